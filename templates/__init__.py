@@ -1,0 +1,1 @@
+"""Installed as `toolkit.templates`."""

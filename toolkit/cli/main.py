@@ -1,0 +1,63 @@
+"""`toolkit`: the table of commands. A command's module is imported only when that command runs.
+
+The one-line help of each command stands here, so that `toolkit --help` imports nothing but click.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+import toolkit
+from toolkit.errors import INTERRUPTED, ToolkitError
+
+# name: (module, attribute, one-line help)
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "devcluster": ("toolkit.cli.devcluster", "devcluster", "A real Slurm cluster on this machine."),
+    "config": ("toolkit.cli.config", "config", "Show the resolved configuration and its schema."),
+    "site": ("toolkit.cli.site", "site", "Which cluster is this: list, show, detect."),
+    "ckpt": ("toolkit.cli.ckpt", "ckpt", "List, show and verify checkpoints."),
+    "topo": ("toolkit.cli.topo", "topo", "Show what the hardware is."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(toolkit.__version__, prog_name="toolkit")
+def cli() -> None:
+    """Batch work on Slurm and MPI clusters: from one job file to a trained and resumed model."""
+
+
+def main() -> None:
+    """Run the command line; a user's mistake becomes one line on stderr and its exit code."""
+    try:
+        result = cli.main(standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except ToolkitError as error:
+        click.echo(f"toolkit: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        click.echo("toolkit: interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)

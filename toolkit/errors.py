@@ -1,0 +1,61 @@
+"""The one family of errors that a user may see.
+
+Each says what is wrong, where (file:line:key when there is one) and how to mend it. The command line prints
+it as one line and ends with `exit_code`; a traceback is for our own mistakes only.
+"""
+
+from __future__ import annotations
+
+# The exit codes of every command; docs/contract.md has the table.
+CHECK_FAILED = 1
+WRONG_USE = 2
+SCHEDULER_REFUSED = 3
+NOT_FOUND = 4
+OWN_FAILURE = 125
+INTERRUPTED = 130
+
+
+class ToolkitError(Exception):
+    """A mistake that its reader can mend.
+
+    Args:
+        message: what is wrong, in one line, with the offending value.
+        where: the place, as `file:line:key`, a path or a host name.
+        fix: the exact thing to do.
+    """
+
+    exit_code = WRONG_USE
+
+    def __init__(self, message: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text}. Fix: {self.fix}" if self.fix else text
+
+
+class CheckFailedError(ToolkitError):
+    """A check was run and its answer is no."""
+
+    exit_code = CHECK_FAILED
+
+
+class SchedulerRefusedError(ToolkitError):
+    """Slurm answered and refused."""
+
+    exit_code = SCHEDULER_REFUSED
+
+
+class NotFoundError(ToolkitError):
+    """A site, run, job or checkpoint that does not exist."""
+
+    exit_code = NOT_FOUND
+
+
+class OwnFailureError(ToolkitError):
+    """The toolkit, not the user's program, could not go on."""
+
+    exit_code = OWN_FAILURE
