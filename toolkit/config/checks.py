@@ -1,0 +1,183 @@
+"""Can the site serve this job? Requests that Slurm would refuse, or leave pending for ever, with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.site import PartitionTable, Site
+from toolkit.errors import ToolkitError
+from toolkit.slurm.times import format_slurm_time
+
+
+def check_request(resolved: ResolvedJob, site: Site) -> None:
+    """Check the job against its partition and against itself.
+
+    Raises:
+        ToolkitError: the request is impossible; the message has both numbers and the fix one that works.
+    """
+    if site.scheduler.kind == "local":
+        _check_one_node(resolved)
+    elif resolved.partition_limits is not None:
+        _check_partition(resolved, resolved.partition_limits)
+    _check_warning(resolved)
+    _check_mesh(resolved)
+    if any(name.startswith("train.") for name in resolved.origins):
+        _check_batch(resolved)
+
+
+def _refuse(resolved: ResolvedJob, key: str, message: str, fix: str) -> ToolkitError:
+    return ToolkitError(message, where=resolved.origin(key).place(key), fix=fix)
+
+
+def _check_one_node(resolved: ResolvedJob) -> None:
+    if resolved.job.min_nodes > 1:
+        raise _refuse(
+            resolved,
+            "job.nodes",
+            f"the job needs {resolved.job.min_nodes} nodes and site {resolved.site.name} is this one machine",
+            "-N 1, or --site with the name of a cluster",
+        )
+
+
+def _check_partition(resolved: ResolvedJob, limits: PartitionTable) -> None:
+    job = resolved.job
+    on = f"partition {job.partition} of {resolved.site.name}"
+    if limits.max_nodes and job.min_nodes > limits.max_nodes:
+        raise _refuse(
+            resolved,
+            "job.nodes",
+            f"{job.min_nodes} nodes, but {on} gives at most {limits.max_nodes}",
+            f"nodes = {limits.max_nodes}",
+        )
+    if limits.max_time_s is not None and job.time and (job.time_s is None or job.time_s > limits.max_time_s):
+        raise _refuse(
+            resolved,
+            "job.time",
+            f"{job.time} is {format_slurm_time(job.time_s)}, but {on} gives at most {format_slurm_time(limits.max_time_s)}",
+            f'time = "{limits.max_time}"',
+        )
+    if job.gpus_per_node > limits.gpus_per_node:
+        raise _refuse(
+            resolved,
+            "job.gpus_per_node",
+            f"{job.gpus_per_node} GPUs per node, but {on} has {limits.gpus_per_node}",
+            f"gpus_per_node = {limits.gpus_per_node}",
+        )
+    cpus = job.ranks_per_node * job.cpus_per_rank
+    if limits.cpus_per_node and cpus > limits.cpus_per_node:
+        fits = limits.cpus_per_node // job.ranks_per_node
+        key, fix = (
+            ("job.cpus_per_rank", f"cpus_per_rank = {fits}")
+            if fits
+            else ("job.ranks_per_node", f"ranks_per_node = {limits.cpus_per_node}")
+        )
+        raise _refuse(
+            resolved,
+            key,
+            f"{job.ranks_per_node} ranks x {job.cpus_per_rank} CPUs = {cpus} CPUs per node, but {on} has {limits.cpus_per_node}",
+            fix,
+        )
+    if limits.mem_gb_per_node and job.mem_gb_per_node > limits.mem_gb_per_node:
+        raise _refuse(
+            resolved,
+            "job.mem_gb_per_node",
+            f"{job.mem_gb_per_node} GiB per node, but {on} has {limits.mem_gb_per_node}",
+            f"mem_gb_per_node = {limits.mem_gb_per_node}",
+        )
+    if limits.account_required and not job.account:
+        raise _refuse(
+            resolved,
+            "job.account",
+            f"{on} wants an account",
+            'write account = "..." in [job], or -A ACCOUNT, or export SBATCH_ACCOUNT',
+        )
+
+
+def _check_warning(resolved: ResolvedJob) -> None:
+    time_s, warn_s = resolved.job.time_s, resolved.restart.warn_s
+    if time_s is not None and warn_s >= time_s:
+        raise _refuse(
+            resolved,
+            "restart.warn_s",
+            f"a warning {warn_s} s before walltime leaves nothing of the {time_s} s of job.time",
+            f"warn_s = {max(1, time_s // 4)}, or a longer job.time",
+        )
+
+
+def _rank_counts(resolved: ResolvedJob) -> list[int]:
+    job = resolved.job
+    return [nodes * job.ranks_per_node for nodes in range(job.min_nodes, job.max_nodes + 1)]
+
+
+def _ranks_said(resolved: ResolvedJob) -> str:
+    job = resolved.job
+    ranks = str(job.min_nodes * job.ranks_per_node) if job.min_nodes == job.max_nodes else "any number of"
+    return f"{ranks} ranks ({job.nodes} nodes x {job.ranks_per_node})"
+
+
+def _check_mesh(resolved: ResolvedJob) -> None:
+    """Where the nodes are a range, one number of nodes that fits is enough."""
+    mesh = resolved.parallel
+    product, wanted = mesh.model_ranks, "pp x shard x cp x tp"
+    numbers = f"{mesh.pp} x {mesh.shard} x {mesh.cp} x {mesh.tp}"
+    if mesh.replicate:
+        product, wanted, numbers = (
+            product * mesh.replicate,
+            f"replicate x {wanted}",
+            f"{mesh.replicate} x {numbers}",
+        )
+    fits = (lambda ranks: ranks == product) if mesh.replicate else (lambda ranks: ranks % product == 0)
+    if not any(fits(ranks) for ranks in _rank_counts(resolved)):
+        key = next(
+            (
+                f"parallel.{name}"
+                for name in ("shard", "tp", "pp", "cp", "replicate")
+                if f"parallel.{name}" in resolved.origins
+            ),
+            "parallel",
+        )
+        verb = "is not" if mesh.replicate else "does not divide"
+        raise _refuse(
+            resolved,
+            key,
+            f"{wanted} = {numbers} = {product} {verb} {_ranks_said(resolved)}",
+            f"ask for {'' if mesh.replicate else 'a multiple of '}{product} ranks, or change [parallel]",
+        )
+    if (mesh.shard * mesh.cp) % mesh.ep:
+        raise _refuse(
+            resolved,
+            "parallel.ep",
+            f"ep = {mesh.ep} does not divide shard x cp = {mesh.shard} x {mesh.cp} = {mesh.shard * mesh.cp}",
+            f"ep = {mesh.shard * mesh.cp}",
+        )
+
+
+def _check_batch(resolved: ResolvedJob) -> None:
+    """The batch is split over the ranks that see different data: all but those of pp, cp and tp."""
+    mesh, train = resolved.parallel, resolved.train
+    same_data = mesh.pp * mesh.cp * mesh.tp
+    splits = [ranks // same_data for ranks in _rank_counts(resolved) if ranks % same_data == 0]
+    if not any(train.batch % split == 0 for split in splits):
+        split = splits[0]
+        raise _refuse(
+            resolved,
+            "train.batch",
+            f"{train.batch} samples cannot be split evenly over {split} data ranks",
+            f"batch = {' or '.join(str(one) for one in _multiples_around(train.batch, split))}",
+        )
+    shares = [train.batch // split for split in splits if train.batch % split == 0]
+    if train.micro_batch and not any(share % train.micro_batch == 0 for share in shares):
+        raise _refuse(
+            resolved,
+            "train.micro_batch",
+            f"{train.micro_batch} does not divide the {shares[0]} samples of one rank (batch {train.batch})",
+            f"micro_batch = {max(size for size in range(1, min(train.micro_batch, shares[0]) + 1) if shares[0] % size == 0)}",
+        )
+
+
+def _multiples_around(number: int, step: int) -> Iterator[int]:
+    below = number // step * step
+    if below:
+        yield below
+    yield below + step

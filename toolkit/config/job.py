@@ -1,0 +1,117 @@
+"""The table [job]: what runs, and which resources it asks for."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import StringConstraints, field_validator
+
+from toolkit.config.table import Table, key
+from toolkit.slurm.times import FORMS, parse_slurm_time
+
+_NODES = re.compile(r"([1-9][0-9]*)-([1-9][0-9]*)")
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class JobTable(Table):
+    """Resources are counted per node; an empty text or 0 asks Slurm for nothing."""
+
+    name: str = key(
+        "",
+        "Name of the job and of its folder under RUNS.",
+        form="1 to 64 of the characters A-Z a-z 0-9 . _ -",
+        derived="the job file's name without .toml",
+    )
+    entry: str | list[Text] = key(
+        ...,
+        "What each rank runs. A file is relative to the job file. With `:function` it is called as "
+        "`function(world, config)`; a file alone runs as a script; a list is executed.",
+        form='"file.py:function", "file.py", "package.module:function", or a list such as ["./a.out", "-x"]',
+    )
+    nodes: int | str = key(
+        1, "Nodes; a range takes what Slurm can give.", form='whole number from 1, or a range such as "2-4"'
+    )
+    ranks_per_node: int = key(1, "Ranks on each node.", derived="`gpus_per_node`, or 1 without GPUs", ge=1)
+    cpus_per_rank: int = key(
+        1,
+        "CPUs, as Slurm counts them, of each rank.",
+        derived="a rank's share of the partition's CPUs where it has GPUs, else 1",
+        ge=1,
+    )
+    gpus_per_node: int = key(0, "GPUs on each node.", derived="what the partition has, else 0", ge=0)
+    time: str = key(
+        "",
+        "Walltime, read as Slurm reads it: `90:00` is 90 minutes. Empty leaves it to the partition.",
+        form=FORMS,
+    )
+    requeue: bool = key(True, "Slurm may requeue the job after preemption or a lost node.")
+    partition: str = key("", "Partition of the site.", derived="the site's default partition")
+    account: str = key("", "Account that is charged.")
+    qos: str = key("", "Quality of service.", derived="the partition's")
+    constraint: str = key("", "Node features, as sbatch's -C takes them.", derived="the partition's")
+    nodelist: str = key("", "Hostlist of nodes that must be in the allocation.")
+    exclude: str = key("", "Hostlist of nodes that must not be in the allocation.")
+    mem_gb_per_node: int = key(0, "Memory of each node in GiB; 0 leaves it to Slurm.", ge=0)
+    sbatch: list[Text] = key(
+        None,
+        "More sbatch options, one a text, passed as they are.",
+        form='list of options such as ["--mail-type=END"]',
+        default_factory=list,
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) or set(name) == {"."}:
+            raise ValueError("is no job name")
+        return name
+
+    @field_validator("entry")
+    @classmethod
+    def _check_entry(cls, entry: str | list[str]) -> str | list[str]:
+        if not entry:
+            raise ValueError("is empty")
+        return entry
+
+    @field_validator("nodes")
+    @classmethod
+    def _check_nodes(cls, nodes: int | str) -> int | str:
+        if isinstance(nodes, int):
+            if nodes < 1:
+                raise ValueError("is no number of nodes")
+            return nodes
+        match = _NODES.fullmatch(nodes)
+        if not match or int(match[1]) > int(match[2]):
+            raise ValueError("is no range of nodes")
+        return nodes
+
+    @field_validator("time")
+    @classmethod
+    def _check_time(cls, time: str) -> str:
+        if time:
+            parse_slurm_time(time)
+        return time
+
+    @field_validator("sbatch")
+    @classmethod
+    def _check_sbatch(cls, options: list[str]) -> list[str]:
+        for option in options:
+            if not option.startswith("-"):
+                raise ValueError("holds an option that does not start with '-'")
+        return options
+
+    @property
+    def min_nodes(self) -> int:
+        """The smallest number of nodes that the job takes."""
+        return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split("-")[0])
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest number of nodes that the job takes."""
+        return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split("-")[1])
+
+    @property
+    def time_s(self) -> int | None:
+        """Walltime in seconds; None when it is unlimited or left to the partition. Slurm reads 0 as no limit."""
+        return (parse_slurm_time(self.time) or None) if self.time else None

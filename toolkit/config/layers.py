@@ -1,0 +1,187 @@
+"""The layers of a job's values, lowest first: built-in, site, job, SBATCH_*, TOOLKIT_*, flags.
+
+Each value keeps its origin, so that an error and `config show --origin` can say where it was set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from toolkit.config.checks import check_request
+from toolkit.config.derive import derive
+from toolkit.config.document import Document, leaves, read_document
+from toolkit.config.entry import check_entry
+from toolkit.config.lines import KeyPath
+from toolkit.config.origins import Flag, Origin
+from toolkit.config.refusal import refusal
+from toolkit.config.resolved import JobFile, ResolvedJob
+from toolkit.config.site import Site, SiteIdentity
+from toolkit.config.texts import TABLES, read_text
+from toolkit.errors import ToolkitError
+
+# The input variables that sbatch(1) documents and that have a key of ours. sbatch lets them win over the script.
+SBATCH_VARIABLES: dict[str, KeyPath] = {
+    "SBATCH_ACCOUNT": ("job", "account"),
+    "SBATCH_CONSTRAINT": ("job", "constraint"),
+    "SBATCH_GPUS_PER_NODE": ("job", "gpus_per_node"),
+    "SBATCH_JOB_NAME": ("job", "name"),
+    "SBATCH_PARTITION": ("job", "partition"),
+    "SBATCH_QOS": ("job", "qos"),
+    "SBATCH_TIMELIMIT": ("job", "time"),
+}
+# These two count when they are set, whatever their value.
+SBATCH_SWITCHES: dict[str, bool] = {"SBATCH_REQUEUE": True, "SBATCH_NO_REQUEUE": False}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value on its way into the job."""
+
+    path: KeyPath
+    value: Any
+    origin: Origin
+
+
+def resolve_job(
+    job_file: Path,
+    *,
+    site: Site | None,
+    environ: Mapping[str, str],
+    settings: Sequence[str] = (),
+    flags: Mapping[str, Flag] | None = None,
+    argv: Sequence[str] = (),
+) -> ResolvedJob:
+    """Read a job file, lay all layers over each other, and check the result against the site.
+
+    Args:
+        site: None resolves without a site: nothing is known of partitions and nothing of them is checked.
+        environ: where SBATCH_* and TOOLKIT_<TABLE>_<KEY> are looked up.
+        settings: texts "table.key=value", as --set takes them.
+        flags: flags by the dotted key that they set.
+        argv: what stands after `--`; it goes to the entry as it is.
+
+    Raises:
+        ToolkitError: a value is wrong or the site cannot serve the request; the place and the fix are named.
+        NotFoundError: there is no such job file.
+    """
+    document = read_document(job_file.absolute())
+    layered = [
+        *_from_document(document),
+        *_from_sbatch(environ),
+        *_from_toolkit(environ),
+        *_from_settings(settings),
+        *_from_flags(flags or {}),
+    ]
+    values, origins = _merge(layered)
+    stem = document.path.stem
+    values.setdefault("job", {})
+    if isinstance(values["job"], dict):
+        values["job"].setdefault("name", stem)
+
+    def place(path: KeyPath) -> str:
+        origin = origins.get(".".join(path))
+        return origin.detail if origin else document.place(path)
+
+    try:
+        tables = JobFile.model_validate(values)
+    except ValidationError as error:
+        raise refusal(error, JobFile, place) from error
+    origins.setdefault("job.name", Origin("derived", f"the name of {document.path}"))
+    known = site or Site(name="none")
+    resolved = ResolvedJob(
+        job_file=document.path,
+        job_directory=document.path.parent,
+        argv=list(argv),
+        **{name: getattr(tables, name) for name in JobFile.model_fields},
+        site=SiteIdentity(**{name: getattr(known, name) for name in SiteIdentity.model_fields}),
+        scheduler=known.scheduler,
+        launcher=known.launcher,
+        gpu=known.gpu,
+        site_env=known.env,
+        network=known.network,
+        paths=known.paths,
+        container=known.container,
+        origins=origins | _site_origins(known),
+    )
+    resolved = derive(resolved, known)
+    check_entry(resolved)
+    if site is not None:
+        check_request(resolved, site)
+    return resolved
+
+
+def _from_document(document: Document) -> Iterator[Setting]:
+    for path, value in leaves(document.values):
+        yield Setting(path, value, Origin("job", document.place(path)))
+
+
+def _from_sbatch(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for name, path in SBATCH_VARIABLES.items():
+        if environ.get(name):
+            yield Setting(path, read_text(path, environ[name], where=name), Origin("SBATCH_*", name))
+    for name, value in SBATCH_SWITCHES.items():
+        if name in environ:
+            yield Setting(("job", "requeue"), value, Origin("SBATCH_*", name))
+
+
+def _from_toolkit(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for name in sorted(environ):
+        table, _, key = name.removeprefix("TOOLKIT_").lower().partition("_")
+        if not name.startswith("TOOLKIT_") or table not in TABLES or not key:
+            continue  # TOOLKIT_SITE, TOOLKIT_RUNS and the like are read elsewhere.
+        path = (table, key)
+        yield Setting(path, read_text(path, environ[name], where=name), Origin("TOOLKIT_*", name))
+
+
+def _from_settings(settings: Iterable[str]) -> Iterator[Setting]:
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        where = f"--set {setting}"
+        path = tuple(part.strip() for part in key.split("."))
+        if not equals or len(path) < 2 or not all(path):
+            raise ToolkitError("is not table.key=value", where=where, fix="write --set train.steps=100")
+        yield Setting(path, read_text(path, text, where=where), Origin("flag", where))
+
+
+def _from_flags(flags: Mapping[str, Flag]) -> Iterator[Setting]:
+    for key, flag in flags.items():
+        path = tuple(key.split("."))
+        where = f"{flag.name} {flag.value}"
+        value = read_text(path, flag.value, where=where) if isinstance(flag.value, str) else flag.value
+        yield Setting(path, value, Origin("flag", where))
+
+
+def _merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]]:
+    """Lay the settings over each other; a later one takes the place of what it covers."""
+    kept: dict[KeyPath, Setting] = {}
+    for setting in layered:
+        path = setting.path
+        for other in [old for old in kept if old[: len(path)] == path or path[: len(old)] == old]:
+            del kept[other]
+        kept[path] = setting
+    values: dict[str, Any] = {}
+    for path, setting in kept.items():
+        table = values
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+        table[path[-1]] = setting.value
+    return values, {".".join(path): setting.origin for path, setting in kept.items()}
+
+
+def _site_origins(site: Site) -> dict[str, Origin]:
+    """Return the origins of the site's values under the names that the resolved job gives them."""
+    renamed: dict[str, Origin] = {}
+    for name, origin in site.origins.items():
+        first = name.partition(".")[0]
+        if first == "env":
+            renamed[f"site_{name}"] = origin
+        elif "." not in name:
+            renamed[f"site.{name}"] = origin
+        elif first not in ("partitions", "detect"):
+            renamed[name] = origin
+    return renamed

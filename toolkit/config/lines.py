@@ -1,0 +1,76 @@
+"""On which line of a TOML file a key stands. tomllib does not say it, and every error of ours must."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+KeyPath = tuple[str, ...]
+
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_KEY_PART = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[A-Za-z0-9_-]+)\s*""")
+# One step through a value: a string, a bracket, a comment, a line's end, or any other character.
+_VALUE_STEP = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|[\[{]|[\]}]|#[^\n]*|\n|.',
+    re.DOTALL,
+)
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """Return the line, counted from 1, of every table header and key in `text`, which tomllib has accepted.
+
+    Keys inside an inline table stand under their table's line. Where a path occurs more than once (an array of
+    tables), the first line counts.
+    """
+    lines: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    position = _skip(text, 0)
+    while position < len(text):
+        line = text.count("\n", 0, position) + 1
+        if text[position] == "[":
+            opening = 2 if text.startswith("[[", position) else 1
+            table, position = _key_path(text, position + opening)
+            path, position = table, position + opening
+        else:
+            key, position = _key_path(text, position)
+            path, position = table + key, _value_end(text, position + 1)
+        for depth in range(1, len(path) + 1):
+            lines.setdefault(path[:depth], line)
+        position = _skip(text, position)
+    return lines
+
+
+def line_of(lines: dict[KeyPath, int], path: KeyPath) -> int:
+    """Return the line of `path`, or of the nearest table around it; 1 when none is known."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path, 1)
+
+
+def _skip(text: str, position: int) -> int:
+    match = _BLANK.match(text, position)
+    assert match is not None  # The pattern matches the empty string.
+    return match.end()
+
+
+def _key_path(text: str, position: int) -> tuple[KeyPath, int]:
+    parts: list[str] = []
+    while match := _KEY_PART.match(text, position):
+        part = match[1]
+        parts.append(next(iter(tomllib.loads(f"{part} = 0"))) if part[0] in "\"'" else part)
+        position = match.end()
+        if text[position : position + 1] != ".":
+            break
+        position += 1
+    assert parts, "the text was accepted by tomllib"
+    return tuple(parts), position
+
+
+def _value_end(text: str, position: int) -> int:
+    depth = 0
+    while match := _VALUE_STEP.match(text, position):
+        position = match.end()
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+        if match[0] == "\n" and depth == 0:
+            break
+    return position

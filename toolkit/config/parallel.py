@@ -1,0 +1,31 @@
+"""The table [parallel]: how the model is laid on the ranks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from toolkit.config.table import Table, key
+
+
+class ParallelTable(Table):
+    """ranks = pp x replicate x shard x cp x tp; ep divides shard x cp."""
+
+    replicate: int = key(0, "Copies of the model; 0 takes what the other dimensions leave.", ge=0)
+    shard: int = key(1, "Ranks over which parameters and optimizer state are sharded.", ge=1)
+    zero: Literal[0, 1, 2, 3] = key(
+        0,
+        "What is sharded: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters.",
+        derived="3 when `shard` > 1, else 0",
+    )
+    tp: int = key(1, "Tensor parallel ranks.", ge=1)
+    pp: int = key(1, "Pipeline stages.", ge=1)
+    cp: int = key(1, "Context parallel ranks.", ge=1)
+    ep: int = key(1, "Expert parallel ranks, out of shard x cp.", ge=1)
+    reduction: Literal["auto", "flat", "hierarchical"] = key(
+        "auto", "How gradients are summed; `auto` is hierarchical on several nodes with several ranks each."
+    )
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.pp * self.shard * self.cp * self.tp

@@ -1,0 +1,15 @@
+"""The table [restart]: how often a run may start again, and when it is warned."""
+
+from __future__ import annotations
+
+from toolkit.config.table import Table, key
+
+
+class RestartTable(Table):
+    """Each budget is spent on its own cause."""
+
+    crashes: int = key(2, "Restarts after a crash of a rank; -1 is unlimited.", ge=-1)
+    walltimes: int = key(-1, "Requeues at walltime; -1 is unlimited.", ge=-1)
+    preemptions: int = key(-1, "Requeues after preemption; -1 is unlimited.", ge=-1)
+    warn_s: int = key(120, "Seconds before walltime at which the ranks are told to save.", ge=1, le=65535)
+    stall_s: int = key(900, "Seconds without a step after which the attempt counts as stalled.", ge=1)

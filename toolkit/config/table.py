@@ -1,0 +1,112 @@
+"""What every table of a job or site file is: closed, frozen, typed, each key with its meaning.
+
+The meaning, the form and the limits of a key stand once, in its field. The error messages, the JSON schema and
+the reference in docs/contract.md are all made from there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class Table(BaseModel):
+    """One closed table. TOML's types are taken strictly: "4" is no number."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True
+    )
+
+    # Keys whose text never becomes a line of a batch script's directives, so that newlines may stand in it.
+    free_text: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_control_characters(cls, values: Any) -> Any:
+        # A newline inside a #SBATCH line would end the directive and start a command.
+        if isinstance(values, dict):
+            for name, value in values.items():
+                if name not in cls.free_text:
+                    _refuse_control(name, value)
+        return values
+
+
+def _refuse_control(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        if found := _CONTROL.search(value):
+            raise ValueError(f"{name}|holds the control character {found.group()!r}")
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_control(name, item)
+
+
+def key(default: Any, meaning: str, *, form: str = "", derived: str = "", **limits: Any) -> Any:
+    """Declare one key: its default, what it means, and how a value must look.
+
+    Args:
+        form: the value's form in words, where the type alone does not say it.
+        derived: the default in words, where it is worked out from other keys.
+        limits: pydantic's own (`ge`, `le`, `pattern`, `alias`, `default_factory`, ...).
+    """
+    extra: JsonDict = {name: text for name, text in (("x-form", form), ("x-default", derived)) if text}
+    if "default_factory" in limits:
+        return Field(description=meaning, json_schema_extra=extra or None, **limits)
+    return Field(default, description=meaning, json_schema_extra=extra or None, **limits)
+
+
+def form_of(field: FieldInfo) -> str:
+    """Say in words which values a key takes: "whole number, at least 1"."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "x-form" in extra:
+        return str(extra["x-form"])
+    limits = []
+    for limit in field.metadata:
+        for attribute, words in (
+            ("ge", "at least"),
+            ("gt", "more than"),
+            ("le", "at most"),
+            ("lt", "less than"),
+        ):
+            bound = getattr(limit, attribute, None)
+            if bound is not None:
+                limits.append(f"{words} {bound}")
+    return ", ".join([type_words(field.annotation), *limits])
+
+
+def type_words(annotation: Any) -> str:
+    """Name a type as a user of TOML would."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(
+            f'"{item}"' if isinstance(item, str) else str(item) for item in arguments
+        )
+    if origin in (Union, UnionType):
+        return " or ".join(type_words(item) for item in arguments if item is not NoneType)
+    if origin is list:
+        return f"list of {type_words(arguments[0])}"
+    if origin is dict:
+        return f"table of {type_words(arguments[1])}"
+    names: dict[Any, str] = {
+        bool: "true or false",
+        int: "whole number",
+        float: "number",
+        str: "text",
+        Any: "any value",
+    }
+    if annotation not in names:
+        return "table"
+    return names[annotation]
+
+
+def nearest(word: str, known: Iterable[str], *, count: int = 1) -> list[str]:
+    """Return the `count` names of `known` that look most like `word`; empty when none does."""
+    return difflib.get_close_matches(word, list(known), n=count, cutoff=0.6)

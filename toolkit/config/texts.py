@@ -1,0 +1,112 @@
+"""Values that arrive as text (variables, --set, flags), read by the type of their key."""
+
+from __future__ import annotations
+
+import tomllib
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from toolkit.config.lines import KeyPath
+from toolkit.config.refusal import field_named, key_names, table_model
+from toolkit.config.resolved import JobFile
+from toolkit.config.table import form_of, nearest
+from toolkit.errors import ToolkitError
+
+TABLES = tuple(key_names(JobFile))
+
+
+def read_text(path: KeyPath, text: str, *, where: str) -> Any:
+    """Read `text` by the type of the key `path`; values of [args] as TOML, or as text where they are not TOML.
+
+    Raises:
+        ToolkitError: there is no such key, or the text is not of its type.
+    """
+    if path[0] == "args":
+        return _toml_value(text, otherwise=text)
+    annotation, form = _type_of(path, where)
+    for kind in _kinds(annotation):
+        try:
+            return _READERS[kind](text)
+        except ValueError:
+            continue
+    raise ToolkitError(f"{text!r} cannot be read", where=f"{where}:{'.'.join(path)}", fix=f"give {form}")
+
+
+def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
+    """Return the type of the key `path` and the form of its values in words."""
+    table = field_named(JobFile, path[0])
+    model = table_model(table.annotation) if table else None
+    if model is None:
+        raise _no_such_key(path[0], TABLES, path, where)
+    field = field_named(model, path[1]) if len(path) > 1 else None
+    if field is None:
+        raise _no_such_key(path[1] if len(path) > 1 else "", key_names(model), path, where)
+    if len(path) == 2:
+        return field.annotation, form_of(field)
+    if get_origin(field.annotation) is not dict:
+        raise ToolkitError(
+            f"{'.'.join(path[:2])} is no table", where=where, fix=f"set {'.'.join(path[:2])} itself"
+        )
+    return get_args(field.annotation)[1], "text"
+
+
+def _no_such_key(name: str, known: tuple[str, ...] | list[str], path: KeyPath, where: str) -> ToolkitError:
+    prefix = ".".join(path[:1]) + "." if len(path) > 1 and known is not TABLES else ""
+    close = nearest(name, known)
+    fix = f"write {prefix}{close[0]}" if close else f"write one of {', '.join(prefix + one for one in known)}"
+    return ToolkitError(f"there is no key {'.'.join(path)!r}", where=where, fix=fix)
+
+
+def _kinds(annotation: Any) -> list[type]:
+    """Return the types in the order in which a text is tried: text last, since it takes everything."""
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        kinds = {kind for member in get_args(annotation) for kind in _kinds(member)}
+        return [kind for kind in _READERS if kind in kinds]
+    if origin is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if origin is Literal:
+        return [type(get_args(annotation)[0])]
+    return [origin or annotation]
+
+
+def _read_bool(text: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
+
+
+def _read_list(text: str) -> list[Any]:
+    """A TOML array, or one text as a list of one."""
+    if not text.startswith("["):
+        raise ValueError(text)
+    value = _toml_value(text, otherwise=None)
+    if not isinstance(value, list):
+        raise ValueError(text)
+    return value
+
+
+def _read_table(text: str) -> dict[str, Any]:
+    value = _toml_value(text, otherwise=None)
+    if not isinstance(value, dict):
+        raise ValueError(text)
+    return value
+
+
+def _toml_value(text: str, *, otherwise: Any) -> Any:
+    try:
+        values = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return otherwise
+    return values["value"] if set(values) == {"value"} else otherwise
+
+
+_READERS: dict[type, Any] = {
+    bool: _read_bool,
+    int: int,
+    float: float,
+    list: _read_list,
+    dict: _read_table,
+    str: str,
+}

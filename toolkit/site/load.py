@@ -1,0 +1,131 @@
+"""Site files: where they are looked for, how one extends another, how they become a Site.
+
+A name is looked up in the folders of $TOOLKIT_SITES, then in ~/.config/toolkit/sites, then among the shipped
+ones. Anything with a slash or ending in .toml is a path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+import toolkit.site_configs
+from toolkit.config.document import Document, leaves, read_document
+from toolkit.config.lines import KeyPath
+from toolkit.config.origins import Origin
+from toolkit.config.refusal import refusal
+from toolkit.config.site import Site
+from toolkit.config.table import nearest
+from toolkit.errors import NotFoundError, ToolkitError
+
+
+def site_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the folders that hold site files, the first to be asked first."""
+    own = [Path(part).expanduser() for part in environ.get("TOOLKIT_SITES", "").split(os.pathsep) if part]
+    return [*own, Path("~/.config/toolkit/sites").expanduser(), *map(Path, toolkit.site_configs.__path__)]
+
+
+def site_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
+    """Return every site's file by name; a user's file hides a shipped one of the same name."""
+    found: dict[str, Path] = {}
+    for folder in site_folders(environ):
+        for path in sorted(folder.glob("*.toml")):
+            found.setdefault(path.stem, path)
+    return dict(sorted(found.items()))
+
+
+def list_sites(environ: Mapping[str, str] = os.environ) -> list[Site]:
+    """Load every site that has a file.
+
+    Raises:
+        ToolkitError: one of the files is wrong.
+    """
+    return [load_site(str(path), environ) for path in site_files(environ).values()]
+
+
+def load_site(name_or_path: str, environ: Mapping[str, str] = os.environ) -> Site:
+    """Load one site with everything that it extends.
+
+    Raises:
+        NotFoundError: there is no such site.
+        ToolkitError: a value is wrong, or the sites extend each other in a circle.
+    """
+    path = _find(name_or_path, environ, where="")
+    documents = _chain(path, environ)
+    values, origins = _merge(documents)
+
+    def place(key: KeyPath) -> str:
+        origin = origins.get(".".join(key))
+        return origin.detail if origin else documents[-1].place(key)
+
+    try:
+        site = Site.model_validate(values)
+    except ValidationError as error:
+        raise refusal(error, Site, place) from error
+    _check_partitions(site, place)
+    if site.name != path.stem:
+        raise ToolkitError(
+            f"{site.name!r} is not the file's name",
+            where=f"{place(('name',))}:name",
+            fix=f'name = "{path.stem}"',
+        )
+    site._origins.update(origins)
+    return site
+
+
+def _find(name_or_path: str, environ: Mapping[str, str], *, where: str) -> Path:
+    if "/" in name_or_path or name_or_path.endswith(".toml"):
+        return Path(name_or_path).expanduser().absolute()
+    files = site_files(environ)
+    if name_or_path in files:
+        return files[name_or_path]
+    close = nearest(name_or_path, files)
+    fix = f"write {close[0]!r}" if close else f"write one of {', '.join(files)}, or the path of a site file"
+    raise NotFoundError(f"there is no site {name_or_path!r}", where=where, fix=fix)
+
+
+def _chain(path: Path, environ: Mapping[str, str]) -> list[Document]:
+    """Return the documents from the site that extends nothing to the one at `path`."""
+    documents = [read_document(path)]
+    while (parent := documents[0].values.get("extends", "")) and isinstance(parent, str):
+        where = f"{documents[0].place(('extends',))}:extends"
+        path = _find(parent, environ, where=where)
+        if path in [document.path for document in documents]:
+            circle = " extends ".join([path.stem, *(one.path.stem for one in documents)])
+            raise ToolkitError(f"a circle: {circle}", where=where, fix="take one `extends` of the circle out")
+        documents.insert(0, read_document(path))
+    return documents
+
+
+def _merge(documents: list[Document]) -> tuple[dict[str, Any], dict[str, Origin]]:
+    """Lay the documents over each other, key by key; a list is replaced, not joined."""
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for document in documents:
+        _overlay(values, document.values)
+        for path, _ in leaves(document.values):
+            origins[".".join(path)] = Origin("site", document.place(path))
+    return values, origins
+
+
+def _overlay(below: dict[str, Any], above: dict[str, Any]) -> None:
+    for name, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(name), dict):
+            _overlay(below[name], value)
+        else:
+            below[name] = value
+
+
+def _check_partitions(site: Site, place: Any) -> None:
+    defaults = [name for name, partition in site.partitions.items() if partition.default]
+    if len(defaults) > 1:
+        key = ("partitions", defaults[1], "default")
+        raise ToolkitError(
+            f"{' and '.join(defaults)} are both the default",
+            where=f"{place(key)}:{'.'.join(key)}",
+            fix="leave `default = true` at one partition",
+        )

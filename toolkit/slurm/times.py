@@ -1,0 +1,53 @@
+"""Slurm's way to write a length of time, read and written exactly as Slurm does.
+
+Slurm reads "minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours", "days-hours:minutes" and
+"days-hours:minutes:seconds" (sbatch(1), --time). So "90:00" is ninety minutes, not ninety hours.
+"""
+
+from __future__ import annotations
+
+import re
+
+FORMS = '"MM", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS" or "UNLIMITED"'
+UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "-1"})
+
+_WITH_DAYS = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
+_WITHOUT_DAYS = re.compile(r"([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
+
+
+def parse_slurm_time(text: str) -> int | None:
+    """Return the seconds that `text` means to Slurm, or None for no limit.
+
+    Fields may be larger than their unit ("00:90:00" is 90 minutes), as in Slurm. Slurm rounds a job's limit up
+    to whole minutes; this function does not.
+
+    Raises:
+        ValueError: `text` is in none of Slurm's forms.
+    """
+    if text.upper() in UNLIMITED:
+        return None
+    if match := _WITH_DAYS.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds
+    if match := _WITHOUT_DAYS.fullmatch(text):
+        first, second, third = match.groups()
+        if third is not None:
+            return int(first) * 3600 + int(second) * 60 + int(third)
+        return int(first) * 60 + int(second or 0)
+    raise ValueError(f"{text!r} is not a time that Slurm reads: {FORMS}")
+
+
+def format_slurm_time(seconds: int | None) -> str:
+    """Write whole seconds as Slurm prints a limit: "D-HH:MM:SS", or "UNLIMITED" for None.
+
+    Raises:
+        ValueError: `seconds` is negative.
+    """
+    if seconds is None:
+        return "UNLIMITED"
+    if seconds < 0:
+        raise ValueError(f"a time cannot be negative: {seconds} s")
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return f"{days}-{hour:02}:{minute:02}:{second:02}"
