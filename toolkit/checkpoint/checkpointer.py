@@ -1,0 +1,307 @@
+"""A run's checkpoints: save, load the newest good one, keep the last few.
+
+`save` and `load` are collective. An error on any rank is the same error on all of them, and leaves the last good
+checkpoint as it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, LoadPlan
+from torch.distributed.tensor import DTensor
+
+from toolkit.checkpoint.agreement import check_group, from_rank_zero
+from toolkit.checkpoint.commit import retain, set_aside, take_over
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.layout import committed_steps, part_folder, step_folder
+from toolkit.checkpoint.manifest import Manifest, read_manifest
+from toolkit.checkpoint.storage import HDF5StorageReader, HDF5StorageWriter
+from toolkit.checkpoint.verify import verify_quickly
+from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
+from toolkit.world.facts import World
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What `load` found: `state` as it was saved, `world_size` of the ranks that saved it.
+
+    `missing` names the optional tensors that the checkpoint does not hold; they were left as they are.
+    """
+
+    step: int
+    state: dict[str, Any]
+    world_size: int
+    path: Path
+    missing: tuple[str, ...] = ()
+
+
+class Checkpointer:
+    """The checkpoints in one folder.
+
+    Args:
+        directory: the run's `checkpoints` folder; made when the first checkpoint is.
+        world: this rank. With more than one, torch's default process group must be initialised.
+        keep_last: committed checkpoints that stay, at least 1.
+    """
+
+    def __init__(self, directory: Path, world: World, *, keep_last: int = 3) -> None:
+        if keep_last < 1:
+            raise ToolkitError(
+                f"keep_last is {keep_last}", where="checkpoint.keep_last", fix="keep 1 checkpoint or more"
+            )
+        check_group(world)
+        self._directory = directory
+        self._world = world
+        self._keep_last = keep_last
+        self._at_step: int | None = None
+        from_rank_zero(world, lambda: take_over(directory, world.attempt))
+
+    def latest(self) -> int | None:
+        """The newest committed step. Not collective."""
+        return max(committed_steps(self._directory), default=None)
+
+    def keys(self, source: Path | None = None) -> frozenset[str]:
+        """Names of the tensors in a checkpoint, by default the newest; empty without one. Not collective."""
+        if source is None:
+            step = self.latest()
+            if step is None:
+                return frozenset()
+            source = step_folder(self._directory, step)
+        return frozenset(read_manifest(source).tensors)
+
+    def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
+        """Save on all ranks and return the committed folder.
+
+        The step that this object saved or loaded last is kept as it is. An older checkpoint of the same step is
+        replaced once the new one is complete. Checkpoints of later steps belong to a line that the run has left;
+        they are renamed to `step-X.left-<attempt>`.
+
+        Args:
+            step: optimizer steps done.
+            tensors: nested dicts of tensors and DTensors. Replicated ones are stored once; a key that only one rank
+                has is stored by that rank.
+            state: JSON, of rank 0.
+
+        Raises:
+            ToolkitError: the same on every rank, when any rank could not save.
+        """
+        final = step_folder(self._directory, step)
+        if step == self._at_step and from_rank_zero(self._world, final.exists):
+            return final
+        writer = HDF5StorageWriter(
+            final,
+            step=step,
+            attempt=self._world.attempt,
+            state=state,
+            mesh=meshes_of(tensors),
+            replace=True,
+        )
+        try:
+            with _no_group_is_fine():
+                dcp.save(tensors, storage_writer=writer, no_dist=self._world.size == 1)
+        except CheckpointException as failure:
+            from_rank_zero(self._world, lambda: self._remove_part(final))
+            raise self._save_error(step, failure) from failure
+        self._at_step = step
+        from_rank_zero(self._world, lambda: self._retain(step))
+        return final
+
+    def load(
+        self, tensors: dict[str, Any], *, source: Path | None = None, optional: Iterable[str] = ()
+    ) -> LoadedCheckpoint | None:
+        """Fill `tensors` in place, on all ranks, from the newest checkpoint that is good, or from `source`.
+
+        A checkpoint of the run that is found damaged is moved to `step-X.bad-<attempt>`, what was wrong is said on
+        stderr, and the one before it is tried. A damaged `source` is an error.
+
+        Args:
+            tensors: as in `save`, with the shapes of now; the number of ranks may differ from the one that saved.
+            source: a checkpoint folder.
+            optional: keys ("random.rank-00003", or "random" for all below it) that the checkpoint need not hold.
+
+        Returns:
+            None when there is no checkpoint.
+
+        Raises:
+            ToolkitError: when a tensor is missing or of another shape, the same on every rank.
+        """
+        wanted = tuple(optional)
+        if source is not None:
+            manifest = from_rank_zero(self._world, lambda: _good_manifest(source))
+            return self._load_from(source, manifest, tensors, wanted)
+        while (newest := from_rank_zero(self._world, self._newest_good)) is not None:
+            folder, manifest = newest
+            try:
+                loaded = self._load_from(folder, manifest, tensors, wanted)
+            except CorruptCheckpointError as error:
+                from_rank_zero(self._world, partial(self._set_bad, folder, str(error)))
+                continue
+            self._at_step = loaded.step
+            return loaded
+        return None
+
+    def _load_from(
+        self, folder: Path, manifest: Manifest, tensors: dict[str, Any], optional: tuple[str, ...]
+    ) -> LoadedCheckpoint:
+        planner = LoadPlanner(optional)
+        reader = HDF5StorageReader(folder, manifest=manifest)
+        try:
+            with _no_group_is_fine():
+                dcp.load(tensors, storage_reader=reader, planner=planner, no_dist=self._world.size == 1)
+        except CheckpointException as failure:
+            raise _load_error(folder, failure) from failure
+        return LoadedCheckpoint(manifest.step, manifest.state, manifest.world_size, folder, planner.missing)
+
+    def _newest_good(self) -> tuple[Path, Manifest] | None:
+        for folder in reversed(committed_steps(self._directory).values()):
+            manifest, problems = verify_quickly(folder)
+            if manifest is not None and not problems:
+                return folder, manifest
+            self._set_bad(folder, "; ".join(map(str, problems)))
+        return None
+
+    def _set_bad(self, folder: Path, reason: str) -> None:
+        aside = set_aside(folder, "bad", self._world.attempt)
+        _say(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
+
+    def _remove_part(self, final: Path) -> None:
+        part = part_folder(final, self._world.attempt)
+        try:
+            shutil.rmtree(part)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _say(f"{part} of the failed save could not be removed: {error}")
+
+    def _retain(self, step: int) -> None:
+        """Retention. The new checkpoint is committed, so trouble here is told and not raised."""
+        try:
+            for later, folder in committed_steps(self._directory).items():
+                if later > step:
+                    aside = set_aside(folder, "left", self._world.attempt)
+                    _say(f"{folder.name} is later than the step saved now; it was moved to {aside}")
+            retain(self._directory, self._keep_last, self._world.attempt)
+        except OSError as error:
+            _say(f"older checkpoints in {self._directory} could not be removed: {error}")
+
+    def _save_error(self, step: int, failure: CheckpointException) -> ToolkitError:
+        rank, error = _first_failure(failure)
+        last = self.latest()
+        kept = (
+            "there is no earlier checkpoint" if last is None else f"step {last} is the last good checkpoint"
+        )
+        message = f"checkpoint of step {step} was not saved: rank {rank}: {_reason(error)}; {kept}"
+        where = str(self._directory)
+        if isinstance(error, ToolkitError):
+            return ToolkitError(message, where=where, fix=error.fix)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return OwnFailureError(
+            message,
+            where=where,
+            fix="free space there, or keep fewer checkpoints (checkpoint.keep_last)" if full else "",
+        )
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """DCP's planner, except that chosen keys may be missing from the checkpoint and all others are named at once."""
+
+    def __init__(self, optional: tuple[str, ...]) -> None:
+        super().__init__(allow_partial_load=True)
+        self._optional = optional
+        self.missing: tuple[str, ...] = ()
+
+    def create_local_plan(self) -> LoadPlan:
+        """DCP's plan of the keys that exist."""
+        assert self.metadata is not None
+        self.missing = tuple(sorted(set(self.state_dict) - set(self.metadata.state_dict_metadata)))
+        required = [name for name in self.missing if not self._is_optional(name)]
+        if required:
+            raise ToolkitError(
+                f"the checkpoint does not hold {', '.join(required)}",
+                fix="load a checkpoint of this model, or name these keys in `optional`",
+            )
+        return super().create_local_plan()
+
+    def _is_optional(self, name: str) -> bool:
+        return any(name == key or name.startswith(f"{key}.") for key in self._optional)
+
+
+def meshes_of(tensors: Any) -> list[dict[str, Any]]:
+    """The distinct device meshes of the DTensors in a state dict: their dimensions' names and sizes."""
+    found: list[dict[str, Any]] = []
+    for tensor in _leaves(tensors):
+        if isinstance(tensor, DTensor):
+            mesh = tensor.device_mesh
+            described = {"dims": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)}
+            if described not in found:
+                found.append(described)
+    return found
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _good_manifest(source: Path) -> Manifest:
+    if not source.is_dir():
+        raise NotFoundError("is no checkpoint folder", where=str(source), fix="name a step-… folder")
+    manifest, problems = verify_quickly(source)
+    if manifest is None or problems:
+        raise CorruptCheckpointError("; ".join(map(str, problems)), where=str(source))
+    return manifest
+
+
+def _first_failure(failure: CheckpointException) -> tuple[int, BaseException]:
+    """The failure of the lowest rank; a damaged checkpoint comes before all others."""
+    failures = sorted((rank, error) for rank, (error, _) in failure.failures.items())
+    return next((found for found in failures if isinstance(found[1], CorruptCheckpointError)), failures[0])
+
+
+def _load_error(folder: Path, failure: CheckpointException) -> ToolkitError:
+    rank, error = _first_failure(failure)
+    if isinstance(error, CorruptCheckpointError):
+        return error
+    if isinstance(error, ToolkitError):
+        where = f"{folder}: {error.where}" if error.where else str(folder)
+        return ToolkitError(error.message, where=where, fix=error.fix)
+    return OwnFailureError(f"could not be loaded: rank {rank}: {_reason(error)}", where=str(folder))
+
+
+def _reason(error: BaseException) -> str:
+    """One line. HDF5 puts addresses and times into its own messages; the system's error says it all."""
+    if isinstance(error, ToolkitError):
+        return f"{error.where}: {error.message}" if error.where else error.message
+    if isinstance(error, OSError) and error.errno:
+        return f"{os.strerror(error.errno)}" + (f": {error.filename}" if error.filename else "")
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+@contextmanager
+def _no_group_is_fine() -> Iterator[None]:
+    """Without a process group DCP warns; one process without a group is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"toolkit: {text}\n")

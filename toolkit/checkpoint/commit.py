@@ -1,0 +1,121 @@
+"""From a folder of files to a committed checkpoint and, later, out of the way.
+
+The rename of `step-X.part-A` to `step-X` is the commit. Before it every file and the folder are on the
+disk; after it the parent is. A folder is never deleted under its committed name: it is renamed first, so that
+a deletion that stops halfway leaves no damaged checkpoint behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder
+from toolkit.errors import ToolkitError
+
+
+def sync(path: Path) -> None:
+    """Bring a file's bytes, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_part(final: Path, attempt: int) -> Path:
+    """Make the empty folder in which `attempt` writes the checkpoint `final`.
+
+    What a failed save of the same attempt left there is removed.
+    """
+    part = part_folder(final, attempt)
+    if part.exists():
+        shutil.rmtree(part)
+    part.mkdir(parents=True)
+    return part
+
+
+def refuse_existing(final: Path) -> None:
+    """A checkpoint is never written over.
+
+    Raises:
+        ToolkitError: when `final` exists.
+    """
+    if final.exists():
+        raise ToolkitError(
+            "checkpoint exists already", where=str(final), fix="save under another name, or remove it"
+        )
+
+
+def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> None:
+    """Make the finished folder `part` the checkpoint `final`.
+
+    With `replace`, an older `final` makes room under another name and is deleted after the commit.
+    """
+    sync(part)
+    older = set_aside(final, "replaced", attempt) if replace and final.exists() else None
+    refuse_existing(final)
+    part.rename(final)
+    sync(final.parent)
+    if older is not None:
+        shutil.rmtree(older)
+
+
+def set_aside(folder: Path, word: str, attempt: int) -> Path:
+    """Rename a checkpoint so that nothing loads it, and return its new place.
+
+    Args:
+        word: why. `bad`: damaged. `stale`: a part of an attempt that was given up on. `left`: of a line that the
+            run left by resuming from an older step. `replaced`: making room for a newer save of the same step.
+            `removed`: about to be deleted.
+    """
+    base = folder.name if aside_of(folder) is None else folder.name.rsplit(".", 1)[0]
+    aside = folder.with_name(f"{base}.{word}-{attempt}")
+    number = 2
+    while aside.exists():
+        aside = folder.with_name(f"{base}.{word}-{attempt}-{number}")
+        number += 1
+    folder.rename(aside)
+    sync(folder.parent)
+    return aside
+
+
+def remove(folder: Path, attempt: int) -> None:
+    """Delete a checkpoint: rename, then remove."""
+    shutil.rmtree(set_aside(folder, "removed", attempt))
+
+
+def take_over(directory: Path, attempt: int) -> None:
+    """Put a `checkpoints` folder in order for a new attempt.
+
+    Parts of older attempts are renamed, then removed: ranks that were given up on but still run can no longer
+    commit. A checkpoint that was renamed to make room for a newer save which never came gets its name back.
+    Deletions that were cut short are finished.
+    """
+    if not directory.is_dir():
+        return
+    for folder in sorted(directory.iterdir()):
+        aside = aside_of(folder)
+        if aside is None:
+            continue
+        committed, word, owner = aside
+        if word == "part" and owner < attempt:
+            shutil.rmtree(set_aside(folder, "stale", owner))
+        elif word == "replaced" and not (directory / committed).exists():
+            folder.rename(directory / committed)
+            sync(directory)
+        elif word in ("removed", "replaced", "stale"):
+            shutil.rmtree(folder)
+
+
+def retain(directory: Path, keep_last: int, attempt: int) -> list[Path]:
+    """Delete all but the newest `keep_last` committed checkpoints and return what was deleted.
+
+    The newest one always stays.
+    """
+    steps = list(committed_steps(directory).values())
+    surplus = steps[: -max(keep_last, 1)]
+    for folder in surplus:
+        remove(folder, attempt)
+    return surplus

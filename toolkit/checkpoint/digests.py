@@ -1,0 +1,103 @@
+"""Digests of a file's blocks: a flipped bit is found in the 4 MiB that hold it, and reading a slice
+checks only the blocks that the slice touches.
+
+XXH3-128 finds accidents (disks, networks, half-written files). It is no defence against somebody who
+rewrites the file and its digests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from toolkit.checkpoint.errors import CorruptCheckpointError
+
+BLOCK_BYTES = 4 * 1024 * 1024
+_HEADER = "toolkit-block-digests 1 xxh3_128"
+
+
+@dataclass(frozen=True)
+class BlockDigests:
+    """The digests of one file: `blocks[i]` covers bytes [i * BLOCK_BYTES, (i + 1) * BLOCK_BYTES)."""
+
+    size: int
+    blocks: tuple[str, ...]
+
+    @property
+    def whole(self) -> str:
+        """The file's one digest: XXH3-128 over its block digests, as raw bytes, in order."""
+        return xxhash.xxh3_128_hexdigest(bytes.fromhex("".join(self.blocks)))
+
+    def text(self) -> str:
+        """The content of a `.digest` file: a header, then one line of 32 hex digits for each block."""
+        return "\n".join([f"{_HEADER} block={BLOCK_BYTES} size={self.size}", *self.blocks, ""])
+
+
+def digests_of_file(path: Path) -> BlockDigests:
+    """Read a whole file and digest its blocks."""
+    blocks = []
+    size = 0
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    with path.open("rb") as file:
+        # A buffered file's readinto stops early only at the end of the file.
+        while count := file.readinto(buffer):
+            blocks.append(xxhash.xxh3_128_hexdigest(buffer[:count]))
+            size += count
+    return BlockDigests(size, tuple(blocks))
+
+
+def read_digests(path: Path) -> BlockDigests:
+    """Read a `.digest` file.
+
+    Raises:
+        CorruptCheckpointError: when it is not one, or when its number of blocks does not fit its size.
+    """
+    lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    words = lines[0].rsplit(" ", 2) if lines else []
+    if len(words) != 3 or words[0] != _HEADER or words[1] != f"block={BLOCK_BYTES}":
+        raise CorruptCheckpointError("is not a digest file", where=str(path))
+    size = int(words[2].removeprefix("size="))
+    if len(lines) - 1 != -(-size // BLOCK_BYTES):
+        raise CorruptCheckpointError(f"has {len(lines) - 1} digests for {size} bytes", where=str(path))
+    return BlockDigests(size, tuple(lines[1:]))
+
+
+class BlockChecker:
+    """Checks blocks of one file against their digests, each block once."""
+
+    def __init__(self, path: Path, expected: BlockDigests) -> None:
+        self._path = path
+        self._expected = expected
+        self._unchecked = set(range(len(expected.blocks)))
+
+    def check(self, first_byte: int, end_byte: int) -> None:
+        """Check the blocks that hold bytes [first_byte, end_byte).
+
+        Raises:
+            CorruptCheckpointError: naming the file and the blocks that differ.
+        """
+        touched = range(first_byte // BLOCK_BYTES, -(-end_byte // BLOCK_BYTES))
+        wanted = [block for block in touched if block in self._unchecked]
+        if not wanted:
+            return
+        if bad := self.differing(wanted):
+            raise CorruptCheckpointError(
+                f"block {bad[0]} (bytes {bad[0] * BLOCK_BYTES} on) does not have the digest that was saved"
+                + (f", and {len(bad) - 1} more blocks" if len(bad) > 1 else ""),
+                where=str(self._path),
+            )
+        self._unchecked.difference_update(wanted)
+
+    def differing(self, blocks: list[int] | range) -> list[int]:
+        """Those of `blocks` whose bytes do not have the expected digest."""
+        bad = []
+        buffer = memoryview(bytearray(BLOCK_BYTES))
+        with self._path.open("rb") as file:
+            for block in blocks:
+                file.seek(block * BLOCK_BYTES)
+                count = file.readinto(buffer)
+                if xxhash.xxh3_128_hexdigest(buffer[:count]) != self._expected.blocks[block]:
+                    bad.append(block)
+        return bad

@@ -1,0 +1,93 @@
+"""Element types: what one number of a tensor is in torch, in memory as numpy, and in the HDF5 file.
+
+bfloat16 is an HDF5 float with 8 exponent and 7 mantissa bits, which every HDF5 tool converts to a number.
+The 8-bit floats are stored as unsigned bytes and named by an attribute, because HDF5's float model has no
+formats without infinities: it would read 256 as inf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import h5py
+import numpy as np
+from h5py import h5t
+
+from toolkit.errors import ToolkitError
+
+
+@dataclass(frozen=True)
+class Element:
+    """One element type.
+
+    `name` is torch's name without "torch.". `memory` is the numpy type with the same bits; `missing` is the
+    value that the index shows where a file is missing: NaN where the type has one, zero elsewhere.
+    """
+
+    name: str
+    memory: np.dtype
+    missing: float | complex | int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one element."""
+        return self.memory.itemsize
+
+    def file_type(self) -> h5t.TypeID:
+        """The HDF5 type; it has the same bits as `memory`, so that reading and writing never convert."""
+        if self.name == "bfloat16":
+            return _bfloat16()
+        return h5t.py_create(self.memory, logical=True)
+
+
+def _bfloat16() -> h5t.TypeID:
+    """bfloat16 as an HDF5 float: sign bit 15, exponent bits 7..14, mantissa bits 0..6, bias 127."""
+    kind = h5t.IEEE_F32LE.copy()
+    # Fields first: HDF5 refuses a precision that would cut fields off.
+    kind.set_fields(15, 7, 8, 0, 7)
+    kind.set_precision(16)
+    kind.set_offset(0)
+    kind.set_size(2)
+    kind.set_ebias(127)
+    return kind
+
+
+_NAN = float("nan")
+_HALF_PAIR = np.dtype([("r", "<f2"), ("i", "<f2")])
+_TABLE = [
+    *(Element(f"float{bits}", np.dtype(f"<f{bits // 8}"), _NAN) for bits in (16, 32, 64)),
+    Element("bfloat16", np.dtype("<u2"), _NAN),
+    Element("float8_e4m3fn", np.dtype("u1"), 0x7F),
+    Element("float8_e5m2", np.dtype("u1"), 0x7F),
+    Element("float8_e4m3fnuz", np.dtype("u1"), 0x80),
+    Element("float8_e5m2fnuz", np.dtype("u1"), 0x80),
+    Element("float8_e8m0fnu", np.dtype("u1"), 0xFF),
+    *(Element(f"int{bits}", np.dtype(f"<i{bits // 8}"), 0) for bits in (8, 16, 32, 64)),
+    *(Element(f"uint{bits}", np.dtype(f"<u{bits // 8}"), 0) for bits in (8, 16, 32, 64)),
+    Element("bool", np.dtype("?"), 0),
+    Element("complex32", _HALF_PAIR, 0),
+    Element("complex64", np.dtype("<c8"), complex(_NAN, _NAN)),
+    Element("complex128", np.dtype("<c16"), complex(_NAN, _NAN)),
+]
+ELEMENTS: dict[str, Element] = {element.name: element for element in _TABLE}
+
+
+def element(name: str, *, where: str = "") -> Element:
+    """The element type of a name such as "bfloat16".
+
+    Raises:
+        ToolkitError: for a type that the format does not hold (quantised and packed ones).
+    """
+    if name not in ELEMENTS:
+        known = ", ".join(ELEMENTS)
+        raise ToolkitError(
+            f"element type {name} cannot be stored in a checkpoint",
+            where=where,
+            fix=f"convert the tensor to one of: {known}",
+        )
+    return ELEMENTS[name]
+
+
+def file_type_matches(dataset: h5py.Dataset, expected: Element) -> bool:
+    """Whether a dataset's HDF5 type is the one that `expected` is written with."""
+    return bool(dataset.id.get_type() == expected.file_type())

@@ -1,0 +1,74 @@
+"""Names inside a `checkpoints` folder.
+
+`step-00001000` is a committed checkpoint; the same name with a suffix is none, whatever it holds:
+`.part-A` is being written by attempt A, `.bad-A` was found damaged by attempt A, and `set_aside` in commit.py lists the
+other words.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from toolkit.errors import NotFoundError
+
+MANIFEST = "manifest.json"
+INDEX = "index.h5"
+_STEP = re.compile(r"step-(\d{8,})")
+_ASIDE = re.compile(r"(step-\d{8,})\.([a-z]+)-(\d+)(?:-\d+)?")
+
+
+def step_folder(directory: Path, step: int) -> Path:
+    """Where the committed checkpoint of a step stands: `directory/step-00001000`."""
+    return directory / f"step-{step:08d}"
+
+
+def part_folder(final: Path, attempt: int) -> Path:
+    """Where `attempt` writes a checkpoint before it is committed as `final`."""
+    return final.with_name(f"{final.name}.part-{attempt}")
+
+
+def shard_name(rank: int, world_size: int) -> str:
+    """The file of one rank: `shard-00003-of-00008.h5`."""
+    return f"shard-{rank:05d}-of-{world_size:05d}.h5"
+
+
+def digest_name(shard: str) -> str:
+    """The file with the block digests of a shard file."""
+    return f"{shard.removesuffix('.h5')}.digest"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step of a committed checkpoint's folder name, None for any other name."""
+    match = _STEP.fullmatch(folder.name)
+    return int(match.group(1)) if match else None
+
+
+def aside_of(folder: Path) -> tuple[str, str, int] | None:
+    """(committed name, word, attempt) of a name such as `step-00001000.part-2`, None for any other."""
+    match = _ASIDE.fullmatch(folder.name)
+    return (match.group(1), match.group(2), int(match.group(3))) if match else None
+
+
+def committed_steps(directory: Path) -> dict[int, Path]:
+    """Committed checkpoints by step, oldest first. A missing folder holds none."""
+    if not directory.is_dir():
+        return {}
+    found = {step: path for path in directory.iterdir() if (step := step_of(path)) is not None}
+    return dict(sorted(found.items()))
+
+
+def checkpoints_in(path: Path) -> list[Path]:
+    """The committed checkpoints that `path` means: itself, or those of a `checkpoints` or run folder.
+
+    Raises:
+        NotFoundError: when `path` is none of these.
+    """
+    if (path / MANIFEST).is_file() or step_of(path) is not None or aside_of(path) is not None:
+        return [path]
+    for directory in (path, path / "checkpoints"):
+        if steps := committed_steps(directory):
+            return list(steps.values())
+    raise NotFoundError(
+        "holds no checkpoint", where=str(path), fix="name a run, its checkpoints folder or a step folder"
+    )

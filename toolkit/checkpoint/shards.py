@@ -1,0 +1,164 @@
+"""Shard files: the HDF5 file that one rank writes, and reading boxes of its pieces.
+
+`/tensors/<escaped name>` is a group with the tensor's `dtype` and global `shape`; each of its datasets is
+one piece, named by its offset and contiguous in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from types import TracebackType
+
+import h5py
+import numpy as np
+from h5py import h5d, h5p, h5s
+
+from toolkit.checkpoint.digests import BlockChecker, read_digests
+from toolkit.checkpoint.elements import element
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.layout import digest_name
+from toolkit.checkpoint.manifest import Piece, TensorRecord
+from toolkit.checkpoint.names import escape
+
+# Tensors of a page and more start on a page; small ones are packed.
+ALIGNMENT_BYTES = 4096
+# The oldest HDF5 with virtual datasets can read the files.
+LIBRARY_VERSIONS = ("v110", "v110")
+
+
+def group_path(name: str) -> str:
+    """The group of a tensor inside a shard file."""
+    return f"/tensors/{escape(name)}"
+
+
+def dataset_name(offset: Sequence[int]) -> str:
+    """The dataset of a piece inside its tensor's group: "0,128"; "scalar" without dimensions."""
+    return ",".join(map(str, offset)) or "scalar"
+
+
+class ShardWriter:
+    """Writes one shard file. A context manager; the file is complete when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = h5py.File(
+            path,
+            "w-",
+            libver=LIBRARY_VERSIONS,
+            locking=False,
+            alignment_threshold=ALIGNMENT_BYTES,
+            alignment_interval=ALIGNMENT_BYTES,
+        )
+        self._file.attrs["format"] = "toolkit-shard 1"
+        # The data are written once and whole: no fill first, and space is taken in the order of writing.
+        self._properties = h5p.create(h5p.DATASET_CREATE)
+        self._properties.set_layout(h5d.CONTIGUOUS)
+        self._properties.set_fill_time(h5d.FILL_TIME_NEVER)
+
+    def write(
+        self, name: str, dtype: str, shape: Sequence[int], offset: Sequence[int], data: np.ndarray
+    ) -> int:
+        """Write one piece and return where its bytes begin in the file (0 for a piece without elements).
+
+        Args:
+            name: the tensor's name.
+            dtype: a name of `elements.ELEMENTS`.
+            shape: the global shape.
+            offset: where the piece begins in the global tensor.
+            data: the piece, C-contiguous, of the element's `memory` type.
+        """
+        kind = element(dtype, where=name).file_type()
+        group = self._file.require_group(group_path(name))
+        group.attrs["dtype"] = dtype
+        group.attrs["shape"] = np.array(shape, "<i8")
+        space = h5s.create_simple(data.shape) if data.shape else h5s.create(h5s.SCALAR)
+        dataset = h5d.create(group.id, dataset_name(offset).encode(), kind, space, self._properties)
+        h5py.Dataset(dataset).attrs["offset"] = np.array(offset, "<i8")
+        if not data.size:
+            return 0
+        dataset.write(h5s.ALL, h5s.ALL, data, mtype=kind)
+        return int(dataset.get_offset())
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+class ShardReader:
+    """Reads boxes from one shard file, after the blocks that hold them passed their digests."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Open the file, which must have `size` bytes.
+
+        Raises:
+            CorruptCheckpointError: when the file or its digests are missing, cut or not readable.
+        """
+        self._path = path
+        try:
+            found = path.stat().st_size
+            if found != size:
+                raise CorruptCheckpointError(f"has {found} bytes instead of {size}", where=str(path))
+            self._checker = BlockChecker(path, read_digests(path.with_name(digest_name(path.name))))
+        except FileNotFoundError as error:
+            raise CorruptCheckpointError("is missing", where=str(error.filename)) from None
+        # The first block holds the root of the file's structure.
+        self._checker.check(0, 1)
+        try:
+            self._file = h5py.File(path, "r", locking=False)
+        except OSError as error:
+            raise CorruptCheckpointError(f"cannot be opened: {error}", where=str(path)) from None
+
+    def read(
+        self, name: str, record: TensorRecord, piece: Piece, start: Sequence[int], out: np.ndarray
+    ) -> None:
+        """Read the box of `out`'s shape that begins at `start` inside the piece.
+
+        Args:
+            out: C-contiguous, of the element's `memory` type; it is overwritten.
+
+        Raises:
+            CorruptCheckpointError: when a block that holds the box is damaged.
+        """
+        if not out.size:
+            return
+        kind = element(record.dtype, where=name)
+        first, end = touched_bytes(piece.shape, start, out.shape, kind.size_bytes)
+        self._checker.check(piece.byte_offset + first, piece.byte_offset + end)
+        dataset = self._dataset(name, piece)
+        if dataset.id.get_offset() != piece.byte_offset or dataset.shape != piece.shape:
+            raise CorruptCheckpointError(
+                f"holds {name} elsewhere than its manifest says", where=str(self._path)
+            )
+        if not piece.shape:
+            dataset.id.read(h5s.ALL, h5s.ALL, out, mtype=kind.file_type())
+            return
+        space = dataset.id.get_space()
+        space.select_hyperslab(tuple(start), out.shape)
+        dataset.id.read(h5s.create_simple(out.shape), space, out, mtype=kind.file_type())
+
+    def _dataset(self, name: str, piece: Piece) -> h5py.Dataset:
+        try:
+            return self._file[f"{group_path(name)}/{dataset_name(piece.offset)}"]
+        except (KeyError, OSError, RuntimeError) as error:
+            raise CorruptCheckpointError(
+                f"does not give {name} at {list(piece.offset)}: {error}", where=str(self._path)
+            ) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def touched_bytes(
+    piece_shape: Sequence[int], start: Sequence[int], shape: Sequence[int], element_bytes: int
+) -> tuple[int, int]:
+    """The range of a contiguous piece's bytes, [first, end), that holds a box of it."""
+    strides = [prod(piece_shape[axis + 1 :]) for axis in range(len(piece_shape))]
+    first = sum(at * stride for at, stride in zip(start, strides, strict=True))
+    last = first + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    return first * element_bytes, (last + 1) * element_bytes

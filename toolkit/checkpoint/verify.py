@@ -1,0 +1,89 @@
+"""Is a checkpoint whole? Quickly: the manifest and every file's presence and size. In full: every byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolkit.checkpoint.digests import BLOCK_BYTES, BlockChecker, digests_of_file, read_digests
+from toolkit.checkpoint.elements import element
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.layout import digest_name
+from toolkit.checkpoint.manifest import Manifest, read_manifest
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. `block` counts 4 MiB blocks; `tensors` have bytes in it."""
+
+    file: str
+    what: str
+    block: int | None = None
+    tensors: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        place = f"{self.file} block {self.block}" if self.block is not None else self.file
+        holds = f" (holds {', '.join(self.tensors)})" if self.tensors else ""
+        return f"{place}: {self.what}{holds}"
+
+
+def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
+    """Check the manifest's own digest, and presence and size of every file; no data are read."""
+    try:
+        manifest = read_manifest(folder)
+    except CorruptCheckpointError as error:
+        return None, [Problem(Path(error.where).name, error.message)]
+    problems = []
+    for file in manifest.files:
+        path = folder / file.name
+        if not path.is_file():
+            problems.append(Problem(file.name, "is missing"))
+        elif (size := path.stat().st_size) != file.size:
+            problems.append(Problem(file.name, f"has {size} bytes instead of {file.size}"))
+    return manifest, problems
+
+
+def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
+    """Check every byte of every file that the manifest lists; files already found bad are not read."""
+    manifest, problems = verify_quickly(folder)
+    if manifest is None:
+        return None, problems
+    unreadable = {problem.file for problem in problems}
+    for file in manifest.files:
+        if file.name in unreadable:
+            continue
+        if file.name.endswith(".h5"):
+            if digest_name(file.name) not in unreadable:
+                problems += _differing_blocks(folder, file.name, manifest)
+        elif digests_of_file(folder / file.name).whole != file.digest:
+            problems.append(Problem(file.name, "does not have the digest that the manifest states"))
+    return manifest, problems
+
+
+def _differing_blocks(folder: Path, file: str, manifest: Manifest) -> Iterator[Problem]:
+    try:
+        digests = read_digests(folder / digest_name(file))
+    except CorruptCheckpointError as error:
+        yield Problem(digest_name(file), error.message)
+        return
+    if digests.whole != manifest.file(file).digest:
+        yield Problem(digest_name(file), f"is not the one that was saved with {file}")
+        return
+    for block in BlockChecker(folder / file, digests).differing(range(len(digests.blocks))):
+        yield Problem(
+            file, "does not have the digest that was saved", block, tensors_in_block(manifest, file, block)
+        )
+
+
+def tensors_in_block(manifest: Manifest, file: str, block: int) -> tuple[str, ...]:
+    """Names of the tensors with bytes in one block of a shard file."""
+    first, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
+    return tuple(
+        name
+        for name, record in manifest.tensors.items()
+        for piece in record.pieces
+        if piece.file == file
+        and piece.byte_offset < end
+        and first < piece.byte_offset + piece.size * element(record.dtype).size_bytes
+    )
