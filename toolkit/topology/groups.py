@@ -1,0 +1,85 @@
+"""Which ranks reduce together: those of a node, and across nodes those with the same local index.
+
+Only the ranks' places decide. Where they are unknown or uneven the answer is flat, and it says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toolkit.errors import ToolkitError
+from toolkit.topology.facts import Topology
+
+RankGroups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Groups of global ranks; both tuples are empty when the reduction has to be flat.
+
+    `node_groups[n]` are the ranks of node n, ascending; `cross_groups[i]` are the ranks with local index i on
+    every node, in the order of nodes. `reason` is one line for the user.
+    """
+
+    node_groups: RankGroups
+    cross_groups: RankGroups
+    reason: str
+
+    @property
+    def hierarchical(self) -> bool:
+        """Whether there are two levels to reduce over."""
+        return bool(self.node_groups)
+
+
+def plan_groups(topology: Topology) -> GroupPlan:
+    """Decide the groups from the places of the ranks."""
+    nodes = tuple(topology.ranks_by_host.values())
+    counts = sorted({len(ranks) for ranks in nodes})
+    if topology.unplaced_ranks:
+        return _flat(f"the host of ranks {_listed(topology.unplaced_ranks)} is unknown")
+    if topology.conflicts:
+        return _flat(topology.conflicts[0])
+    if len(nodes) < 2:
+        return _flat(f"all {topology.size} ranks are on one node")
+    if len(counts) > 1:
+        return _flat(f"nodes have unequal numbers of ranks, {counts[0]} to {counts[-1]}")
+    if counts == [1]:
+        return _flat(f"each of {len(nodes)} nodes has one rank")
+    reason = f"{len(nodes)} nodes with {counts[0]} ranks each"
+    return GroupPlan(nodes, tuple(zip(*nodes, strict=True)), reason)
+
+
+def plan_reduction(topology: Topology, setting: str) -> GroupPlan:
+    """Apply the user's `[parallel] reduction` to the plan; what the user set is kept.
+
+    Args:
+        setting: "auto" lets the layout decide, "flat" is flat, "hierarchical" is that or an error.
+
+    Raises:
+        ToolkitError: hierarchical was asked for and the layout does not have two levels.
+    """
+    if setting not in ("auto", "flat", "hierarchical"):
+        raise ToolkitError(
+            f"reduction {setting!r} is not known",
+            where="parallel.reduction",
+            fix="auto, flat or hierarchical",
+        )
+    if setting == "flat":
+        return _flat("the job sets parallel.reduction to flat")
+    plan = plan_groups(topology)
+    if setting == "hierarchical" and not plan.hierarchical:
+        raise ToolkitError(
+            f"a hierarchical reduction needs two or more nodes with the same number of ranks, two or more each; "
+            f"{plan.reason}",
+            where="parallel.reduction",
+            fix='set reduction = "auto", or change job.nodes and job.ranks_per_node',
+        )
+    return plan
+
+
+def _flat(reason: str) -> GroupPlan:
+    return GroupPlan((), (), reason)
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
