@@ -53,7 +53,7 @@ def random_bits(dtype: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def test_every_element_type_comes_back_bit_by_bit(dtype, shape, seed, transposed):
     tensor = random_bits(dtype, shape, seed)
     if transposed:
-        tensor = tensor.permute(*reversed(range(tensor.dim())))
+        tensor = tensor.permute(tuple(reversed(range(tensor.dim()))))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint"
         save(path, {"x": tensor})

@@ -1,16 +1,14 @@
 """Names inside a `checkpoints` folder.
 
 `step-00001000` is a committed checkpoint; the same name with a suffix is none, whatever it holds:
-`.part-A` is being written by attempt A, `.bad-A` was found damaged by attempt A, and `set_aside` in commit.py lists the
-other words.
+`.part-A` is being written by attempt A, `.bad-A` was found damaged by attempt A; `set_aside` in commit.py
+lists the other words.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-
-from toolkit.errors import NotFoundError
 
 MANIFEST = "manifest.json"
 INDEX = "index.h5"
@@ -56,19 +54,3 @@ def committed_steps(directory: Path) -> dict[int, Path]:
         return {}
     found = {step: path for path in directory.iterdir() if (step := step_of(path)) is not None}
     return dict(sorted(found.items()))
-
-
-def checkpoints_in(path: Path) -> list[Path]:
-    """The committed checkpoints that `path` means: itself, or those of a `checkpoints` or run folder.
-
-    Raises:
-        NotFoundError: when `path` is none of these.
-    """
-    if (path / MANIFEST).is_file() or step_of(path) is not None or aside_of(path) is not None:
-        return [path]
-    for directory in (path, path / "checkpoints"):
-        if steps := committed_steps(directory):
-            return list(steps.values())
-    raise NotFoundError(
-        "holds no checkpoint", where=str(path), fix="name a run, its checkpoints folder or a step folder"
-    )
