@@ -1,0 +1,130 @@
+"""`toolkit devcluster`: a real Slurm cluster on this one machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from toolkit.devcluster.layout import DEFAULT_NAME, ClusterSpec, Layout, make_layout
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--name", default=DEFAULT_NAME, show_default=True, help="Clusters of different names never meet."
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Where it lives [default: $TOOLKIT_DEVCLUSTER, else ~/.toolkit/NAME].",
+)
+@click.pass_context
+def devcluster(ctx: click.Context, name: str, folder: Path | None) -> None:
+    """A real Slurm cluster on this machine: every node has its own network, host name, PIDs and /tmp."""
+    ctx.obj = make_layout(name, folder)
+
+
+@devcluster.command()
+@click.option("--nodes", default=4, show_default=True, help="How many nodes.")
+@click.option("--gpus", default=4, show_default=True, help="Pretended GPUs of each node.")
+@click.option("--link", default="", metavar="RATE", help="Speed of each node's link, such as 200mbit.")
+@click.option("--accounting", is_flag=True, help="With slurmdbd on a private MariaDB, so that sacct works.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="One more line for slurm.conf.")
+@click.pass_obj
+def up(layout: Layout, nodes: int, gpus: int, link: str, accounting: bool, options: tuple[str, ...]) -> None:
+    """Bring the cluster up; when it is up, start again what died of it."""
+    from toolkit.devcluster import cluster
+
+    begin = time.monotonic()
+    started = cluster.up(layout, ClusterSpec(nodes, gpus, link, accounting, subnet="", options=options))
+    seconds = time.monotonic() - begin
+    click.echo(
+        f"{layout.name} is up ({seconds:.1f} s)" if started else f"{layout.name} is up already", err=True
+    )
+    click.echo(f"export SLURM_CONF={layout.slurm_conf}")
+
+
+@devcluster.command()
+@click.option("--keep-logs", is_flag=True, help="Leave FOLDER/logs.")
+@click.pass_obj
+def down(layout: Layout, keep_logs: bool) -> None:
+    """End all its processes and jobs, remove its links and its folder."""
+    from toolkit.devcluster import cluster
+
+    cluster.down(layout, keep_logs=keep_logs)
+    click.echo(f"{layout.name} is down", err=True)
+
+
+@devcluster.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def status(layout: Layout, as_json: bool) -> None:
+    """Show nodes, daemons and the configuration's path; exit code 1 when a daemon is dead."""
+    from toolkit.devcluster import cluster
+
+    found = cluster.status(layout)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "name": found.name,
+                    "folder": str(found.folder),
+                    "slurm_conf": str(found.slurm_conf),
+                    "nodes": dict(found.nodes),
+                    "daemons": dict(found.daemons),
+                }
+            )
+        )
+    else:
+        click.echo(f"{found.name}: SLURM_CONF={found.slurm_conf}")
+        for node, state in found.nodes.items():
+            click.echo(f"  {node:<16} {state}")
+        for daemon, runs in found.daemons.items():
+            click.echo(f"  {daemon:<16} {'runs' if runs else 'DEAD'}")
+    if not all(found.daemons.values()):
+        sys.exit(1)
+
+
+@devcluster.command("exec", context_settings={"ignore_unknown_options": True})
+@click.argument("node")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
+def exec_(layout: Layout, node: str, command: tuple[str, ...]) -> None:
+    """Run COMMAND inside NODE, with its exit code: exec node1 -- hostname."""
+    from toolkit.devcluster import cluster
+
+    sys.exit(cluster.run_in_node(layout, node, command))
+
+
+@devcluster.command()
+@click.argument("node")
+@click.argument("rate")
+@click.pass_obj
+def shape(layout: Layout, node: str, rate: str) -> None:
+    """Limit the link of NODE, or of all, to RATE such as 200mbit; none lifts the limit."""
+    from toolkit.devcluster import cluster
+
+    cluster.shape(layout, node, rate)
+
+
+@devcluster.command()
+@click.argument("node")
+@click.pass_obj
+def fail(layout: Layout, node: str) -> None:
+    """Cut NODE off the network; Slurm marks it down after some 10 s."""
+    from toolkit.devcluster import cluster
+
+    cluster.fail(layout, node)
+
+
+@devcluster.command()
+@click.argument("node")
+@click.pass_obj
+def restore(layout: Layout, node: str) -> None:
+    """Connect NODE again and wait until Slurm uses it."""
+    from toolkit.devcluster import cluster
+
+    cluster.restore(layout, node)

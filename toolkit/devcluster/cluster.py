@@ -1,0 +1,247 @@
+"""Bring a cluster up, take it down, and what can be done to it meanwhile."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from toolkit.devcluster import accounting, daemons, network, nodes
+from toolkit.devcluster.configuration import write_folder
+from toolkit.devcluster.layout import CONTROLLER, MOST_NODES, ClusterSpec, Layout
+from toolkit.devcluster.packages import install_command, missing_programs
+from toolkit.devcluster.processes import run_program, wait_until
+from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
+
+READY_TIMEOUT_S = 30.0
+# What sinfo calls a node that can take work or is at it.
+SERVING_STATES = ("idle", "mixed", "allocated", "completing")
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """What runs. `nodes` maps a name to Slurm's word for its state, `daemons` a name to whether it runs."""
+
+    name: str
+    folder: Path
+    slurm_conf: Path
+    nodes: Mapping[str, str]
+    daemons: Mapping[str, bool]
+
+
+def require_machine(*, accounting: bool = True) -> None:
+    """Check that this machine can carry a cluster.
+
+    Raises:
+        ToolkitError: no Linux, no root, or a program is missing; with the line that installs it.
+    """
+    if platform.system() != "Linux":
+        raise ToolkitError(
+            f"the dev cluster needs Linux namespaces, this is {platform.system()}",
+            fix="run it in a Debian 12 virtual machine or a privileged container",
+        )
+    missing = missing_programs(accounting=accounting)
+    if missing:
+        raise ToolkitError(f"not installed: {', '.join(missing)}", fix=install_command())
+    if os.geteuid() != 0:
+        raise ToolkitError("the dev cluster makes namespaces and a bridge: it needs root", fix="use sudo")
+
+
+def up(layout: Layout, wanted: ClusterSpec) -> bool:
+    """Bring the cluster up, or start again what died of it; True when anything had to be started.
+
+    `wanted.subnet` is chosen here. A first start that fails is taken down again.
+
+    Raises:
+        ToolkitError: it is up with another spec, or a daemon refused.
+    """
+    require_machine(accounting=wanted.accounting)
+    if not 1 <= wanted.nodes <= MOST_NODES or not 0 <= wanted.gpus <= 16:
+        raise ToolkitError(f"a dev cluster has 1 to {MOST_NODES} nodes with 0 to 16 GPUs each")
+    if wanted.link:
+        network.bits_per_second(wanted.link)
+    with _lock(layout):
+        if layout.spec_file.exists():
+            return _start_again(layout, wanted)
+        spec = replace(wanted, subnet=network.free_subnet(layout))
+        try:
+            write_folder(layout, spec)
+            _start_all(layout, spec)
+        except BaseException:
+            _stop_all(layout, spec.node_names)
+            shutil.rmtree(layout.folder)
+            raise
+        return True
+
+
+def _start_again(layout: Layout, wanted: ClusterSpec) -> bool:
+    spec = layout.read_spec()
+    if replace(wanted, subnet=spec.subnet) != spec:
+        raise ToolkitError(
+            f"the cluster is up with {spec.nodes} nodes, {spec.gpus} GPUs, link {spec.link or 'none'}, "
+            f"accounting {'on' if spec.accounting else 'off'}",
+            where=str(layout.folder),
+            fix="toolkit devcluster down, then up",
+        )
+    if all(daemons.running_daemons(layout, spec).values()):
+        return False
+    _start_all(layout, spec)
+    return True
+
+
+def _start_all(layout: Layout, spec: ClusterSpec) -> None:
+    """Start every part that does not run, in the order in which they need each other."""
+    network.make_bridge(layout, spec)
+    for node in (CONTROLLER, *spec.node_names):
+        if nodes.first_process(layout, node) is None:
+            first = nodes.start_node(layout, node)
+            network.connect_node(layout, spec, node, first)
+            if spec.link and node != CONTROLLER:
+                network.shape_link(layout, node, first, spec.link)
+    daemons.start_munged(layout)
+    if spec.accounting:
+        accounting.start_accounting(layout, spec)
+    daemons.start_slurmctld(layout, spec)
+    daemons.start_slurmds(layout, spec)
+    connected = network.links(layout)
+    _wait_until_serving(layout, [node for node in spec.node_names if connected[layout.link(node)]])
+
+
+def _wait_until_serving(layout: Layout, names: Sequence[str]) -> None:
+    def serving() -> bool:
+        states = node_states(layout)
+        return all(states.get(name, "") in SERVING_STATES for name in names)
+
+    if not wait_until(serving, READY_TIMEOUT_S, poll_s=0.1):
+        states = node_states(layout)
+        bad = {name: states.get(name) for name in names if states.get(name, "") not in SERVING_STATES}
+        raise OwnFailureError(
+            f"nodes are not ready after {READY_TIMEOUT_S:g} s: {bad}; slurmctld's last words: "
+            + daemons.last_lines(layout.logs / "slurmctld.log"),
+            where=str(layout.logs),
+        )
+
+
+def down(layout: Layout, *, keep_logs: bool = False) -> None:
+    """End every process of the cluster, remove its links and its folder; with `keep_logs` FOLDER/logs stays.
+
+    Raises:
+        NotFoundError: there is no such cluster.
+    """
+    spec = layout.read_spec()
+    with _lock(layout):
+        _stop_all(layout, spec.node_names)
+        for entry in layout.folder.iterdir():
+            if keep_logs and entry == layout.logs:
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        if not keep_logs:
+            layout.folder.rmdir()
+
+
+def _stop_all(layout: Layout, names: Sequence[str]) -> None:
+    # The controller first, else it sees the nodes die and requeues their jobs.
+    nodes.stop_nodes(layout, [CONTROLLER])
+    nodes.stop_nodes(layout, names)
+    network.remove_links(layout)
+
+
+def status(layout: Layout) -> ClusterStatus:
+    """What runs of the cluster.
+
+    Raises:
+        NotFoundError: there is no such cluster.
+    """
+    spec = layout.read_spec()
+    running = daemons.running_daemons(layout, spec)
+    states = node_states(layout) if running["slurmctld"] else {}
+    known = {name: states.get(name, "unknown") for name in spec.node_names}
+    return ClusterStatus(layout.name, layout.folder, layout.slurm_conf, known, running)
+
+
+def node_states(layout: Layout) -> dict[str, str]:
+    """Node name to Slurm's state, with its marks ("down*" does not answer)."""
+    env = daemons.slurm_environment(layout)
+    text = run_program(["sinfo", "--noheader", "--Node", "--format=%N %T"], env=env)
+    return dict(line.split(maxsplit=1) for line in text.splitlines())
+
+
+def fail(layout: Layout, node: str) -> None:
+    """Cut a node off; Slurm notices after SlurmdTimeout."""
+    _require_node(layout, node)
+    network.switch_link(layout, node, on=False)
+
+
+def restore(layout: Layout, node: str) -> None:
+    """Connect a node again and wait until it serves."""
+    _require_node(layout, node)
+    network.switch_link(layout, node, on=True)
+    env = daemons.slurm_environment(layout)
+    if node_states(layout)[node].startswith(("down", "drain")):
+        run_program(["scontrol", "update", f"nodename={node}", "state=resume"], env=env)
+    _wait_until_serving(layout, [node])
+
+
+def shape(layout: Layout, node: str, rate: str) -> None:
+    """Give the cable of `node`, or of "all", the speed `rate`; "none" lifts the limit."""
+    if rate != "none":
+        network.bits_per_second(rate)
+    names = layout.read_spec().node_names if node == "all" else [node]
+    for name in names:
+        network.shape_link(layout, name, _require_node(layout, name), rate)
+
+
+def run_in_node(layout: Layout, node: str, argv: Sequence[str]) -> int:
+    """Run a command inside a node with this process' environment and SLURM_CONF; its exit code."""
+    first = _require_node(layout, node)
+    env = {**os.environ, "SLURM_CONF": str(layout.slurm_conf)}
+    code = subprocess.run(
+        nodes.enter_command(first, argv, directory=_directory_inside(first)), env=env, check=False
+    ).returncode
+    return 128 - code if code < 0 else code
+
+
+def _directory_inside(first: int) -> Path:
+    """The current folder where the node has it too, else /."""
+    here = Path.cwd()
+    return here if Path(f"/proc/{first}/root{here}").is_dir() else Path("/")
+
+
+def _require_node(layout: Layout, node: str) -> int:
+    """PID of the node's first process.
+
+    Raises:
+        NotFoundError: no such node. OwnFailureError: it does not run.
+    """
+    names = layout.read_spec().node_names
+    if node not in names:
+        raise NotFoundError(f"no node {node!r}", where=str(layout.folder), fix=f"one of {', '.join(names)}")
+    first = nodes.first_process(layout, node)
+    if first is None:
+        raise OwnFailureError(f"{node} does not run", where=str(layout.folder), fix="toolkit devcluster up")
+    return first
+
+
+@contextmanager
+def _lock(layout: Layout) -> Iterator[None]:
+    """One `up` or `down` at a time for a folder; the lock is on the folder itself, so that none is left over."""
+    while True:
+        layout.folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(layout.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            # Another `down` may have removed the folder while we waited for its lock.
+            if layout.folder.exists() and os.path.samestat(os.fstat(handle), layout.folder.stat()):
+                yield
+                return
+        finally:
+            os.close(handle)

@@ -1,0 +1,202 @@
+"""The files that make a folder a Slurm cluster: slurm.conf, gres.conf, topology.conf, slurmdbd.conf, hosts, key.
+
+Every setting that is not plain has its reason beside it; docs/devcluster.md lists them for users.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+
+from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout
+
+CPUS_PER_NODE = 8
+MEMORY_PER_NODE_MB = 16000
+# Slurm holds a requeued job back for this long plus a second, so that a launch credential of its last life has
+# expired by then (120 s by default).
+CREDENTIAL_EXPIRES_S = 10
+GRACE_S = 10
+ACCOUNT = "toolkit"
+
+
+def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
+    """The text of slurm.conf."""
+    port = layout.first_port
+    lines = [
+        f"ClusterName={cluster_name(layout)}",
+        f"SlurmctldHost={CONTROLLER}({spec.node_address(CONTROLLER)})",
+        f"SlurmctldPort={port}",
+        f"SlurmdPort={port + 1}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        "CredType=cred/munge",
+        f"AuthInfo=socket={layout.munge_socket},cred_expire={CREDENTIAL_EXPIRES_S}",
+        f"StateSaveLocation={layout.state}",
+        f"SlurmctldLogFile={layout.logs}/slurmctld.log",
+        f"SlurmdLogFile={layout.logs}/slurmd-%n.log",
+        f"SlurmctldPidFile={layout.sockets}/slurmctld.pid",
+        f"SlurmdSpoolDir={layout.folder}/nodes/%n/spool",
+        f"SlurmdPidFile={layout.folder}/nodes/%n/slurmd.pid",
+        "# No cgroups needed: processes are found by their parents, and a node is a PID namespace anyway.",
+        "ProctrackType=proctrack/linuxproc",
+        "# No binding: the CPUs are more than this machine has.",
+        "TaskPlugin=task/none",
+        "SlurmdParameters=config_overrides",
+        "MpiDefault=pmix",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory",
+        f"DefMemPerCPU={MEMORY_PER_NODE_MB // CPUS_PER_NODE}",
+        "GresTypes=gpu",
+        "TopologyPlugin=topology/tree",
+        "SchedulerType=sched/backfill",
+        "# Start jobs at once: this is for people and tests who wait.",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=1",
+        "PriorityType=priority/basic",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "JobRequeue=1",
+        "MinJobAge=300",
+        "MaxArraySize=10001",
+        "KillWait=15",
+        "OverTimeLimit=0",
+        "CompleteWait=0",
+        "InactiveLimit=0",
+        "SlurmctldTimeout=10",
+        "SlurmdTimeout=10",
+        "MessageTimeout=30",
+        "BatchStartTimeout=60",
+        "# A node that was cut off serves again as soon as it answers.",
+        "ReturnToService=2",
+        "JobAcctGatherType=jobacct_gather/linux",
+        "JobAcctGatherFrequency=5",
+        *_accounting_lines(layout, spec),
+        *_node_lines(spec),
+        *_partition_lines(),
+        *spec.options,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def cluster_name(layout: Layout) -> str:
+    """The cluster's name in Slurm; its database refuses "-"."""
+    return layout.name.replace("-", "_")
+
+
+def _accounting_lines(layout: Layout, spec: ClusterSpec) -> list[str]:
+    if not spec.accounting:
+        return ["AccountingStorageType=accounting_storage/none"]
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={spec.node_address(CONTROLLER)}",
+        f"AccountingStoragePort={layout.first_port + 2}",
+        f"AccountingStoragePass={layout.munge_socket}",
+        "AccountingStorageTRES=gres/gpu",
+        "AccountingStorageEnforce=associations,limits,qos",
+    ]
+
+
+def _node_lines(spec: ClusterSpec) -> list[str]:
+    sockets = 2
+    shape = (
+        f"CPUs={CPUS_PER_NODE} Boards=1 SocketsPerBoard={sockets} CoresPerSocket={CPUS_PER_NODE // sockets} "
+        f"ThreadsPerCore=1 RealMemory={MEMORY_PER_NODE_MB}" + (f" Gres=gpu:{spec.gpus}" if spec.gpus else "")
+    )
+    return [f"NodeName={name} NodeAddr={spec.node_address(name)} {shape}" for name in spec.node_names]
+
+
+def _partition_lines() -> list[str]:
+    """Partitions; only `low` can be preempted, by everything above its tier."""
+    every = "Nodes=ALL"
+    return [
+        f"PartitionName=main {every} Default=YES DefaultTime=10 MaxTime=1-00:00:00 PriorityTier=10 PreemptMode=OFF",
+        f"PartitionName=debug {every} DefaultTime=10 MaxTime=30 PriorityTier=10 PreemptMode=OFF",
+        f"PartitionName=short {every} DefaultTime=1 MaxTime=2 PriorityTier=10 PreemptMode=OFF",
+        f"PartitionName=low {every} DefaultTime=10 MaxTime=1-00:00:00 PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S}",
+        f"PartitionName=high {every} DefaultTime=10 MaxTime=1-00:00:00 PriorityTier=20 PreemptMode=OFF",
+    ]
+
+
+def gres_conf(layout: Layout, spec: ClusterSpec) -> str:
+    """The text of gres.conf: pretended GPUs, one plain file for each."""
+    if not spec.gpus:
+        return "AutoDetect=off\n"
+    last = spec.gpus - 1
+    files = f"{layout.devices}/nvidia[0-{last}]" if last else f"{layout.devices}/nvidia0"
+    return f"AutoDetect=off\nName=gpu File={files}\n"
+
+
+def topology_conf(spec: ClusterSpec) -> str:
+    """The text of topology.conf: the first half of the nodes on leaf1, the others on leaf2, under one spine."""
+    names = spec.node_names
+    half = (len(names) + 1) // 2
+    leaves = [part for part in (names[:half], names[half:]) if part]
+    lines = [f"SwitchName=leaf{number} Nodes={','.join(part)}" for number, part in enumerate(leaves, start=1)]
+    lines.append("SwitchName=spine Switches=" + ",".join(f"leaf{n}" for n in range(1, len(leaves) + 1)))
+    return "\n".join(lines) + "\n"
+
+
+def slurmdbd_conf(layout: Layout, spec: ClusterSpec) -> str:
+    """The text of slurmdbd.conf. The database knows root by its unix socket: there is no password."""
+    return "\n".join(
+        [
+            f"DbdHost={CONTROLLER}",
+            f"DbdAddr={spec.node_address(CONTROLLER)}",
+            f"DbdPort={layout.first_port + 2}",
+            "SlurmUser=root",
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={layout.munge_socket}",
+            f"PidFile={layout.sockets}/slurmdbd.pid",
+            f"LogFile={layout.logs}/slurmdbd.log",
+            "StorageType=accounting_storage/mysql",
+            "StorageHost=localhost",
+            "StorageUser=root",
+            "StorageLoc=slurm",
+            "",
+        ]
+    )
+
+
+def hosts(spec: ClusterSpec) -> str:
+    """The text of /etc/hosts as the nodes see it."""
+    lines = ["127.0.0.1 localhost", f"{spec.host_address} {socket.gethostname()}"]
+    lines += [f"{spec.node_address(name)} {name}" for name in (CONTROLLER, *spec.node_names)]
+    return "\n".join(lines) + "\n"
+
+
+def write_folder(layout: Layout, spec: ClusterSpec) -> None:
+    """Make the folder with all its files. The munge key of an earlier `up` stays."""
+    for path in (
+        layout.slurm_conf.parent,
+        layout.sockets,
+        layout.state,
+        layout.logs,
+        layout.devices,
+        layout.shared,
+    ):
+        path.mkdir(parents=True, exist_ok=True)
+    for name in (CONTROLLER, *spec.node_names):
+        private_tmp = layout.node_folder(name) / "tmp"
+        private_tmp.mkdir(parents=True, exist_ok=True)
+        private_tmp.chmod(0o1777)
+        (layout.node_folder(name) / "spool").mkdir(exist_ok=True)
+    for number in range(spec.gpus):
+        (layout.devices / f"nvidia{number}").touch()
+    if not layout.munge_key.exists():
+        _write_private(layout.munge_key, secrets.token_bytes(128))
+    etc = layout.slurm_conf.parent
+    layout.slurm_conf.write_text(slurm_conf(layout, spec))
+    (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    (etc / "gres.conf").write_text(gres_conf(layout, spec))
+    (etc / "topology.conf").write_text(topology_conf(spec))
+    layout.hosts.write_text(hosts(spec))
+    if spec.accounting:
+        _write_private(etc / "slurmdbd.conf", slurmdbd_conf(layout, spec).encode())
+    layout.write_spec(spec)
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_bytes(content)

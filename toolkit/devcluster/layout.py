@@ -1,0 +1,183 @@
+"""Where a dev cluster keeps everything: folder, files, network names, addresses, ports.
+
+All of it follows from the cluster's name and folder, so that every command finds the cluster again and two
+clusters never meet. What the user chose at `up` is the `ClusterSpec`, kept in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from toolkit.errors import NotFoundError, ToolkitError
+
+DEFAULT_NAME = "devcluster"
+FOLDER_VARIABLE = "TOOLKIT_DEVCLUSTER"
+# The node that carries slurmctld, munged and the accounting daemons; no job runs there.
+CONTROLLER = "controller"
+MOST_NODES = 64
+# A path in a socket address holds 107 characters (unix(7)); the longest socket name of ours takes some 20.
+LONGEST_FOLDER = 80
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """What was asked for at `up`.
+
+    `link` is the speed of each node's link in tc's words ("200mbit") or "" for no limit; `subnet` the first
+    three bytes of the cluster's /24; `options` are raw `Key=Value` lines for slurm.conf.
+    """
+
+    nodes: int
+    gpus: int
+    link: str
+    accounting: bool
+    subnet: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def node_names(self) -> list[str]:
+        return [f"node{number}" for number in range(1, self.nodes + 1)]
+
+    @property
+    def host_address(self) -> str:
+        """This machine's own address on the bridge; it is the login node."""
+        return f"{self.subnet}.1"
+
+    def node_address(self, node: str) -> str:
+        """The address of `node`: .2 for the controller, .11 for node1."""
+        number = 2 if node == CONTROLLER else 10 + int(node.removeprefix("node"))
+        return f"{self.subnet}.{number}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and paths of one cluster."""
+
+    name: str
+    folder: Path
+
+    @property
+    def bridge(self) -> str:
+        """Name of the bridge and prefix of every link: 8 characters of the 15 that Linux allows.
+
+        The folder counts too: two folders with one cluster name are two clusters.
+        """
+        return f"tkdc{self._number & 0xFFFF:04x}"
+
+    def link(self, node: str) -> str:
+        """The host's end of the cable to `node`."""
+        return self.bridge + ("c" if node == CONTROLLER else f"n{node.removeprefix('node')}")
+
+    @property
+    def first_port(self) -> int:
+        """The first of ten ports, below Linux' range of ephemeral ports (32768 up)."""
+        return 20000 + self._number % 1200 * 10
+
+    @property
+    def first_subnet(self) -> int:
+        """Where the search for a free 10.x.y.0/24 begins, in [0, 2**14)."""
+        return self._number % 2**14
+
+    @property
+    def _number(self) -> int:
+        return zlib.crc32(f"{self.name}\0{self.folder}".encode())
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.folder / "etc" / "slurm.conf"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.folder / "etc" / "munge.key"
+
+    @property
+    def hosts(self) -> Path:
+        return self.folder / "etc" / "hosts"
+
+    @property
+    def sockets(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.sockets / "munge.socket"
+
+    @property
+    def database_socket(self) -> Path:
+        return self.sockets / "mariadb.socket"
+
+    @property
+    def database(self) -> Path:
+        return self.folder / "mariadb"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def devices(self) -> Path:
+        return self.folder / "dev"
+
+    @property
+    def shared(self) -> Path:
+        """A folder that every node sees: nodes have a /tmp of their own."""
+        return self.folder / "shared"
+
+    def node_folder(self, node: str) -> Path:
+        return self.folder / "nodes" / node
+
+    @property
+    def spec_file(self) -> Path:
+        return self.folder / "cluster.json"
+
+    def read_spec(self) -> ClusterSpec:
+        """The spec of the cluster that is up.
+
+        Raises:
+            NotFoundError: no cluster of this name was brought up.
+        """
+        try:
+            fields = json.loads(self.spec_file.read_text())
+        except FileNotFoundError:
+            raise NotFoundError(
+                f"no dev cluster {self.name!r} is up", where=str(self.folder), fix="toolkit devcluster up"
+            ) from None
+        return ClusterSpec(**{**fields, "options": tuple(fields["options"])})
+
+    def write_spec(self, spec: ClusterSpec) -> None:
+        self.spec_file.write_text(json.dumps(asdict(spec), indent=1) + "\n")
+
+
+def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
+    """The layout of cluster `name` in `folder`, else in $TOOLKIT_DEVCLUSTER, else in ~/.toolkit/NAME.
+
+    Raises:
+        ToolkitError: a name or folder that cannot work.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
+        raise ToolkitError(
+            f"cluster name {name!r} is refused", fix="use small letters, digits and '-', a letter first"
+        )
+    if folder is None:
+        from_environment = os.environ.get(FOLDER_VARIABLE)
+        folder = Path(from_environment) if from_environment else Path.home() / ".toolkit" / name
+    folder = folder.expanduser().absolute()
+    fix = f"choose another with --folder or ${FOLDER_VARIABLE}"
+    if any(folder.is_relative_to(private) for private in ("/tmp", "/dev", "/proc", "/sys")):
+        raise ToolkitError("nodes have a private /tmp, /dev/shm, /proc and /sys", where=str(folder), fix=fix)
+    if len(str(folder)) > LONGEST_FOLDER or re.search(r"[^\w./-]", str(folder)):
+        raise ToolkitError(
+            f"sockets and slurm.conf need a plain path of at most {LONGEST_FOLDER} characters",
+            where=str(folder),
+            fix=fix,
+        )
+    return Layout(name, folder)

@@ -1,0 +1,124 @@
+"""The cluster's network: one bridge on this machine, one cable (veth pair) to each node, one speed per cable."""
+
+from __future__ import annotations
+
+import json
+import re
+from ipaddress import IPv4Network
+
+from toolkit.devcluster.layout import ClusterSpec, Layout
+from toolkit.devcluster.processes import run_program
+from toolkit.errors import OwnFailureError, ToolkitError
+
+# The node's end of its cable.
+NODE_INTERFACE = "eth0"
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def free_subnet(layout: Layout) -> str:
+    """The first three bytes of a 10.64.0/24 to 10.127.255/24 that no route of this machine covers.
+
+    The search begins at a place that follows from the cluster's name.
+
+    Raises:
+        OwnFailureError: every one is covered.
+    """
+    routes = json.loads(run_program(["ip", "-json", "route", "show", "table", "all", "type", "unicast"]))
+    taken = [IPv4Network(route["dst"], strict=False) for route in routes if _is_network(route["dst"])]
+    count = 2**14
+    for offset in range(count):
+        number = (layout.first_subnet + offset) % count
+        subnet = f"10.{64 + number // 256}.{number % 256}"
+        network = IPv4Network(f"{subnet}.0/24")
+        if not any(network.overlaps(other) for other in taken):
+            return subnet
+    raise OwnFailureError("this machine has routes for all of 10.64.0.0/10")
+
+
+def _is_network(destination: str) -> bool:
+    return re.fullmatch(r"[\d.]+(/\d+)?", destination) is not None
+
+
+def links(layout: Layout) -> dict[str, bool]:
+    """The cluster's links on this machine: name to whether it is switched on."""
+    found = json.loads(run_program(["ip", "-json", "link", "show"]))
+    return {
+        link["ifname"]: "UP" in link["flags"] for link in found if link["ifname"].startswith(layout.bridge)
+    }
+
+
+def make_bridge(layout: Layout, spec: ClusterSpec) -> None:
+    """Make the bridge, with this machine's address on it, unless it is there."""
+    if layout.bridge in links(layout):
+        return
+    _ip(
+        f"link add {layout.bridge} type bridge",
+        f"address add {spec.host_address}/24 dev {layout.bridge}",
+        f"link set {layout.bridge} up",
+    )
+
+
+def connect_node(layout: Layout, spec: ClusterSpec, node: str, first: int) -> None:
+    """Lay a cable from the bridge to the node whose first process is `first`."""
+    link = layout.link(node)
+    if link in links(layout):
+        _ip(f"link delete {link}")
+    _ip(
+        f"link add {link} type veth peer name {NODE_INTERFACE} netns {first}",
+        f"link set {link} master {layout.bridge}",
+        f"link set {link} up",
+    )
+    _ip(
+        f"address add {spec.node_address(node)}/24 dev {NODE_INTERFACE}",
+        f"link set {NODE_INTERFACE} up",
+        "link set lo up",
+        inside=first,
+    )
+
+
+def remove_links(layout: Layout) -> None:
+    """Remove the bridge and every cable that is left."""
+    _ip(*(f"link delete {name}" for name in links(layout)))
+
+
+def switch_link(layout: Layout, node: str, *, on: bool) -> None:
+    """Pull out a node's cable, or plug it in again."""
+    _ip(f"link set {layout.link(node)} {'up' if on else 'down'}")
+
+
+def bits_per_second(rate: str) -> float:
+    """The speed that `rate` names, in tc's words.
+
+    Raises:
+        ToolkitError: not a number with kbit, mbit or gbit.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
+    if match is None or float(match[1]) == 0:
+        raise ToolkitError(
+            f"{rate!r} is no link speed", fix="write a number with kbit, mbit or gbit: 200mbit"
+        )
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def shape_link(layout: Layout, node: str, first: int, rate: str) -> None:
+    """Limit both directions of a node's cable to `rate` ("200mbit"); "none" lifts the limit.
+
+    The token bucket holds 10 ms of traffic and at least two of the largest packets (64 KiB, see tc-tbf(8)).
+    """
+    ends = ((["tc"], layout.link(node)), (["nsenter", f"--target={first}", "--net", "tc"], NODE_INTERFACE))
+    if rate == "none":
+        for tc, device in ends:
+            if "tbf" in run_program([*tc, "qdisc", "show", "dev", device]):
+                run_program([*tc, "qdisc", "delete", "dev", device, "root"])
+        return
+    burst_bytes = max(int(bits_per_second(rate) / 8 * 0.010), 2 * 64 * 1024)
+    for tc, device in ends:
+        words = f"qdisc replace dev {device} root tbf rate {rate} burst {burst_bytes} latency 50ms"
+        run_program([*tc, *words.split()])
+
+
+def _ip(*commands: str, inside: int | None = None) -> None:
+    """Run ip's commands in one go, in the network of process `inside` where one is given."""
+    enter = [] if inside is None else ["nsenter", f"--target={inside}", "--net"]
+    if commands:
+        run_program([*enter, "ip", "-batch", "-"], stdin="\n".join(commands) + "\n")

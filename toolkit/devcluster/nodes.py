@@ -1,0 +1,94 @@
+"""A node: a process tree with its own network, host name, PIDs, shared memory, /tmp, /dev/shm and /sys.
+
+Its first process is PID 1 of the node and holds all of that; when it is killed, the kernel ends every process
+of the node, its mounts and its cable. Nothing is left to forget.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolkit.devcluster.layout import Layout
+from toolkit.devcluster.processes import clean_environment, find_processes, kill_and_wait
+from toolkit.errors import OwnFailureError
+
+# Runs as PID 1 of the node; $1 is the node's name, $2 its folder, $3 the hosts file. At the end it waits, which
+# also reaps every orphan of the node (bash waits for any child, dash does so only for its own).
+FIRST_PROCESS = """
+set -e
+echo "$1" > /proc/sys/kernel/hostname
+mount --bind "$2/tmp" /tmp
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+mount -t sysfs sysfs /sys
+mount --bind "$3" /etc/hosts
+echo ready
+exec >/dev/null 2>&1
+sleep infinity &
+wait
+"""
+_NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
+
+
+def start_node(layout: Layout, node: str) -> int:
+    """Start the node's first process; its PID as this machine sees it. The node has no cable yet.
+
+    Raises:
+        OwnFailureError: the kernel refuses a namespace or a mount.
+    """
+    arguments = (node, str(layout.node_folder(node)), str(layout.hosts))
+    unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+    process = subprocess.Popen(
+        [*unshare, "bash", "-c", FIRST_PROCESS, "node", *arguments],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        cwd="/",
+    )
+    assert process.stdout is not None
+    first_line = process.stdout.readline().strip()
+    process.stdout.close()
+    first = first_process(layout, node)
+    if first_line != "ready" or first is None:
+        process.kill()
+        raise OwnFailureError(f"{node} did not start: {first_line or 'no output'}", where=str(layout.folder))
+    return first
+
+
+def first_process(layout: Layout, node: str) -> int | None:
+    """PID of the node's first process as this machine sees it, None when the node is not running."""
+    found = find_processes("bash", FIRST_PROCESS, node, str(layout.node_folder(node)))
+    return found[0] if found else None
+
+
+def stop_nodes(layout: Layout, nodes: Sequence[str]) -> None:
+    """Kill the nodes with everything that runs in them."""
+    kill_and_wait([pid for node in nodes if (pid := first_process(layout, node)) is not None])
+    kill_and_wait([pid for node in nodes for pid in find_processes("unshare", str(layout.node_folder(node)))])
+
+
+def enter_command(first: int, argv: Sequence[str], *, directory: Path | None = None) -> list[str]:
+    """The argv that runs `argv` inside the node whose first process is `first`."""
+    inside = ["nsenter", f"--target={first}", *_NAMESPACES]
+    if directory is not None:
+        inside.append(f"--wdns={directory}")
+    return [*inside, "--", *argv]
+
+
+def process_in_node(layout: Layout, node: str, program: str) -> int | None:
+    """PID, as this machine sees it, of the oldest process named `program` inside `node`."""
+    first = first_process(layout, node)
+    if first is None:
+        return None
+    home = Path(f"/proc/{first}/ns/pid").readlink()
+    for pid in find_processes(program):
+        try:
+            if Path(f"/proc/{pid}/ns/pid").readlink() == home:
+                return pid
+        except FileNotFoundError:  # it ended meanwhile
+            continue
+    return None

@@ -1,0 +1,56 @@
+"""The Debian packages of the dev cluster, and which of its programs are missing here.
+
+`python -m toolkit.devcluster.packages` prints the packages for apt-get. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+# program: the Debian 12 package that brings it
+PROGRAMS = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sinfo": "slurm-client",
+    "munged": "munge",
+    "mpirun": "openmpi-bin",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}
+ACCOUNTING_PROGRAMS = {
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+}
+# Slurm's PMIx plugin opens libpmix.so, a link that Debian ships in the development package only.
+PMIX_LINK = "*/pmix2/lib/libpmix.so"
+# Loaded by the programs above, so that no program of that name shows whether they are there.
+LIBRARIES = ("slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin", "libopenmpi3", "libpmix-dev")
+
+PACKAGES = tuple(sorted({*PROGRAMS.values(), *ACCOUNTING_PROGRAMS.values(), *LIBRARIES}))
+
+# Daemons live in sbin, which a login shell may not have on PATH.
+SEARCH_PATH = os.pathsep.join(("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
+
+
+def install_command() -> str:
+    """The line that installs everything the dev cluster needs on Debian 12."""
+    return "apt-get install --yes --no-install-recommends " + " ".join(PACKAGES)
+
+
+def missing_programs(*, accounting: bool = True) -> list[str]:
+    """Names of the programs and of the library that are not installed, in alphabetical order."""
+    programs = {**PROGRAMS, **ACCOUNTING_PROGRAMS} if accounting else PROGRAMS
+    missing = [name for name in programs if shutil.which(name, path=SEARCH_PATH) is None]
+    if not any(Path("/usr/lib").glob(PMIX_LINK)):
+        missing.append("libpmix.so")
+    return sorted(missing)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(" ".join(PACKAGES) + "\n")

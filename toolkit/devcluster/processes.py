@@ -1,0 +1,83 @@
+"""Run the system's programs, and find the cluster's own processes again.
+
+A process is known by its command line, in which the cluster's folder stands, and not by a PID file: a stale
+number would point at somebody else's process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from toolkit.devcluster.packages import SEARCH_PATH
+from toolkit.errors import OwnFailureError
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment of daemons: nothing of the user's shell reaches a job through them."""
+    return {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/root", **extra}
+
+
+def run_program(argv: Sequence[str], *, stdin: str = "", env: dict[str, str] | None = None) -> str:
+    """Run one program of the system to its end; its stdout.
+
+    Raises:
+        OwnFailureError: it ended with another code than 0.
+    """
+    done = subprocess.run(
+        argv, input=stdin, capture_output=True, text=True, env=env or clean_environment(), check=False
+    )
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "no output").replace("\n", "; ")
+        raise OwnFailureError(f"`{' '.join(argv)}` ended with code {done.returncode}: {said}")
+    return done.stdout
+
+
+def find_processes(program: str, *arguments: str) -> list[int]:
+    """PIDs of living processes named `program` with all of `arguments` on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        argv = _command_line(entry)
+        if argv and Path(argv[0]).name == program and all(argument in argv for argument in arguments):
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def _command_line(process: Path) -> list[str]:
+    """The argv of a process, [] for one that has ended (zombies have none)."""
+    try:
+        content = (process / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return content.decode(errors="replace").rstrip("\0").split("\0") if content else []
+
+
+def kill_and_wait(pids: Sequence[int], *, timeout_s: float = 10.0) -> None:
+    """SIGKILL `pids` and wait until the kernel has ended them.
+
+    Raises:
+        OwnFailureError: one is still there after `timeout_s`.
+    """
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    if not wait_until(lambda: not any(_command_line(Path(f"/proc/{pid}")) for pid in pids), timeout_s):
+        raise OwnFailureError(f"a process of {list(pids)} cannot be killed", fix="look at it with ps")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, *, poll_s: float = 0.02) -> bool:
+    """Poll `condition`; True as soon as it holds, False after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll_s)
+    return True
