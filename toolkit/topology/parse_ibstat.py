@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 ADAPTER_LINE = re.compile(r"CA '([^']+)'$")
-PORT_LINE = re.compile(r"Port (\d+):$")
+PORT_LINE = re.compile(r"Port ([0-9]{1,4}):$")
 KEY_LINE = re.compile(r"([A-Z][A-Za-z ]*):\s*(.*)$")
 
 
