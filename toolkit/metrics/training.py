@@ -1,0 +1,128 @@
+"""`metrics/train.jsonl`: a line every `train.log_every` optimizer steps, written by rank 0. Standard library only.
+
+A resumed attempt appends. When it takes steps again that an earlier attempt had already taken, its lines
+replace them: the reader drops what the run has gone back over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from toolkit.errors import ToolkitError
+
+
+@dataclass(frozen=True)
+class TrainRecord:
+    """One optimizer step. The fields are the columns of the file, in this order.
+
+    step: optimizer steps taken since the run began, this one included; the first line has 1.
+    steps: the step at which the run ends.
+    loss: mean over the global batch. null in the file when it is not finite.
+    loss_hex: the same number as a C99 hexadecimal float, exact to the last bit.
+    lr: the learning rate of this step.
+    grad_norm: 2-norm of the whole gradient before clipping. null in the file when it is not finite.
+    samples, tokens: read since the run began, by all ranks, this step included.
+    seconds: wall clock of a step on rank 0, the mean since the line before or the last save.
+    tokens_per_s: tokens that all ranks read in a step, divided by `seconds`.
+    time: when the step ended, UTC, ISO 8601.
+    attempt: the attempt that took the step.
+    world: the number of ranks that took it.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    loss_hex: str
+    lr: float
+    grad_norm: float
+    samples: int
+    tokens: int
+    seconds: float
+    tokens_per_s: float
+    time: str
+    attempt: int
+    world: int
+
+    def to_line(self) -> str:
+        row = asdict(self)
+        for name in ("loss", "grad_norm"):
+            row[name] = row[name] if math.isfinite(row[name]) else None  # JSON has no NaN
+        return json.dumps(row, allow_nan=False)
+
+    @classmethod
+    def from_line(cls, line: str) -> TrainRecord:
+        row = json.loads(line)
+        row["loss"] = float.fromhex(row["loss_hex"])
+        row["grad_norm"] = math.nan if row["grad_norm"] is None else row["grad_norm"]
+        return cls(**row)
+
+
+class TrainLog:
+    """Appends records to the file, one flush a line. Only rank 0 may hold one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = path.open("a+b")
+        self._cut_torn_line()
+
+    def _cut_torn_line(self) -> None:
+        """A writer killed in the middle of a line leaves half of it; the next line must not join it."""
+        size = self._stream.seek(0, os.SEEK_END)
+        tail = min(size, 65536)
+        self._stream.seek(size - tail)
+        torn = self._stream.read(tail).rpartition(b"\n")[2]
+        self._stream.truncate(size - len(torn))
+
+    def write(self, record: TrainRecord) -> None:
+        self._stream.write(record.to_line().encode() + b"\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __enter__(self) -> TrainLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_train_log(path: Path) -> list[TrainRecord]:
+    """The steps of the run as it stands, in order, each once.
+
+    A line that goes back to step N drops every earlier line from N on. An unfinished last line is not yet
+    read. The file may be read while it is written.
+
+    Raises:
+        ToolkitError: for a finished line that is no record, naming file and line.
+    """
+    kept: list[TrainRecord] = []
+    for record in _records(path):
+        while kept and kept[-1].step >= record.step:
+            kept.pop()
+        kept.append(record)
+    return kept
+
+
+def _records(path: Path) -> Iterator[TrainRecord]:
+    with path.open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield TrainRecord.from_line(line)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ToolkitError(
+                    f"not a training record ({error})",
+                    where=f"{path}:{number}",
+                    fix="delete this line; nothing else of the run depends on it",
+                ) from None

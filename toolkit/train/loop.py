@@ -1,0 +1,101 @@
+"""The training loop as a generator: it steps, saves and stops; the caller gets the records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Protocol
+
+from torch import Tensor
+
+from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.metrics.training import TrainRecord
+from toolkit.train.order import share, split
+from toolkit.train.state import TrainingState
+from toolkit.train.step import OptimizerStep, Stepped
+from toolkit.world.facts import World
+
+# The samples with these global indices: inputs and targets, both of shape (len(samples), tokens).
+TakeSamples = Callable[[range], tuple[Tensor, Tensor]]
+
+
+class LoopSettings(Protocol):
+    """What the loop reads of the job's table `[train]`."""
+
+    steps: int
+    batch: int
+    micro_batch: int
+    log_every: int
+
+
+def training_steps(
+    world: World,
+    settings: LoopSettings,
+    state: TrainingState,
+    step: OptimizerStep,
+    take_samples: TakeSamples,
+    checkpointer: Checkpointer | None,
+    every_steps: int,
+) -> Iterator[TrainRecord]:
+    """Take optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` of them.
+
+    Saves every `every_steps` (0: only at the end), at the end, and when the ranks agree to stop. The record
+    comes first and the save after it, so that no step in a checkpoint is missing from the records.
+    """
+    mark = _Mark(state.step)
+    while state.step < settings.steps:
+        samples = share(state.samples, settings.batch, world.rank, world.size)
+        micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch)]
+        stepped = step.take(micro_batches)
+        state.step += 1
+        state.samples += settings.batch
+        last = state.step == settings.steps
+        if last or state.step % settings.log_every == 0:
+            yield _record(world, settings, state, stepped, micro_batches[0][0].shape[1], mark)
+            mark = _Mark(state.step)
+        stop = world.should_stop(state.step)
+        due = every_steps > 0 and state.step % every_steps == 0
+        if checkpointer and (stop or due or last):
+            state.save(checkpointer, world)
+            mark = _Mark(state.step)
+        if stop:
+            return
+
+
+class _Mark:
+    """Where the clock was set: at the last record, or at the last save, whose time is not a step's."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._at = time.monotonic()
+
+    def seconds_per_step(self, step: int) -> float:
+        return (time.monotonic() - self._at) / (step - self._step)
+
+
+def _record(
+    world: World,
+    settings: LoopSettings,
+    state: TrainingState,
+    stepped: Stepped,
+    tokens_per_sample: int,
+    mark: _Mark,
+) -> TrainRecord:
+    loss, grad_norm = float(stepped.loss), float(stepped.grad_norm)
+    seconds = mark.seconds_per_step(state.step)
+    return TrainRecord(
+        step=state.step,
+        steps=settings.steps,
+        loss=loss,
+        loss_hex=loss.hex(),
+        lr=stepped.rate,
+        grad_norm=grad_norm,
+        samples=state.samples,
+        tokens=state.samples * tokens_per_sample,
+        seconds=seconds,
+        tokens_per_s=settings.batch * tokens_per_sample / seconds,
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        attempt=world.attempt,
+        world=world.size,
+    )

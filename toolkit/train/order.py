@@ -1,0 +1,76 @@
+"""Which sample is read when: a function of the seed and of the global sample index, and of nothing else.
+
+A run keeps one number, the count of samples already read. Whatever the number of ranks, sample `i` is the
+same window of the data, so a run that goes on with other ranks neither repeats a sample nor skips one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.errors import ToolkitError
+
+_ROUNDS = 4
+
+
+class SampleOrder:
+    """A new permutation of `count` samples in each epoch, computed and never stored.
+
+    A Feistel network over the smallest even number of bits that holds `count`; values outside are sent
+    through again until they fall inside (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite
+    Domains, CT-RSA 2002). Four rounds make a permutation (Luby and Rackoff, 1988).
+    """
+
+    def __init__(self, count: int, seed: int) -> None:
+        assert count > 0
+        self.count = count
+        self.seed = seed
+        self._half_bits = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
+        self._half_mask = np.uint64((1 << int(self._half_bits)) - 1)
+
+    def positions(self, samples: range) -> NDArray[np.int64]:
+        """The positions in [0, count) of the global samples; shape (len(samples),)."""
+        index = np.arange(samples.start, samples.stop, samples.step, dtype=np.uint64)
+        epoch, place = np.divmod(index, np.uint64(self.count))
+        key = _mix(epoch + _mix(np.full_like(epoch, self.seed % 2**64)))
+        place = self._permute(place, key)
+        while (outside := place >= self.count).any():
+            place[outside] = self._permute(place[outside], key[outside])
+        return place.astype(np.int64)
+
+    def _permute(self, value: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = value >> self._half_bits, value & self._half_mask
+        for number in range(_ROUNDS):
+            scrambled = _mix(right + _mix(key + np.uint64(number)))
+            left, right = right, left ^ (scrambled & self._half_mask)
+        return (left << self._half_bits) | right
+
+
+def share(first: int, batch: int, rank: int, size: int) -> range:
+    """The samples of one rank among [first, first + batch); shares differ by one sample at most.
+
+    Raises:
+        ToolkitError: when a rank would go empty, as every rank must take part in a step.
+    """
+    if batch < size:
+        raise ToolkitError(
+            f"a batch of {batch} samples leaves some of the {size} ranks without one",
+            where="train.batch",
+            fix=f"set train.batch to {size} or more",
+        )
+    return range(first + batch * rank // size, first + batch * (rank + 1) // size)
+
+
+def split(samples: range, at_most: int) -> list[range]:
+    """The samples in micro-batches of `at_most`; 0 leaves them whole."""
+    length = at_most or len(samples)
+    return [samples[start : start + length] for start in range(0, len(samples), length)]
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea and Flood, OOPSLA 2014); arithmetic is modulo 2**64."""
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

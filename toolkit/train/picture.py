@@ -1,0 +1,51 @@
+"""The loss of a run as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from toolkit.metrics.training import TrainRecord, read_train_log
+
+
+def draw_loss(log: Path, picture: Path) -> None:
+    """Draw the loss over the steps as a PNG; a dashed line marks where another attempt took over.
+
+    Raises:
+        ImportError: matplotlib is not installed (the extra `plot`).
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    records = read_train_log(log)
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot([record.step for record in records], [record.loss for record in records], linewidth=1.4)
+    for step, record in _takeovers(records):
+        if step > 0:
+            axes.axvline(step, color="0.4", linestyle="--", linewidth=1)
+        axes.annotate(
+            f"attempt {record.attempt}: {_ranks(record)}",
+            (step, 1), xycoords=("data", "axes fraction"),
+            xytext=(4, -12), textcoords="offset points", fontsize=8, color="0.3",
+        )  # fmt: skip
+    first, last = records[0], records[-1]
+    axes.set(xlabel="optimizer step", ylabel="mean loss of the global batch, nats per token")
+    axes.set_title(f"Training loss: {first.loss:.2f} to {last.loss:.2f} in {last.step} steps")
+    axes.grid(alpha=0.3)
+    axes.margins(x=0.01)
+    figure.savefig(picture, dpi=120)
+
+
+def _takeovers(records: list[TrainRecord]) -> Iterator[tuple[int, TrainRecord]]:
+    """Each attempt's first record, and the step that it went on from."""
+    yield 0, records[0]
+    for before, after in pairwise(records):
+        if after.attempt != before.attempt:
+            yield before.step, after
+
+
+def _ranks(record: TrainRecord) -> str:
+    return f"{record.world} ranks" if record.world != 1 else "1 rank"

@@ -1,0 +1,82 @@
+"""Text files as training samples: bytes, cut into windows."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from toolkit.errors import NotFoundError, ToolkitError
+
+
+def standard_library_sources() -> list[Path]:
+    """The sources of this Python's standard library, by relative path: text that every machine has."""
+    root = Path(sysconfig.get_path("stdlib"))
+    names = (path.relative_to(root) for path in root.rglob("*.py"))
+    return [root / name for name in sorted(names) if name.parts[0] not in ("site-packages", "dist-packages")]
+
+
+def named_files(patterns: Iterable[str], folder: Path) -> list[Path]:
+    """The files that `[data] paths` names, pattern by pattern, each pattern's files sorted, none twice.
+
+    Relative patterns start at `folder`; `**` goes through folders.
+
+    Raises:
+        NotFoundError: when a pattern finds no file.
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        # Path.glob refuses absolute patterns.
+        matches = sorted(glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
+        files = [path for match in matches if (path := folder / match).is_file()]
+        if not files:
+            raise NotFoundError(
+                f"no file matches {pattern!r}",
+                where="data.paths",
+                fix=f"name files that every node can read; relative patterns start at {folder}",
+            )
+        found.update(dict.fromkeys(files))
+    return list(found)
+
+
+def read_bytes(files: Iterable[Path], *, max_bytes: int) -> bytes:
+    """The files one after the other, cut at `max_bytes`; the same bytes at every call."""
+    pieces: list[bytes] = []
+    left = max_bytes
+    for path in files:
+        if left <= 0:
+            break
+        with path.open("rb") as stream:
+            pieces.append(stream.read(left))
+        left -= len(pieces[-1])
+    return b"".join(pieces)
+
+
+class Windows:
+    """Text cut into samples of `context` bytes, each with the byte that follows as its last target."""
+
+    def __init__(self, text: bytes, context: int) -> None:
+        self.count = (len(text) - 1) // context
+        if self.count < 1:
+            raise ToolkitError(
+                f"{len(text)} bytes of text hold no window of {context} bytes",
+                where="data.paths",
+                fix=f"name more text, or set args.context below {max(1, len(text) - 1)}",
+            )
+        self.context = context
+        self.digest = hashlib.sha256(text).hexdigest()
+        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._offsets = torch.arange(context + 1)
+
+    def take(self, positions: NDArray[np.int64], device: str) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the windows at `positions`, both int64 of shape (len(positions), context)."""
+        starts = torch.from_numpy(positions) * self.context
+        rows = self._text[starts[:, None] + self._offsets].to(device).long()
+        return rows[:, :-1], rows[:, 1:]
