@@ -10,3 +10,4 @@ class CheckpointTable(Table):
 
     every_steps: int = key(200, "Steps between checkpoints; 0 saves only at the end.", ge=0)
     keep_last: int = key(3, "Committed checkpoints that are kept.", ge=1)
+    source: str = key("", "Checkpoint folder to begin from; empty takes the run's newest that verifies.")

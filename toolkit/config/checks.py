@@ -20,6 +20,7 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
         _check_one_node(resolved)
     elif resolved.partition_limits is not None:
         _check_partition(resolved, resolved.partition_limits)
+        _check_gpus(resolved, site)
     _check_warning(resolved)
     _check_mesh(resolved)
     if any(name.startswith("train.") for name in resolved.origins):
@@ -57,13 +58,6 @@ def _check_partition(resolved: ResolvedJob, limits: PartitionTable) -> None:
             f"{job.time} is {format_slurm_time(job.time_s)}, but {on} gives at most {format_slurm_time(limits.max_time_s)}",
             f'time = "{limits.max_time}"',
         )
-    if job.gpus_per_node > limits.gpus_per_node:
-        raise _refuse(
-            resolved,
-            "job.gpus_per_node",
-            f"{job.gpus_per_node} GPUs per node, but {on} has {limits.gpus_per_node}",
-            f"gpus_per_node = {limits.gpus_per_node}",
-        )
     cpus = job.ranks_per_node * job.cpus_per_rank
     if limits.cpus_per_node and cpus > limits.cpus_per_node:
         fits = limits.cpus_per_node // job.ranks_per_node
@@ -91,6 +85,20 @@ def _check_partition(resolved: ResolvedJob, limits: PartitionTable) -> None:
             "job.account",
             f"{on} wants an account",
             'write account = "..." in [job], or -A ACCOUNT, or export SBATCH_ACCOUNT',
+        )
+
+
+def _check_gpus(resolved: ResolvedJob, site: Site) -> None:
+    """A site whose partitions name no GPUs at all says nothing of them; then Slurm has to judge."""
+    job, limits = resolved.job, resolved.partition_limits
+    assert limits is not None  # Called for a known partition.
+    known = any(partition.gpus_per_node for partition in site.partitions.values())
+    if known and job.gpus_per_node > limits.gpus_per_node:
+        raise _refuse(
+            resolved,
+            "job.gpus_per_node",
+            f"{job.gpus_per_node} GPUs per node, but partition {job.partition} of {site.name} has {limits.gpus_per_node}",
+            f"gpus_per_node = {limits.gpus_per_node}",
         )
 
 

@@ -115,6 +115,18 @@ def resolve_job(
     return resolved
 
 
+def lay_over(values: dict[str, Any], settings: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, Origin]:
+    """Replace values of a job's tables in place by --set texts and flags; returns the origins of the new ones."""
+    origins = {}
+    for setting in [*_from_settings(settings), *_from_flags(flags)]:
+        table = values
+        for part in setting.path[:-1]:
+            table = table.setdefault(part, {})
+        table[setting.path[-1]] = setting.value
+        origins[".".join(setting.path)] = setting.origin
+    return origins
+
+
 def _from_document(document: Document) -> Iterator[Setting]:
     for path, value in leaves(document.values):
         yield Setting(path, value, Origin("job", document.place(path)))

@@ -17,25 +17,27 @@ from toolkit.errors import ToolkitError
 def refusal(error: ValidationError, model: type[BaseModel], place: Callable[[KeyPath], str]) -> ToolkitError:
     """Turn the first complaint of `error` about `model` into one line; `place` says where a key stands."""
     details = error.errors(include_url=False)
-    first = details[0]
-    path, field = _known_path(model, tuple(str(part) for part in first["loc"]))
+    paths = [_known_path(model, tuple(str(part) for part in one["loc"])) for one in details]
+    first, path = details[0], paths[0]
     message = first["msg"].removeprefix("Value error, ")
-    if (
-        "|" in message and first["type"] == "value_error"
-    ):  # A table's check names the key in front of the bar.
+    if first["type"] == "value_error" and "|" in message:
+        # A table's own check stands in front of its keys' checks; it names the key before the bar.
         name, message = message.split("|", 1)
-        path, field = _known_path(model, (*path, name))
-    keys = {_known_path(model, tuple(str(part) for part in other["loc"]))[0] for other in details}
-    more = f" (and {len(keys) - 1} more)" if len(keys) > 1 else ""
-    where = f"{place(path)}:{'.'.join(path)}"
+        path = (*path, name)
+    field = _field_at(model, path)
     if first["type"] == "extra_forbidden":
         said, fix = _unknown(model, path)
     elif first["type"] == "missing":
         said, fix = "is missing", f"add {path[-1]} = {form_of(field) if field else '...'}"
+    elif first["type"] in ("model_type", "dict_type"):
+        said, fix = f"{first['input']!r} is no table", f"write [{'.'.join(path)}] and its keys below it"
     else:
-        said = _said(first, message)
+        # A key of several types has one complaint for each; none of them alone says what is wrong.
+        several = paths.count(path) > 1
+        said = f"{first['input']!r} has no form that this key takes" if several else _said(first, message)
         fix = f"give {form_of(field)}" if field else "see `toolkit config schema`"
-    return ToolkitError(said + more, where=where, fix=fix)
+    more = f" (and {len(set(paths)) - 1} more)" if len(set(paths)) > 1 else ""
+    return ToolkitError(said + more, where=f"{place(path)}:{'.'.join(path)}", fix=fix)
 
 
 def _said(details: ErrorDetails, message: str) -> str:
@@ -47,23 +49,37 @@ def _said(details: ErrorDetails, message: str) -> str:
     return f"{value!r} is refused: {message[:1].lower()}{message[1:]}"
 
 
-def _known_path(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, FieldInfo | None]:
+def _known_path(model: type[BaseModel], location: KeyPath) -> KeyPath:
     """Cut pydantic's own additions (the member of a union, the index of a list) off a location."""
-    path: KeyPath = ()
-    field: FieldInfo | None = None
     inner: Any = model
-    for part in location:
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            if get_origin(inner) is not dict:
-                break
-            path, inner = (*path, part), get_args(inner)[1]
-            continue
-        field = field_named(inner, part)
-        path = (*path, part)
-        if field is None:
-            break
-        inner = field.annotation
-    return path, field
+    for depth, part in enumerate(location):
+        inner = _step(inner, part)
+        if inner is None:
+            return location[: depth + 1]
+        if table_model(inner) is None and get_origin(inner) is not dict:
+            return location[: depth + 1]
+    return location
+
+
+def _step(annotation: Any, part: str) -> Any:
+    """Return the type of the key or member `part`; None where there is no such key."""
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
+    field = field_named(annotation, part)
+    return field.annotation if field else None
+
+
+def _field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
+    """Return the field of the innermost key of `path` that stands in a table of ours."""
+    inner: Any = model
+    found: FieldInfo | None = None
+    for part in path:
+        if get_origin(inner) is not dict:
+            found = field_named(inner, part)
+        inner = _step(inner, part)
+        if inner is None:
+            return found
+    return found
 
 
 def field_named(model: type[BaseModel], name: str) -> FieldInfo | None:

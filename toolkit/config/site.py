@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr, StringConstraints, field_validator
 
+from toolkit.config.document import leaves
 from toolkit.config.origins import Origin
 from toolkit.config.table import Table, key
 from toolkit.slurm.times import FORMS, parse_slurm_time
@@ -132,7 +134,9 @@ class PartitionTable(Table):
     max_nodes: int = key(0, "Largest number of nodes of one job.", ge=0)
     max_time: str = key("", "Longest walltime.", form=FORMS)
     cpus_per_node: int = key(0, "CPUs of a node, as Slurm counts them.", ge=0)
-    gpus_per_node: int = key(0, "GPUs of a node.", ge=0)
+    gpus_per_node: int = key(
+        0, "GPUs of a node; a site that names none in any partition leaves the check to Slurm.", ge=0
+    )
     mem_gb_per_node: int = key(0, "Memory of a node in GiB.", ge=0)
     constraint: str = key("", "Constraint that every job here needs.")
     qos: str = key("", "QOS that every job here needs.")
@@ -187,6 +191,11 @@ class Site(SiteIdentity):
     def origins(self) -> dict[str, Origin]:
         """Where each value that is not a default came from, by dotted key."""
         return self._origins
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Yield every value with its dotted key, tables in the file's order."""
+        for path, value in leaves(self.model_dump(by_alias=True)):
+            yield ".".join(path), value
 
     @property
     def default_partition(self) -> str:

@@ -1,0 +1,241 @@
+"""Every mistake in a job file is one line: the place, what is wrong with the value, and the fix."""
+
+import pytest
+
+from toolkit.config.origins import Flag
+from toolkit.errors import NotFoundError, ToolkitError
+
+
+def message_of(tmp_path, call):
+    with pytest.raises(ToolkitError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message.replace(f"{tmp_path}/", "")
+
+
+# Lines are counted in the file that `resolve` writes: [job] is 1, entry is 2, the first line of ours is 3.
+@pytest.mark.parametrize(
+    ("job", "more", "message"),
+    [
+        ("nodse = 2", "", "job.toml:3:job.nodse: there is no key 'nodse' in [job]. Fix: write 'nodes'"),
+        ("steps = 2", "", "job.toml:3:job.steps: there is no key 'steps' in [job]. Fix: move it to [train]"),
+        ("", "[trian]\nsteps = 2", "job.toml:4:trian: there is no key or table 'trian'. Fix: write 'train'"),
+        (
+            "",
+            "[restart]\nzzzz = 2",
+            "job.toml:5:restart.zzzz: there is no key 'zzzz' in [restart]. "
+            "Fix: remove it, or write one of crashes, walltimes, preemptions, warn_s, stall_s",
+        ),
+        (
+            "",
+            "[train]\n\nsteps = 'ten'",
+            "job.toml:6:train.steps: 'ten' is refused: input should be a valid integer. "
+            "Fix: give whole number, at least 1",
+        ),
+        (
+            "",
+            "[train]\nsteps = 0",
+            "job.toml:5:train.steps: 0 is refused: input should be greater than or equal to 1. "
+            "Fix: give whole number, at least 1",
+        ),
+        (
+            "",
+            "[train]\ndeterministic = 1",
+            "job.toml:5:train.deterministic: 1 is refused: input should be a valid boolean. Fix: give true or false",
+        ),
+        (
+            "",
+            '[train]\nprecision = "fp16"',
+            "job.toml:5:train.precision: 'fp16' is refused: input should be 'auto', 'fp32' or 'bf16'. "
+            'Fix: give one of "auto", "fp32", "bf16"',
+        ),
+        (
+            'name = "my job"',
+            "",
+            "job.toml:3:job.name: 'my job' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+        ),
+        (
+            f'name = "{"a" * 65}"',
+            "",
+            f"job.toml:3:job.name: '{'a' * 65}' is no job name. "
+            "Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+        ),
+        (
+            'name = ".."',
+            "",
+            "job.toml:3:job.name: '..' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+        ),
+        (
+            'account = "a\\nrm -rf"',
+            "",
+            "job.toml:3:job.account: holds the control character '\\n'. Fix: give text",
+        ),
+        (
+            'sbatch = ["--mail-type=END", "--x\\u2028y"]',
+            "",
+            "job.toml:3:job.sbatch: holds the control character '\\u2028'. "
+            'Fix: give list of options such as ["--mail-type=END"]',
+        ),
+        (
+            'nodes = "4-2"',
+            "",
+            "job.toml:3:job.nodes: '4-2' is no range of nodes. "
+            'Fix: give whole number from 1, or a range such as "2-4"',
+        ),
+        (
+            "nodes = 0",
+            "",
+            'job.toml:3:job.nodes: 0 is no number of nodes. Fix: give whole number from 1, or a range such as "2-4"',
+        ),
+        (
+            'time = "2h"',
+            "",
+            'job.toml:3:job.time: \'2h\' is not a time that Slurm reads: "MM", "MM:SS", "HH:MM:SS", "D-HH", '
+            '"D-HH:MM", "D-HH:MM:SS" or "UNLIMITED". Fix: give "MM", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", '
+            '"D-HH:MM:SS" or "UNLIMITED"',
+        ),
+        (
+            "",
+            '[env]\npass = ["A B"]',
+            "job.toml:5:env.pass: ['A B'] names 'A B', which is no variable name. "
+            'Fix: give list of variable names such as ["HF_HOME"]',
+        ),
+        (
+            "",
+            "[env.vars]\nA = 1",
+            "job.toml:5:env.vars.A: 1 is refused: input should be a valid string. "
+            'Fix: give table of texts such as { FLAG = "1" }',
+        ),
+        (
+            "",
+            "[[train]]\nsteps = 2",
+            "job.toml:4:train: [{'steps': 2}] is no table. Fix: write [train] and its keys below it",
+        ),
+    ],
+)
+def test_a_wrong_value(tmp_path, resolve, job, more, message):
+    assert message_of(tmp_path, lambda: resolve(job, more)) == message
+
+
+def test_several_mistakes_are_counted(tmp_path, resolve):
+    message = message_of(tmp_path, lambda: resolve("", "[train]\nsteps = 0\nbatch = 0\nlr = 'x'"))
+    assert message.startswith("job.toml:5:train.steps: ")
+    assert "(and 2 more)" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[job]\nname = train\n",
+            "job.toml:2: not TOML: Invalid value. Fix: correct that line; texts need quotes, see toml.io",
+        ),
+        ("[job]\nname = '''", "job.toml:2: not TOML: "),
+        ("", "job.toml:1:job.entry: is missing. Fix: add entry = "),
+        ("job = 5\n", "job.toml:1:job: 5 is no table. Fix: write [job] and its keys below it"),
+        (
+            "steps = 5\n[job]\nentry = ['a']\n",
+            "job.toml:1:steps: there is no key or table 'steps'. Fix: move it to [train]",
+        ),
+    ],
+)
+def test_a_wrong_file(tmp_path, resolve, text, message):
+    assert message_of(tmp_path, lambda: resolve(text=text)).startswith(message)
+
+
+def test_a_file_that_is_not_utf8(tmp_path, resolve):
+    path = tmp_path / "job.toml"
+
+    def read():
+        from toolkit.config.document import read_document
+
+        path.write_bytes(b"[job]\nname = '\xff'\n")
+        read_document(path)
+
+    assert message_of(tmp_path, read) == "job.toml:2: byte 0xff is not UTF-8. Fix: save the file as UTF-8"
+
+
+def test_no_file(tmp_path):
+    from toolkit.config.layers import resolve_job
+
+    with pytest.raises(NotFoundError, match="no such file") as caught:
+        resolve_job(tmp_path / "none.toml", site=None, environ={})
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            {"settings": ["train.step=5"]},
+            "--set train.step=5: there is no key 'train.step'. Fix: write train.steps",
+        ),
+        (
+            {"settings": ["tarin.steps=5"]},
+            "--set tarin.steps=5: there is no key 'tarin.steps'. Fix: write train",
+        ),
+        (
+            {"settings": ["train.steps=ten"]},
+            "--set train.steps=ten:train.steps: 'ten' cannot be read. Fix: give whole number, at least 1",
+        ),
+        (
+            {"settings": ["train.steps=0"]},
+            "--set train.steps=0:train.steps: 0 is refused: input should be greater than or equal to 1. "
+            "Fix: give whole number, at least 1",
+        ),
+        ({"settings": ["steps"]}, "--set steps: is not table.key=value. Fix: write --set train.steps=100"),
+        (
+            {"environ": {"TOOLKIT_TRAIN_STEP": "5"}},
+            "TOOLKIT_TRAIN_STEP: there is no key 'train.step'. Fix: write train.steps",
+        ),
+        (
+            {"environ": {"SBATCH_TIMELIMIT": "2h"}},
+            "SBATCH_TIMELIMIT:job.time: '2h' is not a time that Slurm reads",
+        ),
+        (
+            {"environ": {"SBATCH_GPUS_PER_NODE": "a100:4"}},
+            "SBATCH_GPUS_PER_NODE:job.gpus_per_node: 'a100:4' cannot be read. Fix: give whole number, at least 0",
+        ),
+        ({"flags": {"job.nodes": Flag("x", "-N")}}, "-N x:job.nodes: 'x' is no range of nodes. Fix: "),
+    ],
+)
+def test_a_wrong_value_of_another_layer_names_it(tmp_path, resolve, layers, message):
+    assert message_of(tmp_path, lambda: resolve(**layers)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            '"trian.py:main"',
+            'job.toml:2:job.entry: there is no file trian.py. Fix: write "train.py"',
+        ),
+        (
+            '"other/x.py"',
+            "job.toml:2:job.entry: there is no file other/x.py. Fix: create it, or give a path relative to ",
+        ),
+        (
+            '"train.py:2main"',
+            "job.toml:2:job.entry: '2main' is no function name. Fix: write \"train.py:main\"",
+        ),
+        (
+            '"train"',
+            'job.toml:2:job.entry: \'train\' is no entry. Fix: write "file.py:main", "file.py", '
+            '"package.module:main", or a list such as ["./a.out"]',
+        ),
+        ("[]", "job.toml:2:job.entry: [] is empty. Fix: give "),
+        ('["a", ""]', "job.toml:2:job.entry: ['a', ''] has no form that this key takes. Fix: give "),
+        ("5", "job.toml:2:job.entry: 5 has no form that this key takes. Fix: give "),
+    ],
+)
+def test_a_wrong_entry(tmp_path, resolve, entry, message):
+    (tmp_path / "train.py").touch()
+    assert message_of(tmp_path, lambda: resolve(text=f"[job]\nentry = {entry}\n")).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "entry", ['"train.py"', '"train.py:main"', '"package.module:main"', '["./a.out", "-x"]']
+)
+def test_a_right_entry(resolve, entry):
+    assert resolve(text=f"[job]\nentry = {entry}\n").job.entry

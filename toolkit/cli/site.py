@@ -1,0 +1,59 @@
+"""`toolkit site`: which sites are known, what one says, and which one this machine is."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.group()
+def site() -> None:
+    """Which cluster is this: list, show, detect."""
+
+
+@site.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def list_command(as_json: bool) -> None:
+    """List every site with a file: name, scheduler, how far it was checked, its documentation."""
+    from toolkit.site.load import list_sites
+
+    rows = [
+        {"name": one.name, "kind": one.scheduler.kind, "checked": one.checked, "docs": one.docs}
+        for one in list_sites()
+    ]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    widths = {key: max(len(row[key]) for row in rows) for key in ("name", "kind", "checked")}
+    for row in rows:
+        columns = [f"{row[key]:<{width}}" for key, width in widths.items()]
+        click.echo("  ".join([*columns, row["docs"]]).rstrip())
+
+
+@site.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print the site as JSON.")
+def show(name: str, as_json: bool) -> None:
+    """Show the site NAME, or the site file at that path, with what it extends merged in."""
+    from toolkit.cli.config import print_values
+    from toolkit.site.load import load_site
+
+    loaded = load_site(name)
+    if as_json:
+        click.echo(loaded.model_dump_json(by_alias=True))
+    else:
+        print_values(loaded.values(), loaded.origins, with_origin=True)
+
+
+@site.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def detect(as_json: bool) -> None:
+    """Say which site this machine is, and by what it was known."""
+    from toolkit.site.detect import detect_site
+
+    found = detect_site()
+    if as_json:
+        click.echo(json.dumps({"site": found.site.name, "reason": found.reason}))
+    else:
+        click.echo(f"{found.site.name}: {found.reason}")

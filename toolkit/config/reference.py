@@ -1,0 +1,98 @@
+"""Every key of every table as Markdown, made from the models: `python -m toolkit.config.reference docs/contract.md`.
+
+The page holds the tables between two markers; the rest of it is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from toolkit.config.refusal import table_model
+from toolkit.config.schema import FILES
+from toolkit.config.table import form_of
+from toolkit.errors import ToolkitError
+
+BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
+
+
+def reference() -> str:
+    """Return the tables of the job file and of the site file."""
+    lines: list[str] = []
+    for kind, model in FILES.items():
+        lines += [f"### Keys of the {kind} file", ""]
+        top = [(name, field) for name, field in _keys(model) if table_model(field.annotation) is None]
+        if top:
+            lines += [*_table(top), ""]
+        for name, field in _keys(model):
+            table = table_model(field.annotation)
+            if table is None:
+                continue
+            header = f"{name}.NAME" if get_origin(field.annotation) is dict else name
+            lines += [f"**`[{header}]`** {field.description}", "", *_table(list(_keys(table))), ""]
+    return "\n".join(lines)
+
+
+def _keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    for attribute, field in model.model_fields.items():
+        yield field.alias or attribute, field
+
+
+def _table(keys: list[tuple[str, FieldInfo]]) -> list[str]:
+    rows = [
+        f"| `{name}` | {_cell(form_of(field))} | {_cell(_default(field))} | {_cell(field.description or '')} |"
+        for name, field in keys
+    ]
+    return ["| key | value | default | meaning |", "|---|---|---|---|", *rows]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _default(field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "x-default" in extra:
+        return str(extra["x-default"])
+    if field.is_required():
+        return "must be given"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    assert value is not PydanticUndefined
+    return f"`{json.dumps(value)}`"
+
+
+def embed(page: str, *, where: str) -> str:
+    """Return `page` with the tables between its markers.
+
+    Raises:
+        ToolkitError: the page has no such markers.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ToolkitError("has no place for the keys", where=where, fix=f"write the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{reference()}\n{END}{after}"
+
+
+def main() -> None:
+    """Rewrite the page that is named as the only argument."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m toolkit.config.reference docs/contract.md")
+    path = Path(sys.argv[1])
+    try:
+        path.write_text(embed(path.read_text(), where=str(path)))
+    except OSError as error:
+        sys.exit(f"toolkit: {path}: {error.strerror}")
+    except ToolkitError as error:
+        sys.exit(f"toolkit: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""JOB on the command line: the path of a job file, or the name of a shipped job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import toolkit.jobs
+from toolkit.config.table import nearest
+from toolkit.errors import NotFoundError
+
+
+def shipped_jobs() -> dict[str, Path]:
+    """Return the job files that come with toolkit, by name."""
+    return {
+        path.stem: path for folder in toolkit.jobs.__path__ for path in sorted(Path(folder).glob("*.toml"))
+    }
+
+
+def find_job(name_or_path: str) -> Path:
+    """Return the job file that JOB means; an existing file wins over a shipped job of the same name.
+
+    Raises:
+        NotFoundError: neither a file nor a shipped job; the message names the nearest.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path.absolute()
+    shipped = shipped_jobs()
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    if "/" in name_or_path or name_or_path.endswith(".toml"):
+        beside = [one.name for one in path.absolute().parent.glob("*.toml")]
+        close = nearest(path.name, beside)
+        fix = f"give {path.parent / close[0]}" if close else "give the path of a job file"
+        raise NotFoundError("there is no such job file", where=str(path.absolute()), fix=fix)
+    close = nearest(name_or_path, shipped)
+    fix = (
+        f"write {close[0]!r}"
+        if close
+        else "give the path of a job file" + (f", or one of {', '.join(shipped)}" if shipped else "")
+    )
+    raise NotFoundError(f"there is no shipped job {name_or_path!r} and no such file", fix=fix)

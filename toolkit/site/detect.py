@@ -1,0 +1,152 @@
+"""Which site is this machine part of? Asked in the order: a name that was given, environment, ClusterName, host, file.
+
+Nothing is guessed: a machine with a scheduler that no site file knows is refused, since a job that was written
+for another cluster would be wrong in ways that only show after hours in a queue.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from toolkit.config.site import Site
+from toolkit.errors import ToolkitError
+from toolkit.site.load import list_sites, load_site
+
+# Where Slurm's commands look without SLURM_CONF; the second is the copy that a configless host keeps.
+SLURM_CONF_PATHS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
+SCONTROL_TIMEOUT_S = 10
+_CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """The site, and what it was known by."""
+
+    site: Site
+    reason: str
+
+
+def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ) -> Detection:
+    """Return the site that --site names, else that TOOLKIT_SITE names, else the detected one.
+
+    Raises:
+        ToolkitError: no site or several match.
+        NotFoundError: the name is no site.
+    """
+    if name:
+        return Detection(load_site(name, environ), "--site")
+    return detect_site(environ)
+
+
+def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
+    """Find the site of this machine; TOOLKIT_SITE wins over what the machine says.
+
+    Raises:
+        ToolkitError: there is a scheduler, and no site or several match.
+    """
+    if named := environ.get("TOOLKIT_SITE"):
+        return Detection(load_site(named, environ), f"TOOLKIT_SITE={named}")
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        return Detection(load_site("local", environ), "no scheduler command (sbatch) on PATH")
+    sites = [site for site in list_sites(environ) if site.scheduler.kind != "local"]
+    ambient = _ambient_cluster(environ)
+    host = platform.node()
+    means: Sequence[Callable[[Site], str]] = (
+        lambda site: _by_environment(site, environ),
+        lambda site: _by_cluster(site, ambient),
+        lambda site: _by_host(site, host),
+        _by_file,
+    )
+    for matches in means:
+        found = [Detection(site, reason) for site in sites if (reason := matches(site))]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            both = "; ".join(f"{one.site.name}: {one.reason}" for one in found)
+            raise ToolkitError(f"several sites match ({both})", fix="choose with --site or TOOLKIT_SITE")
+    cluster = f", ClusterName {ambient[0]} ({ambient[1]})" if ambient else ""
+    raise ToolkitError(
+        f"this machine has a scheduler and no site file matches it (host {host}{cluster})",
+        fix=f"choose with --site ({', '.join(one.name for one in [*sites, load_site('local', environ)])}), "
+        "or write a site file into ~/.config/toolkit/sites",
+    )
+
+
+def _by_environment(site: Site, environ: Mapping[str, str]) -> str:
+    for name, pattern in site.detect.environment.items():
+        if name in environ and fnmatchcase(environ[name], pattern):
+            return f"{name}={environ[name]} in the environment"
+    return ""
+
+
+def _by_cluster(site: Site, ambient: tuple[str, str] | None) -> str:
+    """Compare the machine's own cluster; only a machine without one is asked for the site's own slurm.conf."""
+    wanted = site.detect.cluster_name
+    if not wanted:
+        return ""
+    if ambient is not None:
+        return f"ClusterName {wanted} ({ambient[1]})" if ambient[0] == wanted else ""
+    conf = Path(site.scheduler.conf).expanduser() if site.scheduler.conf else None
+    if conf is not None and _cluster_in(conf) == wanted:
+        return f"ClusterName {wanted} ({conf})"
+    return ""
+
+
+def _by_host(site: Site, host: str) -> str:
+    for pattern in site.detect.hostnames:
+        if fnmatchcase(host, pattern):
+            return f"host {host} matches {pattern}"
+    return ""
+
+
+def _by_file(site: Site) -> str:
+    return next((f"{path} exists" for path in site.detect.files if Path(path).exists()), "")
+
+
+def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the name of the cluster that Slurm's commands reach from here, and who said so."""
+    if name := environ.get("SLURM_CLUSTER_NAME"):
+        return name, "SLURM_CLUSTER_NAME"
+    paths = [Path(environ["SLURM_CONF"])] if environ.get("SLURM_CONF") else SLURM_CONF_PATHS
+    for path in paths:
+        if name := _cluster_in(path):
+            return name, str(path)
+    name = _cluster_from_scontrol(environ)
+    return (name, "scontrol show config") if name else None
+
+
+def _cluster_in(conf: Path) -> str:
+    try:
+        text = conf.read_text(errors="replace")
+    except OSError:
+        return ""  # No configuration here, so it names no cluster.
+    match = _CLUSTER_NAME.search(text)
+    return match[1] if match else ""
+
+
+def _cluster_from_scontrol(environ: Mapping[str, str]) -> str:
+    """Ask Slurm itself, for hosts that get their configuration over the network."""
+    scontrol = shutil.which("scontrol", path=environ.get("PATH"))
+    if scontrol is None:
+        return ""
+    try:
+        answer = subprocess.run(
+            [scontrol, "show", "config"],
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            timeout=SCONTROL_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ""  # A controller that does not answer names no cluster; the other means are still tried.
+    match = _CLUSTER_NAME.search(answer.stdout)
+    return match[1] if match else ""
