@@ -7,6 +7,7 @@ rewrites the file and its digests.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import xxhash
 from toolkit.checkpoint.errors import CorruptCheckpointError
 
 BLOCK_BYTES = 4 * 1024 * 1024
-_HEADER = "toolkit-block-digests 1 xxh3_128"
+_HEADER = f"toolkit-block-digests 1 xxh3_128 block={BLOCK_BYTES} size="
+_HEADER_LINE = re.compile(_HEADER + r"(\d{1,19})")
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class BlockDigests:
 
     def text(self) -> str:
         """The content of a `.digest` file: a header, then one line of 32 hex digits for each block."""
-        return "\n".join([f"{_HEADER} block={BLOCK_BYTES} size={self.size}", *self.blocks, ""])
+        return "\n".join([f"{_HEADER}{self.size}", *self.blocks, ""])
 
 
 def digests_of_file(path: Path) -> BlockDigests:
@@ -55,10 +58,10 @@ def read_digests(path: Path) -> BlockDigests:
         CorruptCheckpointError: when it is not one, or when its number of blocks does not fit its size.
     """
     lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-    words = lines[0].rsplit(" ", 2) if lines else []
-    if len(words) != 3 or words[0] != _HEADER or words[1] != f"block={BLOCK_BYTES}":
+    header = _HEADER_LINE.fullmatch(lines[0]) if lines else None
+    if header is None or not all(map(_DIGEST.fullmatch, lines[1:])):
         raise CorruptCheckpointError("is not a digest file", where=str(path))
-    size = int(words[2].removeprefix("size="))
+    size = int(header.group(1))
     if len(lines) - 1 != -(-size // BLOCK_BYTES):
         raise CorruptCheckpointError(f"has {len(lines) - 1} digests for {size} bytes", where=str(path))
     return BlockDigests(size, tuple(lines[1:]))

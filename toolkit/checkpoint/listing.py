@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toolkit.checkpoint.layout import MANIFEST, aside_of, step_of
 from toolkit.checkpoint.verify import verify_quickly
-from toolkit.errors import NotFoundError
+from toolkit.errors import NotFoundError, ToolkitError
 
 # What the words of `commit.set_aside` tell a reader.
 _MEANING = {
@@ -68,7 +68,10 @@ def summarise(folder: Path) -> Summary:
     if aside is not None:
         _, word, attempt = aside
         return Summary(folder, None, _MEANING.get(word, word).format(attempt=attempt))
-    manifest, problems = verify_quickly(folder)
+    try:
+        manifest, problems = verify_quickly(folder)
+    except ToolkitError as error:
+        return Summary(folder, step_of(folder), error.message)
     status = "; ".join(map(str, problems)) or "ok"
     if manifest is None:
         return Summary(folder, step_of(folder), status)

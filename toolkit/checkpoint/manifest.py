@@ -18,6 +18,7 @@ from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import MANIFEST
+from toolkit.errors import ToolkitError
 
 FORMAT = "toolkit-checkpoint"
 SCHEMA = 1
@@ -138,7 +139,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint folder.
 
     Raises:
-        CorruptCheckpointError: when it is missing, damaged or of a newer schema.
+        CorruptCheckpointError: when it is missing or damaged.
+        ToolkitError: when it is whole but of another version.
     """
     path = folder / MANIFEST
     try:
@@ -147,17 +149,20 @@ def read_manifest(folder: Path) -> Manifest:
         raise CorruptCheckpointError("is missing", where=str(path)) from None
     try:
         body = json.loads(text)
-        digest, schema = body["digest"], body["schema"]
+        digest = body["digest"]
     except (ValueError, KeyError, TypeError):
         raise CorruptCheckpointError("is not a manifest", where=str(path)) from None
-    if body.get("format") != FORMAT or schema != SCHEMA:
-        raise CorruptCheckpointError(
-            f"has format {body.get('format')} and schema {schema}; this version reads {FORMAT} {SCHEMA}",
-            where=str(path),
-        )
-    unsigned = _UNSIGNED.join(text.rsplit(digest, 1)) if isinstance(digest, str) and digest else text
+    head, _, tail = text.rpartition(str(digest))
+    unsigned = head + _UNSIGNED + tail
     if xxhash.xxh3_128_hexdigest(unsigned.encode("utf-8", "surrogateescape")) != digest:
         raise CorruptCheckpointError("does not have its own digest", where=str(path))
+    # Only a whole file can be said to be of another version.
+    if (body.get("format"), body.get("schema")) != (FORMAT, SCHEMA):
+        raise ToolkitError(
+            f"is of format {body.get('format')} {body.get('schema')}, this version reads {FORMAT} {SCHEMA}",
+            where=str(path),
+            fix="use the version of toolkit that wrote it, or a newer one",
+        )
     return _manifest_from(body)
 
 

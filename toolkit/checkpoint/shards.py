@@ -19,7 +19,7 @@ from toolkit.checkpoint.digests import BlockChecker, read_digests
 from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import digest_name
-from toolkit.checkpoint.manifest import Piece, TensorRecord
+from toolkit.checkpoint.manifest import FileRecord, Piece, TensorRecord
 from toolkit.checkpoint.names import escape
 
 # Tensors of a page and more start on a page; small ones are packed.
@@ -92,20 +92,24 @@ class ShardWriter:
 class ShardReader:
     """Reads boxes from one shard file, after the blocks that hold them passed their digests."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        """Open the file, which must have `size` bytes.
+    def __init__(self, path: Path, expected: FileRecord) -> None:
+        """Open the file, which must have the size and digests that the manifest states.
 
         Raises:
             CorruptCheckpointError: when the file or its digests are missing, cut or not readable.
         """
         self._path = path
+        digest_path = path.with_name(digest_name(path.name))
         try:
             found = path.stat().st_size
-            if found != size:
-                raise CorruptCheckpointError(f"has {found} bytes instead of {size}", where=str(path))
-            self._checker = BlockChecker(path, read_digests(path.with_name(digest_name(path.name))))
+            digests = read_digests(digest_path)
         except FileNotFoundError as error:
             raise CorruptCheckpointError("is missing", where=str(error.filename)) from None
+        if found != expected.size:
+            raise CorruptCheckpointError(f"has {found} bytes instead of {expected.size}", where=str(path))
+        if digests.whole != expected.digest:
+            raise CorruptCheckpointError("does not belong to its shard file", where=str(digest_path))
+        self._checker = BlockChecker(path, digests)
         # The first block holds the root of the file's structure.
         self._checker.check(0, 1)
         try:

@@ -316,7 +316,7 @@ class HDF5StorageReader(StorageReader):
                 piece = self._piece(item.storage_index)
                 by_file[piece.file].append((item, piece))
         for file, wanted in by_file.items():
-            shard = ShardReader(self._path / file, self.manifest.file(file).size)
+            shard = ShardReader(self._path / file, self.manifest.file(file))
             try:
                 for item, piece in sorted(wanted, key=lambda pair: pair[1].byte_offset):
                     self._read_box(shard, item, piece, planner)

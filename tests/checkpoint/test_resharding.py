@@ -1,0 +1,197 @@
+"""Four real ranks save; one, two and eight load, bit by bit. One rank's error is every rank's error."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.manifest import read_manifest
+from toolkit.checkpoint.verify import verify_fully
+from toolkit.errors import ToolkitError
+from toolkit.world.facts import World
+
+# Uneven on purpose: 7 rows over 4 ranks, 3 columns over 8, more ranks than rows.
+SHAPES = {"even": (16, 8), "odd": (7, 5), "thin": (3, 3), "flat": (13,), "deep": (5, 6, 7)}
+
+
+def reference(name: str, dtype: torch.dtype, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(len(name) * 1000 + step)
+    return torch.randn(SHAPES[name], generator=generator).to(dtype)
+
+
+def state(step: int | None, rank: int, size: int) -> dict:
+    """All ways to lie on a mesh, with the values of a step, or zeros to load into."""
+    line = init_device_mesh("cpu", (size,), mesh_dim_names=("shard",))
+    columns = 2 if size % 2 == 0 else 1
+    grid = init_device_mesh("cpu", (size // columns, columns), mesh_dim_names=("replicate", "shard"))
+
+    def value(name: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return reference(name, dtype, step) if step is not None else torch.zeros(SHAPES[name], dtype=dtype)
+
+    laid_out = {"plain": {}, "rows": {}, "columns": {}, "hybrid": {}, "both": {}}
+    for name, shape in SHAPES.items():
+        last = len(shape) - 1
+        laid_out["plain"][name] = value(name, torch.float64)
+        laid_out["rows"][name] = distribute_tensor(value(name, torch.bfloat16), line, [Shard(0)])
+        laid_out["columns"][name] = distribute_tensor(value(name), line, [Shard(last)])
+        laid_out["hybrid"][name] = distribute_tensor(value(name), grid, [Replicate(), Shard(0)])
+        laid_out["both"][name] = distribute_tensor(value(name), grid, [Shard(0), Shard(last)])
+    own = torch.full((6,), rank if step is not None else 255, dtype=torch.uint8)
+    return {**laid_out, "random": {f"rank-{rank:05d}": own}, "lr": 0.5 if step is not None else 0.0}
+
+
+def assert_is_step(tensors: dict, step: int) -> None:
+    for layout in ("plain", "rows", "columns", "hybrid", "both"):
+        for name, tensor in tensors[layout].items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            assert torch.equal(whole, reference(name, whole.dtype, step)), (layout, name)
+    assert tensors["lr"] == 0.5
+
+
+def run_ranks(size: int, work, folder: Path) -> list[dict]:
+    """Start real ranks; each writes what it saw to a file."""
+    answers = folder / f"answers-{work.__name__}-{size}"
+    answers.mkdir()
+    # One server imports torch, every rank is a fork of it: importing it in each rank is most of a test's time.
+    multiprocessing.set_forkserver_preload(["toolkit.checkpoint.checkpointer", "torch.distributed.tensor"])
+    mp.start_processes(one_rank, (size, work, folder, answers), nprocs=size, start_method="forkserver")
+    return [json.loads((answers / str(rank)).read_text()) for rank in range(size)]
+
+
+def one_rank(rank: int, size: int, work, folder: Path, answers: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{answers}/store", rank=rank, world_size=size)
+    world = World(rank, rank, size, size, 0, 1, "here", "cpu", "local", "test", attempt=1)
+    (answers / str(rank)).write_text(json.dumps(work(folder, world)))
+    dist.destroy_process_group()
+
+
+def save_three_and_fail_once(folder: Path, world: World) -> dict:
+    checkpoints = Checkpointer(folder / "checkpoints", world, keep_last=2)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state(step, world.rank, world.size), {"step": step, "rank": world.rank})
+    broken = state(4, world.rank, world.size)
+    if world.rank == 2:
+        broken["random"]["rank-00002"] = torch.eye(3).to_sparse()
+    with pytest.raises(ToolkitError) as caught:
+        checkpoints.save(4, broken, {})
+    return {"error": str(caught.value), "latest": checkpoints.latest()}
+
+
+def load_newest(folder: Path, world: World) -> dict:
+    tensors = state(None, world.rank, world.size)
+    loaded = Checkpointer(folder / "checkpoints", world).load(tensors, optional=("random",))
+    assert_is_step(tensors, loaded.step)
+    random = int(tensors["random"][f"rank-{world.rank:05d}"][0])
+    return {"step": loaded.step, "state": loaded.state, "ranks": loaded.world_size, "random": random}
+
+
+def load_what_cannot_be(folder: Path, world: World) -> dict:
+    """A key that is not there, a wrong shape and a damaged source: the same error on both ranks."""
+    checkpoints = Checkpointer(folder / "checkpoints", world)
+    newest = folder / "checkpoints" / "step-00000002"
+    answers = {}
+    for what, tensors in {
+        "key": {"nothing": torch.zeros(1)}
+        if world.rank == 0
+        else {"plain": {"even": torch.zeros(16, 8).double()}},
+        "shape": {"plain": {"even": torch.zeros(16, 9)}},
+        "type": {"plain": {"even": torch.zeros(16, 8, dtype=torch.int64)}},
+    }.items():
+        with pytest.raises(ToolkitError) as caught:
+            checkpoints.load(tensors, source=newest)
+        answers[what] = str(caught.value)
+    with pytest.raises(CorruptCheckpointError) as damaged:
+        checkpoints.load(state(None, world.rank, 2), source=folder / "damaged", optional=("random",))
+    return {**answers, "damaged": str(damaged.value)}
+
+
+def flip_last_data_bit(folder: Path) -> str:
+    """Flip one bit in the last piece of a tensor and return the file."""
+    manifest = read_manifest(folder)
+    piece = manifest.tensors["columns.deep"].pieces[-1]
+    path = folder / piece.file
+    data = bytearray(path.read_bytes())
+    data[piece.byte_offset] ^= 1
+    path.write_bytes(data)
+    return piece.file
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> tuple[Path, list[dict]]:
+    folder = tmp_path_factory.mktemp("resharding")
+    return folder, run_ranks(4, save_three_and_fail_once, folder)
+
+
+def test_one_rank_that_cannot_save_fails_all_and_keeps_the_last(saved):
+    folder, answers = saved
+    assert len({answer["error"] for answer in answers}) == 1
+    assert "rank 2" in answers[0]["error"] and "random.rank-00002" in answers[0]["error"]
+    assert "step 3 is the last good checkpoint" in answers[0]["error"]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "step-00000002",
+        "step-00000003",
+    ]
+
+
+def test_replicated_tensors_are_stored_once_and_rank_keys_by_their_rank(saved):
+    manifest, problems = verify_fully(saved[0] / "checkpoints" / "step-00000003")
+    assert not problems and manifest.world_size == 4
+    assert manifest.state == {"step": 3, "rank": 0}
+    assert {"dims": ["replicate", "shard"], "shape": [2, 2]} in manifest.mesh
+    assert len(manifest.tensors["plain.even"].pieces) == 1
+    assert len(manifest.tensors["hybrid.even"].pieces) == 2
+    for rank in range(4):
+        (piece,) = manifest.tensors[f"random.rank-{rank:05d}"].pieces
+        assert piece.file == f"shard-{rank:05d}-of-00004.h5"
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_another_number_of_ranks_loads_the_same_bits(saved, size):
+    answers = run_ranks(size, load_newest, saved[0])
+    for rank, answer in enumerate(answers):
+        assert (answer["step"], answer["ranks"], answer["state"]["step"]) == (3, 4, 3)
+        # A rank that was not there when it was saved keeps what it had.
+        assert answer["random"] == (rank if rank < 4 else 255)
+
+
+def test_one_process_without_a_group_loads_what_four_ranks_saved(saved, capfd):
+    """Last, because it damages the newest checkpoint: the load falls back to the one before."""
+    directory = saved[0] / "checkpoints"
+    file = flip_last_data_bit(directory / "step-00000003")
+    world = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone", attempt=2)
+    tensors = {
+        layout: {
+            name: torch.zeros(shape, dtype=torch.bfloat16 if layout == "rows" else torch.float32)
+            for name, shape in SHAPES.items()
+        }
+        for layout in ("rows", "columns", "both")
+    }
+    loaded = Checkpointer(directory, world).load(tensors)
+    assert loaded.step == 2
+    for layout in tensors.values():
+        for name, tensor in layout.items():
+            assert torch.equal(tensor, reference(name, tensor.dtype, 2))
+    said = capfd.readouterr().err
+    assert "step-00000003" in said and file in said and "block 0" in said
+    assert (directory / "step-00000003.bad-2").is_dir()
+
+
+def test_errors_of_loading_reach_every_rank(saved):
+    folder = saved[0]
+    (folder / "checkpoints" / "step-00000003.bad-2").rename(folder / "damaged")
+    answers = run_ranks(2, load_what_cannot_be, folder)
+    assert answers[0] == answers[1]
+    assert "does not hold nothing" in answers[0]["key"]
+    assert "plain.even" in answers[0]["shape"]
+    assert "is float64 in the checkpoint and int64 in memory" in answers[0]["type"]
+    assert "block 0" in answers[0]["damaged"]
