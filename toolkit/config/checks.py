@@ -19,8 +19,8 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
     if site.scheduler.kind == "local":
         _check_one_node(resolved)
     elif resolved.partition_limits is not None:
+        _check_gpus(resolved, resolved.partition_limits, site)
         _check_partition(resolved, resolved.partition_limits)
-        _check_gpus(resolved, site)
     _check_warning(resolved)
     _check_mesh(resolved)
     if any(name.startswith("train.") for name in resolved.origins):
@@ -88,10 +88,9 @@ def _check_partition(resolved: ResolvedJob, limits: PartitionTable) -> None:
         )
 
 
-def _check_gpus(resolved: ResolvedJob, site: Site) -> None:
+def _check_gpus(resolved: ResolvedJob, limits: PartitionTable, site: Site) -> None:
     """A site whose partitions name no GPUs at all says nothing of them; then Slurm has to judge."""
-    job, limits = resolved.job, resolved.partition_limits
-    assert limits is not None  # Called for a known partition.
+    job = resolved.job
     known = any(partition.gpus_per_node for partition in site.partitions.values())
     if known and job.gpus_per_node > limits.gpus_per_node:
         raise _refuse(

@@ -95,7 +95,7 @@ def _chain(path: Path, environ: Mapping[str, str]) -> list[Document]:
         where = f"{documents[0].place(('extends',))}:extends"
         path = _find(parent, environ, where=where)
         if path in [document.path for document in documents]:
-            circle = " extends ".join([path.stem, *(one.path.stem for one in documents)])
+            circle = " extends ".join([*(one.path.stem for one in reversed(documents)), path.stem])
             raise ToolkitError(f"a circle: {circle}", where=where, fix="take one `extends` of the circle out")
         documents.insert(0, read_document(path))
     return documents

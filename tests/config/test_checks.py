@@ -1,0 +1,145 @@
+"""Impossible requests are refused before Slurm sees them, with the numbers and one that works."""
+
+import pytest
+
+from toolkit.errors import ToolkitError
+
+
+@pytest.mark.parametrize(
+    ("job", "more", "message"),
+    [
+        (
+            "nodes = 9",
+            "",
+            "job.toml:4:job.nodes: 9 nodes, but partition gpu of cluster gives at most 8. Fix: nodes = 8",
+        ),
+        (
+            'time = "2-00"',
+            "",
+            "job.toml:4:job.time: 2-00 is 2-00:00:00, but partition gpu of cluster gives at most 1-00:00:00. "
+            'Fix: time = "1-00:00:00"',
+        ),
+        (
+            'time = "UNLIMITED"',
+            "",
+            "job.toml:4:job.time: UNLIMITED is UNLIMITED, but partition gpu of cluster gives at most 1-00:00:00. "
+            'Fix: time = "1-00:00:00"',
+        ),
+        (
+            "gpus_per_node = 8",
+            "",
+            "job.toml:4:job.gpus_per_node: 8 GPUs per node, but partition gpu of cluster has 4. "
+            "Fix: gpus_per_node = 4",
+        ),
+        (
+            "cpus_per_rank = 17",
+            "",
+            "job.toml:4:job.cpus_per_rank: 4 ranks x 17 CPUs = 68 CPUs per node, but partition gpu of cluster has 64. "
+            "Fix: cpus_per_rank = 16",
+        ),
+        (
+            "ranks_per_node = 65",
+            "",
+            "job.toml:4:job.ranks_per_node: 65 ranks x 1 CPUs = 65 CPUs per node, but partition gpu of cluster has 64. "
+            "Fix: ranks_per_node = 64",
+        ),
+        (
+            "mem_gb_per_node = 600",
+            "",
+            "job.toml:4:job.mem_gb_per_node: 600 GiB per node, but partition gpu of cluster has 512. "
+            "Fix: mem_gb_per_node = 512",
+        ),
+        (
+            'partition = "gpus"',
+            "",
+            "job.toml:4:job.partition: site cluster has no partition 'gpus'. Fix: write 'gpu'",
+        ),
+        (
+            'partition = "xyzzy"',
+            "",
+            "job.toml:4:job.partition: site cluster has no partition 'xyzzy'. Fix: write 'gpu' or 'cpu'",
+        ),
+        (
+            'time = "2"',
+            "[restart]\nwarn_s = 120",
+            "job.toml:6:restart.warn_s: a warning 120 s before walltime leaves nothing of the 120 s of job.time. "
+            "Fix: warn_s = 30, or a longer job.time",
+        ),
+        (
+            "nodes = 3",
+            "[parallel]\nshard = 4\ntp = 2",
+            "job.toml:6:parallel.shard: pp x shard x cp x tp = 1 x 4 x 1 x 2 = 8 does not divide "
+            "12 ranks (3 nodes x 4). Fix: ask for a multiple of 8 ranks, or change [parallel]",
+        ),
+        (
+            "nodes = 2",
+            "[parallel]\nreplicate = 4",
+            "job.toml:6:parallel.replicate: replicate x pp x shard x cp x tp = 4 x 1 x 1 x 1 x 1 = 4 is not "
+            "8 ranks (2 nodes x 4). Fix: ask for 4 ranks, or change [parallel]",
+        ),
+        (
+            "nodes = 2",
+            "[parallel]\nshard = 4\nep = 3",
+            "job.toml:7:parallel.ep: ep = 3 does not divide shard x cp = 4 x 1 = 4. Fix: ep = 4",
+        ),
+        (
+            "nodes = 3",
+            "[train]\nbatch = 64",
+            "job.toml:6:train.batch: 64 samples cannot be split evenly over 12 data ranks. Fix: batch = 60 or 72",
+        ),
+        (
+            "nodes = 2",
+            "[train]\nbatch = 64\nmicro_batch = 3",
+            "job.toml:7:train.micro_batch: 3 does not divide the 8 samples of one rank (batch 64). Fix: micro_batch = 2",
+        ),
+    ],
+)
+def test_an_impossible_request(tmp_path, resolve, site, job, more, message):
+    with pytest.raises(ToolkitError) as caught:
+        resolve(f'account = "a"\n{job}', more, site=site)
+    assert str(caught.value).replace(f"{tmp_path}/", "") == message
+
+
+def test_a_missing_account(resolve, site):
+    with pytest.raises(ToolkitError) as caught:
+        resolve(site=site)
+    assert str(caught.value) == (
+        "job.account: partition gpu of cluster wants an account. "
+        'Fix: write account = "..." in [job], or -A ACCOUNT, or export SBATCH_ACCOUNT'
+    )
+    resolve(site=site, environ={"SBATCH_ACCOUNT": "a"})
+
+
+@pytest.mark.parametrize(
+    ("job", "more"),
+    [
+        ('nodes = 8\ntime = "1-00:00:00"', ""),
+        ('nodes = "2-9"', ""),
+        ("nodes = 2", "[parallel]\nshard = 4\nep = 2\n[train]\nbatch = 64\nmicro_batch = 4"),
+        # tp ranks see the same data: 8 ranks are 4 data ranks.
+        ("nodes = 2", "[parallel]\ntp = 2\n[train]\nbatch = 4"),
+        # Three nodes would not divide, two or four do.
+        ('nodes = "2-4"', "[parallel]\nshard = 8"),
+        # A foreign script has no [train]; the default batch says nothing about it.
+        ("nodes = 3", ""),
+        ('partition = "cpu"\nranks_per_node = 128', ""),
+    ],
+)
+def test_a_possible_request(resolve, site, job, more):
+    resolve(f'account = "a"\n{job}', more, site=site)
+
+
+def test_gpus_on_a_partition_without(tmp_path, resolve, site):
+    with pytest.raises(ToolkitError, match="1 GPUs per node, but partition cpu of cluster has 0"):
+        resolve('partition = "cpu"\ngpus_per_node = 1', site=site)
+
+
+def test_one_machine_is_one_node(resolve):
+    from toolkit.site.load import load_site
+
+    with pytest.raises(
+        ToolkitError, match=r"job.nodes: the job needs 2 nodes and site local is this one machine"
+    ):
+        resolve("nodes = 2", site=load_site("local", {}))
+    # Partitions belong to clusters; a job file keeps its own when it runs on a laptop.
+    assert resolve('partition = "gpu"', site=load_site("local", {})).partition_limits is None

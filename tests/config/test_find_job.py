@@ -1,0 +1,42 @@
+"""JOB is a path or the name of a shipped job."""
+
+import pytest
+import toolkit.jobs
+
+from toolkit.config.shipped import find_job
+from toolkit.errors import NotFoundError
+
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    (folder / "train_lm.toml").touch()
+    monkeypatch.setattr(toolkit.jobs, "__path__", [str(folder)])
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_a_path_a_name_and_a_name_that_is_also_a_file(jobs, tmp_path):
+    (tmp_path / "mine.toml").touch()
+    assert find_job("mine.toml") == tmp_path / "mine.toml"
+    assert find_job("train_lm") == jobs / "train_lm.toml"
+    (tmp_path / "train_lm").touch()
+    assert find_job("train_lm") == tmp_path / "train_lm"
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        ("trainlm", "there is no shipped job 'trainlm' and no such file. Fix: write 'train_lm'"),
+        (
+            "xyzzy",
+            "there is no shipped job 'xyzzy' and no such file. Fix: give the path of a job file, or one of train_lm",
+        ),
+        ("jobs/train.toml", "jobs/train.toml: there is no such job file. Fix: give jobs/train_lm.toml"),
+    ],
+)
+def test_what_is_not_there(jobs, tmp_path, job, message):
+    with pytest.raises(NotFoundError) as caught:
+        find_job(job)
+    assert str(caught.value).removeprefix(f"{tmp_path}/") == message

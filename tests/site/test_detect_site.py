@@ -1,0 +1,105 @@
+"""Which site is this: the order of the means, and that nothing is guessed."""
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from toolkit.errors import ToolkitError
+from toolkit.site import detect
+from toolkit.site.detect import choose_site, detect_site
+
+
+@pytest.fixture(autouse=True)
+def no_slurm_of_this_machine(monkeypatch, tmp_path):
+    """The tests bring their own slurm.conf."""
+    monkeypatch.setattr(detect, "SLURM_CONF_PATHS", (tmp_path / "slurm.conf",))
+
+
+@pytest.fixture
+def scheduler(tmp_path):
+    """Put an sbatch on PATH; it is only looked for, never run."""
+    command = tmp_path / "bin" / "sbatch"
+    command.parent.mkdir()
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+
+
+def cluster(path: Path, name: str) -> Path:
+    path.write_text(f"# ClusterName=comment\nSlurmctldHost=h\n clustername = {name} # ours\n")
+    return path
+
+
+HOST = platform.node()
+MEANS = {
+    "e": '[detect]\nenvironment = { CENTRE = "ours*" }\n',
+    "c": '[detect]\ncluster_name = "cc"\n',
+    "h": f'[detect]\nhostnames = ["other", "{HOST[:2]}*"]\n',
+    "f": '[detect]\nfiles = ["/nowhere", "/etc/passwd"]\n',
+}
+
+
+def test_no_scheduler_is_this_machine(sites):
+    found = detect_site(sites(**MEANS) | {"CENTRE": "ours-1"})
+    assert (found.site.name, found.reason) == ("local", "no scheduler command (sbatch) on PATH")
+
+
+def test_the_order_of_the_means(sites, scheduler, tmp_path):
+    environ = sites(**MEANS)
+    cluster(tmp_path / "slurm.conf", "cc")
+    every = environ | {"CENTRE": "ours-1"}
+    assert detect_site(every).reason == "CENTRE=ours-1 in the environment"
+    assert detect_site(environ | {"CENTRE": "theirs"}).reason == f"ClusterName cc ({tmp_path}/slurm.conf)"
+    cluster(tmp_path / "slurm.conf", "another")
+    assert detect_site(environ).reason == f"host {HOST} matches {HOST[:2]}*"
+    (tmp_path / "sites" / "h.toml").unlink()
+    assert detect_site(environ).reason == "/etc/passwd exists"
+    assert detect_site(environ).site.name == "f"
+
+
+def test_where_the_cluster_name_is_looked_for(sites, scheduler, tmp_path):
+    environ = sites(c=MEANS["c"])
+    assert detect_site(environ | {"SLURM_CLUSTER_NAME": "cc"}).reason == "ClusterName cc (SLURM_CLUSTER_NAME)"
+    conf = cluster(tmp_path / "own.conf", "cc")
+    assert detect_site(environ | {"SLURM_CONF": str(conf)}).reason == f"ClusterName cc ({conf})"
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho 'ClusterName             = cc'\n")
+    scontrol.chmod(0o755)
+    assert detect_site(environ).reason == "ClusterName cc (scontrol show config)"
+
+
+def test_the_sites_own_slurm_conf_counts_only_without_a_cluster(sites, scheduler, tmp_path):
+    """A dev cluster's folder that was left behind must not take the place of the real cluster."""
+    conf = cluster(tmp_path / "dev.conf", "dev")
+    environ = sites(dev=f'[detect]\ncluster_name = "dev"\n[scheduler]\nconf = "{conf}"\n')
+    assert detect_site(environ).reason == f"ClusterName dev ({conf})"
+    cluster(tmp_path / "slurm.conf", "real")
+    with pytest.raises(ToolkitError, match=r"no site file matches it \(host .*, ClusterName real \(/"):
+        detect_site(environ)
+
+
+def test_an_unknown_scheduler_is_refused(sites, scheduler):
+    with pytest.raises(ToolkitError) as caught:
+        detect_site(sites(mine=MEANS["c"]))
+    assert str(caught.value) == (
+        f"this machine has a scheduler and no site file matches it (host {HOST}). "
+        "Fix: choose with --site (devcluster, lumi, mine, roihu, local), "
+        "or write a site file into ~/.config/toolkit/sites"
+    )
+
+
+def test_two_matches_are_refused(sites, scheduler):
+    with pytest.raises(ToolkitError) as caught:
+        detect_site(sites(one=MEANS["f"], two=MEANS["f"]))
+    assert str(caught.value) == (
+        "several sites match (one: /etc/passwd exists; two: /etc/passwd exists). "
+        "Fix: choose with --site or TOOLKIT_SITE"
+    )
+
+
+def test_a_name_wins_over_what_the_machine_says(sites, scheduler):
+    environ = sites(**MEANS) | {"CENTRE": "ours"}
+    assert detect_site(environ | {"TOOLKIT_SITE": "f"}).site.name == "f"
+    found = choose_site("c", environ | {"TOOLKIT_SITE": "f"})
+    assert (found.site.name, found.reason) == ("c", "--site")
+    assert choose_site(None, environ).site.name == "e"

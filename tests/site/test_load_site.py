@@ -1,0 +1,138 @@
+"""Site files: where they are found, how one extends another, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from toolkit.config.layers import resolve_job
+from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.site.load import list_sites, load_site, site_files
+
+
+def refusal(call):
+    with pytest.raises(ToolkitError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_site_stands_on_what_it_extends(sites, tmp_path):
+    environ = sites(
+        base='contact = "us"\n[launcher]\nkind = "srun"\noptions = ["-a", "-b"]\n[partitions.p]\nmax_nodes = 4\n',
+        top='extends = "base"\n[launcher]\noptions = ["-c"]\n[partitions.p]\nmax_time = "30"\n[partitions.q]\n',
+    )
+    site = load_site("top", environ)
+    assert (site.name, site.contact) == ("top", "us")
+    assert (site.launcher.kind, site.launcher.options) == ("srun", ["-c"])
+    assert (site.partitions["p"].max_nodes, site.partitions["p"].max_time_s) == (4, 1800)
+    assert site.origins["partitions.p.max_nodes"].detail == f"{tmp_path}/sites/base.toml:7"
+    assert site.origins["launcher.options"].detail == f"{tmp_path}/sites/top.toml:4"
+
+
+def test_a_circle_is_named(sites, tmp_path):
+    environ = sites(a='extends = "b"\n', b='extends = "c"\n', c='extends = "a"\n')
+    assert refusal(lambda: load_site("a", environ)) == (
+        f"{tmp_path}/sites/c.toml:2:extends: a circle: a extends b extends c extends a. "
+        "Fix: take one `extends` of the circle out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[scheduler]\nkind = 'pbs'",
+            "s.toml:3:scheduler.kind: 'pbs' is refused: input should be 'slurm' or 'local'. "
+            'Fix: give one of "slurm", "local"',
+        ),
+        (
+            "[gpu]\nrequest = '--gres=gpu:{n}'",
+            "s.toml:3:gpu.request: '--gres=gpu:{n}' is no option with one {count}. "
+            'Fix: give text with {count}, such as "--gres=gpu:{count}"',
+        ),
+        (
+            "[partitions.p]\nmax_node = 4",
+            "s.toml:3:partitions.p.max_node: there is no key 'max_node' in "
+            "[partitions.p]. Fix: write 'max_nodes'",
+        ),
+        (
+            "[partitions.p]\nmax_time = 'day'",
+            "s.toml:3:partitions.p.max_time: 'day' is not a time that Slurm reads: ",
+        ),
+        (
+            "[partition.p]\nmax_nodes = 4",
+            "s.toml:2:partition: there is no key or table 'partition'. Fix: write 'partitions'",
+        ),
+        (
+            "[partitions.p]\ndefault = true\n[partitions.q]\ndefault = true",
+            "s.toml:5:partitions.q.default: p and q are both the default. Fix: leave `default = true` at one partition",
+        ),
+        (
+            "[scheduler]\noptions = ['--x\\ny']\n".replace("'", '"'),
+            "s.toml:3:scheduler.options: holds the control character '\\n'. Fix: give list of options such as ",
+        ),
+        ("extends = 'devclustr'", "s.toml:2:extends: there is no site 'devclustr'. Fix: write 'devcluster'"),
+    ],
+)
+def test_a_wrong_site_file(sites, tmp_path, text, message):
+    environ = sites(s=text)
+    assert refusal(lambda: load_site("s", environ)).removeprefix(f"{tmp_path}/sites/").startswith(message)
+
+
+def test_the_name_is_the_files(sites, tmp_path):
+    environ = sites()
+    path = tmp_path / "sites" / "s.toml"
+    path.write_text('name = "t"\n')
+    assert (
+        refusal(lambda: load_site("s", environ))
+        == f"{path}:1:name: 't' is not the file's name. Fix: name = \"s\""
+    )
+
+
+def test_no_such_site(sites):
+    environ = sites(mine="")
+    with pytest.raises(NotFoundError) as caught:
+        load_site("lumy", environ)
+    assert str(caught.value) == "there is no site 'lumy'. Fix: write 'lumi'"
+
+
+def test_a_users_file_hides_a_shipped_one(sites, tmp_path):
+    environ = sites(lumi='docs = "mine"\n')
+    assert load_site("lumi", environ).docs == "mine"
+    home = tmp_path / "home/.config/toolkit/sites"
+    home.mkdir(parents=True)
+    (home / "lumi.toml").write_text('name = "lumi"\ndocs = "home"\n')
+    (home / "other.toml").write_text('name = "other"\n')
+    files = site_files(environ)
+    assert files["lumi"] == tmp_path / "sites/lumi.toml"
+    assert {"other", "local", "devcluster"} <= set(files)
+
+
+@pytest.mark.parametrize("name", ["lumi", "roihu"])
+def test_a_site_that_nobody_ran_says_so_and_cites_its_facts(name):
+    site = load_site(name, {})
+    assert site.checked == "rendered only"
+    lines = site_files({})[name].read_text().splitlines()
+    for table in ("gpu", "network", "launcher", "detect", "paths"):
+        start = lines.index(f"[{table}]")
+        facts = lines[start + 1 : lines.index("", start)]
+        assert any("https://" in line for line in facts), table
+
+
+def test_the_shipped_gpu_dialects(tmp_path):
+    asked = {site.name: site.gpu.request.format(count=4) for site in list_sites({})}
+    assert asked["lumi"] == "--gpus-per-node=4"
+    assert asked["roihu"] == "--gres=gpu:gh200:4"
+
+
+def test_a_job_takes_the_sites_tables_with_their_origins(tmp_path):
+    job = tmp_path / "j.toml"
+    job.write_text('[job]\nentry = ["true"]\naccount = "project_1"\nnodes = 2\n')
+    resolved = resolve_job(job, site=load_site("lumi", {}), environ={})
+    assert (resolved.job.partition, resolved.job.ranks_per_node, resolved.job.cpus_per_rank) == (
+        "standard-g",
+        8,
+        7,
+    )
+    assert resolved.network.interface == "hsn0"
+    assert Path(resolved.origin("network.interface").detail.split(":")[0]).name == "lumi.toml"
+    assert resolved.origin("site.docs").layer == "site"
