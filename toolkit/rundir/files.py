@@ -1,0 +1,89 @@
+"""Small durable files: written whole or not at all, appended a line at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+
+
+def utc_now() -> str:
+    """The present as ISO 8601 in UTC with milliseconds, for records."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Write `text` so that a reader sees the old file or the new one, never a part.
+
+    `mode` is the file's. `durable` waits for the disk; a heartbeat need not.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        os.fchmod(stream.fileno(), mode)  # the umask must not decide who can read
+        stream.write(text)
+        if durable:
+            stream.flush()
+            os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Write `value` as one JSON document, atomically."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode=mode, durable=durable)
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON document; a damaged one is an error that names the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ToolkitError(
+            f"not valid JSON: {error}", where=str(path), fix="restore the file or start a new run"
+        ) from error
+
+
+def read_json_or_none(path: Path) -> Any | None:
+    """As `read_json`, None when there is no such file."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+
+
+def append_line(path: Path, record: dict[str, Any], *, mode: int = 0o600) -> None:
+    """Append one JSON line. Only the file's one writer calls this: appends are not atomic over NFS."""
+    line = json.dumps(record, ensure_ascii=False) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a JSON-lines file. An unfinished last line is not a record yet and is left out."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines(keepends=True):
+        if line.endswith("\n") and line.strip():
+            yield json.loads(line)
+
+
+def tail_text(path: Path, lines: int, *, limit_bytes: int = 65536) -> list[str]:
+    """The last `lines` lines of a file, reading at most `limit_bytes` from its end; [] when it is missing."""
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - limit_bytes))
+            text = stream.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    return text.splitlines()[-lines:]

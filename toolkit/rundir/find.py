@@ -1,0 +1,81 @@
+"""From what a user types to a run directory: a run id, a Slurm job id in any form, `last`, or a path."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from toolkit.errors import NotFoundError
+from toolkit.rundir.claims import read_claim
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import RunDirectory
+
+_JOB_ID = re.compile(r"(?P<job>\d+|local-\d+)(?:[._+].*)?")
+
+
+def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: str = "") -> Path:
+    """The folder of all runs: `--runs` > `TOOLKIT_RUNS` > the site's > `./runs`, absolute."""
+    chosen = flag or environ.get("TOOLKIT_RUNS") or site_runs or "runs"
+    return Path(os.path.expandvars(str(chosen))).expanduser().absolute()
+
+
+def iterate_runs(runs: Path) -> Iterator[RunDirectory]:
+    """Every run below `runs`, the newest first."""
+    found: list[Path] = []
+    for job in sorted(runs.iterdir()) if runs.is_dir() else []:
+        if job.is_dir():
+            found += [path for path in job.iterdir() if (path / "record.json").exists()]
+    for path in sorted(found, key=lambda item: item.name, reverse=True):
+        yield RunDirectory(path)
+
+
+def job_ids(run: RunDirectory) -> list[str]:
+    """The job ids of a run, oldest first, each once: those that submission recorded and those that claimed."""
+    ids: list[str] = []
+    for path in sorted(run.path.glob("submitted-*.json")):
+        ids.append(str((read_json_or_none(path) or {}).get("job_id", "")))
+    for number in run.start_numbers():
+        claim = read_claim(run, number)
+        if claim is not None:
+            ids.append(claim.job_id)
+    return list(dict.fromkeys(name for name in ids if name))
+
+
+def find_run(run: str, runs: Path) -> Path:
+    """The directory of the run that a user named.
+
+    Args:
+        run: a run id, `last` (the newest run), a Slurm job id such as `123`, `123_4` or `123.batch`, or a path.
+        runs: the folder of all runs.
+
+    Raises:
+        NotFoundError: no such run; the nearest names are given.
+    """
+    candidate = Path(run).expanduser()
+    if (candidate / "record.json").exists():
+        return candidate.resolve()
+    known = list(iterate_runs(runs))
+    if run == "last":
+        if known:
+            return known[0].path
+        raise NotFoundError(
+            "there is no run yet", where=str(runs), fix="`toolkit submit JOB`, or give --runs"
+        )
+    for entry in known:
+        if entry.run_id == run or f"{entry.job_name}/{entry.run_id}" == run:
+            return entry.path
+    match = _JOB_ID.fullmatch(run)
+    if match:
+        for entry in known:
+            if match["job"] in job_ids(entry):
+                return entry.path
+    near = difflib.get_close_matches(run, [entry.run_id for entry in known], n=3, cutoff=0.5)
+    hint = (
+        f"did you mean {', '.join(near)}"
+        if near
+        else "`toolkit history` lists the runs; --runs names their folder"
+    )
+    raise NotFoundError(f"no run {run!r}", where=str(runs), fix=hint)

@@ -1,0 +1,186 @@
+"""The run directory: where everything of one run lies, and who writes it.
+
+`RUNS/<job name>/<run id>/`. docs/contract.md lists every file with its one writer. Folders are 0700 and files
+0600; `access = "group"` widens both.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import write_text
+
+
+def new_run_id(now: datetime | None = None) -> str:
+    """A name that sorts by time, such as `20261120-142233-9f3a`."""
+    moment = now or datetime.now(UTC)
+    return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run. Making the value touches nothing on disk."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def job_name(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def job_file(self) -> Path:
+        return self.path / "job.toml"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def secret(self) -> Path:
+        return self.path / "secret"
+
+    @property
+    def control(self) -> Path:
+        return self.path / "control"
+
+    @property
+    def starts(self) -> Path:
+        return self.path / "starts"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+    def script(self, start: int) -> Path:
+        """The rendered script whose first start is `start`; the first one is plainly `job.sbatch`."""
+        return self.path / ("job.sbatch" if start == 0 else f"job-{start:03}.sbatch")
+
+    def start(self, number: int) -> Path:
+        return self.starts / f"{number:03}"
+
+    def attempt(self, number: int) -> AttemptDirectory:
+        return AttemptDirectory(self.attempts / f"{number:03}")
+
+    def start_numbers(self) -> list[int]:
+        return _numbers(self.starts)
+
+    def attempt_numbers(self) -> list[int]:
+        return _numbers(self.attempts)
+
+    def last_attempt(self) -> AttemptDirectory | None:
+        numbers = self.attempt_numbers()
+        return self.attempt(numbers[-1]) if numbers else None
+
+
+@dataclass(frozen=True)
+class AttemptDirectory:
+    """Paths of one attempt."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def start_file(self) -> Path:
+        return self.path / "start.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def heartbeat(self) -> Path:
+        return self.path / "heartbeat"
+
+    @property
+    def exit_file(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def stop_flag(self) -> Path:
+        """Written by the supervisor: the ranks are to save and end at the next step boundary."""
+        return self.path / "stop"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Written by rank 0: the address of the store."""
+        return self.path / "rendezvous.json"
+
+    @property
+    def errors(self) -> Path:
+        return self.path / "errors"
+
+    @property
+    def ranks(self) -> Path:
+        """One file a rank at its start, one at its end: `rank-00003.json`, `rank-00003.done`."""
+        return self.path / "ranks"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def error_file(self, rank: int) -> Path:
+        return self.errors / f"rank-{rank:05}.json"
+
+    def rank_file(self, rank: int) -> Path:
+        return self.ranks / f"rank-{rank:05}.json"
+
+    def done_marker(self, rank: int) -> Path:
+        return self.ranks / f"rank-{rank:05}.done"
+
+    def log_file(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+    def make_folders(self) -> None:
+        """Make the folders of an attempt that was just claimed."""
+        for folder in (self.errors, self.ranks, self.logs):
+            folder.mkdir()
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    except FileNotFoundError:
+        return []
+
+
+def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirectory:
+    """Make an empty run directory with its secret.
+
+    It exists before anything of ours runs on the cluster, since Slurm opens the log inside it. `access` is
+    "user" (0700) or "group" (0750).
+    """
+    mode = 0o750 if access == "group" else 0o700
+    try:
+        (runs / job_name).mkdir(parents=True, exist_ok=True)
+        run = RunDirectory((runs / job_name).resolve() / new_run_id())
+        run.path.mkdir(mode=mode)
+        for folder in (run.control, run.starts, run.attempts, run.checkpoints, run.metrics):
+            folder.mkdir(mode=mode)
+            folder.chmod(mode)
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot make a run directory: {error.strerror}",
+            where=str(error.filename or runs),
+            fix="give a folder you can write to with --runs or TOOLKIT_RUNS",
+        ) from error
+    write_text(run.secret, secrets.token_hex(32) + "\n")
+    return run

@@ -1,0 +1,133 @@
+"""The states of a run and of an attempt, and the one table that says how an attempt's end decides the next.
+
+`docs/contract.md` prints this table, the supervisor follows it, and a test walks every row of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RunState(StrEnum):
+    """What `status` prints for a run, in the order of its life."""
+
+    CREATED = "created"
+    PENDING = "pending"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+    TIMEOUT = "timeout"
+    PREEMPTED = "preempted"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+    @property
+    def final(self) -> bool:
+        """True when nothing more happens by itself."""
+        return self not in _OPEN
+
+
+_OPEN = {RunState.CREATED, RunState.PENDING, RunState.RUNNING, RunState.CANCELLING, RunState.UNKNOWN}
+
+
+class Cause(StrEnum):
+    """Why an attempt ended."""
+
+    COMPLETED = "completed"
+    CRASHED = "crashed"
+    STALLED = "stalled"
+    LAUNCH_FAILED = "launch_failed"
+    WALLTIME = "walltime"
+    PREEMPTED = "preempted"
+    STOPPED = "stopped"
+    CANCELLED = "cancelled"
+
+
+class Next(StrEnum):
+    """What follows an attempt."""
+
+    END = "end"
+    RESTART = "restart"  # new ranks in the same allocation
+    REQUEUE = "requeue"  # we ask Slurm for a new start of the same job
+    AWAIT = "await_slurm"  # Slurm requeues by itself
+
+
+@dataclass(frozen=True)
+class Ending:
+    """One row of the table: what an attempt that ended by `cause` leads to.
+
+    `budget` names the key of `[restart]` that it spends, "" for none. `with_budget` is what follows while the
+    budget lasts (and Slurm can requeue, where that is asked for), else the run ends in `final_state` with
+    `exit_code`; None stands for the exit code of the rank that failed first (128 + signal).
+    """
+
+    cause: Cause
+    when: str
+    budget: str
+    with_budget: Next
+    final_state: RunState
+    exit_code: int | None
+
+
+ENDINGS: dict[Cause, Ending] = {
+    row.cause: row
+    for row in (
+        Ending(Cause.COMPLETED, "every rank left its done marker", "", Next.END, RunState.COMPLETED, 0),
+        Ending(Cause.CRASHED, "a rank died or failed", "crashes", Next.RESTART, RunState.FAILED, None),
+        Ending(Cause.STALLED, "no step for stall_s", "crashes", Next.RESTART, RunState.FAILED, 125),
+        Ending(Cause.LAUNCH_FAILED, "the launcher ended before any rank reported in", "", Next.END, RunState.FAILED, 125),
+        Ending(Cause.WALLTIME, "USR2 with at most warn_s + 90 s left", "walltimes", Next.REQUEUE, RunState.TIMEOUT, 140),
+        Ending(Cause.PREEMPTED, "USR2 with more time left, or TERM and Slurm says preempted", "preemptions", Next.AWAIT, RunState.PREEMPTED, 143),
+        Ending(Cause.STOPPED, "control/stop, or INT at the terminal", "", Next.END, RunState.STOPPED, 130),
+        Ending(Cause.CANCELLED, "control/cancel, or TERM and Slurm says cancelled", "", Next.END, RunState.CANCELLED, 143),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an attempt's end leads to: `exit_code` counts only when `next` is END."""
+
+    cause: Cause
+    next: Next
+    final_state: RunState
+    exit_code: int
+    reason: str
+
+
+def decide(
+    cause: Cause,
+    *,
+    budgets: dict[str, int],
+    spent: dict[str, int],
+    requeue_allowed: bool,
+    rank_exit_code: int = 1,
+    repeated_without_progress: bool = False,
+) -> Verdict:
+    """Follow the table for one ended attempt.
+
+    `budgets` are the `[restart]` keys (-1 is unlimited), `spent` how often each was spent before this end.
+    `requeue_allowed` is false where the job, the site or a local run rules a requeue out.
+    `repeated_without_progress` is true when the same failure came twice with no new step between.
+    """
+    row = ENDINGS[cause]
+    exit_code = rank_exit_code if row.exit_code is None else row.exit_code
+
+    def end(reason: str) -> Verdict:
+        return Verdict(cause, Next.END, row.final_state, exit_code, reason)
+
+    if row.with_budget is Next.END:
+        return end(row.when)
+    if repeated_without_progress:
+        return end("the same failure came twice without a new step")
+    if row.with_budget in (Next.REQUEUE, Next.AWAIT) and not requeue_allowed:
+        return end("a requeue is not allowed (job.requeue, or no Slurm)")
+    limit = budgets[row.budget]
+    if 0 <= limit <= spent.get(row.budget, 0):
+        return end(f"restart.{row.budget} = {limit} is spent")
+    left = "unlimited" if limit < 0 else f"{limit - spent.get(row.budget, 0) - 1} left after this"
+    return Verdict(cause, row.with_budget, row.final_state, exit_code, f"restart.{row.budget}: {left}")
