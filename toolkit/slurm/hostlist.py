@@ -1,0 +1,91 @@
+"""Slurm's host lists: `node[1-3,07],login` to names, in order, duplicates kept."""
+
+from __future__ import annotations
+
+from toolkit.errors import ToolkitError
+
+MOST_HOSTS = 1_000_000
+
+
+def expand_hostlist(text: str) -> list[str]:
+    """Every host of an expression, in its order.
+
+    `a[1-3]` counts; leading zeros keep their width (`n[008-010]`); several brackets multiply, the last one
+    fastest; commas and blanks between expressions separate.
+
+    Raises:
+        ToolkitError: unbalanced or empty brackets, a range that runs backwards, or more than a million hosts.
+    """
+    hosts: list[str] = []
+    for part in _split(text):
+        hosts += _expand_one(part, text, MOST_HOSTS - len(hosts))
+    return hosts
+
+
+def first_host(text: str) -> str:
+    """The first host of an expression.
+
+    Raises:
+        ToolkitError: there is none.
+    """
+    hosts = expand_hostlist(text)
+    if not hosts:
+        raise _bad(text, "names no host")
+    return hosts[0]
+
+
+def _split(text: str) -> list[str]:
+    parts, depth, current = [], 0, ""
+    for letter in text.strip():
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            raise _bad(text, "has unbalanced brackets")
+        if depth == 0 and (letter == "," or letter.isspace()):
+            parts.append(current)
+            current = ""
+        else:
+            current += letter
+    if depth:
+        raise _bad(text, "has an open bracket")
+    return [part for part in [*parts, current] if part]
+
+
+def _expand_one(part: str, text: str, room: int) -> list[str]:
+    names = [""]
+    rest = part
+    while rest:
+        prefix, bracket, rest = rest.partition("[")
+        names = [name + prefix for name in names]
+        if not bracket:
+            break
+        inside, _, rest = rest.partition("]")
+        numbers = _numbers(inside, text, room)
+        if len(names) * len(numbers) > room:
+            raise _bad(text, f"names more than {MOST_HOSTS} hosts")
+        names = [name + number for name in names for number in numbers]
+    return names
+
+
+def _numbers(inside: str, text: str, room: int) -> list[str]:
+    numbers: list[str] = []
+    for item in inside.split(","):
+        low, dash, high = item.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise _bad(text, f"has {item!r} where a number or a range belongs")
+        if not dash:
+            numbers.append(low)
+            continue
+        count = int(high) - int(low) + 1
+        if count < 1:
+            raise _bad(text, f"has the range {item!r}, which runs backwards")
+        if len(numbers) + count > room:
+            raise _bad(text, f"names more than {MOST_HOSTS} hosts")
+        numbers += [str(value).zfill(len(low)) for value in range(int(low), int(high) + 1)]
+    return numbers
+
+
+def _bad(text: str, problem: str) -> ToolkitError:
+    shown = text if len(text) < 80 else text[:77] + "..."
+    return ToolkitError(
+        f"the host list {shown!r} {problem}", fix="write it as Slurm does, such as node[1-4,8]"
+    )
