@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from toolkit.world.stop import StopWatch
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,17 @@ class World:
     discovered_by: str
     attempt: int = 0
     run_dir: Path | None = None
+    stop_watch: StopWatch = field(default_factory=StopWatch, repr=False, compare=False)
+
+    def should_stop(self, step: int) -> bool:
+        """True when all ranks are to save now and return; the same answer on every rank at the same step.
+
+        Call it on every rank at every step boundary: it is a collective once the process group exists. `step` is
+        the number of finished steps; rank 0 writes it into the attempt's heartbeat.
+        """
+        return self.stop_watch.look(step, rank=self.rank, size=self.size)
+
+    def time_left(self) -> float:
+        """Seconds until the allocation ends, infinite where there is no limit."""
+        ends_at = float(os.environ.get("TOOLKIT_ENDS_AT") or 0)
+        return ends_at - time.time() if ends_at else float("inf")

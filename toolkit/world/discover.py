@@ -1,0 +1,163 @@
+"""Who am I, and how many are we: read from MPI, Slurm, torchrun or nothing, and checked against each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.world.device import choose_device
+from toolkit.world.facts import World
+from toolkit.world.stop import StopWatch
+
+# What a process manager leaves in the environment of the ranks that it starts.
+_MPI_SIGNS = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank stands, by one source."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    nodes: int
+    launcher: str
+    source: str
+
+
+def discover(environ: Mapping[str, str] | None = None) -> World:
+    """Find this process's place, under toolkit, srun, mpirun, torchrun or alone.
+
+    Raises:
+        ToolkitError: the sources contradict each other, such as an MPI that says 1 rank inside a job of 8.
+    """
+    env = os.environ if environ is None else environ
+    place = _place(env)
+    expected = env.get("TOOLKIT_WORLD_SIZE")
+    if expected and int(expected) != place.size:
+        raise _wrong_size(place, int(expected), "the job")
+    run = RunDirectory(Path(env["TOOLKIT_RUN_DIR"])) if env.get("TOOLKIT_RUN_DIR") else None
+    attempt = int(env.get("TOOLKIT_ATTEMPT") or 0)
+    attempt_directory: AttemptDirectory | None = run.attempt(attempt) if run else None
+    return World(
+        rank=place.rank, local_rank=place.local_rank, size=place.size, local_size=place.local_size,
+        node=place.node, nodes=place.nodes, host=socket.gethostname(),
+        device=choose_device(place.local_rank, place.local_size, env), launcher=place.launcher,
+        discovered_by=place.source, attempt=attempt, run_dir=run.path if run else None,
+        stop_watch=StopWatch(run, attempt_directory),
+    )  # fmt: skip
+
+
+def _place(env: Mapping[str, str]) -> Place:
+    if "TORCHELASTIC_RUN_ID" in env:  # torchrun may itself stand inside a Slurm step
+        return from_torchrun(env)
+    if env.get("TOOLKIT_LAUNCHER") == "local":
+        return from_torchrun(env, launcher="local", source="toolkit's local launcher")
+    if any(name in env for name in _MPI_SIGNS):
+        return from_mpi(env)
+    if in_slurm_step(env):
+        return from_slurm(env)
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return from_torchrun(env, source="RANK and WORLD_SIZE")
+    return Place(0, 1, 0, 1, 0, 1, "none", "no launcher: alone")
+
+
+def in_slurm_step(env: Mapping[str, str]) -> bool:
+    """True in a task that srun started; a batch script and salloc's shell have SLURM_PROCID too, but no such step."""
+    return env.get("SLURM_STEP_ID", "").isdigit() and "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env
+
+
+def from_torchrun(
+    env: Mapping[str, str], *, launcher: str = "torchrun", source: str = "torchrun's variables"
+) -> Place:
+    """Read RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK."""
+    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+    local_size = int(env.get("LOCAL_WORLD_SIZE", size))
+    node = int(env.get("GROUP_RANK", rank // local_size))
+    local_rank = int(env.get("LOCAL_RANK", rank % local_size))
+    return Place(rank, size, local_rank, local_size, node, -(-size // local_size), launcher, source)
+
+
+def from_slurm(env: Mapping[str, str]) -> Place:
+    """Read the variables that srun gives to each task."""
+    per_node = expand_tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"]))
+    node = int(env["SLURM_NODEID"])
+    return Place(
+        int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"]), per_node[node], node,
+        len(per_node), "srun", f"Slurm step {env.get('SLURM_JOB_ID', '?')}.{env['SLURM_STEP_ID']}",
+    )  # fmt: skip
+
+
+def expand_tasks_per_node(text: str) -> list[int]:
+    """Slurm's `2(x3),1` as [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ToolkitError(f"cannot read tasks per node {text!r}", where="SLURM_STEP_TASKS_PER_NODE")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def from_mpi(env: Mapping[str, str]) -> Place:
+    """Ask MPI itself, then hold its answer against what the launcher said in the environment."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ToolkitError(
+            f"an MPI launcher started this process, but mpi4py cannot load an MPI library: {error}",
+            where=socket.gethostname(),
+            fix="set MPI4PY_LIBMPI (site file: launcher.libmpi) to the libmpi.so of the MPI that launches",
+        ) from error
+    communicator = MPI.COMM_WORLD
+    rank, size = communicator.Get_rank(), communicator.Get_size()
+    launcher = "srun" if in_slurm_step(env) and "OMPI_MCA_ess_base_jobid" not in env else "mpirun"
+    library = MPI.Get_library_version().split(",")[0].split("\n")[0].replace("\t", " ")
+    announced = _announced_size(env, launcher)
+    source = f"MPI ({' '.join(library.split())[:60]})"
+    if announced is not None and announced != size:
+        raise _wrong_size(Place(rank, size, 0, 1, 0, 1, launcher, source), announced, "the launcher")
+    local_rank, local_size, node, nodes = _nodes_by_host(communicator)
+    return Place(rank, size, local_rank, local_size, node, nodes, launcher, source)
+
+
+def _announced_size(env: Mapping[str, str], launcher: str) -> int | None:
+    for name in (
+        "OMPI_COMM_WORLD_SIZE",
+        "PMI_SIZE",
+        *(("SLURM_STEP_NUM_TASKS",) if launcher == "srun" else ()),
+    ):
+        if env.get(name, "").isdigit():
+            return int(env[name])
+    return None
+
+
+def _nodes_by_host(communicator: Any) -> tuple[int, int, int, int]:
+    """(local rank, local size, node, nodes); nodes are numbered by their lowest rank."""
+    width = 256
+    mine = bytearray(socket.gethostname().encode()[:width].ljust(width, b"\0"))
+    everybody = bytearray(width * communicator.Get_size())
+    communicator.Allgather(mine, everybody)
+    hosts = [bytes(everybody[at : at + width]) for at in range(0, len(everybody), width)]
+    order = list(dict.fromkeys(hosts))
+    host, rank = bytes(mine), communicator.Get_rank()
+    return hosts[:rank].count(host), hosts.count(host), order.index(host), len(order)
+
+
+def _wrong_size(place: Place, expected: int, who: str) -> ToolkitError:
+    return ToolkitError(
+        f"{place.source} says {place.size} rank{'s' * (place.size != 1)}, {who} has {expected}: "
+        "the MPI library does not understand the launcher's process management interface",
+        where=socket.gethostname(),
+        fix="give srun the --mpi that this MPI was built for (site file: launcher.mpi; `srun --mpi=list`), "
+        "or set launcher.libmpi / MPI4PY_LIBMPI to the MPI that belongs to the launcher",
+    )

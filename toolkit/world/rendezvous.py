@@ -1,0 +1,140 @@
+"""How ranks meet: rank 0 binds the store's socket and keeps it, and tells the others where it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import read_json_or_none, write_json
+from toolkit.rundir.layout import RunDirectory
+from toolkit.world.address import choose_interface
+from toolkit.world.facts import World
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+_ENDPOINT_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the store listens. `listener` is rank 0's open socket."""
+
+    host: str
+    port: int
+    listener: socket.socket | None = None
+
+
+def meet(world: World, *, interface: str = "", timeout_s: float = 300.0) -> Endpoint:
+    """Agree on the store's endpoint: over MPI, else through the run directory, else from the environment."""
+    name, address = choose_interface(interface, single_node=world.nodes == 1)
+    # gloo would otherwise resolve the host name, which on many nodes is loopback. A user's value is kept.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    if world.launcher == "torchrun":
+        return Endpoint(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if world.discovered_by.startswith("MPI"):
+        return _over_mpi(world, address)
+    if world.size == 1:
+        return _listen(address)
+    if world.run_dir is not None:
+        return _over_files(world, address, timeout_s)
+    return _from_slurm(world, address)
+
+
+def _listen(address: str, port: int = 0) -> Endpoint:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((address, port))
+    listener.listen(4096)
+    return Endpoint(address, listener.getsockname()[1], listener)
+
+
+def _over_mpi(world: World, address: str) -> Endpoint:
+    from mpi4py import MPI
+
+    endpoint = _listen(address) if world.rank == 0 else None
+    text = f"{endpoint.host} {endpoint.port}" if endpoint else ""
+    buffer = bytearray(text.encode().ljust(_ENDPOINT_BYTES))
+    MPI.COMM_WORLD.Bcast(buffer, root=0)
+    if endpoint is not None:
+        return endpoint
+    host, port = buffer.decode().split()
+    return Endpoint(host, int(port))
+
+
+def _over_files(world: World, address: str, timeout_s: float) -> Endpoint:
+    assert world.run_dir is not None
+    path = RunDirectory(world.run_dir).attempt(world.attempt).rendezvous
+    if world.rank == 0:
+        endpoint = _listen(address)
+        write_json(path, {"host": endpoint.host, "port": endpoint.port})
+        return endpoint
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = read_json_or_none(path)
+        if value is not None:
+            return Endpoint(value["host"], value["port"])
+        time.sleep(0.05)
+    raise ToolkitError(
+        f"rank 0 did not write its address in {timeout_s:.0f} s",
+        where=str(path),
+        fix="see rank 0's log; is this folder shared?",
+    )
+
+
+def _from_slurm(world: World, address: str) -> Endpoint:
+    """Without MPI and without a run directory: the step's first node, and a port that follows from the step's id."""
+    from toolkit.slurm.hostlist import first_host
+
+    nodes = os.environ.get("SLURM_STEP_NODELIST")
+    if not nodes:
+        raise ToolkitError(
+            f"{world.size} ranks, but nothing to find rank 0 by ({world.discovered_by})",
+            fix="start through `toolkit run`, srun, mpirun or torchrun",
+        )
+    step = (os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"])
+    port = 20000 + (int(step[0]) * 31 + int(step[1])) % 20000
+    if world.rank == 0:
+        return _listen(address, port)
+    return Endpoint("127.0.0.1" if world.nodes == 1 else first_host(nodes), port)
+
+
+def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = 300.0) -> dist.Store:
+    """torch's store at `endpoint`, its keys prefixed by the attempt so that an older life's cannot be read."""
+    import torch.distributed as dist
+
+    listener = endpoint.listener
+    # torchrun's agent hosts the store already: its ranks, 0 too, are clients.
+    hosted = world.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = world.rank == 0 and not hosted
+    store = dist.TCPStore(
+        endpoint.host,
+        endpoint.port,
+        world.size,
+        is_master,
+        timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener is not None else None,
+    )
+    return dist.PrefixStore(f"attempt-{world.attempt}", store)
+
+
+def start_groups(world: World, *, interface: str = "", timeout_s: float = 300.0) -> None:
+    """Initialise torch's default process group: gloo for CPU tensors and, with GPUs, NCCL for theirs."""
+    import torch
+    import torch.distributed as dist
+
+    endpoint = meet(world, interface=interface, timeout_s=timeout_s)
+    store = open_store(world, endpoint, timeout_s=timeout_s)
+    on_gpu = world.device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(world.device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo", store=store, rank=world.rank, world_size=world.size,
+        timeout=timedelta(seconds=timeout_s),
+    )  # fmt: skip
