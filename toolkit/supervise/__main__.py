@@ -1,0 +1,31 @@
+"""`python -P -m toolkit.supervise RUN_DIR`: the last line of every rendered script. stdin is the resolved job."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.layout import RunDirectory
+from toolkit.supervise.supervisor import supervise
+
+
+def main() -> int:
+    """Read the job, live one start."""
+    if len(sys.argv) != 2:
+        print("usage: python -m toolkit.supervise RUN_DIR < resolved-job.json", file=sys.stderr)  # noqa: T201
+        return 2
+    try:
+        job = json.load(sys.stdin)
+        return supervise(
+            RunDirectory(Path(sys.argv[1])), job, first_start=int(os.environ.get("TOOLKIT_START", "0"))
+        )
+    except ToolkitError as error:
+        print(f"toolkit: {error}", file=sys.stderr)  # noqa: T201
+        return 125
+
+
+if __name__ == "__main__":
+    sys.exit(main())

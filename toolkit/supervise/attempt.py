@@ -1,0 +1,151 @@
+"""One attempt: start the ranks, watch them, and say how they ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import Cause
+from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end
+from toolkit.supervise.launchers import Ranks, Shape
+
+POLL_S = 0.2
+SETTLE_S = 1.5  # after the first error: time for the other ranks to say what they saw
+MARKER_PATIENCE_S = 3.0  # a network file system may show the last markers late
+
+
+@dataclass
+class StopRequest:
+    """What the signal handlers and `control/` ask of the attempt. Handlers only set fields."""
+
+    cause: Cause | None = None
+    kill: bool = False
+
+    def ask(self, cause: Cause) -> None:
+        """The first request counts: a cancel during a preemption's grace time stays a preemption."""
+        if self.cause is None:
+            self.cause = cause
+
+
+@dataclass
+class AttemptWatch:
+    """The watch over the ranks of one attempt.
+
+    `stall_s` <= 0 switches the stall check off. `grace_s` says how long ranks may take to save once they were
+    asked to end, by the cause. `foreign` ranks have none of our handlers: they are ended instead of asked.
+    """
+
+    run: RunDirectory
+    attempt: AttemptDirectory
+    shape: Shape
+    request: StopRequest
+    stall_s: float
+    grace_s: Callable[[Cause], float]
+    foreign: bool
+
+    def follow(self, ranks: Ranks) -> AttemptEnd:
+        """Watch until every rank is gone; nothing of the attempt runs when this returns."""
+        asked_at: float | None = None
+        failed_at: float | None = None
+        while (code := ranks.exit_code()) is None:
+            now = time.monotonic()
+            if failed_at is None and any(self.attempt.errors.iterdir()):
+                failed_at = now
+                self.event("rank_failed")
+            if failed_at is not None and now - failed_at > SETTLE_S:
+                ranks.kill()
+                break
+            self._look_at_control()
+            if self.request.cause is not None and asked_at is None:
+                asked_at = now
+                self._ask_to_stop(ranks, self.request.cause)
+            if self.request.kill or (
+                asked_at is not None and now - asked_at > self.grace_s(self.request.cause or Cause.STOPPED)
+            ):
+                self.event("killed", reason="asked twice" if self.request.kill else "grace time is over")
+                ranks.kill()
+                break
+            if self._stalled():
+                ranks.kill()
+                return self._with_step(AttemptEnd(Cause.STALLED, f"no step for {self.stall_s:.0f} s", 125))
+            time.sleep(POLL_S)
+        ranks.kill()  # the launcher may be gone while one of its ranks is not
+        code = ranks.exit_code()
+        return self._with_step(self._classify(code if code is not None else 1))
+
+    def event(self, name: str, **details: Any) -> None:
+        """Append to the attempt's events, and say it in the job's log."""
+        append_line(self.attempt.events, {"time": utc_now(), "event": name, **details})
+        told = " ".join(f"{key}={value}" for key, value in details.items())
+        print(f"toolkit: attempt {self.attempt.number}: {name} {told}".rstrip(), flush=True)  # noqa: T201
+
+    def _ask_to_stop(self, ranks: Ranks, cause: Cause) -> None:
+        self.event("stop_requested", cause=cause.value)
+        write_text(self.attempt.stop_flag, cause.value + "\n")
+        if self.foreign:
+            ranks.kill()
+        elif not ranks.forward_stop():
+            self.event(
+                "stop_by_file", note="this launcher forwards no signal; rank 0 reads the flag within 5 s"
+            )
+
+    def _look_at_control(self) -> None:
+        for name, cause in (("cancel", Cause.CANCELLED), ("stop", Cause.STOPPED)):
+            if (self.run.control / name).exists():
+                self.request.ask(cause)
+
+    def _stalled(self) -> bool:
+        if self.stall_s <= 0:
+            return False
+        try:
+            age_s = time.time() - self.attempt.heartbeat.stat().st_mtime
+        except FileNotFoundError:  # no step yet; programs without our loop never write one
+            return False
+        return age_s > self.stall_s
+
+    def _classify(self, code: int) -> AttemptEnd:
+        deadline = time.monotonic() + MARKER_PATIENCE_S
+        while True:
+            ends = self._markers()
+            if (
+                len(ends) == self.shape.ranks
+                or any(self.attempt.errors.iterdir())
+                or time.monotonic() > deadline
+            ):
+                break
+            if self.request.cause is not None:
+                break
+            time.sleep(POLL_S)
+        if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:
+            return AttemptEnd(Cause.COMPLETED, "every rank is done")
+        if (
+            self.request.cause is not None
+        ):  # what ranks say while they are being ended is no failure of theirs
+            return AttemptEnd(self.request.cause, f"ended on request ({self.request.cause.value})")
+        failure = first_failure(self.attempt)
+        if failure is not None:
+            return failure
+        if len(ends) == self.shape.ranks:
+            return AttemptEnd(
+                Cause.STOPPED, "every rank was asked to stop by a signal that the supervisor did not get"
+            )
+        return silent_end(self.attempt, self.shape.ranks, code)
+
+    def _markers(self) -> dict[int, str]:
+        found = {}
+        for path in self.attempt.ranks.glob("rank-*.done"):
+            found[int(path.stem.split("-")[1])] = path.read_text(encoding="utf-8").strip()
+        return found
+
+    def _with_step(self, end: AttemptEnd) -> AttemptEnd:
+        return replace(end, step=last_step(self.attempt))
+
+
+def last_step(attempt: AttemptDirectory) -> int | None:
+    """The last step boundary that rank 0 wrote down, None before the first."""
+    beat: Mapping[str, Any] | None = read_json_or_none(attempt.heartbeat)
+    return None if beat is None else int(beat["step"])

@@ -1,0 +1,51 @@
+"""The environment of ranks: built from the job, never a copy of somebody's login shell.
+
+The rendered script has already removed what no list names; here the job's own variables are laid over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.supervise.launchers import Shape
+
+
+def rank_environment(
+    base: Mapping[str, str], job: Mapping[str, Any], run: RunDirectory, attempt: AttemptDirectory, *, start: int, shape: Shape, launcher: str, ends_at: float
+) -> dict[str, str]:  # fmt: skip
+    """Variables of every rank.
+
+    Args:
+        base: the environment after the site's modules.
+        job: the resolved job.
+        ends_at: the end of the allocation in seconds since the epoch, 0 when it has none.
+    """
+    environment = dict(base)
+    environment.pop("TOOLKIT_START", None)
+    environment |= {
+        "PYTHONUNBUFFERED": "1",
+        "TOOLKIT_RUN_DIR": str(run.path),
+        "TOOLKIT_ATTEMPT": str(attempt.number),
+        "TOOLKIT_RESOLVED_JOB": str(run.start(start) / "job.json"),
+        "TOOLKIT_WORLD_SIZE": str(shape.ranks),
+        "TOOLKIT_RANKS_PER_NODE": str(shape.ranks_per_node),
+        "TOOLKIT_LAUNCHER": launcher,
+        "TOOLKIT_ENDS_AT": f"{ends_at:.0f}",
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # prefixes a foreign script's store by attempt
+    }
+    library = _table(job, "launcher").get("libmpi") or ""
+    if library:
+        environment["MPI4PY_LIBMPI"] = str(library)
+    cpus = _table(job, "job").get("cpus_per_rank") or 0
+    # Several ranks with all cores each would fight; a value that the user gave wins below.
+    environment.setdefault("OMP_NUM_THREADS", str(cpus or 1))
+    environment |= {str(k): str(v) for k, v in (_table(job, "network").get("vars") or {}).items()}
+    environment |= {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
+    return environment
+
+
+def _table(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = job.get(name)
+    return table if isinstance(table, Mapping) else {}

@@ -1,0 +1,87 @@
+"""Which rank failed first, and why: read from what ranks left in the attempt's folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from toolkit.rundir.files import read_json, tail_text
+from toolkit.rundir.layout import AttemptDirectory
+from toolkit.rundir.states import Cause
+
+LAST_LINES = 8
+# A rank that sees another one vanish fails a moment later, in words like these. It is not the culprit.
+_CONSEQUENCE = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer", re.IGNORECASE
+)
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|[\x00-\x08\x0b-\x1f\x7f]"
+)
+
+
+@dataclass(frozen=True)
+class AttemptEnd:
+    """How an attempt ended. `rank` and `host` name the culprit, None where no single rank is to blame."""
+
+    cause: Cause
+    reason: str
+    exit_code: int = 0
+    rank: int | None = None
+    host: str | None = None
+    fix: str = ""
+    last_lines: list[str] = field(default_factory=list)
+    step: int | None = None
+
+
+def clean(line: str) -> str:
+    """A log line without terminal escapes and control characters, so that quoting it is safe."""
+    return _ESCAPES.sub("", line)
+
+
+def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
+    """The failure that the others follow from; None when no rank has left an error."""
+    errors = [read_json(path) for path in sorted(attempt.errors.glob("rank-*.json"))]
+    if not errors:
+        return None
+    culprit = min(errors, key=lambda error: (_is_consequence(error), error["time"]))
+    lines = tail_text(attempt.log_file(culprit["rank"]), LAST_LINES)
+    return AttemptEnd(
+        cause=Cause.CRASHED,
+        reason=clean(culprit["reason"]),
+        exit_code=culprit["exit_code"],
+        rank=culprit["rank"],
+        host=culprit["host"],
+        fix=culprit.get("fix", ""),
+        last_lines=[clean(line) for line in lines],
+    )
+
+
+def _is_consequence(error: dict[str, object]) -> bool:
+    return error["kind"] == "exception" and bool(_CONSEQUENCE.search(str(error["reason"])))
+
+
+def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> AttemptEnd:
+    """The launcher is gone, ranks are unfinished and none says why."""
+    lines = [clean(line) for line in tail_text(attempt.logs / "launcher.log", LAST_LINES)]
+    started = sorted(int(path.stem.split("-")[1]) for path in attempt.ranks.glob("rank-*.json"))
+    code = _shell_code(launcher_code) or 1
+    if not started:
+        return AttemptEnd(
+            Cause.LAUNCH_FAILED,
+            f"the launcher ended with code {launcher_code} before any rank started",
+            code,
+            last_lines=lines,
+        )
+    missing = [rank for rank in range(ranks) if not attempt.done_marker(rank).exists()]
+    rank = missing[0]
+    host = read_json(attempt.rank_file(rank))["host"] if rank in started else None
+    lines = lines or [clean(line) for line in tail_text(attempt.log_file(rank), LAST_LINES)]
+    named = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+    return AttemptEnd(
+        Cause.CRASHED, f"rank {named} ended without a word; the launcher's code is {launcher_code}", code, rank, host, last_lines=lines
+    )  # fmt: skip
+
+
+def _shell_code(code: int) -> int:
+    """A process's return code as a shell gives it: 128 + signal for one that a signal ended."""
+    return 128 - code if code < 0 else code

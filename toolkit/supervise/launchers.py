@@ -1,0 +1,209 @@
+"""How ranks are started: `srun`, `mpirun` or `local`. Each launcher is an argv, a way to stop and a way to kill.
+
+A launcher runs in its own session: a Ctrl-C at the terminal reaches the supervisor alone, which decides. What the
+launcher itself prints goes to `logs/launcher.log`; each rank opens its own log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from toolkit.errors import OwnFailureError
+from toolkit.rundir.layout import AttemptDirectory
+
+RANK_PROGRAM = [sys.executable, "-P", "-m", "toolkit.rank"]
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many ranks, on how many nodes, with how many CPUs each (0: the launcher's default)."""
+
+    nodes: int
+    ranks_per_node: int
+    cpus_per_rank: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+class Ranks(Protocol):
+    """The running ranks of one attempt."""
+
+    def exit_code(self) -> int | None:
+        """None while the launcher lives, else its code (negative: the signal that ended it)."""
+
+    def forward_stop(self) -> bool:
+        """Ask the ranks to save and end, by signal. False where only the stop flag's file can tell them."""
+
+    def kill(self) -> None:
+        """End the ranks now."""
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies. Called between fork and exec."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass
+class LauncherProcess:
+    """Ranks behind one launcher command."""
+
+    process: subprocess.Popen[bytes]
+    forwards_usr2: bool
+
+    def exit_code(self) -> int | None:
+        return self.process.poll()
+
+    def forward_stop(self) -> bool:
+        if self.forwards_usr2 and self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR2)
+        return self.forwards_usr2
+
+    def kill(self) -> None:
+        # srun and mpirun take their ranks with them on TERM; one that does not answer is killed with its session.
+        for sent, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            if self.process.poll() is not None:
+                return
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sent)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(patience_s)
+
+
+@dataclass
+class LocalRanks:
+    """Ranks that the supervisor started itself, without any launcher."""
+
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def exit_code(self) -> int | None:
+        codes = [process.poll() for process in self.processes]
+        failed = [code for code in codes if code]
+        if failed:
+            return failed[0]
+        return None if None in codes else 0
+
+    def forward_stop(self) -> bool:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGUSR2)
+        return True
+
+    def kill(self) -> None:
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a rank leads its own session
+        for process in self.processes:
+            process.wait()
+
+
+def launch_local(shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory) -> Ranks:
+    """Start every rank as a child of the supervisor, on this host."""
+    ranks = LocalRanks()
+    for rank in range(shape.ranks):
+        place = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(shape.ranks),
+            "LOCAL_WORLD_SIZE": str(shape.ranks), "GROUP_RANK": "0",
+        }  # fmt: skip
+        ranks.processes.append(_start(RANK_PROGRAM, {**environment, **place}, attempt))
+    return ranks
+
+
+def launch_srun(
+    shape: Shape,
+    environment: Mapping[str, str],
+    attempt: AttemptDirectory,
+    *,
+    mpi: str,
+    options: Sequence[str],
+) -> Ranks:
+    """Start the ranks as one Slurm step of this allocation."""
+    argv = [
+        "srun", f"--nodes={shape.nodes}", f"--ntasks={shape.ranks}", f"--ntasks-per-node={shape.ranks_per_node}",
+        "--distribution=block", "--kill-on-bad-exit=1", "--wait=10", "--unbuffered", "--input=none",
+        *([f"--mpi={mpi}"] if mpi else []),
+        # Since Slurm 22.05 srun no longer takes the job's --cpus-per-task by itself.
+        *([f"--cpus-per-task={shape.cpus_per_rank}"] if shape.cpus_per_rank else []),
+        *options, *RANK_PROGRAM,
+    ]  # fmt: skip
+    return LauncherProcess(_start(argv, environment, attempt), forwards_usr2=True)
+
+
+def launch_mpirun(
+    shape: Shape,
+    environment: Mapping[str, str],
+    attempt: AttemptDirectory,
+    *,
+    program: str,
+    options: Sequence[str],
+) -> Ranks:
+    """Start the ranks with Open MPI's or MPICH's mpirun; which one it is, it says itself."""
+    path = find_mpirun(program, environment)
+    if path is None:
+        raise OwnFailureError(
+            f"no {program or 'mpirun'} on PATH or beside {sys.executable}",
+            fix='install an MPI (`pip install "toolkit[mpi]"`), or set launcher.kind = "local"',
+        )
+    version = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, check=False, timeout=30
+    ).stdout
+    count = ["-n", str(shape.ranks)]
+    if "Open MPI" in version or "PRTE" in version.upper():
+        argv = [
+            path,
+            *count,
+            "--map-by",
+            f"ppr:{shape.ranks_per_node}:node:OVERSUBSCRIBE",
+            "--bind-to",
+            "none",
+        ]
+        if os.geteuid() == 0:
+            argv.append("--allow-run-as-root")
+        if shape.nodes > 1:  # its remote daemons do not pass the environment on by themselves
+            argv += [word for name in sorted(environment) if _passed_on(name) for word in ("-x", name)]
+    else:
+        argv = [path, *count, "-ppn", str(shape.ranks_per_node), "-bind-to", "none"]
+    # Hydra's ranks die of a USR2 that its mpirun gets, so nothing is forwarded through either.
+    return LauncherProcess(
+        _start([*argv, *options, *RANK_PROGRAM], environment, attempt), forwards_usr2=False
+    )
+
+
+def find_mpirun(program: str, environment: Mapping[str, str]) -> str | None:
+    """The mpirun to use: the site's, else the one beside our interpreter (a wheel's), else PATH's."""
+    if program:
+        return shutil.which(program, path=environment.get("PATH"))
+    beside = Path(sys.executable).with_name("mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun", path=environment.get("PATH"))
+
+
+def _passed_on(name: str) -> bool:
+    return not name.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_")) and name.replace("_", "").isalnum()
+
+
+def _start(
+    argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory
+) -> subprocess.Popen[bytes]:
+    with (attempt.logs / "launcher.log").open("ab") as log:
+        try:
+            return subprocess.Popen(
+                argv, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True, preexec_fn=die_with_parent,
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise OwnFailureError(
+                f"{argv[0]} is not on PATH in the job",
+                fix="load the site's module in [env] modules, or set launcher.kind",
+            ) from error

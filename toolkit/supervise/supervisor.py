@@ -1,0 +1,235 @@
+"""The supervisor: one life of an allocation. It claims the start, runs attempts, and decides what follows each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from toolkit.errors import NotFoundError, OwnFailureError, SchedulerRefusedError
+from toolkit.rundir.claims import claim_attempt, claim_start, end_start
+from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_json
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict, decide
+from toolkit.slurm.commands import Slurm
+from toolkit.supervise.allocation import Allocation, find_allocation, process_start_ticks, why_terminated
+from toolkit.supervise.attempt import AttemptWatch, StopRequest
+from toolkit.supervise.environment import rank_environment
+from toolkit.supervise.failures import AttemptEnd
+from toolkit.supervise.launchers import Ranks, Shape, find_mpirun, launch_local, launch_mpirun, launch_srun
+
+WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
+REQUEUE_PATIENCE_S = 300.0  # after a requeue Slurm ends us; it may take its time
+STOP_GRACE_S = 30.0  # Slurm's default KillWait, and enough for a step and a save here
+
+
+@dataclass
+class Supervisor:
+    """State of one start."""
+
+    run: RunDirectory
+    job: Mapping[str, Any]
+    start: int
+    allocation: Allocation
+    shape: Shape
+    request: StopRequest = field(default_factory=StopRequest)
+    terminated: bool = False
+
+    def handle_signals(self) -> None:
+        """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal must not end a run
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.request.kill = self.request.cause is Cause.STOPPED
+            self.request.ask(Cause.STOPPED)
+        elif number == signal.SIGTERM:
+            self.terminated = True
+            self.request.ask(Cause.PREEMPTED if self.allocation.in_slurm else Cause.CANCELLED)
+        else:
+            near = self.allocation.left_s() <= float(self.job["restart"]["warn_s"]) + WALLTIME_SLACK_S
+            self.request.ask(Cause.WALLTIME if near else Cause.PREEMPTED)
+
+    def live(self) -> int:
+        """Run attempts until the run ends or the allocation does; the exit code is the job's."""
+        while True:
+            attempt = claim_attempt(self.run)
+            began = time.monotonic()
+            end = self._attempt(attempt)
+            verdict = self._verdict(end)
+            self._record(attempt, end, verdict, time.monotonic() - began)
+            if verdict.next is not Next.RESTART:
+                return self._leave(verdict)
+
+    def _attempt(self, attempt: AttemptDirectory) -> AttemptEnd:
+        launcher = choose_launcher(self.job, self.allocation, self.shape)
+        environment = rank_environment(
+            os.environ, self.job, self.run, attempt,
+            start=self.start, shape=self.shape, launcher=launcher, ends_at=self.allocation.ends_at,
+        )  # fmt: skip
+        write_json(
+            attempt.start_file,
+            {"start": self.start, "job_id": self.allocation.job_id, "host": socket.gethostname(), "launcher": launcher,
+             "nodes": self.shape.nodes, "ranks": self.shape.ranks, "time": utc_now()},
+        )  # fmt: skip
+        restart = self.job["restart"]
+        watch = AttemptWatch(
+            self.run, attempt, self.shape, self.request,
+            stall_s=float(restart["stall_s"]), grace_s=self._grace_s, foreign=is_foreign(self.job["job"]["entry"]),
+        )  # fmt: skip
+        watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
+        try:
+            ranks = launch(launcher, self.job, self.shape, environment, attempt)
+        except OwnFailureError as error:
+            return AttemptEnd(Cause.LAUNCH_FAILED, error.message, 125, fix=error.fix)
+        return watch.follow(ranks)
+
+    def _grace_s(self, cause: Cause) -> float:
+        if cause is Cause.WALLTIME:
+            return max(1.0, self.allocation.left_s() - 10)
+        return STOP_GRACE_S
+
+    def _verdict(self, end: AttemptEnd) -> Verdict:
+        cause = end.cause
+        if self.terminated and cause is Cause.PREEMPTED and self.allocation.in_slurm:
+            cause = (
+                Cause.CANCELLED
+                if (self.run.control / "cancel").exists()
+                else why_terminated(self.allocation.job_id)
+            )
+        requeue = bool(self.job["job"]["requeue"]) and self.allocation.can_requeue
+        previous = self._earlier_ends()
+        spent: dict[str, int] = {}
+        for record in previous:
+            budget = ENDINGS[Cause(record["cause"])].budget
+            spent[budget] = spent.get(budget, 0) + 1
+        repeated = bool(previous) and _same_failure(previous[-1], end)
+        return decide(
+            cause, budgets={key: int(self.job["restart"][key]) for key in ("crashes", "walltimes", "preemptions")},
+            spent=spent, requeue_allowed=requeue, rank_exit_code=end.exit_code or 1, repeated_without_progress=repeated,
+        )  # fmt: skip
+
+    def _earlier_ends(self) -> list[dict[str, Any]]:
+        ends = (
+            read_json_or_none(self.run.attempt(number).exit_file) for number in self.run.attempt_numbers()
+        )
+        return [end for end in ends if end is not None]
+
+    def _record(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
+        reason = end.reason if end.cause is verdict.cause else f"Slurm ended it ({verdict.cause.value})"
+        record = {
+            "cause": verdict.cause.value, "next": verdict.next.value, "final": verdict.next is Next.END,
+            "state": verdict.final_state.value, "exit_code": verdict.exit_code, "reason": reason,
+            "decision": verdict.reason, "rank": end.rank, "host": end.host, "fix": end.fix,
+            "last_lines": end.last_lines, "step": end.step, "seconds": round(seconds, 3), "time": utc_now(),
+        }  # fmt: skip
+        write_json(attempt.exit_file, record)
+        append_line(
+            attempt.events,
+            {"time": utc_now(), "event": "ended", "cause": verdict.cause.value, "next": verdict.next.value},
+        )
+        place = f" (rank {end.rank} on {end.host})" if end.rank is not None else ""
+        say(f"attempt {attempt.number} ended: {verdict.cause.value}{place}: {reason}")
+        for line in end.last_lines:
+            say(f"    | {line}")
+        if end.fix:
+            say(f"fix: {end.fix}")
+        if verdict.cause is not Cause.COMPLETED:
+            say(f"next: {verdict.next.value} ({verdict.reason})")
+
+    def _leave(self, verdict: Verdict) -> int:
+        end_start(self.run, self.start, state=verdict.final_state.value if verdict.next is Next.END else verdict.next.value,
+                  exit_code=verdict.exit_code)  # fmt: skip
+        if verdict.next is Next.REQUEUE:
+            try:
+                Slurm().requeue(self.allocation.job_id)
+            except (SchedulerRefusedError, NotFoundError) as error:
+                say(f"the requeue failed: {error}; continue with `toolkit resume {self.run.run_id}`")
+                return verdict.exit_code
+        if verdict.next in (Next.REQUEUE, Next.AWAIT):
+            time.sleep(REQUEUE_PATIENCE_S)  # ending by ourselves now would make Slurm call the job finished
+            say("Slurm has not requeued the job")
+        return verdict.exit_code
+
+
+def say(text: str) -> None:
+    """One line into the job's log."""
+    print(f"toolkit: {text}", flush=True)  # noqa: T201
+
+
+def is_foreign(entry: object) -> bool:
+    """True for scripts and executables, which have none of our handlers; false for `file.py:main`."""
+    return not (isinstance(entry, str) and ":" in entry)
+
+
+def _same_failure(earlier: Mapping[str, Any], end: AttemptEnd) -> bool:
+    if end.cause not in (Cause.CRASHED, Cause.STALLED):
+        return False
+    return (earlier["cause"], earlier["rank"], earlier["reason"], earlier["step"]) == (
+        end.cause.value,
+        end.rank,
+        end.reason,
+        end.step,
+    )
+
+
+def choose_launcher(job: Mapping[str, Any], allocation: Allocation, shape: Shape) -> str:
+    """The site's launcher; `auto` is srun inside Slurm, else mpirun where there is one, else local."""
+    kind = str(job["launcher"].get("kind") or "auto")
+    if kind == "srun" and not allocation.in_slurm:
+        kind = "auto"
+    if kind != "auto":
+        return kind
+    if allocation.in_slurm:
+        return "srun"
+    if find_mpirun(str(job["launcher"].get("mpirun") or ""), os.environ):
+        return "mpirun"
+    say("no mpirun here: the ranks are started one by one, and find each other without MPI")
+    return "local"
+
+
+def launch(
+    kind: str, job: Mapping[str, Any], shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory
+) -> Ranks:
+    """Start the ranks of one attempt."""
+    table = job["launcher"]
+    options = [str(option) for option in table.get("options") or []]
+    if kind == "srun":
+        return launch_srun(shape, environment, attempt, mpi=str(table.get("mpi") or ""), options=options)
+    if kind == "mpirun":
+        return launch_mpirun(
+            shape, environment, attempt, program=str(table.get("mpirun") or ""), options=options
+        )
+    return launch_local(shape, environment, attempt)
+
+
+def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
+    """Live one start of a run; returns the job's exit code."""
+    shape_asked = job["job"]["nodes"]
+    nodes = int(str(shape_asked).split("-")[0])
+    allocation = find_allocation(os.environ, nodes)
+    claim = claim_start(
+        run, first=first_start, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
+        process_started=process_start_ticks(os.getpid()),
+    )  # fmt: skip
+    write_json(run.start(claim.start) / "job.json", job)
+    shape = Shape(
+        allocation.nodes, int(job["job"]["ranks_per_node"]), int(job["job"].get("cpus_per_rank") or 0)
+    )
+    supervisor = Supervisor(run, job, claim.start, allocation, shape)
+    supervisor.handle_signals()
+    say(
+        f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {shape.ranks} ranks on {shape.nodes} nodes"
+    )
+    try:
+        return supervisor.live()
+    except Exception:
+        end_start(run, claim.start, state=RunState.FAILED.value, exit_code=125)
+        raise
