@@ -1,0 +1,34 @@
+"""`python -P -m toolkit.rank`: what every launcher starts, once a rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.rank.guard import guard, rank_by_launcher
+from toolkit.rundir.layout import RunDirectory
+
+
+def _body(rank: int) -> int:
+    from toolkit.rank.entry import run_rank
+
+    return run_rank(os.environ, rank)
+
+
+def main() -> int:
+    """Guard one rank."""
+    try:
+        attempt = RunDirectory(Path(os.environ["TOOLKIT_RUN_DIR"])).attempt(
+            int(os.environ["TOOLKIT_ATTEMPT"])
+        )
+        rank = rank_by_launcher(os.environ)
+    except (ToolkitError, KeyError) as error:
+        print(f"toolkit: cannot start a rank: {error}", file=sys.stderr)  # noqa: T201
+        return 125
+    return guard(attempt, rank, lambda: _body(rank))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The three kinds of entry: a function `main(world, config)`, a script as `__main__`, an executable."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+from toolkit.errors import ToolkitError
+from toolkit.rank.guard import STOPPED
+from toolkit.rundir.files import read_json, utc_now, write_json
+from toolkit.rundir.layout import RunDirectory
+from toolkit.world.facts import World
+
+
+def run_rank(environ: Mapping[str, str], rank: int) -> int:
+    """Be one rank: discover, set up what the entry needs, run it. Returns the exit code."""
+    attempt = RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).attempt(int(environ["TOOLKIT_ATTEMPT"]))
+    try:
+        return _run_entry(environ)
+    except SystemExit as exit_request:  # a script's own sys.exit()
+        if exit_request.code is None or isinstance(exit_request.code, int):
+            return exit_request.code or 0
+        print(exit_request.code, file=sys.stderr)  # noqa: T201
+        return 1
+    except BaseException as error:  # noqa: BLE001  the rank's outermost frame: whatever it was is written down
+        traceback.print_exc()
+        reason = traceback.format_exception_only(error)[-1].strip()
+        if isinstance(error, ToolkitError):
+            reason = error.message
+        write_json(
+            attempt.error_file(rank),
+            {"rank": rank, "host": socket.gethostname(), "kind": "exception", "reason": reason, "exit_code": 1,
+             "fix": getattr(error, "fix", ""), "traceback": traceback.format_exc().splitlines(), "time": utc_now()},
+        )  # fmt: skip
+        sys.stdout.flush()
+        os._exit(1)  # MPI's and NCCL's own endings would wait for ranks that are not coming
+
+
+def _run_entry(environ: Mapping[str, str]) -> int:
+    # Plain JSON here: the typed job is for `main` alone, so that other entries start without pydantic.
+    job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
+    entry = job["job"]["entry"]
+    directory = Path(job["job_directory"])
+    argv = [str(word) for word in job.get("argv") or []]
+    if isinstance(entry, list):
+        run_executable([*map(str, entry), *argv], directory)
+    interface = str((job.get("network") or {}).get("interface") or "")
+    if ":" in entry:
+        return run_function(entry, directory, argv, Path(environ["TOOLKIT_RESOLVED_JOB"]), interface)
+    return run_script(directory / entry, argv, interface)
+
+
+def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job: Path, interface: str) -> int:
+    """Call `main(world, config)` with the process group ready."""
+    from toolkit.world.discover import discover
+
+    world = discover()
+    world.stop_watch.install()
+
+    import torch.distributed as dist
+
+    from toolkit.config.resolved import ResolvedJob
+    from toolkit.world.rendezvous import start_groups
+
+    config = ResolvedJob.from_json(resolved_job.read_text(encoding="utf-8"))
+    start_groups(world, interface=interface)
+    sys.argv = [entry, *argv]
+    main = load_function(entry, directory)
+    main(world, config)
+    stopped = world.stop_watch.verdict
+    dist.barrier()  # nobody tears the store down while another rank still needs it
+    dist.destroy_process_group()
+    return STOPPED if stopped else 0
+
+
+def load_function(entry: str, directory: Path) -> Any:
+    """The function that `file.py:name` (relative to `directory`) or `package.module:name` means."""
+    module_name, _, function_name = entry.rpartition(":")
+    sys.path.insert(0, str(directory))
+    if module_name.endswith(".py"):
+        path = directory / module_name
+        specification = importlib.util.spec_from_file_location(path.stem, path)
+        if specification is None or specification.loader is None or not path.exists():
+            raise ToolkitError(
+                f"no file {module_name!r} beside the job file", where=str(path), fix="mend job.entry"
+            )
+        module = importlib.util.module_from_spec(specification)
+        sys.modules[path.stem] = module
+        specification.loader.exec_module(module)
+    else:
+        module = importlib.import_module(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ToolkitError(
+            f"{module_name} has no function {function_name!r}",
+            where="job.entry",
+            fix="define it, or mend job.entry",
+        )
+    return function
+
+
+def run_script(path: Path, argv: Sequence[str], interface: str) -> int:
+    """Run a script as torchrun would: its variables set, no process group, `env://` ready to use."""
+    from toolkit.world.discover import discover
+
+    world = discover()
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    store = _host_env_store(world, interface)
+    sys.argv = [str(path), *argv]
+    sys.path.insert(0, str(path.parent))
+    runpy.run_path(str(path), run_name="__main__")
+    del store  # rank 0's server lives as long as the script
+    return 0
+
+
+def _host_env_store(world: World, interface: str) -> object:
+    """Set torchrun's variables; rank 0 keeps the store that the script's `env://` will connect to."""
+    from toolkit.world.rendezvous import meet
+
+    endpoint = meet(world, interface=interface)
+    os.environ |= {
+        "RANK": str(world.rank), "WORLD_SIZE": str(world.size), "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.local_size), "GROUP_RANK": str(world.node),
+        "MASTER_ADDR": endpoint.host, "MASTER_PORT": str(endpoint.port),
+    }  # fmt: skip
+    if importlib.util.find_spec("torch") is None:  # the script cannot want a torch store
+        return endpoint
+    # As under torchrun: the store is hosted outside the script, so that rank 0's init does not bind the port again.
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    if world.rank != 0 or endpoint.listener is None:
+        return endpoint
+    import torch.distributed as dist
+
+    return dist.TCPStore(
+        endpoint.host, endpoint.port, None, True, timedelta(minutes=30),
+        wait_for_workers=False, master_listen_fd=endpoint.listener.detach(),
+    )  # fmt: skip
+
+
+def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
+    """Become a program, without touching MPI; a name with a slash is relative to the job file."""
+    program = argv[0]
+    if "/" in program and not program.startswith("/"):
+        program = str(directory / program)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        os.execvp(program, [program, *argv[1:]])
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot run {program}: {error.strerror}",
+            where="job.entry",
+            fix="give a path that exists and is executable on the nodes",
+        ) from error

@@ -1,0 +1,107 @@
+"""The small parent of each rank: it opens the log, waits, and tells how the rank ended even after a `kill -9`.
+
+The rank itself is a fork of it, made before anything heavy is imported. Launchers report a dead rank each in
+their own way, and some not at all; this is the same under all of them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import utc_now, write_json, write_text
+from toolkit.rundir.layout import AttemptDirectory
+
+STOPPED = 75  # a rank's exit code after it saved on request (sysexits.h: EX_TEMPFAIL, "try again later")
+_PR_SET_PDEATHSIG = 1
+_RANK_VARIABLES = {
+    "srun": ("SLURM_PROCID",),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
+    "local": ("RANK",),
+}
+
+
+def rank_by_launcher(environ: Mapping[str, str]) -> int:
+    """This process's rank as the launcher's environment gives it, without asking MPI."""
+    launcher = environ.get("TOOLKIT_LAUNCHER", "")
+    for name in _RANK_VARIABLES.get(launcher, ()):
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    raise ToolkitError(
+        f"the launcher {launcher or '(none)'} gave no rank number ({' or '.join(_RANK_VARIABLES.get(launcher, ('nothing known',)))})",
+        where=socket.gethostname(),
+        fix="set launcher.kind and launcher.mpi of the site to what the MPI here understands",
+    )
+
+
+def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
+    """Run `body` as rank `rank` in a child process and record its end; returns the code for the launcher.
+
+    `body` returns the rank's exit code; STOPPED says that it saved and left on request.
+    """
+    _open_log(attempt, rank)
+    host = socket.gethostname()
+    write_json(
+        attempt.rank_file(rank),
+        {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()},
+        durable=False,
+    )
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a rank must not outlive its guard
+        return body()
+    _pass_signals_to(child)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code in (0, STOPPED):
+        write_text(attempt.done_marker(rank), "done\n" if code == 0 else "stopped\n")
+        return 0
+    if not attempt.error_file(rank).exists():
+        write_json(attempt.error_file(rank), _silent_error(rank, host, code))
+    return 128 - code if code < 0 else code
+
+
+def _open_log(attempt: AttemptDirectory, rank: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    log = os.open(attempt.log_file(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _pass_signals_to(child: int) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
+        os.kill(child, number)
+
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)
+
+
+def _silent_error(rank: int, host: str, code: int) -> dict[str, object]:
+    """The error of a rank that could not write its own."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        reason = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        return {
+            "rank": rank,
+            "host": host,
+            "kind": "signal",
+            "reason": reason,
+            "exit_code": 128 - code,
+            "time": utc_now(),
+        }
+    return {
+        "rank": rank,
+        "host": host,
+        "kind": "exit",
+        "reason": f"exit code {code}",
+        "exit_code": code,
+        "time": utc_now(),
+    }
