@@ -15,11 +15,21 @@ from toolkit.errors import INTERRUPTED, ToolkitError
 
 # name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "devcluster": ("toolkit.cli.devcluster", "devcluster", "A real Slurm cluster on this machine."),
-    "config": ("toolkit.cli.config", "config", "Show the resolved configuration and its schema."),
+    "submit": ("toolkit.cli.submit", "submit", "Submit a job."),
+    "run": ("toolkit.cli.submit", "run", "Run a job here and now."),
+    "render": ("toolkit.cli.submit", "render", "Print a job's Slurm script."),
+    "resume": ("toolkit.cli.submit", "resume", "Continue a run from its newest checkpoint."),
+    "status": ("toolkit.cli.follow", "status", "State of a run."),
+    "logs": ("toolkit.cli.follow", "logs", "What a run wrote."),
+    "wait": ("toolkit.cli.follow", "wait", "Wait until a run ends."),
+    "cancel": ("toolkit.cli.follow", "cancel", "Ask a run to save and end."),
+    "history": ("toolkit.cli.follow", "history", "All runs, the newest first."),
+    "jobs": ("toolkit.cli.jobs", "jobs", "Jobs that come with the package."),
     "site": ("toolkit.cli.site", "site", "Which cluster is this: list, show, detect."),
-    "ckpt": ("toolkit.cli.ckpt", "ckpt", "List, show and verify checkpoints."),
+    "config": ("toolkit.cli.config", "config", "Show the resolved configuration and its schema."),
     "topo": ("toolkit.cli.topo", "topo", "Show what the hardware is."),
+    "ckpt": ("toolkit.cli.ckpt", "ckpt", "List, show and verify checkpoints."),
+    "devcluster": ("toolkit.cli.devcluster", "devcluster", "A real Slurm cluster on this machine."),
 }
 
 

@@ -1,0 +1,84 @@
+"""submitit's executors, with our script as their text and without their pickles.
+
+`sbatch` gets the rendered script of a run; where there is no Slurm, the same script runs in the background of this
+machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from submitit.core import core, utils
+from submitit.local.local import LocalExecutor, LocalJob
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+from toolkit.errors import OwnFailureError
+from toolkit.rundir.layout import RunDirectory
+from toolkit.slurm.commands import Slurm
+
+_JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
+
+
+class SlurmScriptExecutor(SlurmExecutor):
+    """Submits a run's rendered script with sbatch."""
+
+    def __init__(self, run: RunDirectory, script: Path, slurm: Slurm) -> None:
+        super().__init__(folder=run.path)
+        self.script = script
+        self.slurm = slurm
+
+    def submit_script(self) -> SlurmJob[Any]:
+        """Submit; the job's id is `.job_id`."""
+        (job,) = self._internal_process_submissions([])
+        return job  # type: ignore[return-value]
+
+    def _internal_process_submissions(
+        self, delayed_submissions: list[utils.DelayedSubmission]
+    ) -> list[core.Job[Any]]:
+        return [self._submit_command(self._submitit_command_str)]
+
+    @property
+    def _submitit_command_str(self) -> str:
+        return str(self.script)
+
+    def _submit_command(self, command: str) -> core.Job[Any]:
+        output = self.slurm.call(self._make_submission_command(Path(command)))
+        return SlurmJob(
+            folder=self.folder, job_id=self._get_job_id_from_submission_command(output), tasks=[0]
+        )
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        return ["sbatch", "--parsable", str(submission_file_path)]
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        text = string.decode() if isinstance(string, bytes) else string
+        found = _JOB_ID.findall(text)  # a site's banner may stand before the id
+        if not found:
+            raise OwnFailureError(
+                f"sbatch printed no job id: {text.strip()!r}", fix="see `squeue --me` before you submit again"
+            )
+        return str(found[-1])
+
+
+class LocalScriptExecutor(LocalExecutor):
+    """Runs a run's rendered script in the background of this machine."""
+
+    def __init__(self, run: RunDirectory, script: Path) -> None:
+        super().__init__(folder=run.path)
+        self.run = run
+        self.script = script
+
+    def submit_script(self) -> LocalJob[Any]:
+        """Start; the job's id is `local-<pid>`, and the pid is the supervisor's since the script ends in `exec`."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        process = subprocess.Popen(
+            # The shell's own pid names the log before anything else runs.
+            ["bash", "-c", 'exec >>"$1/slurm-local-$$.out" 2>&1; exec bash "$2"', "toolkit", str(self.run.path), str(self.script)],
+            env={**environment, "TOOLKIT_LOCAL": "1"}, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        return LocalJob(folder=self.folder, job_id=f"local-{process.pid}", process=process)

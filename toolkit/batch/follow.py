@@ -1,0 +1,153 @@
+"""Wait for a run, and tell how far it is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from toolkit.batch.state import RunStatus, run_status
+from toolkit.errors import OWN_FAILURE, ToolkitError
+from toolkit.metrics.training import TrainRecord, read_train_log
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import ENDINGS, RunState
+
+MARKER_PERIOD_S = 0.5  # files of the run directory
+QUERY_PERIODS_S = (2.0, 60.0)  # Slurm: first and longest pause between two questions
+LINE_PERIOD_S = 5.0  # where there is no terminal
+
+
+def exit_code_of(status: RunStatus) -> int:
+    """The job's exit code: what the supervisor decided, else what the final state stands for."""
+    if status.exit_code is not None:
+        return status.exit_code
+    for ending in ENDINGS.values():
+        if ending.final_state is status.state and ending.exit_code is not None:
+            return ending.exit_code
+    return OWN_FAILURE
+
+
+@dataclass
+class Follower:
+    """Follows one run until its end, asking Slurm ever more rarely and the run's own files all the time."""
+
+    run: RunDirectory
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+    _pause_s: float = QUERY_PERIODS_S[0]
+    _asked_at: float = float("-inf")
+    _status: RunStatus | None = None
+
+    def wait(self) -> RunStatus:
+        """Block until the run has ended."""
+        last_state, told_at = None, float("-inf")
+        with self._bar() as (bar, task):
+            while True:
+                status = self._look()
+                record = self._last_record()
+                text = self._describe(status, record)
+                if bar is not None and task is not None:
+                    done, total = (record.step, record.steps) if record else (0, None)
+                    bar.update(task, description=text, completed=done, total=total)
+                elif status.state is not last_state or time.monotonic() - told_at >= LINE_PERIOD_S:
+                    told_at = time.monotonic()
+                    self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+                last_state = status.state
+                if status.state.final:
+                    return status
+                time.sleep(MARKER_PERIOD_S)
+
+    def _look(self) -> RunStatus:
+        """A status that is at most a pause old, or new when the run's own files have moved on."""
+        now = time.monotonic()
+        attempt = self.run.last_attempt()
+        ended = bool(attempt and (read_json_or_none(attempt.exit_file) or {}).get("final"))
+        local = self._status is not None and self._status.job_id.startswith("local-")
+        if self._status is None or ended or local or now - self._asked_at >= self._pause_s:
+            fresh = run_status(self.run)
+            if self._status is not None and not local:
+                changed = fresh.state is not self._status.state
+                self._pause_s = (
+                    QUERY_PERIODS_S[0] if changed else min(self._pause_s * 1.5, QUERY_PERIODS_S[1])
+                )
+            self._status, self._asked_at = fresh, now
+        return self._status
+
+    def _last_record(self) -> TrainRecord | None:
+        path = self.run.metrics / "train.jsonl"
+        records = read_train_log(path) if path.exists() else []
+        return records[-1] if records else None
+
+    def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
+        head = f"{status.job_name} {status.state.value}"
+        attempt = self.run.last_attempt()
+        if status.state is RunState.RUNNING and attempt is None:
+            return f"{head}: the supervisor is starting"
+        if status.state is RunState.RUNNING and attempt is not None:
+            if record is None or record.attempt < attempt.number:
+                begun = sum(1 for _ in attempt.ranks.glob("rank-*.json"))
+                return f"{head}: {begun} of {status.ranks} ranks have started"
+            return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
+        if status.state is RunState.COMPLETED and record is not None:
+            return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
+        return f"{head}: {status.reason}"
+
+    @contextmanager
+    def _bar(self) -> Iterator[tuple[Progress | None, TaskID | None]]:
+        if not self.console.is_terminal:
+            yield None, None
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console, refresh_per_second=4) as bar:
+            yield bar, bar.add_task("", total=None)
+
+
+def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
+    """After a failure: the rank, the reason and its last lines, as the supervisor wrote them down."""
+    attempt = run.last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt else None
+    if status.state is RunState.COMPLETED:
+        return
+    console.print(
+        f"run {status.run_id} is {status.state.value}: {status.reason}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    for line in (end or {}).get("last_lines", []):
+        console.print(f"    | {line}", markup=False, highlight=False, soft_wrap=True)
+    if end and end.get("fix"):
+        console.print(f"fix: {end['fix']}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def interrupts_to(pid: int) -> Iterator[None]:
+    """While a run lives in the foreground: Ctrl-C goes to its supervisor, which saves and ends; twice kills."""
+
+    def forward(_number: int, _frame: FrameType | None) -> None:
+        print("\ntoolkit: asked the run to save and end; Ctrl-C again ends it at once", file=sys.stderr)  # noqa: T201
+        try:
+            os.kill(pid, signal.SIGINT)
+        except ProcessLookupError:
+            return
+
+    if threading.current_thread() is not threading.main_thread():
+        raise ToolkitError("a foreground run needs the main thread")
+    before = signal.signal(signal.SIGINT, forward)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,101 @@
+"""Resume: a new Slurm job of the same run, maybe of another shape, from its newest or a named checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from toolkit.batch.script import render_script
+from toolkit.batch.state import run_status
+from toolkit.batch.submission import recorded_job
+from toolkit.config.amend import amend_job
+from toolkit.config.origins import Flag
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import CheckFailedError, NotFoundError
+from toolkit.rundir.files import utc_now, write_json, write_text
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.site.load import load_site
+
+
+def prepare_resume(
+    run: RunDirectory, *, settings: Sequence[str] = (), flags: Mapping[str, Flag] | None = None, checkpoint: str | None = None
+) -> tuple[ResolvedJob, int]:  # fmt: skip
+    """Write the script of the run's next start; returns its job and its start number.
+
+    Args:
+        settings, flags: values that replace recorded ones, as for a submit.
+        checkpoint: a step number, a folder's name or a path; None takes the newest that verifies.
+
+    Raises:
+        CheckFailedError: the run still lives.
+    """
+    status = run_status(run)
+    if status.state in (RunState.PENDING, RunState.RUNNING, RunState.CANCELLING):
+        raise CheckFailedError(
+            f"run {run.run_id} is {status.state.value} ({status.reason})",
+            fix=f"wait for it, or `toolkit cancel {run.run_id}`",
+        )
+    recorded = recorded_job(run)
+    job = amend_job(recorded, site=load_site(recorded.site.name), settings=settings, flags=flags)
+    if checkpoint is not None:
+        source = find_checkpoint(run, checkpoint)
+        set_aside_newer(run, source)
+        job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
+    for flag in ("stop", "cancel"):
+        (run.control / flag).unlink(missing_ok=True)
+    _close_lost_starts(run)
+    start = max([-1, *run.start_numbers(), *_submitted_starts(run)]) + 1
+    write_json(
+        run.path / f"resumed-{start:03}.json",
+        {"time": utc_now(), "job": job.model_dump(mode="json", by_alias=True)},
+    )
+    write_text(run.script(start), render_script(job, run, start), mode=0o700)
+    return job, start
+
+
+def find_checkpoint(run: RunDirectory, name: str) -> Path:
+    """A checkpoint by step, folder name or path."""
+    candidates = [Path(name), run.checkpoints / name]
+    if name.isdigit():
+        candidates.append(run.checkpoints / f"step-{int(name):08}")
+    for path in candidates:
+        if (path / "manifest.json").exists():
+            return path.resolve()
+    there = ", ".join(
+        sorted(
+            path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()
+        )
+    )
+    raise NotFoundError(
+        f"no checkpoint {name!r}",
+        where=str(run.checkpoints),
+        fix=f"there are: {there}" if there else "this run has none",
+    )
+
+
+def set_aside_newer(run: RunDirectory, source: Path) -> None:
+    """Rename the run's checkpoints that are newer than `source`, so that ranks go on from it; nothing is deleted."""
+    inside = source.parent == run.checkpoints
+    for path in sorted(run.checkpoints.glob("step-*")):
+        if path.name.removeprefix("step-").isdigit() and (not inside or path.name > source.name):
+            aside = path.with_name(f"{path.name}.aside-{max([0, *run.start_numbers()]):03}")
+            path.rename(aside)
+            print(
+                f"toolkit: {path.name} is newer than {source.name}; it is now {aside.name}", file=sys.stderr
+            )  # noqa: T201
+
+
+def _submitted_starts(run: RunDirectory) -> list[int]:
+    return [int(path.stem.split("-")[1]) for path in run.path.glob("submitted-*.json")]
+
+
+def _close_lost_starts(run: RunDirectory) -> None:
+    """A start whose supervisor vanished did not say that it ended; its job is over, so the next may begin."""
+    for number in run.start_numbers():
+        if not (run.start(number) / "end.json").exists():
+            write_json(
+                run.start(number) / "lost.json",
+                {"time": utc_now(), "note": "closed by resume: its job was over"},
+            )

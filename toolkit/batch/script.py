@@ -1,0 +1,110 @@
+"""The rendered script, which is the submitted script: directives, the site's lines, one last line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from importlib.resources import files
+
+import jinja2
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
+from toolkit.rundir.layout import RunDirectory
+
+# Shell patterns of the variables that a job inherits; everything else comes from the site and the job.
+KEPT = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "TERM", "HOSTNAME", "PWD",
+    "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    "SLURM_*", "SLURMD_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+    "PMI_*", "PMIX_*", "MODULEPATH", "MODULESHOME", "MODULES_*", "LMOD_*", "__LMOD_*", "BASH_FUNC_*", "BASH_ENV",
+    "TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION",
+)  # fmt: skip
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+\[\]-]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def render_script(job: ResolvedJob, run: RunDirectory, start: int) -> str:
+    """The script of one submission of a run whose first start is `start`.
+
+    Raises:
+        ToolkitError: a value holds a control character, or a name to pass is no variable name.
+    """
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    template = environment.from_string(
+        files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8")
+    )
+    return template.render(
+        directives=[quote_directive(option) for option in directives(job, run)],
+        run_id=run.run_id,
+        job_name=job.job.name,
+        site=job.site.name,
+        run_directory_comment=_refuse_control(str(run.path), "the run directory"),
+        start=start,
+        kept=[*KEPT, *(_variable(name) for name in job.env.passed)],
+        site_lines=site_lines(job),
+        python=shlex.quote(sys.executable),
+        run_directory=shlex.quote(str(run.path)),
+        job=job.to_json(),
+    )
+
+
+def directives(job: ResolvedJob, run: RunDirectory) -> list[str]:
+    """sbatch's long options, one a directive, unquoted."""
+    table = job.job
+    options = [
+        f"--job-name={table.name}",
+        f"--output={str(run.path).replace('%', '%%')}/slurm-%j.out",
+        "--open-mode=append",
+        f"--comment=toolkit:{run.run_id}",
+        f"--nodes={table.nodes}",
+        f"--ntasks-per-node={table.ranks_per_node}",
+        f"--cpus-per-task={table.cpus_per_rank}",
+        "--requeue" if table.requeue else "--no-requeue",
+        f"--signal=B:USR2@{job.restart.warn_s}",
+    ]
+    if table.gpus_per_node:
+        options.append(job.gpu.request.replace("{count}", str(table.gpus_per_node)))
+    wanted = {
+        "--time": table.time, "--partition": table.partition, "--account": table.account, "--qos": table.qos,
+        "--constraint": table.constraint, "--nodelist": table.nodelist, "--exclude": table.exclude,
+        "--mem": f"{table.mem_gb_per_node}G" if table.mem_gb_per_node else "",
+    }  # fmt: skip
+    options += [f"{name}={value}" for name, value in wanted.items() if value]
+    return [*options, *job.scheduler.options, *table.sbatch]
+
+
+def quote_directive(option: str) -> str:
+    """One option as a `#SBATCH` line holds it; sbatch's quoting is its own, not the shell's."""
+    _refuse_control(option, "an sbatch option")
+    if _PLAIN.fullmatch(option):
+        return option
+    name, equals, value = option.partition("=")
+    if not equals:
+        return option  # `-p main`: the user wrote option and value apart
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}="{escaped}"'
+
+
+def site_lines(job: ResolvedJob) -> list[str]:
+    """Shell lines that the site wants before anything runs: modules, set-up, variables."""
+    table = job.site_env
+    lines = [f"module load {shlex.quote(module)}" for module in table.modules]
+    lines += table.setup
+    lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in table.vars.items()]
+    return lines
+
+
+def _variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise ToolkitError(f"{name!r} is no variable name", where="[env]", fix="use letters, digits and _")
+    return name
+
+
+def _refuse_control(text: str, what: str) -> str:
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
+        raise ToolkitError(f"{what} holds a control character: {text!r}", fix="remove it")
+    return text

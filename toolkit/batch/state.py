@@ -1,0 +1,158 @@
+"""What state a run is in: its own final word first, then Slurm's, then the process table's. Never a guess."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
+from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.rundir.claims import StartClaim, read_claim
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.find import job_ids
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.slurm.commands import JobFacts
+from toolkit.slurm.states import run_state
+from toolkit.supervise.allocation import process_start_ticks
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at one moment. `reason` says in words what is known; `source` who said it."""
+
+    run_id: str
+    job_name: str
+    state: RunState
+    site: str
+    job_id: str
+    reason: str
+    source: str
+    nodes: int | str
+    ranks: int
+    starts: int
+    attempts: int
+    step: int | None
+    exit_code: int | None
+    path: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented JSON of `status --json`."""
+        return {**asdict(self), "state": self.state.value}
+
+
+def run_status(
+    run: RunDirectory, facts: Mapping[str, JobFacts] | None = None, *, echo: bool = False
+) -> RunStatus:
+    """The state of one run. `facts` are Slurm's answers by job id where they were asked for all runs at once."""
+    job = recorded_job(run)
+    ids = job_ids(run)
+    job_id = ids[-1] if ids else ""
+    state, reason, source = _final_word(run) or _living_word(run, job_id, facts, echo=echo)
+    attempt = run.last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt else None
+    beat = read_json_or_none(attempt.heartbeat) if attempt else None
+    return RunStatus(
+        run_id=run.run_id, job_name=run.job_name, state=state, site=job.site.name, job_id=job_id, reason=reason,
+        source=source, nodes=job.job.nodes, ranks=job.job.min_nodes * job.job.ranks_per_node,
+        starts=len(run.start_numbers()), attempts=len(run.attempt_numbers()),
+        step=beat["step"] if beat else None,
+        exit_code=end["exit_code"] if end and end["final"] and state.final else None, path=str(run.path),
+    )  # fmt: skip
+
+
+def _final_word(run: RunDirectory) -> tuple[RunState, str, str] | None:
+    """The last attempt's verdict, when no later start was submitted."""
+    attempt = run.last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt else None
+    if attempt is None or end is None or not end["final"]:
+        return None
+    begun = read_json_or_none(attempt.start_file)
+    submitted = max((int(path.stem.split("-")[1]) for path in run.path.glob("submitted-*.json")), default=0)
+    if begun is None or submitted > begun["start"]:
+        return None
+    place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
+    return RunState(end["state"]), place + end["reason"], "exit.json"
+
+
+def _living_word(
+    run: RunDirectory, job_id: str, facts: Mapping[str, JobFacts] | None, *, echo: bool
+) -> tuple[RunState, str, str]:
+    if not job_id:
+        return RunState.CREATED, "rendered, not submitted", "run directory"
+    if job_id.startswith("local-"):
+        return _local_word(run, job_id)
+    job = recorded_job(run)
+    if not uses_slurm(job):
+        return RunState.UNKNOWN, f"job {job_id} is not of site {job.site.name}", "run directory"
+    try:
+        known = slurm_of(job, echo=echo).jobs([job_id]) if facts is None else facts
+    except (SchedulerRefusedError, NotFoundError) as error:
+        return RunState.UNKNOWN, f"Slurm does not answer: {error.message}", "none"
+    fact = known.get(job_id)
+    if fact is None:
+        return (
+            RunState.LOST,
+            f"Slurm does not know job {job_id} any more, and the run left no result",
+            "Slurm",
+        )
+    state = run_state(fact.state)
+    claim = _claim_of(run, job_id)
+    if (
+        claim
+        and claim.host == socket.gethostname()
+        and not state.final
+        and not _alive(claim.pid, claim.process_started)
+    ):
+        # `toolkit run` inside salloc: the allocation lives on, its supervisor does not.
+        return (
+            RunState.LOST,
+            f"the supervisor (process {claim.pid}) is gone and left no result",
+            "process table",
+        )
+    reason = f"Slurm: {fact.state}" + (f" ({fact.reason})" if fact.reason not in ("", "None") else "")
+    if not state.final and (run.control / "cancel").exists():
+        state = RunState.CANCELLING
+    elif state is RunState.COMPLETED:  # Slurm's exit code 0 is no done marker
+        state, reason = RunState.LOST, reason + ", but the run left no result"
+    return state, reason, fact.source
+
+
+def _local_word(run: RunDirectory, job_id: str) -> tuple[RunState, str, str]:
+    claim = _claim_of(run, job_id)
+    if claim is None:
+        alive = _alive(int(job_id.removeprefix("local-")), None)
+        if alive:
+            return RunState.PENDING, "the supervisor is starting", "process table"
+        return (
+            RunState.FAILED,
+            "the supervisor ended before it claimed the start; see the run's slurm-local-*.out",
+            "process table",
+        )
+    if not _alive(claim.pid, claim.process_started):
+        return (
+            RunState.LOST,
+            f"the supervisor (process {claim.pid}) is gone and left no result",
+            "process table",
+        )
+    if (run.control / "cancel").exists():
+        return RunState.CANCELLING, "cancel was asked", "process table"
+    return RunState.RUNNING, f"process {claim.pid} on {claim.host}", "process table"
+
+
+def _claim_of(run: RunDirectory, job_id: str) -> StartClaim | None:
+    for number in reversed(run.start_numbers()):
+        claim = read_claim(run, number)
+        if claim is not None and claim.job_id == job_id:
+            return claim
+    return None
+
+
+def _alive(pid: int, started: int | None) -> bool:
+    try:
+        ticks = process_start_ticks(pid)
+    except ProcessLookupError:
+        return False
+    return started is None or ticks == started

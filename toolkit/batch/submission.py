@@ -1,0 +1,73 @@
+"""From a resolved job to a run, and from a run to a job in the queue or in the background."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.batch.record import make_record
+from toolkit.batch.script import render_script
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import NotFoundError
+from toolkit.rundir.files import read_json, utc_now, write_json, write_text
+from toolkit.rundir.layout import RunDirectory, create_run
+from toolkit.slurm.commands import Slurm
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run whose start `start` was handed over as `job_id`."""
+
+    run: RunDirectory
+    start: int
+    job_id: str
+
+
+def slurm_of(job: ResolvedJob, *, echo: bool = False) -> Slurm:
+    """Slurm's commands for the site of a job."""
+    conf = job.scheduler.conf
+    return Slurm(configuration=str(Path(conf).expanduser()) if conf else "", echo=echo)
+
+
+def uses_slurm(job: ResolvedJob) -> bool:
+    """False for the site where ranks start on this machine."""
+    return job.scheduler.kind == "slurm"
+
+
+def create(job: ResolvedJob, runs: Path) -> RunDirectory:
+    """Make the run directory of a new run, with its record and its script."""
+    run = create_run(runs, job.job.name)
+    shutil.copyfile(job.job_file, run.job_file)
+    run.job_file.chmod(0o600)
+    write_json(run.record, make_record(job, command=sys.argv))
+    write_text(run.script(0), render_script(job, run, 0), mode=0o700)
+    return run
+
+
+def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = False) -> Submitted:
+    """Hand the script of a run over to Slurm, or start it in the background where there is none.
+
+    Raises:
+        SchedulerRefusedError: sbatch said no; the run directory stays as it is, unclaimed.
+    """
+    from toolkit.batch.executors import LocalScriptExecutor, SlurmScriptExecutor  # submitit is heavy
+
+    script = run.script(start)
+    if not uses_slurm(job):
+        job_id = LocalScriptExecutor(run, script).submit_script().job_id
+    elif shutil.which("srun") is None:
+        raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
+    else:
+        job_id = SlurmScriptExecutor(run, script, slurm_of(job, echo=echo)).submit_script().job_id
+    write_json(run.path / f"submitted-{start:03}.json", {"job_id": job_id, "start": start, "time": utc_now()})
+    return Submitted(run, start, job_id)
+
+
+def recorded_job(run: RunDirectory) -> ResolvedJob:
+    """The job of a run as it was last submitted, with every layer applied."""
+    later = sorted(run.path.glob("resumed-*.json"))
+    value: dict[str, Any] = read_json(later[-1] if later else run.record)
+    return ResolvedJob.model_validate(value["job"])

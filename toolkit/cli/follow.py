@@ -1,0 +1,126 @@
+"""`status`, `logs`, `wait`, `cancel` and `history`: follow what was submitted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from toolkit.cli.options import find, json_option, print_command_option, runs_option, site_runs
+
+if TYPE_CHECKING:
+    from toolkit.batch.state import RunStatus
+
+
+def _table(statuses: Sequence[RunStatus]) -> None:
+    """squeue-like columns, each as wide as its widest value."""
+    rows = [("RUN", "JOB", "STATE", "JOBID", "SITE", "NODES", "RANKS", "STEP", "REASON")]
+    for status in statuses:
+        step = "" if status.step is None else str(status.step)
+        rows.append(
+            (
+                status.run_id,
+                status.job_name,
+                status.state.value,
+                status.job_id,
+                status.site,
+                str(status.nodes),
+                str(status.ranks),
+                step,
+                status.reason,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for row in rows:
+        click.echo(
+            " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + " " + row[-1]
+        )
+
+
+@click.command()
+@click.argument("run", default="last")
+@runs_option
+@json_option
+@print_command_option
+def status(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
+    """State of RUN: a run id, a Slurm job id, or `last`."""
+    from toolkit.batch.state import run_status
+
+    found = run_status(find(run, runs), echo=echo)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        _table([found])
+
+
+@click.command()
+@click.argument("run", default="last")
+@runs_option
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option(
+    "--rank", metavar="N|all", help="A rank's own log, or all of them, instead of the supervisor's."
+)
+@click.option("--attempt", type=int, help="Of this attempt [the last].")
+@click.option("-n", "--lines", default=0, help="Only the last lines [all].")
+def logs(
+    run: str, runs: Path | None, follow: bool, rank: str | None, attempt: int | None, lines: int
+) -> None:
+    """What RUN wrote: the supervisor's log, or the ranks'."""
+    from toolkit.batch.logs import read_logs
+    from toolkit.batch.state import run_status
+
+    directory = find(run, runs)
+    for line in read_logs(
+        directory,
+        rank=rank,
+        attempt=attempt,
+        lines=lines,
+        follow=follow,
+        over=lambda: run_status(directory).state.final,
+    ):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("run", default="last")
+@runs_option
+def wait(run: str, runs: Path | None) -> None:
+    """Wait until RUN ends; the exit code is the job's."""
+    from toolkit.batch.follow import Follower, exit_code_of, report_end
+
+    directory = find(run, runs)
+    follower = Follower(directory)
+    ended = follower.wait()
+    report_end(ended, directory, follower.console)
+    sys.exit(exit_code_of(ended))
+
+
+@click.command()
+@click.argument("run")
+@runs_option
+@print_command_option
+def cancel(run: str, runs: Path | None, echo: bool) -> None:
+    """Ask RUN to save and end."""
+    from toolkit.batch.cancel import cancel_run
+
+    _table([cancel_run(find(run, runs), echo=echo)])
+
+
+@click.command()
+@runs_option
+@json_option
+@click.option("-J", "--job-name", default="", help="Only runs of this job.")
+@click.option("-n", "--limit", default=50, show_default=True, help="At most so many; 0 is all.")
+def history(runs: Path | None, as_json: bool, job_name: str, limit: int) -> None:
+    """All runs, the newest first."""
+    from toolkit.batch.history import list_runs
+
+    statuses = list_runs(site_runs(runs), job=job_name, limit=limit)
+    if as_json:
+        click.echo(json.dumps([entry.as_json() for entry in statuses], indent=1))
+    else:
+        _table(statuses)

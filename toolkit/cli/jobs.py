@@ -1,0 +1,52 @@
+"""`jobs list` and `jobs copy`: the jobs that come with the package."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def jobs() -> None:
+    """Jobs that come with the package: list them, copy one to make it yours."""
+
+
+@jobs.command("list")
+def list_jobs() -> None:
+    """Shipped jobs, with the first line of what each says of itself."""
+    from toolkit.config.shipped import shipped_jobs
+
+    for name, path in shipped_jobs().items():
+        first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        click.echo(f"{name:<16} {first}")
+
+
+@jobs.command("copy")
+@click.argument("name")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".")
+def copy_job(name: str, folder: Path) -> None:
+    """Copy the job NAME, its file and its program, into FOLDER."""
+    from toolkit.config.shipped import shipped_jobs
+    from toolkit.config.table import nearest
+    from toolkit.errors import NotFoundError, ToolkitError
+
+    known = shipped_jobs()
+    if name not in known:
+        near = nearest(name, known)
+        raise NotFoundError(
+            f"no shipped job {name!r}", fix=f"write {near[0]}" if near else f"one of {', '.join(known)}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = [path for path in (known[name], known[name].with_suffix(".py")) if path.exists()]
+    for source in sources:
+        if (folder / source.name).exists():
+            raise ToolkitError(
+                "the file is there already",
+                where=str(folder / source.name),
+                fix="remove it, or name another folder",
+            )
+    for source in sources:
+        shutil.copyfile(source, folder / source.name)
+        click.echo(folder / source.name)

@@ -1,0 +1,117 @@
+"""Options that several commands share: RUNS, a run's name, a job's shape in sbatch's letters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+# (flags, the key that each sets, help); letters mean what they mean in sbatch.
+_KEYS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("-A", "--account"), "job.account", "Account that is charged."),
+    (("-p", "--partition"), "job.partition", "Partition."),
+    (("-q", "--qos"), "job.qos", "Quality of service."),
+    (("-t", "--time"), "job.time", "Walltime, as Slurm reads it: 90:00 is 90 minutes."),
+    (("-N", "--nodes"), "job.nodes", "Nodes, or a range such as 2-4."),
+    (("--ntasks-per-node",), "job.ranks_per_node", "Ranks on each node."),
+    (("-c", "--cpus-per-task"), "job.cpus_per_rank", "CPUs of each rank."),
+    (("--gpus-per-node",), "job.gpus_per_node", "GPUs on each node."),
+    (("-J", "--job-name"), "job.name", "Name of the job."),
+    (("-C", "--constraint"), "job.constraint", "Node features."),
+    (("-w", "--nodelist"), "job.nodelist", "Nodes that must be in the allocation."),
+    (("-x", "--exclude"), "job.exclude", "Nodes that must not be in it."),
+)
+_RAW = (
+    (("-o", "--output"), "Slurm's log file."),
+    (("-e", "--error"), "Slurm's error file."),
+    (("-d", "--dependency"), "Slurm's dependency."),
+)
+
+
+def job_options(function: Command) -> Command:
+    """Add the shape options and --set; the command gets them as keyword arguments and hands them to `flags_of`."""
+    for letters, _, text in reversed(_KEYS):
+        function = click.option(*letters, metavar="TEXT", help=text)(function)
+    for letters, text in reversed(_RAW):
+        function = click.option(*letters, metavar="TEXT", help=text)(function)
+    function = click.option("-n", "--ntasks", type=int, help="Ranks in all; -N divides them.")(function)
+    return click.option(
+        "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any key of the job file."
+    )(function)
+
+
+def flags_of(values: dict[str, Any], *, nodes_before: int = 1) -> dict[str, Any]:
+    """The flags that were given, as `resolve_job` wants them.
+
+    `nodes_before` is the number of nodes that holds when -N is not given; -n is divided by it.
+    """
+    from toolkit.config.origins import Flag
+    from toolkit.errors import ToolkitError
+
+    flags: dict[str, Flag] = {}
+    for letters, key, _ in _KEYS:
+        value = values.get(letters[-1].removeprefix("--").replace("-", "_"))
+        if value is not None:
+            flags[key] = Flag(value, letters[0])
+    raw = [f"--{name}={values[name]}" for name in ("output", "error", "dependency") if values.get(name)]
+    if raw:
+        flags["job.sbatch"] = Flag(raw, "-o/-e/-d")
+    tasks = values.get("ntasks")
+    if tasks is not None:
+        given = flags.get("job.nodes")
+        nodes = (
+            int(str(given.value).split("-")[0])
+            if given and str(given.value).split("-")[0].isdigit()
+            else nodes_before
+        )
+        if tasks < 1 or tasks % nodes:
+            raise ToolkitError(
+                f"{tasks} ranks do not fill {nodes} nodes evenly",
+                where=f"-n {tasks}",
+                fix=f"-n {max(1, tasks // nodes) * nodes}, or another -N",
+            )
+        flags["job.ranks_per_node"] = Flag(tasks // nodes, "-n")
+    return flags
+
+
+def runs_option(function: Command) -> Command:
+    """Add --runs."""
+    return click.option(
+        "--runs", type=click.Path(path_type=Path), help="Folder of all runs [TOOLKIT_RUNS, site, ./runs]."
+    )(function)
+
+
+def site_runs(runs: Path | None) -> Path:
+    """RUNS for commands that follow runs: --runs > TOOLKIT_RUNS > the site's > ./runs."""
+    from toolkit.errors import ToolkitError
+    from toolkit.rundir.find import runs_folder
+    from toolkit.site.detect import detect_site
+
+    if runs is not None or os.environ.get("TOOLKIT_RUNS"):
+        return runs_folder(runs, os.environ)
+    try:
+        site = detect_site().site.paths.runs
+    except ToolkitError:  # no site is known here; the runs in this folder can still be followed
+        site = ""
+    return runs_folder(None, os.environ, site)
+
+
+def find(run: str, runs: Path | None) -> Any:
+    """The run directory that RUN names."""
+    from toolkit.rundir.find import find_run
+    from toolkit.rundir.layout import RunDirectory
+
+    return RunDirectory(find_run(run, site_runs(runs)))
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Machine-readable; docs/contract.md has the keys."
+)
+print_command_option = click.option(
+    "--print-cmd", "echo", is_flag=True, help="Show each Slurm command on stderr."
+)

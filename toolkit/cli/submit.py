@@ -1,0 +1,203 @@
+"""`submit`, `run`, `render` and `resume`: from a job to a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolkit.cli.options import find, flags_of, job_options, print_command_option, runs_option
+
+if TYPE_CHECKING:
+    from toolkit.batch.submission import Submitted
+    from toolkit.config.resolved import ResolvedJob
+    from toolkit.rundir.layout import RunDirectory
+
+_site_option = click.option("--site", metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+_wait_option = click.option(
+    "--wait", is_flag=True, help="Follow the run to its end; the exit code is the job's."
+)
+_parsable_option = click.option("--parsable", is_flag=True, help="Print `JOB_ID;RUN_ID` alone.")
+
+
+def _resolve(
+    job: str, site: str | None, settings: tuple[str, ...], values: dict[str, Any], argv: tuple[str, ...]
+) -> ResolvedJob:
+    from toolkit.config.layers import resolve_job
+    from toolkit.config.shipped import find_job
+    from toolkit.site.detect import choose_site
+
+    chosen = choose_site(site).site
+    path = find_job(job)
+    before = 1
+    if values.get("ntasks") is not None and values.get("nodes") is None:
+        before = resolve_job(path, site=None, environ=os.environ, settings=settings).job.min_nodes
+    return resolve_job(
+        path,
+        site=chosen,
+        environ=os.environ,
+        settings=settings,
+        flags=flags_of(values, nodes_before=before),
+        argv=argv,
+    )
+
+
+def _runs_folder(runs: Path | None, job: ResolvedJob) -> Path:
+    from toolkit.rundir.find import runs_folder
+
+    return runs_folder(runs, os.environ, job.paths.runs)
+
+
+def _announce(submitted: Submitted, *, parsable: bool) -> None:
+    if parsable:
+        click.echo(f"{submitted.job_id};{submitted.run.run_id}")
+    else:
+        click.echo(f"run {submitted.run.run_id} is job {submitted.job_id}, in {submitted.run.path}")
+
+
+def _follow(run: RunDirectory) -> None:
+    from toolkit.batch.follow import Follower, exit_code_of, report_end
+
+    follower = Follower(run)
+    status = follower.wait()
+    report_end(status, run, follower.console)
+    sys.exit(exit_code_of(status))
+
+
+@click.command()
+@click.argument("job")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+@_site_option
+@runs_option
+@job_options
+@_wait_option
+@_parsable_option
+@print_command_option
+@click.option("--dry-run", is_flag=True, help="Print the script that would be submitted; as `render`.")
+def submit(
+    job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...], wait: bool,
+    parsable: bool, echo: bool, dry_run: bool, **values: Any,
+) -> None:  # fmt: skip
+    """Submit JOB: a job file, or the name of a shipped job. What follows `--` goes to the job.
+
+    \b
+    toolkit submit train_lm --site local --wait
+    toolkit submit my_job.toml -N 4 --ntasks-per-node 8 -t 2:00:00 -- --my-flag
+    """
+    from toolkit.batch.submission import create
+    from toolkit.batch.submission import submit as hand_over
+
+    resolved = _resolve(job, site, settings, values, argv)
+    run = create(resolved, _runs_folder(runs, resolved))
+    if dry_run:
+        click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
+        return
+    _announce(hand_over(run, resolved, 0, echo=echo), parsable=parsable)
+    if wait:
+        _follow(run)
+
+
+@click.command()
+@click.argument("job")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+@_site_option
+@runs_option
+@job_options
+def render(
+    job: str,
+    argv: tuple[str, ...],
+    site: str | None,
+    runs: Path | None,
+    settings: tuple[str, ...],
+    **values: Any,
+) -> None:
+    """Print the script of JOB, ready for sbatch; its empty run directory is made."""
+    from toolkit.batch.submission import create
+
+    resolved = _resolve(job, site, settings, values, argv)
+    run = create(resolved, _runs_folder(runs, resolved))
+    click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
+
+
+@click.command()
+@click.argument("run")
+@runs_option
+@job_options
+@click.option(
+    "--from", "checkpoint", metavar="CKPT", help="Step, folder name or path [the newest that verifies]."
+)
+@_wait_option
+@_parsable_option
+@print_command_option
+def resume(
+    run: str,
+    runs: Path | None,
+    settings: tuple[str, ...],
+    checkpoint: str | None,
+    wait: bool,
+    parsable: bool,
+    echo: bool,
+    **values: Any,
+) -> None:
+    """Continue RUN from its newest checkpoint as a new job, maybe on another number of ranks.
+
+    \b
+    toolkit resume last
+    toolkit resume last -n 2 --set train.steps=300 --wait
+    """
+    from toolkit.batch.resume import prepare_resume
+    from toolkit.batch.submission import recorded_job
+    from toolkit.batch.submission import submit as hand_over
+
+    directory = find(run, runs)
+    before = recorded_job(directory).job.min_nodes
+    job, start = prepare_resume(
+        directory, settings=settings, flags=flags_of(values, nodes_before=before), checkpoint=checkpoint
+    )
+    _announce(hand_over(directory, job, start, echo=echo), parsable=parsable)
+    if wait:
+        _follow(directory)
+
+
+@click.command()
+@click.argument("job")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+@_site_option
+@runs_option
+@job_options
+def run(
+    job: str,
+    argv: tuple[str, ...],
+    site: str | None,
+    runs: Path | None,
+    settings: tuple[str, ...],
+    **values: Any,
+) -> None:
+    """Run JOB here and now: with srun inside an allocation, else on this machine. Ctrl-C saves and ends it.
+
+    \b
+    toolkit run mpi_hello -n 4
+    salloc -N 2 toolkit run train_lm --ntasks-per-node 4
+    """
+    from rich.console import Console
+
+    from toolkit.batch.follow import exit_code_of, interrupts_to, report_end
+    from toolkit.batch.foreground import show_output, start_here
+    from toolkit.batch.state import run_status
+    from toolkit.batch.submission import create
+
+    site = site or (None if os.environ.get("SLURM_JOB_ID") else "local")
+    if os.environ.get("SLURM_JOB_ID") and values.get("nodes") is None:
+        values["nodes"] = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES")
+    resolved = _resolve(job, site, settings, values, argv)
+    directory = create(resolved, _runs_folder(runs, resolved))
+    click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
+    supervisor = start_here(directory)
+    with interrupts_to(supervisor.pid):
+        show_output(directory, supervisor, click.echo)
+    status = run_status(directory)
+    report_end(status, directory, Console(stderr=True))
+    sys.exit(exit_code_of(status))
