@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.comm.gradient import choose_reduction
 from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog
 from toolkit.topology.gather import gather_topology
 from toolkit.train.arguments import read_arguments
@@ -28,7 +29,7 @@ from toolkit.train.randomness import seed_rank
 from toolkit.train.schedule import Schedule
 from toolkit.train.state import TrainingState
 from toolkit.train.step import OptimizerStep
-from toolkit.train.text import Windows, named_files, read_bytes, standard_library_sources
+from toolkit.train.text import Windows, check_same_text, named_files, read_bytes, standard_library_sources
 from toolkit.world.facts import World
 
 BYTES = 256  # the vocabulary: every byte is a token
@@ -45,6 +46,14 @@ class Arguments:
     dropout: float = 0.1
     tied: bool = True  # the head reuses the embedding's weights
     max_bytes: int = 4_000_000  # how much of the text is read
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ToolkitError(
+                f"a width of {self.width} does not divide into {self.heads} heads",
+                where="args.heads",
+                fix=f"make args.width a multiple of {self.heads}",
+            )
 
 
 class Block(nn.Module):
@@ -130,6 +139,7 @@ def main(world: World, config: ResolvedJob) -> None:
     if train.deterministic:
         use_deterministic_kernels()
     windows = read_windows(args, config)
+    check_same_text(windows)
     order = SampleOrder(windows.count, train.seed)
 
     def take_samples(samples: range) -> tuple[Tensor, Tensor]:
@@ -156,7 +166,14 @@ def main(world: World, config: ResolvedJob) -> None:
     else:
         directory = world.run_dir / "checkpoints"
         checkpointer = Checkpointer(directory, world, keep_last=config.checkpoint.keep_last)
-        say(world, state.resume(checkpointer, world, source=getattr(config.checkpoint, "source", None)))
+        say(
+            world,
+            state.resume(
+                checkpointer,
+                world,
+                source=Path(config.checkpoint.source) if config.checkpoint.source else None,
+            ),
+        )
         log = TrainLog(world.run_dir / "metrics" / "train.jsonl") if world.rank == 0 else None
 
     for record in training_steps(
@@ -168,7 +185,8 @@ def main(world: World, config: ResolvedJob) -> None:
             say(world, f"step {record.step} of {record.steps}: loss {record.loss:.4f}")
     if log:
         log.close()
-        say(world, picture_of(log.path))
+        if state.step == train.steps:
+            say(world, picture_of(log.path))
 
 
 def picture_of(log: Path) -> str:

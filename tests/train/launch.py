@@ -1,6 +1,6 @@
 """Start ranks as processes of this machine, each with a process group, and wait for them.
 
-A fork server imports torch once, so that a rank costs a fork and no import.
+A fork server imports torch once (its compiler too, which DDP needs), so that a rank costs a fork and no import.
 """
 
 from __future__ import annotations
@@ -9,20 +9,49 @@ import multiprocessing
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from toolkit.world.facts import World
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.checkpoint.state_dict", "toolkit.jobs.train_lm"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "matplotlib.backends.backend_agg", "toolkit.jobs.train_lm"])
+
+
+def job(*, args: dict[str, Any] | None = None, source: Path | None = None, **train: Any) -> SimpleNamespace:
+    """What `train_lm` reads of a resolved job, with a model that steps in milliseconds."""
+    table = {
+        "steps": 30, "batch": 8, "micro_batch": 1, "lr": 3e-3, "min_lr_ratio": 0.1, "warmup_steps": 10,
+        "schedule": "cosine", "weight_decay": 0.1, "clip_norm": 1.0, "seed": 7, "deterministic": True,
+        "precision": "auto", "log_every": 1,
+    }  # fmt: skip
+    shape = {"layers": 1, "width": 32, "heads": 2, "context": 16, "dropout": 0.1, "max_bytes": 100_000}
+    return SimpleNamespace(
+        args=shape | (args or {}),
+        train=SimpleNamespace(**table | train),
+        data=SimpleNamespace(paths=[]),
+        checkpoint=SimpleNamespace(every_steps=8, keep_last=10, source=source),
+        parallel=SimpleNamespace(reduction="auto"),
+        job_directory=Path(),
+    )
 
 
 def launch(
-    function: Callable[..., Any], ranks: int, *, run_dir: Path, attempt: int = 0, given: tuple[Any, ...] = ()
+    function: Callable[..., Any],
+    ranks: int,
+    run_dir: Path,
+    *given: Any,
+    attempt: int = 0,
+    timeout_s: float = 90,
 ) -> None:
-    """Call `function(world, *given)` on every rank; raise when a rank fails or takes over 100 s."""
+    """Call `function(world, *given)` on every rank; fail when a rank fails or the time is over.
+
+    What a rank says goes to `run_dir/said-ATTEMPT-RANK`.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
@@ -32,12 +61,24 @@ def launch(
         ]
         for process in processes:
             process.start()
-        for process in processes:
-            process.join(timeout=100)
+        ends_at = time.monotonic() + timeout_s
+        # One failed rank leaves the others waiting in a collective, so they end with it.
+        while time.monotonic() < ends_at and any(process.exitcode is None for process in processes):
+            if any(process.exitcode for process in processes):
+                break
+            time.sleep(0.02)
         codes = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
-    assert codes == [0] * ranks, f"exit codes of the ranks: {codes}"
+            process.join()
+    said = "".join(said_by(run_dir, rank, attempt) for rank in range(ranks))
+    assert codes == [0] * ranks, f"exit codes of the ranks: {codes}\n{said}"
+
+
+def said_by(run_dir: Path, rank: int, attempt: int = 0) -> str:
+    """The output of one rank, or nothing when it never came up."""
+    path = run_dir / f"said-{attempt}-{rank}"
+    return path.read_text() if path.exists() else ""
 
 
 def _rank(
@@ -49,6 +90,9 @@ def _rank(
     attempt: int,
     given: tuple[Any, ...],
 ) -> None:
+    with (run_dir / f"said-{attempt}-{rank}").open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
     import torch
     import torch.distributed as dist
 

@@ -48,16 +48,18 @@ class TrainingState:
         return checkpointer.save(self.step, tensors, state)
 
     def resume(self, checkpointer: Checkpointer, world: World, *, source: Path | None = None) -> str:
-        """Go on, on all ranks, from `source`, else from the newest checkpoint, else begin.
+        """Go on, on all ranks, from the run's newest checkpoint, else from `source`, else begin.
 
-        A rank without a saved stream draws from a new one, derived from seed, step and rank.
+        `source` comes second: a run that began from it and crashed goes on from what it saved since. A rank without a saved stream draws from a new one, derived from seed, step and rank.
 
         Returns:
             One line that says where the run goes on and what could not be taken over.
         """
         streams = randomness.streams(world.device)
         tensors = self._tensors() | {"random": {_stream_key(world.rank): streams}}
-        loaded = checkpointer.load(tensors, source=source, optional=["random"])
+        loaded = checkpointer.load(tensors, optional=["random"])
+        if loaded is None and source is not None:
+            loaded = checkpointer.load(tensors, source=source, optional=["random"])
         if loaded is None:
             self.optimizer.state.clear()  # _tensors() took a step of size 0 to make room for what is loaded
             return "starting at step 0: the run has no checkpoint"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,8 +21,11 @@ from toolkit.errors import NotFoundError, ToolkitError
 def standard_library_sources() -> list[Path]:
     """The sources of this Python's standard library, by relative path: text that every machine has."""
     root = Path(sysconfig.get_path("stdlib"))
-    names = (path.relative_to(root) for path in root.rglob("*.py"))
-    return [root / name for name in sorted(names) if name.parts[0] not in ("site-packages", "dist-packages")]
+    found = []
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if name not in ("site-packages", "dist-packages")]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found)
 
 
 def named_files(patterns: Iterable[str], folder: Path) -> list[Path]:
@@ -44,6 +49,23 @@ def named_files(patterns: Iterable[str], folder: Path) -> list[Path]:
             )
         found.update(dict.fromkeys(files))
     return list(found)
+
+
+def check_same_text(windows: Windows) -> None:
+    """Refuse to train when the ranks read different bytes, as with another Python on another node. Collective.
+
+    Raises:
+        ToolkitError: on every rank.
+    """
+    number = int(windows.digest[:15], 16)
+    extremes = torch.tensor([number, -number])
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    if extremes[0] != -extremes[1]:
+        raise ToolkitError(
+            "the ranks read different text",
+            where="data.paths",
+            fix="name files on a file system that all nodes share",
+        )
 
 
 def read_bytes(files: Iterable[Path], *, max_bytes: int) -> bytes:

@@ -1,0 +1,137 @@
+"""What a run keeps over a cut: the losses to the last bit, every sample once, and a stop that all ranks hear."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import job, launch, said_by
+
+from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.metrics.training import read_train_log
+
+CUT, STEPS = 8, 30
+ITEMS = ("model", "optimizer", "schedule", "step", "cursor", "random")
+
+
+def train(world, config) -> None:
+    from toolkit.jobs import train_lm
+
+    train_lm.main(world, config)
+
+
+def losses(run_dir: Path) -> dict[int, str]:
+    return {record.step: record.loss_hex for record in read_train_log(run_dir / "metrics" / "train.jsonl")}
+
+
+class Forgetful(Checkpointer):
+    """Loads a checkpoint without one item of state, which stays as a fresh process has it."""
+
+    item: str
+
+    def load(self, tensors: dict[str, Any], **given: Any) -> Any:
+        fresh = copy.deepcopy(tensors)
+        loaded = super().load(tensors, **given)
+        if loaded and self.item in tensors:
+            _copy_into(tensors[self.item], fresh[self.item])
+        elif loaded:
+            fresh_state = {
+                "step": 0,
+                "cursor": loaded.state["cursor"] | {"samples": 0},
+                "schedule": {"taken": 0},
+            }
+            loaded.state[self.item] = fresh_state[self.item]
+        return loaded
+
+
+def _copy_into(to: dict[str, Any], values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            _copy_into(to[name], value)
+        else:
+            to[name].copy_(value)
+
+
+def train_forgetting_each_item(world, config) -> None:
+    from toolkit.jobs import train_lm
+
+    train_lm.Checkpointer = Forgetful
+    for item in ITEMS:
+        Forgetful.item = item
+        train_lm.main(dataclasses.replace(world, run_dir=world.run_dir / item), config)
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("uncut")
+    launch(train, 4, run_dir, job(steps=STEPS))
+    return run_dir
+
+
+def test_a_resumed_run_repeats_the_losses_of_the_uncut_one_to_the_last_bit(uncut, tmp_path):
+    source = uncut / "checkpoints" / f"step-{CUT:08d}"
+    launch(train, 4, tmp_path, job(steps=STEPS, source=source))
+    after = {step: loss for step, loss in losses(uncut).items() if step > CUT}
+    assert len(after) >= 20
+    assert losses(tmp_path) == after
+
+
+def test_each_item_of_state_is_needed_for_that(uncut, tmp_path):
+    source = uncut / "checkpoints" / f"step-{CUT:08d}"
+    launch(train_forgetting_each_item, 4, tmp_path, job(steps=STEPS, source=source))
+    after = {step: loss for step, loss in losses(uncut).items() if step > CUT}
+    same = [item for item in ITEMS if losses(tmp_path / item) == after]
+    assert same == []
+
+
+def train_watched(world, config, stop_after: int) -> None:
+    """Train; note which samples each rank reads; the last rank alone is asked to stop at a step."""
+    from toolkit.jobs import train_lm
+
+    steps_of_loop = train_lm.training_steps
+
+    def watched(world, settings, state, step, take_samples, *given):
+        with (world.run_dir / f"read-{world.attempt}-{world.rank}").open("w") as read:
+
+            def take(samples):
+                read.writelines(f"{sample}\n" for sample in samples)
+                return take_samples(samples)
+
+            for record in steps_of_loop(world, settings, state, step, take, *given):
+                if record.step == stop_after and world.rank == world.size - 1:
+                    world.stop_watch.asked = True
+                yield record
+
+    train_lm.training_steps = watched
+    train_lm.main(world, config)
+
+
+def test_4_then_2_then_8_ranks_read_every_sample_once_and_stop_at_the_same_step(tmp_path):
+    config = job(steps=20)
+    for attempt, (ranks, stop_after) in enumerate([(4, 5), (2, 11), (8, 0)]):
+        launch(train_watched, ranks, tmp_path, config, stop_after, attempt=attempt)
+
+    read = Counter(int(line) for file in tmp_path.glob("read-*") for line in file.read_text().splitlines())
+    assert read == Counter(range(20 * 8))
+    records = read_train_log(tmp_path / "metrics" / "train.jsonl")
+    assert [record.step for record in records] == list(range(1, 21))
+    assert [record.world for record in records] == [4] * 5 + [2] * 6 + [8] * 9
+    assert [record.samples for record in records] == [8 * step for step in range(1, 21)]
+    assert "saved by 4 ranks\n" in said_by(tmp_path, 0, attempt=1)
+    assert "saved by 2 ranks; ranks from 2 on draw new random streams\n" in said_by(tmp_path, 0, attempt=2)
+    assert [said_by(tmp_path, rank, attempt=2) for rank in range(1, 8)] == [""] * 7
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_losses_are_those_of_one_process(ranks, tmp_path):
+    config = job(steps=6, args={"dropout": 0.0}, micro_batch=2)
+    for size in (1, ranks):
+        launch(train, size, tmp_path / str(size), config)
+    alone = [record.loss for record in read_train_log(tmp_path / "1" / "metrics" / "train.jsonl")]
+    together = [record.loss for record in read_train_log(tmp_path / str(ranks) / "metrics" / "train.jsonl")]
+    assert together == pytest.approx(alone, rel=1e-5)
