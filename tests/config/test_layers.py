@@ -109,6 +109,8 @@ def test_what_is_not_given_follows_from_the_partition(resolve, site):
     assert (job.gpus_per_node, job.ranks_per_node, job.cpus_per_rank, job.constraint) == (0, 1, 1, "")
     job = resolve('account = "a"\ngpus_per_node = 2\nranks_per_node = 1', site=site).job
     assert (job.ranks_per_node, job.cpus_per_rank) == (1, 32)
+    job = resolve('account = "a"\nranks_per_node = 2', site=site).job
+    assert (job.gpus_per_node, job.cpus_per_rank) == (2, 16)
 
 
 @pytest.mark.parametrize(("shard", "zero"), [(1, 0), (4, 3)])

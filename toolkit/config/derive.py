@@ -35,7 +35,9 @@ def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
             if getattr(limits, key):
                 fill(key, getattr(limits, key), where[key] or source)
         if limits.gpus_per_node:
-            fill("gpus_per_node", limits.gpus_per_node, where["gpus_per_node"] or source)
+            # A rank uses one GPU, so a job that states fewer ranks needs fewer GPUs.
+            stated = resolved.job.ranks_per_node if "job.ranks_per_node" in origins else limits.gpus_per_node
+            fill("gpus_per_node", min(stated, limits.gpus_per_node), where["gpus_per_node"] or source)
     gpus = job.get("gpus_per_node", resolved.job.gpus_per_node)
     fill("ranks_per_node", gpus or 1, Origin("derived", "job.gpus_per_node"))
     ranks = job.get("ranks_per_node", resolved.job.ranks_per_node)

@@ -39,7 +39,9 @@ class JobTable(Table):
         derived="a rank's share of the partition's CPUs where it has GPUs, else 1",
         ge=1,
     )
-    gpus_per_node: int = key(0, "GPUs on each node.", derived="what the partition has, else 0", ge=0)
+    gpus_per_node: int = key(
+        0, "GPUs on each node.", derived="what the partition has, at most one a rank; else 0", ge=0
+    )
     time: str = key(
         "",
         "Walltime, read as Slurm reads it: `90:00` is 90 minutes. Empty leaves it to the partition.",

@@ -1,0 +1,46 @@
+"""A resume changes some values of a recorded job; the rest stays, and what followed follows anew."""
+
+import pytest
+
+from toolkit.config.amend import amend_job
+from toolkit.config.origins import Flag, Origin
+from toolkit.errors import ToolkitError
+
+
+def test_a_resume_on_another_shape(resolve, site):
+    recorded = resolve('account = "a"\nnodes = 2', "[train]\nbatch = 64\n[args]\nwidth = 8", site=site)
+    amended = amend_job(recorded, site=site, settings=["args.depth=3"], flags={"job.nodes": Flag(4, "-N")})
+    assert (amended.job.nodes, amended.args) == (4, {"width": 8, "depth": 3})
+    assert amended.origin("job.nodes") == Origin("flag", "-N 4")
+    assert amended.train == recorded.train
+    assert amend_job(recorded, site=site) == recorded
+
+
+def test_what_followed_from_the_partition_follows_anew(resolve, site):
+    recorded = resolve('account = "a"', site=site)
+    assert (recorded.job.qos, recorded.job.ranks_per_node) == ("regular", 4)
+    amended = amend_job(recorded, site=site, flags={"job.partition": Flag("cpu", "-p")})
+    assert (amended.job.qos, amended.job.gpus_per_node, amended.job.ranks_per_node) == ("", 0, 1)
+    assert amended.partition_limits == site.partitions["cpu"]
+    assert amended.job.name == "job"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"job.nodes": Flag("x", "-N")}, "-N x:job.nodes: 'x' is no range of nodes. Fix: "),
+        (
+            {"job.nodes": Flag(9, "-N")},
+            "-N 9:job.nodes: 9 nodes, but partition gpu of cluster gives at most 8. ",
+        ),
+        (
+            {"job.nodes": Flag(3, "-N")},
+            "samples cannot be split evenly over 12 data ranks. Fix: batch = 60 or 72",
+        ),
+    ],
+)
+def test_a_shape_that_cannot_be(resolve, site, flags, message):
+    recorded = resolve('account = "a"', "[train]\nbatch = 64", site=site)
+    with pytest.raises(ToolkitError) as caught:
+        amend_job(recorded, site=site, flags=flags)
+    assert message in str(caught.value)
