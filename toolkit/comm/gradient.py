@@ -4,7 +4,7 @@
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 
 import torch
 import torch.distributed as dist
@@ -42,7 +42,7 @@ def choose_reduction(
             raise ToolkitError(reason, where="parallel.reduction", fix='set reduction = "flat"')
         plan = GroupPlan((), (), reason)
     if plan.hierarchical:
-        model.register_comm_hook(None, hierarchical_hook(HierarchicalReducer.create(plan, counters)))
+        model.register_comm_hook(None, hierarchical_hook(HierarchicalReducer(plan, counters)))
     line = f"gradient reduction: {'hierarchical' if plan.hierarchical else 'flat'} ({plan.reason})"
     if world.rank == 0:
         sys.stderr.write(line + "\n")
@@ -52,18 +52,16 @@ def choose_reduction(
 def hierarchical_hook(reducer: HierarchicalReducer) -> Hook:
     """Make a communication hook for `register_comm_hook(None, hook)`; it averages as DDP does.
 
-    Buckets are reduced while the backward pass goes on: on the CPU by one thread, on a GPU by one stream. One of
-    each, so that the stages of different buckets never interleave: DDP hands out buckets in the same order on all
-    ranks, hence all ranks issue the same collectives in the same order and cannot wait for each other in a circle.
+    Buckets are reduced while the backward pass goes on: on the CPU by the reducer's threads, on a GPU on one stream
+    of their own. DDP hands out buckets in the same order on all ranks, which is what the reducer asks for.
     """
-    worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gradient-reduction")
     streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         gradients = bucket.buffer()
         if gradients.device.type == "cpu":
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            worker.submit(_reduce_into, future, reducer, gradients)
+            reducer.start(gradients, "avg").add_done_callback(lambda done: _hand_over(done, future))
             return future
         if gradients.device not in streams:
             streams[gradients.device] = torch.cuda.Stream(gradients.device)
@@ -71,18 +69,15 @@ def hierarchical_hook(reducer: HierarchicalReducer) -> Hook:
         stream.wait_stream(torch.cuda.current_stream(gradients.device))
         future = torch.futures.Future(devices=[gradients.device])
         with torch.cuda.stream(stream):
-            _reduce_into(future, reducer, gradients)
+            future.set_result(reducer.start(gradients, "avg").result())
         return future
 
     return hook
 
 
-def _reduce_into(
-    future: torch.futures.Future[torch.Tensor], reducer: HierarchicalReducer, gradients: torch.Tensor
-) -> None:
-    try:
-        reducer.all_reduce(gradients, op="avg")
-    except Exception as error:  # noqa: BLE001 - DDP waits for the future and raises it in the backward pass
+def _hand_over(done: Future[torch.Tensor], future: torch.futures.Future[torch.Tensor]) -> None:
+    """Pass on a result, or an exception, which DDP raises in the backward pass."""
+    if error := done.exception():
         future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation says the result's type
     else:
-        future.set_result(gradients)
+        future.set_result(done.result())

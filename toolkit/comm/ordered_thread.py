@@ -1,0 +1,35 @@
+"""A thread that does what it is given, one after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+
+class OrderedThread:
+    """Runs work in the order of `submit`, for as long as the process lives.
+
+    It is a daemon, unlike the threads of concurrent.futures: a rank that fails must be able to end while this
+    thread still waits in a collective for its peers.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        """Queue `work`; the future gets its result or its exception."""
+        future: Future[Any] = Future()
+        self._waiting.put((future, work))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, work = self._waiting.get()
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - raised again where the future is read
+                future.set_exception(error)
