@@ -57,14 +57,14 @@ def read_digests(path: Path) -> BlockDigests:
     Raises:
         CorruptCheckpointError: when it is not one, or when its number of blocks does not fit its size.
     """
-    lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-    header = _HEADER_LINE.fullmatch(lines[0]) if lines else None
-    if header is None or not all(map(_DIGEST.fullmatch, lines[1:])):
+    lines = path.read_text(encoding="ascii", errors="replace").split("\n")
+    header, blocks = _HEADER_LINE.fullmatch(lines[0]), lines[1:-1]
+    if header is None or lines[-1] or not all(map(_DIGEST.fullmatch, blocks)):
         raise CorruptCheckpointError("is not a digest file", where=str(path))
     size = int(header.group(1))
-    if len(lines) - 1 != -(-size // BLOCK_BYTES):
-        raise CorruptCheckpointError(f"has {len(lines) - 1} digests for {size} bytes", where=str(path))
-    return BlockDigests(size, tuple(lines[1:]))
+    if len(blocks) != -(-size // BLOCK_BYTES):
+        raise CorruptCheckpointError(f"has {len(blocks)} digests for {size} bytes", where=str(path))
+    return BlockDigests(size, tuple(blocks))
 
 
 class BlockChecker:
@@ -74,33 +74,25 @@ class BlockChecker:
         self._path = path
         self._expected = expected
         self._unchecked = set(range(len(expected.blocks)))
+        self._buffer = memoryview(bytearray(BLOCK_BYTES))
 
     def check(self, first_byte: int, end_byte: int) -> None:
         """Check the blocks that hold bytes [first_byte, end_byte).
 
         Raises:
-            CorruptCheckpointError: naming the file and the blocks that differ.
+            CorruptCheckpointError: naming the file and a block that differs.
         """
         touched = range(first_byte // BLOCK_BYTES, -(-end_byte // BLOCK_BYTES))
-        wanted = [block for block in touched if block in self._unchecked]
+        wanted = sorted(self._unchecked.intersection(touched))
         if not wanted:
             return
-        if bad := self.differing(wanted):
-            raise CorruptCheckpointError(
-                f"block {bad[0]} (bytes {bad[0] * BLOCK_BYTES} on) does not have the digest that was saved"
-                + (f", and {len(bad) - 1} more blocks" if len(bad) > 1 else ""),
-                where=str(self._path),
-            )
-        self._unchecked.difference_update(wanted)
-
-    def differing(self, blocks: list[int] | range) -> list[int]:
-        """Those of `blocks` whose bytes do not have the expected digest."""
-        bad = []
-        buffer = memoryview(bytearray(BLOCK_BYTES))
         with self._path.open("rb") as file:
-            for block in blocks:
+            for block in wanted:
                 file.seek(block * BLOCK_BYTES)
-                count = file.readinto(buffer)
-                if xxhash.xxh3_128_hexdigest(buffer[:count]) != self._expected.blocks[block]:
-                    bad.append(block)
-        return bad
+                count = file.readinto(self._buffer)
+                if xxhash.xxh3_128_hexdigest(self._buffer[:count]) != self._expected.blocks[block]:
+                    raise CorruptCheckpointError(
+                        f"block {block} (from byte {block * BLOCK_BYTES}) was changed after it was saved",
+                        where=str(self._path),
+                    )
+                self._unchecked.remove(block)

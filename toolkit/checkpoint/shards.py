@@ -107,7 +107,7 @@ class ShardReader:
             raise CorruptCheckpointError("is missing", where=str(error.filename)) from None
         if found != expected.size:
             raise CorruptCheckpointError(f"has {found} bytes instead of {expected.size}", where=str(path))
-        if digests.whole != expected.digest:
+        if (digests.size, digests.whole) != (expected.size, expected.digest):
             raise CorruptCheckpointError("does not belong to its shard file", where=str(digest_path))
         self._checker = BlockChecker(path, digests)
         # The first block holds the root of the file's structure.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.checkpoint.digests import BLOCK_BYTES, BlockChecker, digests_of_file, read_digests
+from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests, digests_of_file, read_digests
 from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import digest_name
-from toolkit.checkpoint.manifest import Manifest, read_manifest
+from toolkit.checkpoint.manifest import FileRecord, Manifest, read_manifest
 
 
 @dataclass(frozen=True)
@@ -49,31 +48,33 @@ def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
     manifest, problems = verify_quickly(folder)
     if manifest is None:
         return None, problems
-    unreadable = {problem.file for problem in problems}
+    bad = {problem.file for problem in problems}
     for file in manifest.files:
-        if file.name in unreadable:
-            continue
-        if file.name.endswith(".h5"):
-            if digest_name(file.name) not in unreadable:
-                problems += _differing_blocks(folder, file.name, manifest)
-        elif digests_of_file(folder / file.name).whole != file.digest:
-            problems.append(Problem(file.name, "does not have the digest that the manifest states"))
+        if file.name not in bad and (found := digests_of_file(folder / file.name)).whole != file.digest:
+            problems += _differing_blocks(folder, file, found, manifest)
     return manifest, problems
 
 
-def _differing_blocks(folder: Path, file: str, manifest: Manifest) -> Iterator[Problem]:
+def _differing_blocks(
+    folder: Path, file: FileRecord, found: BlockDigests, manifest: Manifest
+) -> list[Problem]:
+    """The damaged blocks of a shard file, where its own digest file can tell; otherwise the whole file."""
+    whole = [Problem(file.name, "does not have the digest that the manifest states")]
+    if not file.name.endswith(".h5"):
+        return whole
     try:
-        digests = read_digests(folder / digest_name(file))
-    except CorruptCheckpointError as error:
-        yield Problem(digest_name(file), error.message)
-        return
-    if digests.whole != manifest.file(file).digest:
-        yield Problem(digest_name(file), f"is not the one that was saved with {file}")
-        return
-    for block in BlockChecker(folder / file, digests).differing(range(len(digests.blocks))):
-        yield Problem(
-            file, "does not have the digest that was saved", block, tensors_in_block(manifest, file, block)
+        saved = read_digests(folder / digest_name(file.name))
+    except (FileNotFoundError, CorruptCheckpointError):
+        return whole
+    if saved.whole != file.digest:
+        return whole
+    return [
+        Problem(
+            file.name, "was changed after it was saved", block, tensors_in_block(manifest, file.name, block)
         )
+        for block, (now, then) in enumerate(zip(found.blocks, saved.blocks, strict=True))
+        if now != then
+    ]
 
 
 def tensors_in_block(manifest: Manifest, file: str, block: int) -> tuple[str, ...]:

@@ -1,0 +1,191 @@
+"""Every kind of damage is found, named, and never loaded."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from toolkit.checkpoint import HDF5StorageReader
+from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.digests import BLOCK_BYTES
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.manifest import SCHEMA, read_manifest
+from toolkit.checkpoint.verify import verify_fully, verify_quickly
+from toolkit.errors import ToolkitError
+from toolkit.world.facts import World
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+ALONE = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone")
+SHARD = "shard-00000-of-00001.h5"
+NAMES = ["first", "second", "third"]
+
+
+def tensors(fill: float) -> dict[str, torch.Tensor]:
+    """Three tensors of one and a half blocks each, and a small one."""
+    return {**{name: torch.full((6, 1 << 18), fill) for name in NAMES}, "small": torch.tensor(fill)}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory) -> Path:
+    return Checkpointer(tmp_path_factory.mktemp("damage"), ALONE).save(1, tensors(1.0), {"loss": 0.5})
+
+
+class Flipped:
+    """A file with one bit flipped, for as long as the `with` lasts."""
+
+    def __init__(self, path: Path, bit: int) -> None:
+        self.path, self.bit = path, bit
+
+    def __enter__(self) -> None:
+        self._flip()
+
+    def __exit__(self, *_: object) -> None:
+        self._flip()
+
+    def _flip(self) -> None:
+        with self.path.open("r+b") as file:
+            file.seek(self.bit // 8)
+            byte = file.read(1)[0]
+            file.seek(self.bit // 8)
+            file.write(bytes([byte ^ (1 << self.bit % 8)]))
+
+
+def blocks_of(path: Path) -> range:
+    return range(-(-path.stat().st_size // BLOCK_BYTES))
+
+
+def test_a_flipped_bit_in_any_block_is_found_with_its_tensors(good):
+    shard = good / SHARD
+    manifest = read_manifest(good)
+    choose = random.Random(0)
+    for block in blocks_of(shard):
+        end = min((block + 1) * BLOCK_BYTES, shard.stat().st_size)
+        byte = choose.randrange(block * BLOCK_BYTES, end)
+        hit = {
+            name
+            for name, record in manifest.tensors.items()
+            for piece in record.pieces
+            if piece.byte_offset <= byte < piece.byte_offset + record.size_bytes
+        }
+        with Flipped(shard, byte * 8 + choose.randrange(8)):
+            (problem,) = verify_fully(good)[1]
+            assert (problem.file, problem.block) == (SHARD, block)
+            assert hit <= set(problem.tensors)
+            with pytest.raises(dcp.CheckpointException, match=f"block {block} "):
+                dcp.load(tensors(0.0), storage_reader=HDF5StorageReader(good))
+    assert not verify_fully(good)[1]
+
+
+def test_only_the_touched_blocks_are_read(good):
+    """A load of one tensor does not mind damage in another."""
+    third = read_manifest(good).tensors["third"].pieces[0]
+    with Flipped(good / SHARD, (third.byte_offset + 5 * BLOCK_BYTES // 4) * 8):
+        wanted = {"first": torch.zeros(6, 1 << 18)}
+        dcp.load(wanted, storage_reader=HDF5StorageReader(good))
+        assert torch.equal(wanted["first"], tensors(1.0)["first"])
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True))
+@pytest.mark.parametrize("file", ["manifest.json", "shard-00000-of-00001.digest"])
+def test_a_flipped_bit_in_the_small_files_is_found(good, file, place):
+    path = good / file
+    with Flipped(path, int(place * path.stat().st_size * 8)):
+        check = verify_quickly if file == "manifest.json" else verify_fully
+        (problem,) = check(good)[1]
+        assert problem.file == file
+        with pytest.raises(CorruptCheckpointError):
+            Checkpointer(good.parent, ALONE).load(
+                tensors(0.0), source=good
+            ) if file == "manifest.json" else load(good)
+
+
+def load(folder: Path) -> None:
+    try:
+        dcp.load(tensors(0.0), storage_reader=HDF5StorageReader(folder))
+    except dcp.CheckpointException as failure:
+        raise failure.failures[0][0] from None
+
+
+@pytest.mark.parametrize("file", [SHARD, "shard-00000-of-00001.digest", "manifest.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "longer", "empty"])
+def test_a_file_missing_or_of_another_size_falls_back(tmp_path, capfd, file, damage):
+    checkpoints = Checkpointer(tmp_path, ALONE)
+    checkpoints.save(1, {"x": torch.ones(1000)}, {})
+    path = checkpoints.save(2, {"x": torch.zeros(1000)}, {}) / file
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": content[:-1], "longer": content + b" ", "empty": b""}[damage])
+    assert verify_quickly(path.parent)[1]
+    wanted = {"x": torch.zeros(1000)}
+    assert Checkpointer(tmp_path, ALONE).load(wanted).step == 1
+    assert torch.equal(wanted["x"], torch.ones(1000))
+    assert file in capfd.readouterr().err
+    assert (tmp_path / "step-00000002.bad-0").is_dir()
+
+
+def test_nothing_good_is_no_checkpoint(tmp_path):
+    checkpoints = Checkpointer(tmp_path, ALONE)
+    assert checkpoints.load({"x": torch.zeros(1)}) is None
+    (checkpoints.save(1, {"x": torch.zeros(1)}, {}) / SHARD).unlink()
+    assert checkpoints.load({"x": torch.zeros(1)}) is None
+    assert checkpoints.latest() is None
+
+
+def test_a_part_is_never_loaded_and_its_owner_cannot_commit_late(tmp_path):
+    old = Checkpointer(tmp_path, ALONE)
+    folder = old.save(1, {"x": torch.ones(4)}, {})
+    folder.rename(tmp_path / "step-00000001.part-0")
+    assert old.load({"x": torch.zeros(4)}) is None
+    Checkpointer(tmp_path, World(**{**ALONE.__dict__, "attempt": 1}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_not_moved(tmp_path):
+    folder = Checkpointer(tmp_path, ALONE).save(1, {"x": torch.ones(4)}, {})
+    resign(folder / "manifest.json", f'"schema": {SCHEMA}', f'"schema": {SCHEMA + 1}')
+    with pytest.raises(ToolkitError, match="newer"):
+        Checkpointer(tmp_path, ALONE).load({"x": torch.zeros(4)})
+    assert folder.is_dir()
+
+
+def resign(path: Path, old: str, new: str) -> None:
+    """Change a manifest and give it the digest that its page in the docs describes."""
+    import json
+
+    import xxhash
+
+    text = path.read_text()
+    digest = json.loads(text)["digest"]
+    unsigned = text.replace(old, new).replace(digest, "0" * 32)
+    path.write_text(unsigned.replace("0" * 32, xxhash.xxh3_128_hexdigest(unsigned.encode())))
+
+
+def test_the_index_is_readable_with_plain_h5py_and_shows_a_missing_file_as_nan(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(5, 3, generator=generator).bfloat16()
+    folder = Checkpointer(tmp_path, ALONE).save(1, {"a/b": weights, "n": torch.arange(3)}, {})
+    with h5py.File(folder / "index.h5") as file:
+        assert file["tensors/a%2Fb"].dtype == np.float32
+        assert np.array_equal(file["tensors/a%2Fb"][:], weights.float().numpy())
+    (folder / SHARD).rename(folder / "gone")
+    with h5py.File(folder / "index.h5") as file:
+        assert np.isnan(file["tensors/a%2Fb"][:]).all()
+        assert not file["tensors/n"][:].any()
+
+
+def test_the_loss_of_the_index_harms_nothing(tmp_path):
+    folder = Checkpointer(tmp_path, ALONE).save(1, {"x": torch.ones(4)}, {})
+    (folder / "index.h5").unlink()
+    assert not verify_fully(folder)[1]
+    assert Checkpointer(tmp_path, ALONE).load({"x": torch.zeros(4)}).step == 1
