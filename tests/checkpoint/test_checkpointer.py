@@ -1,0 +1,125 @@
+"""Which checkpoint stands, which goes, and which is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.layout import committed_steps
+from toolkit.checkpoint.manifest import read_manifest
+from toolkit.errors import ToolkitError
+from toolkit.world.facts import World
+
+
+def world(attempt: int = 0) -> World:
+    return World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone", attempt=attempt)
+
+
+def x(value: float) -> dict[str, torch.Tensor]:
+    return {"x": torch.tensor([float(value)])}
+
+
+def value_of(folder: Path) -> float:
+    """The value in a checkpoint, read without the checkpointer."""
+    wanted = x(-1.0)
+    Checkpointer(folder.parent / "unused", world()).load(wanted, source=folder)
+    return float(wanted["x"])
+
+
+def test_the_last_few_are_kept_and_the_newest_always(tmp_path):
+    for keep_last in (1, 3):
+        directory = tmp_path / str(keep_last)
+        checkpoints = Checkpointer(directory, world(), keep_last=keep_last)
+        for step in range(0, 50, 10):
+            assert checkpoints.save(step, x(step), {}) == directory / f"step-{step:08d}"
+        assert list(committed_steps(directory)) == list(range(0, 50, 10))[-keep_last:]
+        assert len(list(directory.iterdir())) == keep_last
+        assert checkpoints.latest() == 40
+    with pytest.raises(ToolkitError, match="keep_last is 0"):
+        Checkpointer(tmp_path, world(), keep_last=0)
+
+
+def test_a_step_saved_twice_by_one_attempt_is_kept_as_it_is(tmp_path):
+    checkpoints = Checkpointer(tmp_path, world())
+    first = checkpoints.save(1, x(1), {})
+    written = (first / "manifest.json").stat().st_ino
+    assert checkpoints.save(1, x(1), {}) == first
+    assert (first / "manifest.json").stat().st_ino == written
+
+
+def test_a_step_that_an_older_attempt_saved_is_replaced(tmp_path):
+    Checkpointer(tmp_path, world(0)).save(1, x(1), {})
+    folder = Checkpointer(tmp_path, world(1)).save(1, x(2), {})
+    assert value_of(folder) == 2
+    assert read_manifest(folder).attempt == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_line_that_the_run_left_is_not_resumed(tmp_path, capsys):
+    """Resume from step 10 where 20 and 30 exist; the next save is step 15, and 15 is what resumes then."""
+    old = Checkpointer(tmp_path, world(0))
+    for step in (10, 20, 30):
+        old.save(step, x(step), {})
+    new = Checkpointer(tmp_path, world(1), keep_last=1)
+    assert new.load(x(0), source=tmp_path / "step-00000010").step == 10
+    new.save(15, x(15), {})
+    assert new.latest() == 15
+    assert Checkpointer(tmp_path, world(2)).load(x(0)).step == 15
+    # What was left is kept for its owner, under a name that nothing loads.
+    assert (tmp_path / "step-00000030.left-1").is_dir()
+    assert "step-00000030 is later than the step saved now" in capsys.readouterr().err
+
+
+def test_state_and_optimizer_values_come_back_with_their_types(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.9))
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    checkpoints = Checkpointer(tmp_path, world())
+    checkpoints.save(1, {"optimizer": optimizer.state_dict()}, {"best": float("inf"), "epoch": (1, 2)})
+    other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
+    other.param_groups[0]["params"][0].grad = torch.zeros(2, 3)
+    wanted = {"optimizer": {**optimizer.state_dict(), "param_groups": other.state_dict()["param_groups"]}}
+    loaded = checkpoints.load(wanted)
+    assert wanted["optimizer"]["param_groups"] == optimizer.state_dict()["param_groups"]
+    assert wanted["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.9)
+    assert loaded.state == {"best": float("inf"), "epoch": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "state", "name"),
+    [
+        ({"a": {"callback": print}}, {}, "a.callback"),
+        ({"when": {1, 2}}, {}, "when"),
+        ({"weights": torch.eye(3).to_sparse()}, {}, "weights"),
+        (x(1), {"history": {"path": Path("x")}}, r"state\['history'\]\['path'\]"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_by_name(tmp_path, tensors, state, name):
+    checkpoints = Checkpointer(tmp_path, world())
+    with pytest.raises(ToolkitError, match=name) as caught:
+        checkpoints.save(1, tensors, state)
+    assert caught.value.fix
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_tell_what_can_be_asked_for(tmp_path):
+    checkpoints = Checkpointer(tmp_path, world())
+    assert checkpoints.keys() == frozenset()
+    checkpoints.save(1, {"random": {"rank-00000": torch.zeros(1)}, **x(1)}, {})
+    assert checkpoints.keys() == {"random.rank-00000", "x"}
+    wanted = {"random": {"rank-00007": torch.full((1,), 7.0)}, **x(0)}
+    loaded = checkpoints.load(wanted, optional=["random"])
+    assert loaded.missing == ("random.rank-00007",)
+    assert float(wanted["random"]["rank-00007"]) == 7 and float(wanted["x"]) == 1
+
+
+def test_precision_may_change_between_saving_and_loading(tmp_path):
+    checkpoints = Checkpointer(tmp_path, world())
+    checkpoints.save(1, {"x": torch.tensor([1.0, 2.5])}, {})
+    wanted = {"x": torch.zeros(2, dtype=torch.bfloat16)}
+    checkpoints.load(wanted)
+    assert wanted["x"].tolist() == [1.0, 2.5]
