@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from toolkit.comm.compat import reduce_scatter_single
 from toolkit.comm.counters import Counters
 from toolkit.comm.gradient import choose_reduction, hierarchical_hook
 from toolkit.comm.hierarchical import CROSS_ALL_REDUCE, NODE_REDUCE_SCATTER, HierarchicalReducer
@@ -18,7 +19,7 @@ from toolkit.topology.gather import gather_topology
 from toolkit.topology.groups import plan_groups
 from toolkit.world.facts import World
 
-TENSORS_PER_LAUNCH = 40
+TENSORS = 160  # over all ranks
 SUMMABLE = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64]
 
 
@@ -59,7 +60,7 @@ def draw_tensor(shared, rank_generator, dtype, whole_numbers):
 
 def check_equal_to_flat(reducer, rank, size):
     generator = torch.Generator().manual_seed(1000 + rank)
-    for seed in range(TENSORS_PER_LAUNCH):
+    for seed in range(TENSORS // size):
         shared = random.Random(seed)
         dtype = shared.choice(SUMMABLE)
         op = shared.choice(["sum", "avg"]) if dtype.is_floating_point else "sum"
@@ -71,9 +72,16 @@ def check_equal_to_flat(reducer, rank, size):
         assert torch.equal(tensor, expected), (seed, dtype, op, tuple(tensor.shape))
 
 
+def check_gpu_collective_exists(size):
+    """A GPU uses torch's own reduce-scatter, under the name that this version has."""
+    part = torch.empty(3)
+    reduce_scatter_single(part, torch.ones(3 * size))
+    assert part.tolist() == [size] * 3
+
+
 def check_rounding(reducer, rank, size):
     generator = torch.Generator().manual_seed(2000 + rank)
-    for seed in range(TENSORS_PER_LAUNCH):
+    for seed in range(TENSORS // size):
         shared = random.Random(seed)
         dtype = shared.choice([torch.float32, torch.bfloat16])
         tensor = draw_tensor(shared, generator, dtype, whole_numbers=False)
@@ -151,9 +159,10 @@ def run_rank(rank, nodes, local_size, folder):
     assert all(facts.gpu_links.value and facts.gpu_links.value.gpus == ("GPU0",) for facts in topology.nodes)
 
     plan = plan_groups(topology)
-    reducer = HierarchicalReducer(plan, segment_bytes=1000)  # most tensors take several segments
+    reducer = HierarchicalReducer(plan, segment_bytes=8000)  # large tensors take several segments
     check_equal_to_flat(reducer, rank, size)
     check_rounding(reducer, rank, size)
+    check_gpu_collective_exists(size)
     with pytest.raises(ValueError, match="average"):
         reducer.all_reduce(torch.ones(3, dtype=torch.int64), "avg")
     check_model_gradients(world, topology)
