@@ -23,6 +23,11 @@ def test_what_followed_from_the_partition_follows_anew(resolve, site):
     assert (amended.job.qos, amended.job.gpus_per_node, amended.job.ranks_per_node) == ("", 0, 1)
     assert amended.partition_limits == site.partitions["cpu"]
     assert amended.job.name == "job"
+    sharded = resolve('account = "a"', "[parallel]\nshard = 4", site=site)
+    assert (
+        sharded.parallel.zero,
+        amend_job(sharded, site=site, settings=["parallel.shard=1"]).parallel.zero,
+    ) == (3, 0)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_texts_are_read_by_the_type_of_their_key(resolve):
             'job.entry=["./a.out", "-x"]',
             "job.requeue=false",
             'data.paths=["a", "b"]',
+            "env.pass=HF_HOME",
             "train.lr=1e-3",
             "env.vars.FLAG=1",
             "args.text=hello there",
@@ -83,6 +84,7 @@ def test_texts_are_read_by_the_type_of_their_key(resolve):
     assert resolved.job.entry == ["./a.out", "-x"]
     assert resolved.job.requeue is False
     assert resolved.data.paths == ["a", "b"]
+    assert resolved.env.passed == ["HF_HOME"]
     assert resolved.train.lr == 1e-3
     assert resolved.env.vars == {"FLAG": "1"}
     assert resolved.args == {"text": "hello there", "number": 0.5, "table": {"inner": [1, 2]}}

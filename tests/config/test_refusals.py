@@ -31,13 +31,13 @@ def message_of(tmp_path, call):
             "",
             "[train]\n\nsteps = 'ten'",
             "job.toml:6:train.steps: 'ten' is refused: input should be a valid integer. "
-            "Fix: give whole number, at least 1",
+            "Fix: give a whole number, at least 1",
         ),
         (
             "",
             "[train]\nsteps = 0",
             "job.toml:5:train.steps: 0 is refused: input should be greater than or equal to 1. "
-            "Fix: give whole number, at least 1",
+            "Fix: give a whole number, at least 1",
         ),
         (
             "",
@@ -69,24 +69,24 @@ def message_of(tmp_path, call):
         (
             'account = "a\\nrm -rf"',
             "",
-            "job.toml:3:job.account: holds the control character '\\n'. Fix: give text",
+            "job.toml:3:job.account: holds the control character '\\n'. Fix: give a text",
         ),
         (
             'sbatch = ["--mail-type=END", "--x\\u2028y"]',
             "",
             "job.toml:3:job.sbatch: holds the control character '\\u2028'. "
-            'Fix: give list of options such as ["--mail-type=END"]',
+            'Fix: give a list of options such as ["--mail-type=END"]',
         ),
         (
             'nodes = "4-2"',
             "",
             "job.toml:3:job.nodes: '4-2' is no range of nodes. "
-            'Fix: give whole number from 1, or a range such as "2-4"',
+            'Fix: give a whole number from 1, or a range such as "2-4"',
         ),
         (
             "nodes = 0",
             "",
-            'job.toml:3:job.nodes: 0 is no number of nodes. Fix: give whole number from 1, or a range such as "2-4"',
+            'job.toml:3:job.nodes: 0 is no number of nodes. Fix: give a whole number from 1, or a range such as "2-4"',
         ),
         (
             'time = "2h"',
@@ -99,13 +99,13 @@ def message_of(tmp_path, call):
             "",
             '[env]\npass = ["A B"]',
             "job.toml:5:env.pass: ['A B'] names 'A B', which is no variable name. "
-            'Fix: give list of variable names such as ["HF_HOME"]',
+            'Fix: give a list of variable names such as ["HF_HOME"]',
         ),
         (
             "",
             "[env.vars]\nA = 1",
             "job.toml:5:env.vars.A: 1 is refused: input should be a valid string. "
-            'Fix: give table of texts such as { FLAG = "1" }',
+            'Fix: give a table of texts such as { FLAG = "1" }',
         ),
         (
             "",
@@ -177,12 +177,12 @@ def test_no_file(tmp_path):
         ),
         (
             {"settings": ["train.steps=ten"]},
-            "--set train.steps=ten:train.steps: 'ten' cannot be read. Fix: give whole number, at least 1",
+            "--set train.steps=ten:train.steps: 'ten' cannot be read. Fix: give a whole number, at least 1",
         ),
         (
             {"settings": ["train.steps=0"]},
             "--set train.steps=0:train.steps: 0 is refused: input should be greater than or equal to 1. "
-            "Fix: give whole number, at least 1",
+            "Fix: give a whole number, at least 1",
         ),
         ({"settings": ["steps"]}, "--set steps: is not table.key=value. Fix: write --set train.steps=100"),
         (
@@ -195,7 +195,7 @@ def test_no_file(tmp_path):
         ),
         (
             {"environ": {"SBATCH_GPUS_PER_NODE": "a100:4"}},
-            "SBATCH_GPUS_PER_NODE:job.gpus_per_node: 'a100:4' cannot be read. Fix: give whole number, at least 0",
+            "SBATCH_GPUS_PER_NODE:job.gpus_per_node: 'a100:4' cannot be read. Fix: give a whole number, at least 0",
         ),
         ({"flags": {"job.nodes": Flag("x", "-N")}}, "-N x:job.nodes: 'x' is no range of nodes. Fix: "),
     ],

@@ -62,7 +62,7 @@ def test_the_reference_is_written_between_the_markers(tmp_path):
     assert text.startswith("before\n<!-- keys: begin -->\n\n### Keys of the job file")
     assert text.endswith("<!-- keys: end -->\nafter\n")
     assert "STALE" not in text
-    assert "| `stall_s` | whole number, at least 1 | `900` |" in text
+    assert "| `stall_s` | a whole number, at least 1 | `900` |" in text
     assert embed(text, where="page") == text
     page.write_text("no markers")
     answer = subprocess.run(command, capture_output=True, text=True, check=False)

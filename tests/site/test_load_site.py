@@ -47,7 +47,7 @@ def test_a_circle_is_named(sites, tmp_path):
         (
             "[gpu]\nrequest = '--gres=gpu:{n}'",
             "s.toml:3:gpu.request: '--gres=gpu:{n}' is no option with one {count}. "
-            'Fix: give text with {count}, such as "--gres=gpu:{count}"',
+            'Fix: give a text with {count}, such as "--gres=gpu:{count}"',
         ),
         (
             "[partitions.p]\nmax_node = 4",
@@ -68,7 +68,7 @@ def test_a_circle_is_named(sites, tmp_path):
         ),
         (
             "[scheduler]\noptions = ['--x\\ny']\n".replace("'", '"'),
-            "s.toml:3:scheduler.options: holds the control character '\\n'. Fix: give list of options such as ",
+            "s.toml:3:scheduler.options: holds the control character '\\n'. Fix: give a list of options such as ",
         ),
         ("extends = 'devclustr'", "s.toml:2:extends: there is no site 'devclustr'. Fix: write 'devcluster'"),
     ],

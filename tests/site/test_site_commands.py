@@ -51,7 +51,7 @@ def test_a_mistake_is_one_line_and_code_2(toolkit, tmp_path):
     assert answer.stdout == ""
     assert answer.stderr == (
         "toolkit: --set train.steps=0:train.steps: 0 is refused: input should be greater than or equal to 1. "
-        "Fix: give whole number, at least 1\n"
+        "Fix: give a whole number, at least 1\n"
     )
     assert toolkit("config", "show", "nothing").returncode == 4
     assert toolkit("site", "show", "nothing").returncode == 4

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from toolkit.config.checks import check_request
 from toolkit.config.derive import derive
-from toolkit.config.layers import lay_over
+from toolkit.config.document import leaves
+from toolkit.config.layers import Setting, from_command_line, merge
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob
@@ -29,28 +30,30 @@ def amend_job(
     Raises:
         ToolkitError: a value is wrong, or the site cannot serve the new request.
     """
-    content = recorded.model_dump(by_alias=True)
-    values = {name: content[name] for name in JobFile.model_fields}
-    origins = {}
-    for key, origin in recorded.origins.items():
-        table, _, name = key.partition(".")
-        if _followed(key, origin):
-            del values[table][name]
-        else:
-            origins[key] = origin
-    origins |= lay_over(values, settings, flags or {})
+    content = recorded.model_dump(by_alias=True, include=set(JobFile.model_fields))
+    kept = [
+        Setting(path, value, recorded.origin(".".join(path)))
+        for path, value in leaves(content)
+        if _was_set(".".join(path), recorded)
+    ]
+    values, origins = merge([*kept, *from_command_line(settings, flags or {})])
     try:
         tables = JobFile.model_validate(values)
     except ValidationError as error:
-        unknown = Origin("built-in", str(recorded.job_file))
-        raise refusal(error, JobFile, lambda path: origins.get(".".join(path), unknown).detail) from error
+        recorded_in = Origin("job", str(recorded.job_file))
+        raise refusal(error, JobFile, lambda path: origins.get(".".join(path), recorded_in).detail) from error
+    of_site = {
+        key: origin
+        for key, origin in recorded.origins.items()
+        if key.partition(".")[0] not in JobFile.model_fields
+    }
     changes = {name: getattr(tables, name) for name in JobFile.model_fields}
-    amended = derive(recorded.model_copy(update={**changes, "origins": origins}), site)
+    amended = derive(recorded.model_copy(update={**changes, "origins": of_site | origins}), site)
     check_request(amended, site)
     return amended
 
 
-def _followed(key: str, origin: Origin) -> bool:
-    if key == "job.name":
-        return False  # It names the run's folder, and that stays.
-    return origin.layer == "derived" or (origin.layer == "site" and key.startswith("job."))
+def _was_set(key: str, recorded: ResolvedJob) -> bool:
+    """A value that followed from others is found again; only the name stays, since the run's folder has it."""
+    origin = recorded.origin(key)
+    return key == "job.name" or origin.layer not in ("built-in", "derived", "site")

@@ -11,6 +11,6 @@ class DataTable(Table):
     paths: list[str] = key(
         None,
         "Files or globs; empty takes the job's own default.",
-        form='list of paths or globs such as ["corpus/*.txt"]',
+        form='a list of paths or globs such as ["corpus/*.txt"]',
         default_factory=list,
     )

@@ -20,13 +20,13 @@ class EnvTable(Table):
     vars: dict[str, str] = key(
         None,
         "Variables that are set for every rank.",
-        form='table of texts such as { FLAG = "1" }',
+        form='a table of texts such as { FLAG = "1" }',
         default_factory=dict,
     )
     passed: list[str] = key(
         None,
         "Variables of the submitting shell that are passed on, where they are set.",
-        form='list of variable names such as ["HF_HOME"]',
+        form='a list of variable names such as ["HF_HOME"]',
         default_factory=list,
         alias="pass",
     )

@@ -30,7 +30,7 @@ class JobTable(Table):
         form='"file.py:function", "file.py", "package.module:function", or a list such as ["./a.out", "-x"]',
     )
     nodes: int | str = key(
-        1, "Nodes; a range takes what Slurm can give.", form='whole number from 1, or a range such as "2-4"'
+        1, "Nodes; a range takes what Slurm can give.", form='a whole number from 1, or a range such as "2-4"'
     )
     ranks_per_node: int = key(1, "Ranks on each node.", derived="`gpus_per_node`, or 1 without GPUs", ge=1)
     cpus_per_rank: int = key(
@@ -58,7 +58,7 @@ class JobTable(Table):
     sbatch: list[Text] = key(
         None,
         "More sbatch options, one a text, passed as they are.",
-        form='list of options such as ["--mail-type=END"]',
+        form='a list of options such as ["--mail-type=END"]',
         default_factory=list,
     )
 

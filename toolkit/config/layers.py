@@ -70,18 +70,15 @@ def resolve_job(
         NotFoundError: there is no such job file.
     """
     document = read_document(job_file.absolute())
-    layered = [
-        *_from_document(document),
-        *_from_sbatch(environ),
-        *_from_toolkit(environ),
-        *_from_settings(settings),
-        *_from_flags(flags or {}),
-    ]
-    values, origins = _merge(layered)
-    stem = document.path.stem
-    values.setdefault("job", {})
-    if isinstance(values["job"], dict):
-        values["job"].setdefault("name", stem)
+    values, origins = merge(
+        [
+            Setting(("job", "name"), document.path.stem, Origin("derived", f"the name of {document.path}")),
+            *_from_document(document),
+            *_from_sbatch(environ),
+            *_from_toolkit(environ),
+            *from_command_line(settings, flags or {}),
+        ]
+    )
 
     def place(path: KeyPath) -> str:
         origin = origins.get(".".join(path))
@@ -91,40 +88,32 @@ def resolve_job(
         tables = JobFile.model_validate(values)
     except ValidationError as error:
         raise refusal(error, JobFile, place) from error
-    origins.setdefault("job.name", Origin("derived", f"the name of {document.path}"))
     known = site or Site(name="none")
-    resolved = ResolvedJob(
-        job_file=document.path,
-        job_directory=document.path.parent,
-        argv=list(argv),
-        **{name: getattr(tables, name) for name in JobFile.model_fields},
-        site=SiteIdentity(**{name: getattr(known, name) for name in SiteIdentity.model_fields}),
-        scheduler=known.scheduler,
-        launcher=known.launcher,
-        gpu=known.gpu,
-        site_env=known.env,
-        network=known.network,
-        paths=known.paths,
-        container=known.container,
-        origins=origins | _site_origins(known),
-    )
-    resolved = derive(resolved, known)
+    resolved = derive(_join(tables, known, document.path, argv, origins), known)
     check_entry(resolved)
     if site is not None:
         check_request(resolved, site)
     return resolved
 
 
-def lay_over(values: dict[str, Any], settings: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, Origin]:
-    """Replace values of a job's tables in place by --set texts and flags; returns the origins of the new ones."""
-    origins = {}
-    for setting in [*_from_settings(settings), *_from_flags(flags)]:
-        table = values
-        for part in setting.path[:-1]:
-            table = table.setdefault(part, {})
-        table[setting.path[-1]] = setting.value
-        origins[".".join(setting.path)] = setting.origin
-    return origins
+def _join(
+    tables: JobFile, site: Site, job_file: Path, argv: Sequence[str], origins: dict[str, Origin]
+) -> ResolvedJob:
+    return ResolvedJob(
+        job_file=job_file,
+        job_directory=job_file.parent,
+        argv=list(argv),
+        **{name: getattr(tables, name) for name in JobFile.model_fields},
+        site=SiteIdentity(**{name: getattr(site, name) for name in SiteIdentity.model_fields}),
+        scheduler=site.scheduler,
+        launcher=site.launcher,
+        gpu=site.gpu,
+        site_env=site.env,
+        network=site.network,
+        paths=site.paths,
+        container=site.container,
+        origins=origins | _site_origins(site),
+    )
 
 
 def _from_document(document: Document) -> Iterator[Setting]:
@@ -150,6 +139,12 @@ def _from_toolkit(environ: Mapping[str, str]) -> Iterator[Setting]:
         yield Setting(path, read_text(path, environ[name], where=name), Origin("TOOLKIT_*", name))
 
 
+def from_command_line(settings: Iterable[str], flags: Mapping[str, Flag]) -> Iterator[Setting]:
+    """Yield what --set and the flags set, the flags last."""
+    yield from _from_settings(settings)
+    yield from _from_flags(flags)
+
+
 def _from_settings(settings: Iterable[str]) -> Iterator[Setting]:
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -168,7 +163,7 @@ def _from_flags(flags: Mapping[str, Flag]) -> Iterator[Setting]:
         yield Setting(path, value, Origin("flag", where))
 
 
-def _merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]]:
+def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]]:
     """Lay the settings over each other; a later one takes the place of what it covers."""
     kept: dict[KeyPath, Setting] = {}
     for setting in layered:

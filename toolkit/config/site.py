@@ -22,18 +22,18 @@ class DetectTable(Table):
     environment: dict[str, str] = key(
         None,
         "Variables with the pattern that their value matches.",
-        form='table such as { NERSC_HOST = "perlmutter" }; * stands for any text',
+        form='a table such as { NERSC_HOST = "perlmutter" }; * stands for any text',
         default_factory=dict,
     )
     cluster_name: str = key("", "ClusterName of slurm.conf.")
     hostnames: list[Text] = key(
         None,
         "Patterns of host names.",
-        form='list of patterns such as ["login*.example.org"]',
+        form='a list of patterns such as ["login*.example.org"]',
         default_factory=list,
     )
     files: list[Text] = key(
-        None, "Files that exist only here.", form="list of absolute paths", default_factory=list
+        None, "Files that exist only here.", form="a list of absolute paths", default_factory=list
     )
 
 
@@ -46,7 +46,7 @@ class SchedulerTable(Table):
     options: list[Text] = key(
         None,
         "sbatch options of every job.",
-        form='list of options such as ["--hint=nomultithread"]',
+        form='a list of options such as ["--hint=nomultithread"]',
         default_factory=list,
     )
 
@@ -58,14 +58,14 @@ class LauncherTable(Table):
         "auto", "`auto` is srun in a Slurm allocation, else mpirun where there is one, else local."
     )
     mpi: str = key(
-        "", "srun's --mpi, which must be what the MPI library was built for.", form='text such as "pmix"'
+        "", "srun's --mpi, which must be what the MPI library was built for.", form='a text such as "pmix"'
     )
     libmpi: str = key("", "MPI library that mpi4py loads (MPI4PY_LIBMPI).")
     mpirun: str = key("", "Path of mpirun; empty looks on PATH.")
     options: list[Text] = key(
         None,
         "More options of the launcher.",
-        form='list of options such as ["--cpu-bind=none"]',
+        form='a list of options such as ["--cpu-bind=none"]',
         default_factory=list,
     )
 
@@ -76,7 +76,7 @@ class GpuTable(Table):
     request: str = key(
         "--gpus-per-node={count}",
         "sbatch option that asks for GPUs; {count} is the number on each node.",
-        form='text with {count}, such as "--gres=gpu:{count}"',
+        form='a text with {count}, such as "--gres=gpu:{count}"',
     )
 
     @field_validator("request")

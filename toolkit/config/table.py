@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
@@ -64,7 +64,7 @@ def key(default: Any, meaning: str, *, form: str = "", derived: str = "", **limi
 
 
 def form_of(field: FieldInfo) -> str:
-    """Say in words which values a key takes: "whole number, at least 1"."""
+    """Say in words which values a key takes: "a whole number, at least 1"."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "x-form" in extra:
         return str(extra["x-form"])
@@ -92,19 +92,25 @@ def type_words(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(type_words(item) for item in arguments if item is not NoneType)
     if origin is list:
-        return f"list of {type_words(arguments[0])}"
+        return f"a list of {_plural(arguments[0])}"
     if origin is dict:
-        return f"table of {type_words(arguments[1])}"
+        return f"a table of {_plural(arguments[1])}"
     names: dict[Any, str] = {
         bool: "true or false",
-        int: "whole number",
-        float: "number",
-        str: "text",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
         Any: "any value",
     }
     if annotation not in names:
-        return "table"
+        return "a table"
     return names[annotation]
+
+
+def _plural(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return type_words(annotation).removeprefix("a ") + "s"
 
 
 def nearest(word: str, known: Iterable[str], *, count: int = 1) -> list[str]:

@@ -24,7 +24,10 @@ def read_text(path: KeyPath, text: str, *, where: str) -> Any:
     if path[0] == "args":
         return _toml_value(text, otherwise=text)
     annotation, form = _type_of(path, where)
-    for kind in _kinds(annotation):
+    kinds = _kinds(annotation)
+    if kinds == [list] and not text.startswith("["):
+        return [text]  # One text is a list of one.
+    for kind in kinds:
         try:
             return _READERS[kind](text)
         except ValueError:
@@ -47,7 +50,7 @@ def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
         raise ToolkitError(
             f"{'.'.join(path[:2])} is no table", where=where, fix=f"set {'.'.join(path[:2])} itself"
         )
-    return get_args(field.annotation)[1], "text"
+    return get_args(field.annotation)[1], "a text"
 
 
 def _no_such_key(name: str, known: tuple[str, ...] | list[str], path: KeyPath, where: str) -> ToolkitError:
@@ -78,7 +81,6 @@ def _read_bool(text: str) -> bool:
 
 
 def _read_list(text: str) -> list[Any]:
-    """A TOML array, or one text as a list of one."""
     if not text.startswith("["):
         raise ValueError(text)
     value = _toml_value(text, otherwise=None)
