@@ -59,3 +59,85 @@ def test_every_element_type_comes_back_bit_by_bit(dtype, shape, seed, transposed
         save(path, {"x": tensor})
         loaded = load(path, {"x": torch.zeros_like(tensor)})
     assert same_bits(loaded["x"], tensor)
+
+
+class Counter:
+    """Stateful, as DCP calls what has state_dict and load_state_dict."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict:
+        return {"count": self.count, "seen": torch.full((3,), self.count)}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.count = state["count"]
+
+
+def test_plain_dcp_saves_modules_stateful_objects_lists_and_values(tmp_path):
+    model = torch.nn.Linear(4, 3)
+    state = {
+        "model": model.state_dict(),
+        "counter": Counter(7),
+        "list": [torch.arange(3), [torch.ones(2)]],
+        "name": "a/b",
+        "betas": (0.9, None, True),
+    }
+    save(tmp_path / "x", state)
+    wanted = {
+        "model": torch.nn.Linear(4, 3).state_dict(),
+        "counter": Counter(0),
+        "list": [torch.zeros(3, dtype=torch.int64), [torch.zeros(2)]],
+        "name": "",
+        "betas": None,
+    }
+    load(tmp_path / "x", wanted)
+    assert torch.equal(wanted["model"]["weight"], model.weight)
+    assert wanted["counter"].count == 7
+    assert wanted["list"][0].tolist() == [0, 1, 2] and wanted["list"][1][0].tolist() == [1, 1]
+    assert (wanted["name"], wanted["betas"]) == ("a/b", (0.9, None, True))
+
+
+def test_nothing_but_the_formats_own_files_is_written(tmp_path):
+    """DCP's own metadata is a pickle; there is none here."""
+    save(tmp_path / "x", {"a": torch.ones(2), "b": (1, 2)})
+    assert {path.name for path in (tmp_path / "x").iterdir()} == {
+        "manifest.json",
+        "shard-00000-of-00001.h5",
+        "shard-00000-of-00001.digest",
+        "index.h5",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_values_alone_make_a_checkpoint_without_shards(tmp_path):
+    save(tmp_path / "x", {"a": 1})
+    assert load(tmp_path / "x", {"a": 0}) == {"a": 1}
+    assert {path.name for path in (tmp_path / "x").iterdir()} == {"manifest.json", "index.h5"}
+
+
+def test_a_checkpoint_is_never_written_over(tmp_path):
+    save(tmp_path / "x", {"a": torch.ones(2)})
+    with pytest.raises(dcp.CheckpointException, match="exists already"):
+        save(tmp_path / "x", {"a": torch.zeros(2)})
+    assert load(tmp_path / "x", {"a": torch.zeros(2)})["a"].tolist() == [1, 1]
+
+
+def test_parts_of_shared_memory_are_stored_by_themselves(tmp_path):
+    """A slice stores its own elements, not those of the tensor that it looks into; so do conjugates."""
+    whole = torch.arange(1 << 20, dtype=torch.float32)
+    conjugate = torch.tensor([1 + 2j]).conj()
+    save(tmp_path / "x", {"slice": whole[10:20:3], "conjugate": conjugate})
+    assert sum(path.stat().st_size for path in (tmp_path / "x").iterdir()) < 100_000
+    loaded = load(
+        tmp_path / "x", {"slice": torch.zeros(4), "conjugate": torch.zeros(1, dtype=torch.complex64)}
+    )
+    assert loaded["slice"].tolist() == [10, 13, 16, 19]
+    assert loaded["conjugate"].tolist() == [1 - 2j]
+
+
+def test_a_slice_of_the_target_is_filled_in_place(tmp_path):
+    save(tmp_path / "x", {"a": torch.arange(6.0).reshape(2, 3)})
+    around = torch.full((3, 4), -1.0)
+    load(tmp_path / "x", {"a": around[1:, :3]})
+    assert around.tolist() == [[-1, -1, -1, -1], [0, 1, 2, -1], [3, 4, 5, -1]]

@@ -27,7 +27,8 @@ from toolkit.checkpoint.commit import retain, set_aside, take_over
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import committed_steps, part_folder, step_folder
 from toolkit.checkpoint.manifest import Manifest, read_manifest
-from toolkit.checkpoint.storage import HDF5StorageReader, HDF5StorageWriter
+from toolkit.checkpoint.storage_reader import HDF5StorageReader
+from toolkit.checkpoint.storage_writer import HDF5StorageWriter
 from toolkit.checkpoint.verify import verify_quickly
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 from toolkit.world.facts import World
