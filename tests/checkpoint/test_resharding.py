@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,21 @@ def save_three_and_fail_once(folder: Path, world: World) -> dict:
     with pytest.raises(ToolkitError) as caught:
         checkpoints.save(4, broken, {})
     return {"error": str(caught.value), "latest": checkpoints.latest()}
+
+
+def die_while_saving(folder: Path, world: World) -> dict:
+    """Rank 1 is killed when its tensors are written and its digests are not."""
+    checkpoints = Checkpointer(folder / "cut", world)
+    checkpoints.save(1, {"x": torch.ones(4)}, {})
+
+    def before(event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]).endswith("00001-of-00002.digest"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if world.rank == 1:
+        sys.addaudithook(before)
+    checkpoints.save(2, {"own": {f"rank-{world.rank:05d}": torch.zeros(1000)}}, {})
+    return {}
 
 
 def load_newest(folder: Path, world: World) -> dict:
@@ -195,3 +213,15 @@ def test_errors_of_loading_reach_every_rank(saved):
     assert "plain.even" in answers[0]["shape"]
     assert "is float64 in the checkpoint and int64 in memory" in answers[0]["type"]
     assert "block 0" in answers[0]["damaged"]
+
+
+def test_a_rank_killed_while_it_saves_leaves_the_last_good_checkpoint(tmp_path):
+    with pytest.raises(mp.ProcessExitedException, match="SIGKILL"):
+        run_ranks(2, die_while_saving, tmp_path)
+    (part,) = (tmp_path / "cut").glob("*.part-1")
+    assert "shard-00001-of-00002.h5" in {path.name for path in part.iterdir()}
+    wanted = {"x": torch.zeros(4)}
+    world = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone", attempt=2)
+    assert Checkpointer(tmp_path / "cut", world).load(wanted).step == 1
+    assert wanted["x"].tolist() == [1, 1, 1, 1]
+    assert not part.exists()

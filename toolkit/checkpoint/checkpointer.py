@@ -6,8 +6,6 @@ checkpoint as it was.
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import sys
 import warnings
@@ -19,18 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, LoadPlan
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.agreement import check_group, from_rank_zero
 from toolkit.checkpoint.commit import retain, set_aside, take_over
 from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.failures import load_error, save_error
 from toolkit.checkpoint.layout import committed_steps, part_folder, step_folder
+from toolkit.checkpoint.load_planner import LoadPlanner
 from toolkit.checkpoint.manifest import Manifest, read_manifest
 from toolkit.checkpoint.storage_reader import HDF5StorageReader
 from toolkit.checkpoint.storage_writer import HDF5StorageWriter
 from toolkit.checkpoint.verify import verify_quickly
-from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
+from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.world.facts import World
 
 
@@ -113,8 +113,8 @@ class Checkpointer:
             with _no_group_is_fine():
                 dcp.save(tensors, storage_writer=writer, no_dist=self._world.size == 1)
         except CheckpointException as failure:
-            from_rank_zero(self._world, lambda: self._remove_part(final))
-            raise self._save_error(step, failure) from failure
+            last = from_rank_zero(self._world, lambda: self._clear_up(final))
+            raise save_error(self._directory, step, last, failure) from failure
         self._at_step = step
         from_rank_zero(self._world, lambda: self._retain(step))
         return final
@@ -162,7 +162,7 @@ class Checkpointer:
             with _no_group_is_fine():
                 dcp.load(tensors, storage_reader=reader, planner=planner, no_dist=self._world.size == 1)
         except CheckpointException as failure:
-            raise _load_error(folder, failure) from failure
+            raise load_error(folder, failure) from failure
         return LoadedCheckpoint(manifest.step, manifest.state, manifest.world_size, folder, planner.missing)
 
     def _newest_good(self) -> tuple[Path, Manifest] | None:
@@ -177,14 +177,15 @@ class Checkpointer:
         aside = set_aside(folder, "bad", self._world.attempt)
         _say(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
 
-    def _remove_part(self, final: Path) -> None:
+    def _clear_up(self, final: Path) -> int | None:
+        """Remove what a failed save wrote, which may be what fills the disk, and return the newest good step."""
         part = part_folder(final, self._world.attempt)
         try:
-            shutil.rmtree(part)
-        except FileNotFoundError:
-            return
+            if part.exists():
+                shutil.rmtree(part)
         except OSError as error:
             _say(f"{part} of the failed save could not be removed: {error}")
+        return self.latest()
 
     def _retain(self, step: int) -> None:
         """Retention. The new checkpoint is committed, so trouble here is told and not raised."""
@@ -196,47 +197,6 @@ class Checkpointer:
             retain(self._directory, self._keep_last, self._world.attempt)
         except OSError as error:
             _say(f"older checkpoints in {self._directory} could not be removed: {error}")
-
-    def _save_error(self, step: int, failure: CheckpointException) -> ToolkitError:
-        rank, error = _first_failure(failure)
-        last = self.latest()
-        kept = (
-            "there is no earlier checkpoint" if last is None else f"step {last} is the last good checkpoint"
-        )
-        message = f"checkpoint of step {step} was not saved: rank {rank}: {_reason(error)}; {kept}"
-        where = str(self._directory)
-        if isinstance(error, ToolkitError):
-            return ToolkitError(message, where=where, fix=error.fix)
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return OwnFailureError(
-            message,
-            where=where,
-            fix="free space there, or keep fewer checkpoints (checkpoint.keep_last)" if full else "",
-        )
-
-
-class LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, except that chosen keys may be missing from the checkpoint and all others are named at once."""
-
-    def __init__(self, optional: tuple[str, ...]) -> None:
-        super().__init__(allow_partial_load=True)
-        self._optional = optional
-        self.missing: tuple[str, ...] = ()
-
-    def create_local_plan(self) -> LoadPlan:
-        """DCP's plan of the keys that exist."""
-        assert self.metadata is not None
-        self.missing = tuple(sorted(set(self.state_dict) - set(self.metadata.state_dict_metadata)))
-        required = [name for name in self.missing if not self._is_optional(name)]
-        if required:
-            raise ToolkitError(
-                f"the checkpoint does not hold {', '.join(required)}",
-                fix="load a checkpoint of this model, or name these keys in `optional`",
-            )
-        return super().create_local_plan()
-
-    def _is_optional(self, name: str) -> bool:
-        return any(name == key or name.startswith(f"{key}.") for key in self._optional)
 
 
 def meshes_of(tensors: Any) -> list[dict[str, Any]]:
@@ -269,31 +229,6 @@ def _good_manifest(source: Path) -> Manifest:
     if manifest is None or problems:
         raise CorruptCheckpointError("; ".join(map(str, problems)), where=str(source))
     return manifest
-
-
-def _first_failure(failure: CheckpointException) -> tuple[int, BaseException]:
-    """The failure of the lowest rank; a damaged checkpoint comes before all others."""
-    failures = sorted((rank, error) for rank, (error, _) in failure.failures.items())
-    return next((found for found in failures if isinstance(found[1], CorruptCheckpointError)), failures[0])
-
-
-def _load_error(folder: Path, failure: CheckpointException) -> ToolkitError:
-    rank, error = _first_failure(failure)
-    if isinstance(error, CorruptCheckpointError):
-        return error
-    if isinstance(error, ToolkitError):
-        where = f"{folder}: {error.where}" if error.where else str(folder)
-        return ToolkitError(error.message, where=where, fix=error.fix)
-    return OwnFailureError(f"could not be loaded: rank {rank}: {_reason(error)}", where=str(folder))
-
-
-def _reason(error: BaseException) -> str:
-    """One line. HDF5 puts addresses and times into its own messages; the system's error says it all."""
-    if isinstance(error, ToolkitError):
-        return f"{error.where}: {error.message}" if error.where else error.message
-    if isinstance(error, OSError) and error.errno:
-        return f"{os.strerror(error.errno)}" + (f": {error.filename}" if error.filename else "")
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
 from h5py import h5t
 
@@ -86,8 +85,3 @@ def element(name: str, *, where: str = "") -> Element:
             fix=f"convert the tensor to one of: {known}",
         )
     return ELEMENTS[name]
-
-
-def file_type_matches(dataset: h5py.Dataset, expected: Element) -> bool:
-    """Whether a dataset's HDF5 type is the one that `expected` is written with."""
-    return bool(dataset.id.get_type() == expected.file_type())
