@@ -21,6 +21,8 @@ from toolkit.rundir.files import read_json, utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.world.facts import World
 
+_OWN_FRAMES = (str(Path(__file__).parent), "<frozen runpy>")
+
 
 def run_rank(environ: Mapping[str, str], rank: int) -> int:
     """Be one rank: discover, set up what the entry needs, run it. Returns the exit code."""
@@ -33,17 +35,34 @@ def run_rank(environ: Mapping[str, str], rank: int) -> int:
         print(exit_request.code, file=sys.stderr)  # noqa: T201
         return 1
     except BaseException as error:  # noqa: BLE001  the rank's outermost frame: whatever it was is written down
-        traceback.print_exc()
-        reason = traceback.format_exception_only(error)[-1].strip()
-        if isinstance(error, ToolkitError):
-            reason = error.message
+        told = _tell(error)
+        reason = (
+            error.message
+            if isinstance(error, ToolkitError)
+            else traceback.format_exception_only(error)[-1].strip()
+        )
         write_json(
             attempt.error_file(rank),
             {"rank": rank, "host": socket.gethostname(), "kind": "exception", "reason": reason, "exit_code": 1,
-             "fix": getattr(error, "fix", ""), "traceback": traceback.format_exc().splitlines(), "time": utc_now()},
+             "fix": getattr(error, "fix", ""), "traceback": told, "time": utc_now()},
         )  # fmt: skip
         sys.stdout.flush()
         os._exit(1)  # MPI's and NCCL's own endings would wait for ranks that are not coming
+
+
+def _tell(error: BaseException) -> list[str]:
+    """Print an error into the rank's log: a traceback that begins in the user's code, or a mistake's one line."""
+    if isinstance(error, ToolkitError):
+        lines = [f"toolkit: {error}"]
+    else:
+        frame = error.__traceback__
+        while (
+            frame is not None and frame.tb_next and frame.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES)
+        ):
+            frame = frame.tb_next
+        lines = "".join(traceback.format_exception(type(error), error, frame)).splitlines()
+    sys.stderr.write("\n".join(lines) + "\n")
+    return lines
 
 
 def _run_entry(environ: Mapping[str, str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.world.device import choose_device
 from toolkit.world.facts import World
+from toolkit.world.mpi_library import check_library, pin_library
 from toolkit.world.stop import StopWatch
 
 # What a process manager leaves in the environment of the ranks that it starts.
@@ -63,7 +65,19 @@ def _place(env: Mapping[str, str]) -> Place:
     if env.get("TOOLKIT_LAUNCHER") == "local":
         return from_torchrun(env, launcher="local", source="toolkit's local launcher")
     if any(name in env for name in _MPI_SIGNS):
-        return from_mpi(env)
+        check_library(env)
+        if pin_library():
+            return from_mpi(env)
+        if not in_slurm_step(env):
+            raise ToolkitError(
+                "the launcher speaks PMIx, and the only MPI library here, the mpich wheel, does not",
+                where=socket.gethostname(),
+                fix="use the mpirun beside this Python, or set MPI4PY_LIBMPI to the launcher's libmpi.so",
+            )
+        if env["SLURM_PROCID"] == "0":
+            sys.stderr.write(
+                "toolkit: no MPI library here speaks PMIx; ranks are taken from Slurm's variables\n"
+            )
     if in_slurm_step(env):
         return from_slurm(env)
     if "RANK" in env and "WORLD_SIZE" in env:
