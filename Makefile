@@ -1,0 +1,42 @@
+# Two commands need no reading: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+# As root on Debian the tests bring up real Slurm and MPI, and must not skip them.
+ON_DEBIAN_ROOT := $(shell [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ] && echo 1)
+
+.PHONY: demo test check unit cluster packages evidence clean
+
+demo:
+	@$(PYTHON) scripts/setup_environment.py train,mpi,plot
+	@$(BIN)/python scripts/demo.py
+
+test: packages
+	@$(PYTHON) scripts/setup_environment.py train,mpi,plot,dev
+	@$(MAKE) --no-print-directory check unit cluster
+
+check:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit:
+	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not cluster and not evidence"
+
+cluster:
+	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "cluster and not evidence"
+
+packages:
+ifeq ($(ON_DEBIAN_ROOT),1)
+	@$(PYTHON) scripts/install_packages.py
+else
+	@echo "[packages] not root on Debian: tests that need Slurm are skipped, each with what is missing"
+endif
+
+evidence:
+	@mkdir -p evidence
+	OMP_NUM_THREADS=1 nohup $(BIN)/python scripts/evidence.py > evidence/log.txt 2>&1 &
+	@echo "running in the background; see evidence/log.txt"
+
+clean:
+	rm -rf .venv build dist runs evidence *.egg-info

@@ -1,0 +1,48 @@
+"""The main job on this machine: train on 4 ranks, then go on from the checkpoint on 2. Run by `make demo`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLKIT = Path(sys.executable).with_name("toolkit")
+STAGES = (
+    ("train a small GPT on 4 ranks", ["submit", "train_lm", "--site", "local", "--wait"]),
+    (
+        "continue on 2 ranks from the last checkpoint",
+        ["resume", "last", "-n", "2", "--set", "train.steps=200", "--wait"],
+    ),
+    ("what is there now", ["ckpt", "ls", "last"]),
+)
+
+
+def main() -> None:
+    for number, (text, arguments) in enumerate(STAGES, start=1):
+        print(f"\n[demo {number}/{len(STAGES)}] {text}: toolkit {' '.join(arguments)}", flush=True)
+        code = subprocess.run([str(TOOLKIT), *arguments], cwd=ROOT, check=False).returncode
+        if code:
+            sys.exit(f"[demo] this stage ended with code {code}; `.venv/bin/toolkit logs last` says more")
+    run = max((ROOT / "runs" / "train_lm").iterdir())
+    print(
+        f"""
+[demo] done. Everything of this run is in {run.relative_to(ROOT)}:
+    loss.png             the loss, with the change from 4 to 2 ranks
+    checkpoints/         sharded HDF5; open index.h5 of any step with plain h5py
+    metrics/train.jsonl  every step
+    attempts/            logs, heartbeats and exits of each life of the ranks
+
+Try next:
+    . .venv/bin/activate
+    toolkit status last
+    toolkit logs last --rank 0
+    toolkit ckpt show last
+    toolkit resume last -n 8 --set train.steps=250 --wait
+    toolkit jobs copy train_lm my_job       (then: toolkit run my_job/train_lm.toml)
+    toolkit submit train_lm --dry-run --site perlmutter -A ACCOUNT"""
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Make `.venv` with the pinned set, and say every few seconds how far it is. Standard library only.
+
+python3 scripts/setup_environment.py train,mpi,plot          the demo
+python3 scripts/setup_environment.py train,mpi,plot,dev      the tests
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+PERIOD_S = 3.0
+OLDEST_PYTHON = (3, 11)
+
+
+def say(text: str) -> None:
+    print(f"[set-up] {text}", flush=True)
+
+
+def wanted(extras: str) -> str:
+    """What the environment depends on; a stamp with this text says that it is up to date."""
+    parts = [(ROOT / name).read_bytes() for name in ("setup.cfg", "constraints.txt", "pyproject.toml")]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest() + " " + ",".join(sorted(extras.split(",")))
+
+
+def installed() -> int:
+    return sum(1 for _ in VENV.glob("lib/python*/site-packages/*.dist-info"))
+
+
+def run_pip(extras: str) -> None:
+    command = [
+        str(VENV / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off",
+        "-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[{extras}]",
+    ]  # fmt: skip
+    log_path = VENV / "pip.log"
+    before, began = installed(), time.monotonic()
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+        while process.poll() is None:
+            time.sleep(PERIOD_S)
+            text = log_path.read_text(errors="replace")
+            found = len(
+                re.findall(r"^\s*(?:Collecting|Requirement already satisfied|Processing)", text, re.MULTILINE)
+            )
+            said = (
+                f"{installed() - before} of {found} packages installed"
+                if "Installing collected" in text
+                else f"{found} packages found"
+            )
+            say(f"packages: {said}, {time.monotonic() - began:.0f} s")
+    if process.returncode:
+        lines = log_path.read_text(errors="replace").splitlines()
+        sys.exit("\n".join([*lines[-15:], f"[set-up] pip failed; all of its output is in {log_path}"]))
+
+
+def main() -> None:
+    if sys.version_info < OLDEST_PYTHON:
+        sys.exit(
+            f"[set-up] Python {sys.version.split()[0]} is too old; give 3.11 or newer: make PYTHON=python3.11 demo"
+        )
+    extras = sys.argv[1]
+    stamp = VENV / "extras.stamp"
+    if stamp.exists() and stamp.read_text() == wanted(extras):
+        say("done before: .venv is up to date")
+        return
+    if not (VENV / "bin" / "python").exists():
+        say(f"making .venv with Python {sys.version.split()[0]}")
+        venv.create(VENV, with_pip=True, symlinks=True)
+    say("installing the pinned packages; torch is the big one")
+    os.environ.pop("PYTHONPATH", None)
+    run_pip(extras)
+    stamp.write_text(wanted(extras))
+    say(f"done: {installed()} packages in .venv")
+
+
+if __name__ == "__main__":
+    main()
