@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -96,7 +97,8 @@ def exec_(layout: Layout, node: str, command: tuple[str, ...]) -> None:
     """Run COMMAND inside NODE, with its exit code: exec node1 -- hostname."""
     from toolkit.devcluster import cluster
 
-    sys.exit(cluster.run_in_node(layout, node, command))
+    argv = cluster.command_in_node(layout, node, command)
+    os.execvpe(argv[0], argv, {**os.environ, "SLURM_CONF": str(layout.slurm_conf)})
 
 
 @devcluster.command()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
-from toolkit.devcluster.configuration import ACCOUNT, cluster_name
-from toolkit.devcluster.daemons import answers, launch, slurm_environment
+from toolkit.devcluster.configuration import ACCOUNT, SLURM_NAME
+from toolkit.devcluster.daemons import launch, listens, slurm_environment
 from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout
 from toolkit.devcluster.nodes import process_in_node
 from toolkit.devcluster.processes import run_program
@@ -18,20 +16,16 @@ def start_accounting(layout: Layout, spec: ClusterSpec) -> None:
     if process_in_node(layout, CONTROLLER, "slurmdbd") is None:
         # slurmdbd.conf has no key for the database's socket; its client library reads this variable.
         socket_variable = {"MYSQL_UNIX_PORT": str(layout.database_socket)}
-        ready = answers(spec.node_address(CONTROLLER), layout.first_port + 2)
-        launch(layout, CONTROLLER, ["slurmdbd"], ready, extra_environment=socket_variable).wait()
+        ready = listens(layout, CONTROLLER, layout.first_port + 2)
+        launch(layout, CONTROLLER, ["slurmdbd", "-D"], ready, extra_environment=socket_variable).wait()
     _enter_account(layout)
 
 
 def _start_database(layout: Layout) -> None:
-    if not layout.database.exists():
+    if not (layout.database / "mysql").exists():
         argv = ["mariadb-install-db", "--no-defaults", f"--datadir={layout.database}", "--user=root"]
         argv += ["--auth-root-authentication-method=socket", "--skip-test-db", "--skip-name-resolve"]
-        try:
-            run_program(argv)
-        except BaseException:
-            shutil.rmtree(layout.database, ignore_errors=True)
-            raise
+        run_program(argv)
     layout.database_socket.unlink(missing_ok=True)
     argv = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}", "--skip-networking"]
     argv += [f"--socket={layout.database_socket}", f"--pid-file={layout.sockets}/mariadb.pid"]
@@ -45,12 +39,12 @@ def _start_database(layout: Layout) -> None:
 def _enter_account(layout: Layout) -> None:
     env = slurm_environment(layout)
     sacctmgr = ["sacctmgr", "--immediate", "--quiet"]
-    cluster = cluster_name(layout)
-    if (
-        cluster
-        in run_program([*sacctmgr, "--noheader", "list", "cluster", "format=cluster%40"], env=env).split()
-    ):
+    known = run_program([*sacctmgr, "--noheader", "list", "cluster", "format=cluster"], env=env)
+    if SLURM_NAME in known.split():
         return
-    run_program([*sacctmgr, "add", "cluster", cluster], env=env)
-    run_program([*sacctmgr, "add", "account", ACCOUNT, f"cluster={cluster}"], env=env)
-    run_program([*sacctmgr, "add", "user", "root", f"account={ACCOUNT}", f"cluster={cluster}"], env=env)
+    run_program([*sacctmgr, "add", "cluster", SLURM_NAME], env=env)
+    run_program([*sacctmgr, "add", "account", ACCOUNT, f"cluster={SLURM_NAME}"], env=env)
+    run_program([*sacctmgr, "add", "user", "root", f"account={ACCOUNT}", f"cluster={SLURM_NAME}"], env=env)
+    # Slurm made root an administrator with the account "root"; jobs shall be recorded under ours.
+    where = ["where", "user=root", f"cluster={SLURM_NAME}"]
+    run_program([*sacctmgr, "modify", "user", *where, "set", f"defaultaccount={ACCOUNT}"], env=env)

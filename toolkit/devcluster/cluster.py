@@ -6,7 +6,6 @@ import fcntl
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -69,15 +68,27 @@ def up(layout: Layout, wanted: ClusterSpec) -> bool:
     with _lock(layout):
         if layout.spec_file.exists():
             return _start_again(layout, wanted)
-        spec = replace(wanted, subnet=network.free_subnet(layout))
+        _refuse_foreign_folder(layout)
         try:
+            spec = replace(wanted, subnet=network.free_subnet(layout))
             write_folder(layout, spec)
             _start_all(layout, spec)
         except BaseException:
-            _stop_all(layout, spec.node_names)
-            shutil.rmtree(layout.folder)
+            _stop_all(layout, wanted.node_names)
+            _remove_folder(layout)
             raise
         return True
+
+
+def _refuse_foreign_folder(layout: Layout) -> None:
+    """`down` removes the folder: nobody's else may be taken for ours. Logs that `down` left are fine."""
+    foreign = sorted(entry.name for entry in layout.folder.iterdir() if entry != layout.logs)
+    if foreign:
+        raise ToolkitError(
+            f"the folder is not empty ({foreign[0]}) and no dev cluster's",
+            where=str(layout.folder),
+            fix="choose a new folder with --folder",
+        )
 
 
 def _start_again(layout: Layout, wanted: ClusterSpec) -> bool:
@@ -99,15 +110,16 @@ def _start_all(layout: Layout, spec: ClusterSpec) -> None:
     """Start every part that does not run, in the order in which they need each other."""
     network.make_bridge(layout, spec)
     for node in (CONTROLLER, *spec.node_names):
-        if nodes.first_process(layout, node) is None:
-            first = nodes.start_node(layout, node)
+        first = nodes.first_process(layout, node)
+        if first is None or layout.link(node) not in network.links(layout):
+            first = first or nodes.start_node(layout, node)
             network.connect_node(layout, spec, node, first)
             if spec.link and node != CONTROLLER:
                 network.shape_link(layout, node, first, spec.link)
     daemons.start_munged(layout)
     if spec.accounting:
         accounting.start_accounting(layout, spec)
-    daemons.start_slurmctld(layout, spec)
+    daemons.start_slurmctld(layout)
     daemons.start_slurmds(layout, spec)
     connected = network.links(layout)
     _wait_until_serving(layout, [node for node in spec.node_names if connected[layout.link(node)]])
@@ -137,15 +149,16 @@ def down(layout: Layout, *, keep_logs: bool = False) -> None:
     spec = layout.read_spec()
     with _lock(layout):
         _stop_all(layout, spec.node_names)
-        for entry in layout.folder.iterdir():
-            if keep_logs and entry == layout.logs:
-                continue
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        if not keep_logs:
-            layout.folder.rmdir()
+        _remove_folder(layout, keep_logs=keep_logs)
+
+
+def _remove_folder(layout: Layout, *, keep_logs: bool = False) -> None:
+    for path in layout.own_folders:
+        if path.exists() and not (keep_logs and path == layout.logs):
+            shutil.rmtree(path)
+    layout.spec_file.unlink(missing_ok=True)
+    if not any(layout.folder.iterdir()):
+        layout.folder.rmdir()
 
 
 def _stop_all(layout: Layout, names: Sequence[str]) -> None:
@@ -200,14 +213,16 @@ def shape(layout: Layout, node: str, rate: str) -> None:
         network.shape_link(layout, name, _require_node(layout, name), rate)
 
 
-def run_in_node(layout: Layout, node: str, argv: Sequence[str]) -> int:
-    """Run a command inside a node with this process' environment and SLURM_CONF; its exit code."""
+def command_in_node(layout: Layout, node: str, argv: Sequence[str]) -> list[str]:
+    """The argv that runs `argv` inside `node`, in the current folder where the node has it, else in /.
+
+    Its exit code is that of `argv`. The environment is the caller's; add SLURM_CONF to it.
+
+    Raises:
+        NotFoundError: no such node. OwnFailureError: it does not run.
+    """
     first = _require_node(layout, node)
-    env = {**os.environ, "SLURM_CONF": str(layout.slurm_conf)}
-    code = subprocess.run(
-        nodes.enter_command(first, argv, directory=_directory_inside(first)), env=env, check=False
-    ).returncode
-    return 128 - code if code < 0 else code
+    return nodes.enter_command(first, argv, directory=_directory_inside(first))
 
 
 def _directory_inside(first: int) -> Path:
@@ -222,7 +237,7 @@ def _require_node(layout: Layout, node: str) -> int:
     Raises:
         NotFoundError: no such node. OwnFailureError: it does not run.
     """
-    names = layout.read_spec().node_names
+    names = [CONTROLLER, *layout.read_spec().node_names]
     if node not in names:
         raise NotFoundError(f"no node {node!r}", where=str(layout.folder), fix=f"one of {', '.join(names)}")
     first = nodes.first_process(layout, node)

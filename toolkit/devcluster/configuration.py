@@ -5,26 +5,44 @@ Every setting that is not plain has its reason beside it; docs/devcluster.md lis
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import stat
 from pathlib import Path
 
 from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout
 
+# One site file fits every dev cluster: Slurm knows all of them by this name. Each has a database of its own.
+SLURM_NAME = "devcluster"
 CPUS_PER_NODE = 8
 MEMORY_PER_NODE_MB = 16000
 # Slurm holds a requeued job back for this long plus a second, so that a launch credential of its last life has
 # expired by then (120 s by default).
 CREDENTIAL_EXPIRES_S = 10
 GRACE_S = 10
+# What a pretended GPU is: Slurm wants a character device.
+NULL_DEVICE = os.makedev(1, 3)
 ACCOUNT = "toolkit"
+
+# Runs on each node at the end of a job. Where sites have cgroups, nothing of a job survives it; the same here.
+# The list of processes is made before grep starts, so that only this script must be left out.
+EPILOG = """#!/bin/sh
+for process in /proc/[0-9]*; do
+    [ "$process" = "/proc/$$" ] && continue
+    if grep -qzx "SLURM_JOB_ID=$SLURM_JOB_ID" "$process/environ" 2>/dev/null; then
+        kill -KILL "${process#/proc/}" 2>/dev/null
+    fi
+done
+exit 0
+"""
 
 
 def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
     """The text of slurm.conf."""
     port = layout.first_port
     lines = [
-        f"ClusterName={cluster_name(layout)}",
+        f"ClusterName={SLURM_NAME}",
         f"SlurmctldHost={CONTROLLER}({spec.node_address(CONTROLLER)})",
         f"SlurmctldPort={port}",
         f"SlurmdPort={port + 1}",
@@ -39,8 +57,9 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         f"SlurmctldPidFile={layout.sockets}/slurmctld.pid",
         f"SlurmdSpoolDir={layout.folder}/nodes/%n/spool",
         f"SlurmdPidFile={layout.folder}/nodes/%n/slurmd.pid",
-        "# No cgroups needed: processes are found by their parents, and a node is a PID namespace anyway.",
+        "# No cgroups needed: processes are found by their parents, and the epilog ends those that lost them.",
         "ProctrackType=proctrack/linuxproc",
+        f"Epilog={layout.epilog}",
         "# No binding: the CPUs are more than this machine has.",
         "TaskPlugin=task/none",
         "SlurmdParameters=config_overrides",
@@ -57,6 +76,7 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
         "JobRequeue=1",
+        "MailProg=/bin/true",
         "MinJobAge=300",
         "MaxArraySize=10001",
         "KillWait=15",
@@ -65,7 +85,7 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         "InactiveLimit=0",
         "SlurmctldTimeout=10",
         "SlurmdTimeout=10",
-        "MessageTimeout=30",
+        "MessageTimeout=10",
         "BatchStartTimeout=60",
         "# A node that was cut off serves again as soon as it answers.",
         "ReturnToService=2",
@@ -77,11 +97,6 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         *spec.options,
     ]
     return "\n".join(lines) + "\n"
-
-
-def cluster_name(layout: Layout) -> str:
-    """The cluster's name in Slurm; its database refuses "-"."""
-    return layout.name.replace("-", "_")
 
 
 def _accounting_lines(layout: Layout, spec: ClusterSpec) -> list[str]:
@@ -119,7 +134,7 @@ def _partition_lines() -> list[str]:
 
 
 def gres_conf(layout: Layout, spec: ClusterSpec) -> str:
-    """The text of gres.conf: pretended GPUs, one plain file for each."""
+    """The text of gres.conf: pretended GPUs, one device file for each."""
     if not spec.gpus:
         return "AutoDetect=off\n"
     last = spec.gpus - 1
@@ -129,11 +144,13 @@ def gres_conf(layout: Layout, spec: ClusterSpec) -> str:
 
 def topology_conf(spec: ClusterSpec) -> str:
     """The text of topology.conf: the first half of the nodes on leaf1, the others on leaf2, under one spine."""
-    names = spec.node_names
-    half = (len(names) + 1) // 2
-    leaves = [part for part in (names[:half], names[half:]) if part]
-    lines = [f"SwitchName=leaf{number} Nodes={','.join(part)}" for number, part in enumerate(leaves, start=1)]
-    lines.append("SwitchName=spine Switches=" + ",".join(f"leaf{n}" for n in range(1, len(leaves) + 1)))
+    half = (spec.nodes + 1) // 2
+    ranges = [(first, last) for first, last in ((1, half), (half + 1, spec.nodes)) if first <= last]
+    lines = [
+        f"SwitchName=leaf{number} Nodes=node" + (f"[{first}-{last}]" if first < last else f"{first}")
+        for number, (first, last) in enumerate(ranges, start=1)
+    ]
+    lines.append("SwitchName=spine Switches=" + ",".join(f"leaf{n}" for n in range(1, len(ranges) + 1)))
     return "\n".join(lines) + "\n"
 
 
@@ -166,34 +183,32 @@ def hosts(spec: ClusterSpec) -> str:
 
 
 def write_folder(layout: Layout, spec: ClusterSpec) -> None:
-    """Make the folder with all its files. The munge key of an earlier `up` stays."""
-    for path in (
-        layout.slurm_conf.parent,
-        layout.sockets,
-        layout.state,
-        layout.logs,
-        layout.devices,
-        layout.shared,
-    ):
-        path.mkdir(parents=True, exist_ok=True)
+    """Fill the folder. The munge key of an earlier `up` stays."""
+    layout.write_spec(spec)
+    for path in layout.own_folders:
+        path.mkdir(exist_ok=True)
     for name in (CONTROLLER, *spec.node_names):
         private_tmp = layout.node_folder(name) / "tmp"
         private_tmp.mkdir(parents=True, exist_ok=True)
         private_tmp.chmod(0o1777)
         (layout.node_folder(name) / "spool").mkdir(exist_ok=True)
     for number in range(spec.gpus):
-        (layout.devices / f"nvidia{number}").touch()
+        device = layout.devices / f"nvidia{number}"
+        if not device.exists():
+            os.mknod(device, stat.S_IFCHR | 0o666, NULL_DEVICE)
     if not layout.munge_key.exists():
         _write_private(layout.munge_key, secrets.token_bytes(128))
     etc = layout.slurm_conf.parent
     layout.slurm_conf.write_text(slurm_conf(layout, spec))
+    # Without this slurmd looks for a cgroup mount and ends; it uses none (see ProctrackType and TaskPlugin).
     (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    layout.epilog.write_text(EPILOG)
+    layout.epilog.chmod(0o755)
     (etc / "gres.conf").write_text(gres_conf(layout, spec))
     (etc / "topology.conf").write_text(topology_conf(spec))
     layout.hosts.write_text(hosts(spec))
     if spec.accounting:
         _write_private(etc / "slurmdbd.conf", slurmdbd_conf(layout, spec).encode())
-    layout.write_spec(spec)
 
 
 def _write_private(path: Path, content: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,34 +17,26 @@ START_TIMEOUT_S = 20.0
 
 @dataclass
 class Daemon:
-    """A daemon on its way up in `node`; `ready` says whether it serves."""
+    """A daemon on its way up; `ready` says whether it serves."""
 
-    layout: Layout
-    node: str
-    program: str
-    ready: Callable[[], bool]
+    name: str
     launched: subprocess.Popen[bytes]
-    log: Path
+    output: Path
+    ready: Callable[[], bool]
 
     def wait(self) -> None:
         """Wait until it serves.
 
         Raises:
-            OwnFailureError: it ended, or was not ready in time; with the last lines of its log.
+            OwnFailureError: it ended, or was not ready in time; with the last lines that it printed.
         """
-        wait_until(lambda: self.ready() or self._has_ended(), START_TIMEOUT_S)
-        if not self._has_ended() and self.ready():
-            return
-        what = "ended" if self._has_ended() else f"was not ready after {START_TIMEOUT_S:g} s"
-        message = f"{self.program} in {self.node} {what}; its last words: {last_lines(self.log)}"
-        raise OwnFailureError(message, where=str(self.log))
-
-    def _has_ended(self) -> bool:
-        # Slurm's daemons go into the background with code 0 when they have begun well.
+        wait_until(lambda: self.launched.poll() is not None or self.ready(), START_TIMEOUT_S)
         code = self.launched.poll()
-        if code == 0:
-            return process_in_node(self.layout, self.node, self.program) is None
-        return code is not None
+        if code is None and self.ready():
+            return
+        what = f"was not ready after {START_TIMEOUT_S:g} s" if code is None else f"ended with code {code}"
+        message = f"{self.name} {what}; its last words: {last_lines(self.output)}"
+        raise OwnFailureError(message, where=str(self.output))
 
 
 def launch(
@@ -58,14 +49,15 @@ def launch(
 ) -> Daemon:
     """Start a daemon inside `node` with a clean environment, in a session of its own.
 
-    What it prints before it opens its log goes to that log, too.
+    `argv` must keep it in the foreground: then its end, and its code, are seen at once. What it prints goes to
+    logs/PROGRAM.out; Slurm's daemons also write a log with times.
     """
     program = Path(argv[0]).name
     first = first_process(layout, node)
     if first is None:
         raise OwnFailureError(f"{node} ended while {program} was started", where=str(layout.folder))
-    log = layout.logs / (f"{program}.log" if node == CONTROLLER else f"{program}-{node}.log")
-    with log.open("ab") as stream:
+    output = layout.logs / (f"{program}.out" if node == CONTROLLER else f"{program}-{node}.out")
+    with output.open("wb") as stream:
         launched = subprocess.Popen(
             enter_command(first, argv),
             env={**slurm_environment(layout), **(extra_environment or {})},
@@ -75,7 +67,7 @@ def launch(
             start_new_session=True,
             cwd="/",
         )
-    return Daemon(layout, node, program, ready, launched, log)
+    return Daemon(f"{program} in {node}", launched, output, ready)
 
 
 def start_munged(layout: Layout) -> None:
@@ -84,16 +76,16 @@ def start_munged(layout: Layout) -> None:
         return
     argv = ["munged", "--foreground", "--force", f"--socket={layout.munge_socket}"]
     argv += [f"--key-file={layout.munge_key}", f"--pid-file={layout.sockets}/munged.pid"]
-    argv += [f"--log-file={layout.logs}/munged.log", f"--seed-file={layout.state}/munged.seed"]
+    argv += [f"--seed-file={layout.state}/munged.seed"]
     layout.munge_socket.unlink(missing_ok=True)
     launch(layout, CONTROLLER, argv, layout.munge_socket.exists).wait()
 
 
-def start_slurmctld(layout: Layout, spec: ClusterSpec) -> None:
+def start_slurmctld(layout: Layout) -> None:
     """Start the controller daemon, unless it runs."""
     if process_in_node(layout, CONTROLLER, "slurmctld") is None:
-        argv = ["slurmctld", "-f", str(layout.slurm_conf)]
-        launch(layout, CONTROLLER, argv, answers(spec.node_address(CONTROLLER), layout.first_port)).wait()
+        argv = ["slurmctld", "-D", "-f", str(layout.slurm_conf)]
+        launch(layout, CONTROLLER, argv, listens(layout, CONTROLLER, layout.first_port)).wait()
 
 
 def start_slurmds(layout: Layout, spec: ClusterSpec) -> None:
@@ -102,8 +94,8 @@ def start_slurmds(layout: Layout, spec: ClusterSpec) -> None:
         launch(
             layout,
             node,
-            ["slurmd", "-f", str(layout.slurm_conf)],
-            answers(spec.node_address(node), layout.first_port + 1),
+            ["slurmd", "-D", "-f", str(layout.slurm_conf)],
+            listens(layout, node, layout.first_port + 1),
         )
         for node in spec.node_names
         if process_in_node(layout, node, "slurmd") is None
@@ -132,14 +124,18 @@ def last_lines(log: Path, count: int = 5) -> str:
     return " | ".join(lines[-count:]) or "(nothing)"
 
 
-def answers(address: str, port: int) -> Callable[[], bool]:
-    """A check whether somebody listens at `address`:`port`."""
+def listens(layout: Layout, node: str, port: int) -> Callable[[], bool]:
+    """A check whether somebody listens at `port` in `node`.
+
+    It reads the kernel's table: a connection without a message would leave errors in Slurm's logs.
+    """
+    listening, local_port = "0A", f":{port:04X}"
 
     def check() -> bool:
-        try:
-            with socket.create_connection((address, port), timeout=1.0):
-                return True
-        except OSError:
+        first = first_process(layout, node)
+        if first is None:
             return False
+        rows = Path(f"/proc/{first}/net/tcp").read_text().splitlines()[1:]
+        return any(row.split()[1].endswith(local_port) and row.split()[3] == listening for row in rows)
 
     return check

@@ -100,6 +100,10 @@ class Layout:
         return self.folder / "etc" / "hosts"
 
     @property
+    def epilog(self) -> Path:
+        return self.folder / "etc" / "epilog.sh"
+
+    @property
     def sockets(self) -> Path:
         return self.folder / "run"
 
@@ -136,7 +140,15 @@ class Layout:
         return self.folder / "nodes" / node
 
     @property
+    def own_folders(self) -> tuple[Path, ...]:
+        """The folders that `up` makes and `down` removes."""
+        nodes = self.folder / "nodes"
+        etc = self.slurm_conf.parent
+        return (etc, self.sockets, self.state, self.logs, self.devices, self.shared, self.database, nodes)
+
+    @property
     def spec_file(self) -> Path:
+        """Its presence says that the folder is a cluster's."""
         return self.folder / "cluster.json"
 
     def read_spec(self) -> ClusterSpec:

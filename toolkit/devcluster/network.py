@@ -7,11 +7,12 @@ import re
 from ipaddress import IPv4Network
 
 from toolkit.devcluster.layout import ClusterSpec, Layout
-from toolkit.devcluster.processes import run_program
+from toolkit.devcluster.processes import run_program, wait_until
 from toolkit.errors import OwnFailureError, ToolkitError
 
 # The node's end of its cable.
 NODE_INTERFACE = "eth0"
+CABLES_GONE_S = 5.0
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -77,7 +78,11 @@ def connect_node(layout: Layout, spec: ClusterSpec, node: str, first: int) -> No
 
 
 def remove_links(layout: Layout) -> None:
-    """Remove the bridge and every cable that is left."""
+    """Remove the bridge, and any cable that is left.
+
+    Cables go with their nodes, a moment after them: deleting one then may find it gone.
+    """
+    wait_until(lambda: set(links(layout)) <= {layout.bridge}, CABLES_GONE_S)
     _ip(*(f"link delete {name}" for name in links(layout)))
 
 
