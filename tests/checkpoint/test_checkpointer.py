@@ -70,7 +70,7 @@ def test_a_line_that_the_run_left_is_not_resumed(tmp_path, capsys):
     assert Checkpointer(tmp_path, world(2)).load(x(0)).step == 15
     # What was left is kept for its owner, under a name that nothing loads.
     assert (tmp_path / "step-00000030.left-1").is_dir()
-    assert "step-00000030 is later than the step saved now" in capsys.readouterr().err
+    assert "step-00000030 is of a line that this run has left" in capsys.readouterr().err
 
 
 def test_state_and_optimizer_values_come_back_with_their_types(tmp_path):

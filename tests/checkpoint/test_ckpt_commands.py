@@ -74,6 +74,15 @@ def test_ls_tells_committed_from_not(run):
     assert answers[1]["world_size"] == 1 and answers[1]["size_bytes"] > 24
 
 
+def test_a_run_is_found_by_its_name(run, tmp_path):
+    runs = tmp_path / "runs" / "train"
+    runs.mkdir(parents=True)
+    run.rename(runs / "20260101-000000-abcd")
+    (runs / "20260101-000000-abcd" / "record.json").write_text("{}")
+    _, text = invoke("ls", "20260101-000000-abcd", "--runs", tmp_path / "runs")
+    assert text.splitlines()[-1].split()[0] == "20"
+
+
 def test_show_prints_the_newest_or_the_named_step(run):
     _, text = invoke("show", run)
     assert "step 20" in text

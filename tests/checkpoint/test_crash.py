@@ -71,18 +71,21 @@ def save_and_die(directory: Path, step: int, at_change: int) -> None:
     checkpoints.save(step, tensors(step), {"step": step})
 
 
-@pytest.mark.parametrize(("saved_before", "step"), [([1, 2], 3), ([1, 3], 3)], ids=["new step", "same step"])
-def test_a_save_killed_before_any_change_leaves_a_good_checkpoint(tmp_path, saved_before, step):
+@pytest.mark.parametrize(
+    ("saved_before", "step", "may_load"),
+    [([1, 2], 3, {2, 3}), ([1, 3], 3, {3}), ([1, 5], 3, {5, 1, 3})],
+    ids=["new step", "same step", "back to an earlier step"],
+)
+def test_a_save_killed_before_any_change_leaves_a_good_checkpoint(tmp_path, saved_before, step, may_load):
     for at_change in range(1, 100):
         directory = tmp_path / str(at_change)
         first = Checkpointer(directory, world(0))
         for earlier in saved_before:
             first.save(earlier, tensors(earlier), {"step": earlier})
         code = in_child(lambda: save_and_die(directory, step, at_change))  # noqa: B023
-        assert loaded_step(directory, 2) in ({saved_before[-1], step} if code else {step})
+        assert loaded_step(directory, 2) in (may_load if code else {step})
         # What the dead attempt left is gone, and all that stands is whole.
-        assert {path.name[:5] for path in directory.iterdir()} == {"step-"}
-        assert not [path for path in directory.iterdir() if "." in path.name]
+        assert {path.suffix for path in directory.iterdir()} <= {"", ".left-1"}
         assert all(not verify_fully(path)[1] for path in committed_steps(directory).values())
         if code == 0:
             assert at_change > 10
@@ -117,7 +120,9 @@ def small_disk(tmp_path):
     """A file system of 4 MiB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path], check=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", tmp_path])
+    if mounted.returncode:
+        pytest.skip("this root may not mount (a container)")
     yield tmp_path
     subprocess.run(["umount", "-l", tmp_path], check=True)
 

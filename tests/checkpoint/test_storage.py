@@ -1,4 +1,4 @@
-"""HDF5 storage under plain dcp.save and dcp.load, in one process: every element type and shape, bit by bit."""
+"""HDF5 storage under plain dcp.save and dcp.load, in one process: every type and shape, bit by bit."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 """A run's checkpoints: save, load the newest good one, keep the last few.
 
-`save` and `load` are collective. An error on any rank is the same error on all of them, and leaves the last good
-checkpoint as it was.
+Making one, `save` and `load` are collective. An error on any rank is the same error on all of them, and
+leaves the last good checkpoint as it was.
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.agreement import check_group, from_rank_zero
-from toolkit.checkpoint.commit import retain, set_aside, take_over
+from toolkit.checkpoint.commit import discard, retain, set_aside, take_over, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import load_error, save_error
 from toolkit.checkpoint.layout import committed_steps, part_folder, step_folder
@@ -85,14 +83,14 @@ class Checkpointer:
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
         """Save on all ranks and return the committed folder.
 
-        The step that this object saved or loaded last is kept as it is. An older checkpoint of the same step is
-        replaced once the new one is complete. Checkpoints of later steps belong to a line that the run has left;
-        they are renamed to `step-X.left-<attempt>`.
+        The step that this object saved or loaded last is kept as it is. An older checkpoint of the same
+        step is replaced once the new one is complete. Checkpoints of later steps belong to a line that the
+        run has left; they are renamed to `step-X.left-<attempt>`.
 
         Args:
             step: optimizer steps done.
-            tensors: nested dicts of tensors and DTensors. Replicated ones are stored once; a key that only one rank
-                has is stored by that rank.
+            tensors: nested dicts of tensors and DTensors. Replicated ones are stored once; a key that only
+                one rank has is stored by that rank.
             state: JSON, of rank 0.
 
         Raises:
@@ -116,7 +114,7 @@ class Checkpointer:
             last = from_rank_zero(self._world, lambda: self._clear_up(final))
             raise save_error(self._directory, step, last, failure) from failure
         self._at_step = step
-        from_rank_zero(self._world, lambda: self._retain(step))
+        from_rank_zero(self._world, self._retain)
         return final
 
     def load(
@@ -124,13 +122,13 @@ class Checkpointer:
     ) -> LoadedCheckpoint | None:
         """Fill `tensors` in place, on all ranks, from the newest checkpoint that is good, or from `source`.
 
-        A checkpoint of the run that is found damaged is moved to `step-X.bad-<attempt>`, what was wrong is said on
-        stderr, and the one before it is tried. A damaged `source` is an error.
+        A checkpoint of the run that is found damaged is moved to `step-X.bad-<attempt>`, what was wrong is
+        said on stderr, and the one before it is tried. A damaged `source` is an error.
 
         Args:
-            tensors: as in `save`, with the shapes of now; the number of ranks may differ from the one that saved.
+            tensors: as in `save`; the number of ranks, and how tensors lie on them, may have changed.
             source: a checkpoint folder.
-            optional: keys ("random.rank-00003", or "random" for all below it) that the checkpoint need not hold.
+            optional: keys that the checkpoint need not hold: "random.rank-00003", or "random" for all below.
 
         Returns:
             None when there is no checkpoint.
@@ -175,28 +173,21 @@ class Checkpointer:
 
     def _set_bad(self, folder: Path, reason: str) -> None:
         aside = set_aside(folder, "bad", self._world.attempt)
-        _say(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
+        tell(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
 
     def _clear_up(self, final: Path) -> int | None:
-        """Remove what a failed save wrote, which may be what fills the disk, and return the newest good step."""
+        """Remove what a failed save wrote, as it may fill the disk, and return the newest committed step."""
         part = part_folder(final, self._world.attempt)
-        try:
-            if part.exists():
-                shutil.rmtree(part)
-        except OSError as error:
-            _say(f"{part} of the failed save could not be removed: {error}")
+        if part.exists():
+            discard(part)
         return self.latest()
 
-    def _retain(self, step: int) -> None:
+    def _retain(self) -> None:
         """Retention. The new checkpoint is committed, so trouble here is told and not raised."""
         try:
-            for later, folder in committed_steps(self._directory).items():
-                if later > step:
-                    aside = set_aside(folder, "left", self._world.attempt)
-                    _say(f"{folder.name} is later than the step saved now; it was moved to {aside}")
             retain(self._directory, self._keep_last, self._world.attempt)
         except OSError as error:
-            _say(f"older checkpoints in {self._directory} could not be removed: {error}")
+            tell(f"older checkpoints in {self._directory} could not be removed: {error}")
 
 
 def meshes_of(tensors: Any) -> list[dict[str, Any]]:
@@ -237,7 +228,3 @@ def _no_group_is_fine() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"toolkit: {text}\n")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
-from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder
+from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_of
 from toolkit.errors import ToolkitError
 
 
@@ -51,24 +52,38 @@ def refuse_existing(final: Path) -> None:
 def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> None:
     """Make the finished folder `part` the checkpoint `final`.
 
-    With `replace`, an older `final` makes room under another name and is deleted after the commit.
+    With `replace` the run's line ends here: an older `final` is deleted after the commit, and checkpoints of
+    later steps, which belong to a line that the run has left, get the suffix `.left-<attempt>`.
     """
     sync(part)
-    older = set_aside(final, "replaced", attempt) if replace and final.exists() else None
+    older = _make_room(final, attempt) if replace else None
     refuse_existing(final)
     part.rename(final)
     sync(final.parent)
     if older is not None:
-        shutil.rmtree(older)
+        discard(older)
+
+
+def _make_room(final: Path, attempt: int) -> Path | None:
+    """Set aside what must not stand beside `final`, and return the older `final` under its new name.
+
+    Before the commit and not after it: whoever is killed in between resumes on the right line, only earlier.
+    """
+    step = step_of(final)
+    for later, folder in committed_steps(final.parent).items():
+        if step is not None and later > step:
+            aside = set_aside(folder, "left", attempt)
+            tell(f"{folder.name} is of a line that this run has left; it was moved to {aside}")
+    return set_aside(final, "replaced", attempt) if final.exists() else None
 
 
 def set_aside(folder: Path, word: str, attempt: int) -> Path:
     """Rename a checkpoint so that nothing loads it, and return its new place.
 
     Args:
-        word: why. `bad`: damaged. `stale`: a part of an attempt that was given up on. `left`: of a line that the
-            run left by resuming from an older step. `replaced`: making room for a newer save of the same step.
-            `removed`: about to be deleted.
+        word: why. `bad`: damaged. `stale`: a part of an attempt that was given up on. `left`: of a line
+            that the run left by resuming from an older step. `replaced`: making room for a newer save of
+            the same step. `removed`: about to be deleted.
     """
     base = folder.name if aside_of(folder) is None else folder.name.rsplit(".", 1)[0]
     aside = folder.with_name(f"{base}.{word}-{attempt}")
@@ -83,7 +98,24 @@ def set_aside(folder: Path, word: str, attempt: int) -> Path:
 
 def remove(folder: Path, attempt: int) -> None:
     """Delete a checkpoint: rename, then remove."""
-    shutil.rmtree(set_aside(folder, "removed", attempt))
+    discard(set_aside(folder, "removed", attempt))
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder that is no checkpoint.
+
+    Trouble is told and not raised: what is left costs space and nothing else. NFS, for one, keeps a folder
+    as long as a process on this host has one of its files open.
+    """
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        tell(f"{folder} could not be deleted: {error}")
+
+
+def tell(text: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"toolkit: {text}\n")
 
 
 def take_over(directory: Path, attempt: int) -> None:
@@ -101,12 +133,12 @@ def take_over(directory: Path, attempt: int) -> None:
             continue
         committed, word, owner = aside
         if word == "part" and owner < attempt:
-            shutil.rmtree(set_aside(folder, "stale", owner))
+            discard(set_aside(folder, "stale", owner))
         elif word == "replaced" and not (directory / committed).exists():
             folder.rename(directory / committed)
             sync(directory)
         elif word in ("removed", "replaced", "stale"):
-            shutil.rmtree(folder)
+            discard(folder)
 
 
 def retain(directory: Path, keep_last: int, attempt: int) -> list[Path]:

@@ -22,7 +22,7 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class Summary:
-    """One folder. `step` is None where nothing loads it; the other numbers are None without a good manifest."""
+    """One folder. `step` is None where nothing loads it; the other numbers need a good manifest."""
 
     path: Path
     step: int | None
@@ -39,7 +39,7 @@ class Summary:
 
 
 def checkpoint_folders(path: Path) -> list[Path]:
-    """The checkpoints, committed or not, that `path` means: itself, or those of a `checkpoints` or run folder.
+    """The checkpoints, committed or not, that a path means: itself, or those of a run or its `checkpoints`.
 
     Raises:
         NotFoundError: when there are none.

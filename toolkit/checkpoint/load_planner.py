@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from toolkit.errors import ToolkitError
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, except that chosen keys may be missing from the checkpoint and all others are named at once."""
+    """DCP's planner, but chosen keys may be missing from the checkpoint, and the others are named at once.
+
+    Args:
+        optional: keys that may be missing; each stands for all keys below it too.
+    """
 
     def __init__(self, optional: tuple[str, ...]) -> None:
         super().__init__(allow_partial_load=True)
@@ -25,7 +31,21 @@ class LoadPlanner(DefaultLoadPlanner):
                 f"the checkpoint does not hold {', '.join(required)}",
                 fix="load a checkpoint of this model, or name these keys in `optional`",
             )
+        for name, tensor in self.state_dict.items():
+            self._check_shape(name, tensor)
         return super().create_local_plan()
+
+    def _check_shape(self, name: str, tensor: object) -> None:
+        assert self.metadata is not None
+        record = self.metadata.state_dict_metadata.get(name)
+        if not isinstance(record, TensorStorageMetadata) or not isinstance(tensor, torch.Tensor):
+            return
+        if record.size != tensor.size():
+            raise ToolkitError(
+                f"has shape {list(record.size)} in the checkpoint and {list(tensor.size())} in memory",
+                where=name,
+                fix="load a checkpoint of this model, or give the model the saved shape",
+            )
 
     def _is_optional(self, name: str) -> bool:
         return any(name == key or name.startswith(f"{key}.") for key in self._optional)

@@ -29,8 +29,8 @@ from toolkit.errors import ToolkitError
 class HDF5StorageReader(StorageReader):
     """Reads one checkpoint folder, on any number of ranks.
 
-    Every block that a rank's slices touch is checked against its digest before it is read. `manifest` saves reading
-    it again.
+    Every block that a rank's slices touch is checked against its digest before it is read. `manifest` saves
+    reading it again.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, manifest: Manifest | None = None) -> None:
@@ -57,7 +57,7 @@ class HDF5StorageReader(StorageReader):
 
     def read_metadata(self) -> dcp.Metadata:
         """DCP's metadata, out of the manifest."""
-        # Without **kwargs in the signature DCP does not try again for metadata of one rank, which we have not.
+        # With **kwargs in the signature DCP would try again, for metadata of one rank, which we have not.
         manifest = self.manifest
         records: dict[str, dcp.STORAGE_TYPES] = {
             name: _storage_metadata(record) for name, record in manifest.tensors.items()

@@ -2,8 +2,8 @@
 
     dcp.save(state, storage_writer=HDF5StorageWriter(path))
 
-DCP plans and removes duplicates. Each rank writes one shard file; rank 0 then writes the manifest and renames the
-folder, which commits it. Nothing is pickled on disk: values that are not tensors are stored as JSON.
+DCP plans and removes duplicates. Each rank writes one shard file; rank 0 then writes the manifest and
+renames the folder, which commits it. Nothing is pickled on disk: values that are not tensors are JSON.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class HDF5StorageWriter(StorageWriter):
     Args:
         path: the committed folder, which must not exist. It is written as `<path>.part-<attempt>`.
         step, attempt, state, mesh: recorded in the manifest; `state` is JSON (of the coordinator).
-        replace: put an older checkpoint of the same name out of the way when this one is complete.
+        replace: when this checkpoint is complete, put one of the same name, and those of later steps, out of
+            the way.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class HDF5StorageWriter(StorageWriter):
             self._final = Path(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """The coordinator makes the part folder. Only it may: a rank that was given up on and whose folder was
-        renamed must fail, not make it again."""
+        """The coordinator makes the part folder.
+
+        Only it may: a rank that was given up on, and whose folder was renamed, must fail, not make it again.
+        """
         if not kwargs.get("use_collectives", True):
             raise ToolkitError(
                 "HDF5 checkpoints need collectives", fix="call dcp.save with use_collectives=True"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -23,10 +24,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 runs_option = click.option(
     "--runs",
     type=click.Path(path_type=Path, file_okay=False),
-    envvar="TOOLKIT_RUNS",
-    default=Path("runs"),
-    show_default=True,
-    help="Where RUN is looked up.",
+    help="The folder of all runs (default: $TOOLKIT_RUNS, else ./runs).",
 )
 step_option = click.option("--step", type=int, help="Only this step.")
 
@@ -40,7 +38,7 @@ def ckpt() -> None:
 @click.argument("run")
 @runs_option
 @json_option
-def ls(run: str, runs: Path, as_json: bool) -> None:
+def ls(run: str, runs: Path | None, as_json: bool) -> None:
     """List a run's checkpoints and what else stands in their folder."""
     summaries = _summaries(run, runs)
     if as_json:
@@ -72,7 +70,7 @@ def ls(run: str, runs: Path, as_json: bool) -> None:
 @runs_option
 @step_option
 @json_option
-def show(run: str, runs: Path, step: int | None, as_json: bool) -> None:
+def show(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
     """Show the tensors, their pieces in every shard file, and the state of one checkpoint (the newest)."""
     from toolkit.checkpoint.manifest import manifest_text, read_manifest
 
@@ -90,7 +88,7 @@ def show(run: str, runs: Path, step: int | None, as_json: bool) -> None:
 @runs_option
 @step_option
 @json_option
-def verify(run: str, full: bool, runs: Path, step: int | None, as_json: bool) -> int:
+def verify(run: str, full: bool, runs: Path | None, step: int | None, as_json: bool) -> int:
     """Check that checkpoints are whole. Exit code 1 when one is not."""
     from toolkit.checkpoint.verify import verify_fully, verify_quickly
 
@@ -112,20 +110,20 @@ def verify(run: str, full: bool, runs: Path, step: int | None, as_json: bool) ->
     return CHECK_FAILED if any(problems for _, problems in found) else 0
 
 
-def _summaries(run: str, runs: Path) -> list[Summary]:
-    """All checkpoint folders that RUN means; a path is taken as it is, anything else is looked up in `runs`."""
+def _summaries(run: str, runs: Path | None) -> list[Summary]:
+    """All checkpoint folders that RUN means; what is no path is looked up below `runs`."""
     from toolkit.checkpoint.listing import checkpoint_folders, summarise
 
     path = Path(run)
     if not path.is_dir():
-        from toolkit.rundir.find import find_run
+        from toolkit.rundir.find import find_run, runs_folder
 
-        path = find_run(run, runs)
+        path = find_run(run, runs_folder(runs, os.environ))
     return [summarise(folder) for folder in checkpoint_folders(path.absolute())]
 
 
-def _committed(run: str, runs: Path, step: int | None) -> list[Summary]:
-    """The committed checkpoints that RUN means, oldest first, damaged ones too; or the one folder that it names."""
+def _committed(run: str, runs: Path | None, step: int | None) -> list[Summary]:
+    """The committed checkpoints that RUN means, oldest first, damaged ones too; or the named folder."""
     from toolkit.checkpoint.layout import aside_of
 
     summaries = _summaries(run, runs)
@@ -157,8 +155,9 @@ def _print_tree(folder: Path, manifest: Manifest) -> None:
 
     tree = Tree(
         escape(
-            f"{folder.name}: step {manifest.step}, {manifest.world_size} ranks, {decimal(manifest.size_bytes)}, "
-            f"{manifest.saved_at}, attempt {manifest.attempt}, {manifest.written_by}"
+            f"{folder.name}: step {manifest.step}, {manifest.world_size} ranks, "
+            f"{decimal(manifest.size_bytes)}, {manifest.saved_at}, attempt {manifest.attempt}, "
+            f"{manifest.written_by}"
         )
     )
     for mesh in manifest.mesh:
