@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
 from click.testing import CliRunner
@@ -49,7 +50,7 @@ def flip_last_bit_of_shard(folder: Path) -> None:
     shard.write_bytes(content)
 
 
-@pytest.mark.parametrize("words", [["ls"], ["show"], ["verify"], ["verify", "--full"]])
+@pytest.mark.parametrize("words", [["ls"], ["show"], ["index"], ["verify"], ["verify", "--full"]])
 def test_no_command_imports_torch(run, words):
     command = [sys.executable, "-c", WITHOUT_TORCH, "ckpt", *words, str(run)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -92,6 +93,15 @@ def test_show_prints_the_newest_or_the_named_step(run):
     _, text = invoke("show", run / "checkpoints" / "step-00000010", "--json")
     assert json.loads(text)["step"] == 10
     assert json.loads(invoke("show", run, "--step", 10, "--json")[1])["step"] == 10
+
+
+def test_index_is_made_anew(run):
+    lost = run / "checkpoints" / "step-00000020" / "index.h5"
+    lost.write_bytes(b"not an index")
+    _, text = invoke("index", run)
+    assert text == f"{lost}\n"
+    with h5py.File(lost) as file:
+        assert file["tensors/model.a%2F[b]"][:].tolist() == [[1.0] * 3] * 4
 
 
 def test_verify_exits_1_and_names_file_block_and_tensor(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -13,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolkit.checkpoint import HDF5StorageReader
+from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.digests import BLOCK_BYTES
 from toolkit.checkpoint.errors import CorruptCheckpointError
@@ -142,12 +143,30 @@ def test_nothing_good_is_no_checkpoint(tmp_path):
     assert checkpoints.latest() is None
 
 
-def test_a_part_is_never_loaded_and_its_owner_cannot_commit_late(tmp_path):
+def test_a_part_is_never_loaded_however_complete(tmp_path):
     old = Checkpointer(tmp_path, ALONE)
     folder = old.save(1, {"x": torch.ones(4)}, {})
     folder.rename(tmp_path / "step-00000001.part-0")
     assert old.load({"x": torch.zeros(4)}) is None
-    Checkpointer(tmp_path, World(**{**ALONE.__dict__, "attempt": 1}))
+    Checkpointer(tmp_path, replace(ALONE, attempt=1))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("moment", ["finish_plan", "resolve_data"])
+def test_an_attempt_that_was_given_up_on_cannot_commit_late(tmp_path, moment):
+    """The next attempt begins while ranks of the old one, thought dead, are in the middle of a save."""
+
+    class Overtaken(dcp.DefaultSavePlanner):
+        pass
+
+    def overtaken(self, argument):
+        Checkpointer(tmp_path, replace(ALONE, attempt=1))
+        return getattr(dcp.DefaultSavePlanner, moment)(self, argument)
+
+    setattr(Overtaken, moment, overtaken)
+    writer = HDF5StorageWriter(tmp_path / "step-00000001", attempt=0)
+    with pytest.raises(dcp.CheckpointException):
+        dcp.save({"x": torch.ones(4)}, storage_writer=writer, planner=Overtaken())
     assert list(tmp_path.iterdir()) == []
 
 

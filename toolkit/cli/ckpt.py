@@ -110,6 +110,19 @@ def verify(run: str, full: bool, runs: Path | None, step: int | None, as_json: b
     return CHECK_FAILED if any(problems for _, problems in found) else 0
 
 
+@ckpt.command()
+@click.argument("run")
+@runs_option
+@step_option
+def index(run: str, runs: Path | None, step: int | None) -> None:
+    """Write index.h5 of one checkpoint (the newest) anew, and print its path."""
+    from toolkit.checkpoint.index import write_index
+    from toolkit.checkpoint.manifest import read_manifest
+
+    folder = _committed(run, runs, step)[-1].path
+    click.echo(write_index(folder, read_manifest(folder)))
+
+
 def _summaries(run: str, runs: Path | None) -> list[Summary]:
     """All checkpoint folders that RUN means; what is no path is looked up below `runs`."""
     from toolkit.checkpoint.listing import checkpoint_folders, summarise
