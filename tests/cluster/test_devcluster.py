@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.devcluster import cluster as devcluster
+from toolkit.devcluster.configuration import GRACE_S
 from toolkit.devcluster.layout import ClusterSpec, make_layout
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
@@ -130,24 +131,36 @@ def test_nothing_of_a_job_survives_it(cluster):
         wait_for(lambda at=node: cluster.exec(at, ["pgrep", "-f", "sleep 4711"]).returncode == 1, 5)
 
 
-def test_exec_passes_the_exit_code_and_knows_its_nodes(cluster):
-    assert cluster.exec("node2", ["sh", "-c", "exit 7"]).returncode == 7
-    assert cluster.exec("node2", ["hostname"]).stdout == "node2\n"
-    with pytest.raises(NotFoundError, match="one of controller, node1"):
-        cluster.exec("node9", ["true"])
+def test_the_command_line_passes_exit_codes_and_knows_its_nodes(cluster):
+    def devcluster_command(*argv: str) -> subprocess.CompletedProcess[str]:
+        program = [str(Path(sys.executable).with_name("toolkit")), "devcluster"]
+        place = ["--name", cluster.layout.name, "--folder", str(cluster.folder)]
+        return subprocess.run([*program, *place, *argv], capture_output=True, text=True, check=False)
+
+    said = devcluster_command("exec", "node2", "--", "sh", "-c", "hostname; echo $SLURM_CONF; exit 7")
+    assert (said.returncode, said.stdout) == (7, f"node2\n{cluster.slurm_conf}\n")
+    status = json.loads(devcluster_command("status", "--json").stdout)
+    assert sorted(status["nodes"]) == NODES and status["daemons"]["slurmd node1"] is True
+    again = devcluster_command("up")
+    assert "is up already" in again.stderr and again.stdout == f"export SLURM_CONF={cluster.slurm_conf}\n"
+    refused = devcluster_command("exec", "node9", "true")
+    assert refused.returncode == 4 and "one of controller, node1" in refused.stderr
 
 
 def test_a_preempted_job_is_requeued_and_runs_again(cluster, shared_path):
     log = shared_path / "low.out"
-    cluster.run("scontrol", "update", "PartitionName=low", "GraceTime=0")
     submit = ["sbatch", "--parsable", "--partition=low", "-N4", "--exclusive", "--open-mode=append"]
-    job = cluster.run(*submit, f"--output={log}", "--wrap=echo life ${SLURM_RESTART_COUNT:-0}; sleep 300")
-    wait_for(lambda: log.exists() and "life 0" in log.read_text(), 10)
-    cluster.run("srun", "--partition=high", "-N4", "--exclusive", "hostname", timeout_s=30)
-    assert "DUE TO PREEMPTION" in log.read_text()
-    # 120 s by default in Slurm: cred_expire is what shortens the wait.
-    wait_for(lambda: "life 1" in log.read_text(), 25)
-    cluster.run("scancel", job.strip())
+    cluster.run("scontrol", "update", "PartitionName=low", "GraceTime=0")
+    try:
+        job = cluster.run(*submit, f"--output={log}", "--wrap=echo life ${SLURM_RESTART_COUNT:-0}; sleep 300")
+        wait_for(lambda: log.exists() and "life 0" in log.read_text(), 10)
+        cluster.run("srun", "--partition=high", "-N4", "--exclusive", "hostname", timeout_s=30)
+        assert "DUE TO PREEMPTION" in log.read_text()
+        # 120 s by default in Slurm: cred_expire is what shortens the wait.
+        wait_for(lambda: "life 1" in log.read_text(), 25)
+        cluster.run("scancel", job.strip())
+    finally:
+        cluster.run("scontrol", "update", "PartitionName=low", f"GraceTime={GRACE_S}")
 
 
 def test_a_lost_node_goes_down_and_comes_back(cluster):

@@ -96,7 +96,7 @@ def _start_again(layout: Layout, wanted: ClusterSpec) -> bool:
     if replace(wanted, subnet=spec.subnet) != spec:
         raise ToolkitError(
             f"the cluster is up with {spec.nodes} nodes, {spec.gpus} GPUs, link {spec.link or 'none'}, "
-            f"accounting {'on' if spec.accounting else 'off'}",
+            f"accounting {'on' if spec.accounting else 'off'}, options {list(spec.options)}",
             where=str(layout.folder),
             fix="toolkit devcluster down, then up",
         )

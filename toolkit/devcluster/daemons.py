@@ -74,6 +74,7 @@ def start_munged(layout: Layout) -> None:
     """Start munged with the cluster's own key and socket, unless it runs; all nodes use this one socket."""
     if process_in_node(layout, CONTROLLER, "munged") is not None:
         return
+    # --force: root's home is closed to others, which munged takes for a mistake. Only root uses this cluster.
     argv = ["munged", "--foreground", "--force", f"--socket={layout.munge_socket}"]
     argv += [f"--key-file={layout.munge_key}", f"--pid-file={layout.sockets}/munged.pid"]
     argv += [f"--seed-file={layout.state}/munged.seed"]

@@ -37,10 +37,9 @@ def start_node(layout: Layout, node: str) -> int:
     Raises:
         OwnFailureError: the kernel refuses a namespace or a mount.
     """
-    arguments = (node, str(layout.node_folder(node)), str(layout.hosts))
     unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     process = subprocess.Popen(
-        [*unshare, "bash", "-c", FIRST_PROCESS, "node", *arguments],
+        [*unshare, "bash", "-c", FIRST_PROCESS, "node", *_arguments(layout, node)],
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -61,8 +60,13 @@ def start_node(layout: Layout, node: str) -> int:
 
 def first_process(layout: Layout, node: str) -> int | None:
     """PID of the node's first process as this machine sees it, None when the node is not running."""
-    found = find_processes("bash", FIRST_PROCESS, node, str(layout.node_folder(node)))
+    found = find_processes("bash", *_arguments(layout, node))
     return found[0] if found else None
+
+
+def _arguments(layout: Layout, node: str) -> tuple[str, ...]:
+    """What the first process is given, and known by."""
+    return (node, str(layout.node_folder(node)), str(layout.hosts))
 
 
 def stop_nodes(layout: Layout, nodes: Sequence[str]) -> None:
