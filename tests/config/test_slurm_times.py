@@ -15,6 +15,7 @@ from toolkit.slurm.times import format_slurm_time, parse_slurm_time
         ("0:30", 30),
         ("02:00:00", 7200),
         ("00:90:00", 5400),
+        ("1-", 24 * 3600),
         ("1-12", 36 * 3600),
         ("1-12:30", 36 * 3600 + 30 * 60),
         ("1-12:30:15", 36 * 3600 + 30 * 60 + 15),
@@ -29,7 +30,7 @@ def test_every_form_of_the_manual(text, seconds):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "2h", "1:2:3:4", "1-", "-5", "1-2-3", " 5", "5 ", "1.5", "٣", "1:-2", "12:"]
+    "text", ["", "2h", "1:2:3:4", "1-:5", "1-2:", "-5", "1-2-3", " 5", "5 ", "1.5", "٣", "1:-2", "12:"]
 )
 def test_other_texts_are_refused(text):
     with pytest.raises(ValueError, match="is not a time that Slurm reads"):

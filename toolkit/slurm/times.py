@@ -1,7 +1,8 @@
 """Slurm's way to write a length of time, read and written exactly as Slurm does.
 
 Slurm reads "minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours", "days-hours:minutes" and
-"days-hours:minutes:seconds" (sbatch(1), --time). So "90:00" is ninety minutes, not ninety hours.
+"days-hours:minutes:seconds" (sbatch(1), --time); it also takes "days-", which the manual does not name.
+So "90:00" is ninety minutes, not ninety hours.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 FORMS = '"MM", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS" or "UNLIMITED"'
 UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "-1"})
 
-_WITH_DAYS = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
+_WITH_DAYS = re.compile(r"([0-9]+)-(?:([0-9]+)(?::([0-9]+)(?::([0-9]+))?)?)?")
 _WITHOUT_DAYS = re.compile(r"([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 
 
