@@ -147,7 +147,7 @@ def main(world: World, config: ResolvedJob) -> None:
 
     torch.manual_seed(train.seed)  # the same weights on every rank
     model = GPT(args).to(world.device)
-    parallel = DistributedDataParallel(model)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     choose_reduction(parallel, world, config.parallel.reduction, gather_topology(world))
     optimizer = optimizer_of(model, train.weight_decay)
     schedule = Schedule(train.lr, train.steps, train.warmup_steps, train.min_lr_ratio, train.schedule)
