@@ -70,6 +70,12 @@ def test_the_reference_is_written_between_the_markers(tmp_path):
     assert "write the lines <!-- keys: begin --> and <!-- keys: end -->" in answer.stderr
 
 
+def test_the_contract_has_the_keys_of_today():
+    page = ROOT / "docs" / "contract.md"
+    text = page.read_text()
+    assert embed(text, where=str(page)) == text, "python -m toolkit.config.reference docs/contract.md"
+
+
 def test_markers_are_needed():
     with pytest.raises(ToolkitError, match="has no place for the keys"):
         embed("<!-- keys: begin -->", where="page")
