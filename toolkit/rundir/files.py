@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,23 +18,44 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def write_text(path: Path, text: str, *, mode: int = 0o600, durable: bool = True) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder as open as the one around it; the umask does not decide who can read.
+
+    Raises:
+        FileExistsError: it is there already.
+    """
+    path.mkdir()
+    path.chmod(stat.S_IMODE(path.parent.stat().st_mode))
+
+
+def file_mode(path: Path) -> int:
+    """0600 in a folder of 0700, 0640 in one that the group may read."""
+    return path.parent.stat().st_mode & 0o640 | 0o600
+
+
+def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
     """Write `text` so that a reader sees the old file or the new one, never a part.
 
-    `mode` is the file's. `durable` waits for the disk; a heartbeat need not.
+    `mode` is the file's, by default as open as its folder but for the group to write. `durable` waits for the
+    disk; a heartbeat need not.
     """
+    mode = file_mode(path) if mode is None else mode
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        os.fchmod(stream.fileno(), mode)  # the umask must not decide who can read
-        stream.write(text)
-        if durable:
-            stream.flush()
-            os.fsync(stream.fileno())
-    temporary.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            os.fchmod(stream.fileno(), mode)  # the umask must not decide who can read
+            stream.write(text)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # a full disk must not fill up with parts
+        raise
 
 
-def write_json(path: Path, value: Any, *, mode: int = 0o600, durable: bool = True) -> None:
+def write_json(path: Path, value: Any, *, mode: int | None = None, durable: bool = True) -> None:
     """Write `value` as one JSON document, atomically."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", mode=mode, durable=durable)
 
@@ -56,25 +78,33 @@ def read_json_or_none(path: Path) -> Any | None:
         return None
 
 
-def append_line(path: Path, record: dict[str, Any], *, mode: int = 0o600) -> None:
+def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one JSON line. Only the file's one writer calls this: appends are not atomic over NFS."""
     line = json.dumps(record, ensure_ascii=False) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, file_mode(path))
+    with os.fdopen(descriptor, "ab") as stream:
+        stream.write(line.encode())
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a JSON-lines file. An unfinished last line is not a record yet and is left out."""
+    """The records of a JSON-lines file. An unfinished last line is not a record yet and is left out.
+
+    Raises:
+        ToolkitError: a line within the file is damaged; its number is named.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n") and line.strip():
-            yield json.loads(line)
+    # Not splitlines(): that would also break at U+2028 and U+0085, which may stand inside a JSON string.
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ToolkitError(
+                    f"not valid JSON: {error}", where=f"{path}:{number}", fix="remove that line"
+                ) from error
 
 
 def tail_text(path: Path, lines: int, *, limit_bytes: int = 65536) -> list[str]:

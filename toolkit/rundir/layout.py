@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import write_text
+from toolkit.rundir.files import make_folder, write_text
 
 
 def new_run_id(now: datetime | None = None) -> str:
-    """A name that sorts by time, such as `20261120-142233-9f3a`."""
+    """A name that sorts by time, such as `20261120-142233-9f3a`: the last part is the fraction of the second."""
     moment = now or datetime.now(UTC)
-    return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return f"{moment:%Y%m%d-%H%M%S}-{moment.microsecond * 0x10000 // 1_000_000:04x}"
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class AttemptDirectory:
     def make_folders(self) -> None:
         """Make the folders of an attempt that was just claimed."""
         for folder in (self.errors, self.ranks, self.logs):
-            folder.mkdir()
+            make_folder(folder)
 
 
 def _numbers(folder: Path) -> list[int]:
@@ -168,19 +168,28 @@ def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirecto
     It exists before anything of ours runs on the cluster, since Slurm opens the log inside it. `access` is
     "user" (0700) or "group" (0750).
     """
-    mode = 0o750 if access == "group" else 0o700
     try:
         (runs / job_name).mkdir(parents=True, exist_ok=True)
-        run = RunDirectory((runs / job_name).resolve() / new_run_id())
-        run.path.mkdir(mode=mode)
+        run = _make_next((runs / job_name).resolve())
+        run.path.chmod(0o750 if access == "group" else 0o700)
         for folder in (run.control, run.starts, run.attempts, run.checkpoints, run.metrics):
-            folder.mkdir(mode=mode)
-            folder.chmod(mode)
+            make_folder(folder)
     except OSError as error:
         raise ToolkitError(
             f"cannot make a run directory: {error.strerror}",
             where=str(error.filename or runs),
             fix="give a folder you can write to with --runs or TOOLKIT_RUNS",
         ) from error
-    write_text(run.secret, secrets.token_hex(32) + "\n")
+    write_text(run.secret, secrets.token_hex(32) + "\n", mode=0o600)  # the owner's alone, whatever the access
     return run
+
+
+def _make_next(job_folder: Path) -> RunDirectory:
+    """Make the folder of a new run; two that begin in the same instant get different names."""
+    while True:
+        run = RunDirectory(job_folder / new_run_id())
+        try:
+            run.path.mkdir(mode=0o700)
+        except FileExistsError:
+            continue  # the clock goes on by itself
+        return run
