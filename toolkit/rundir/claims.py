@@ -1,12 +1,15 @@
-"""Claims: each start and each attempt belongs to exactly one supervisor. `mkdir` decides who it is."""
+"""Claims: each start and each attempt belongs to exactly one supervisor. Who makes its folder, has it."""
 
 from __future__ import annotations
 
+import errno
+import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolkit.errors import OwnFailureError
-from toolkit.rundir.files import read_json_or_none, utc_now, write_json
+from toolkit.rundir.files import make_folder, read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
 
@@ -27,10 +30,14 @@ def claim_start(
 ) -> StartClaim:
     """Claim the start that a script whose first start is `first` may live.
 
-    A requeue runs the same script again under the same job id and takes the next number. The same script under
-    another job id is refused, and so is a later script while the start before it has not ended.
+    A requeue runs the same script again under the same job id and takes the next number.
+
+    Raises:
+        OwnFailureError: another job has lived this script, a later script has begun before this one, or the last
+            start, of another job, has not ended.
     """
     numbers = run.start_numbers()
+    last = numbers[-1] if numbers else -1
     number = first
     if first in numbers:
         owner = _claim(run, first)
@@ -40,23 +47,41 @@ def claim_start(
                 where=str(run.path),
                 fix=f"`toolkit resume {run.run_id}` continues the run, `toolkit rerun` starts a new one",
             )
-        number = numbers[-1] + 1
-    previous = number - 1
-    if previous >= 0 and not _ended(run, previous) and _claim(run, previous).job_id != job_id:
+        number = last + 1
+    elif first < last:
         raise OwnFailureError(
-            f"start {previous} of this run (job {_claim(run, previous).job_id}) has not ended",
+            f"start {first} comes too late: start {last} of this run began before it",
+            where=str(run.path),
+            fix=f"`toolkit resume {run.run_id}` continues the run",
+        )
+    # Numbers may have gaps: a start that was submitted and cancelled in the queue is never claimed.
+    if last >= 0 and not _ended(run, last) and _claim(run, last).job_id != job_id:
+        raise OwnFailureError(
+            f"start {last} of this run (job {_claim(run, last).job_id}) has not ended",
             where=str(run.path),
             fix=f"`toolkit cancel {run.run_id}` first, or wait for it",
         )
     claim = StartClaim(number, job_id, host, pid, process_started, utc_now())
-    try:
-        run.start(number).mkdir()
-    except FileExistsError:
-        raise OwnFailureError(
-            f"start {number} was claimed by another supervisor a moment ago", where=str(run.path)
-        ) from None
-    write_json(run.start(number) / "claim.json", asdict(claim))
+    _put(run, claim)
     return claim
+
+
+def _put(run: RunDirectory, claim: StartClaim) -> None:
+    """Make the start's folder with the claim inside it in one step, so that no kill leaves a start without one."""
+    draft = run.starts / f".{claim.start:03}.{claim.host}.{claim.pid}"
+    make_folder(draft)
+    write_json(draft / "claim.json", asdict(claim))
+    try:
+        draft.rename(run.start(claim.start))  # refused by the system where a folder with a claim stands
+    except OSError as error:
+        shutil.rmtree(draft)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise OwnFailureError(
+            f"start {claim.start} was claimed by another supervisor a moment ago",
+            where=str(run.path),
+            fix=f"`toolkit status {run.run_id}` shows the job that has it",
+        ) from None
 
 
 def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> None:
@@ -65,7 +90,7 @@ def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> 
 
 
 def read_claim(run: RunDirectory, number: int) -> StartClaim | None:
-    """The claim of a start; None while it is being written."""
+    """The claim of a start; None when nobody has claimed it."""
     value = read_json_or_none(run.start(number) / "claim.json")
     return StartClaim(**value) if value else None
 
@@ -73,7 +98,11 @@ def read_claim(run: RunDirectory, number: int) -> StartClaim | None:
 def _claim(run: RunDirectory, number: int) -> StartClaim:
     claim = read_claim(run, number)
     if claim is None:
-        raise OwnFailureError(f"start {number} has no claim.json", where=str(run.start(number)))
+        raise OwnFailureError(
+            f"start {number} has lost its claim.json",
+            where=str(run.start(number)),
+            fix=f"`toolkit rerun {run.run_id}` starts a new run from the same record",
+        )
     return claim
 
 
@@ -92,13 +121,14 @@ def claim_attempt(run: RunDirectory) -> AttemptDirectory:
     while True:
         attempt = run.attempt(number)
         try:
-            attempt.path.mkdir()
+            make_folder(attempt.path)
             break
         except FileExistsError:
             number += 1
     attempt.make_folders()
     for part in stale_parts(run.checkpoints, number):
-        part.rename(part.with_name(f"{part.name}.fenced-{number:03}"))
+        with suppress(FileNotFoundError):  # its last rank committed it in this moment: it is a checkpoint now
+            part.rename(part.with_name(f"{part.name}.fenced-{number:03}"))
     return attempt
 
 
