@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
-from toolkit.slurm.states import base_state
 
 _SCRUBBED = (
     "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
@@ -142,8 +141,3 @@ class Slurm:
     def requeue(self, job_id: str) -> None:
         """Put a running batch job back into the queue, under the same job id."""
         self.call(["scontrol", "requeue", job_id])
-
-
-def ended_by_cancel(facts: JobFacts | None) -> bool:
-    """True when Slurm says that somebody cancelled the job."""
-    return facts is not None and base_state(facts.state) == "CANCELLED"

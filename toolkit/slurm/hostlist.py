@@ -70,7 +70,7 @@ def _numbers(inside: str, text: str, room: int) -> list[str]:
     numbers: list[str] = []
     for item in inside.split(","):
         low, dash, high = item.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        if not _is_number(low) or (dash and not _is_number(high)):
             raise _bad(text, f"has {item!r} where a number or a range belongs")
         if not dash:
             numbers.append(low)
@@ -82,6 +82,10 @@ def _numbers(inside: str, text: str, room: int) -> list[str]:
             raise _bad(text, f"names more than {MOST_HOSTS} hosts")
         numbers += [str(value).zfill(len(low)) for value in range(int(low), int(high) + 1)]
     return numbers
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()  # "²" is a digit too, but no number
 
 
 def _bad(text: str, problem: str) -> ToolkitError:

@@ -44,8 +44,3 @@ def base_state(text: str) -> str:
 def run_state(slurm_state: str) -> RunState:
     """What a Slurm state means for a run; UNKNOWN for a word that Slurm's manual does not list."""
     return _MEANING.get(base_state(slurm_state), RunState.UNKNOWN)
-
-
-def is_over(slurm_state: str) -> bool:
-    """True when Slurm will not run this job any more."""
-    return run_state(slurm_state).final
