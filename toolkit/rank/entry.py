@@ -13,11 +13,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from toolkit.errors import ToolkitError
-from toolkit.rank.guard import STOPPED
-from toolkit.rundir.files import read_json, utc_now, write_json
+from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
 from toolkit.world.facts import World
 
@@ -30,10 +30,12 @@ def run_rank(environ: Mapping[str, str], rank: int) -> int:
     try:
         return _run_entry(environ)
     except SystemExit as exit_request:  # a script's own sys.exit()
-        if exit_request.code is None or isinstance(exit_request.code, int):
-            return exit_request.code or 0
+        if not exit_request.code:
+            return 0
+        if isinstance(exit_request.code, int):
+            _leave_now(exit_request.code)
         print(exit_request.code, file=sys.stderr)  # noqa: T201
-        return 1
+        _leave_now(1)
     except BaseException as error:  # noqa: BLE001  the rank's outermost frame: whatever it was is written down
         told = _tell(error)
         reason = (
@@ -46,8 +48,14 @@ def run_rank(environ: Mapping[str, str], rank: int) -> int:
             {"rank": rank, "host": socket.gethostname(), "kind": "exception", "reason": reason, "exit_code": 1,
              "fix": getattr(error, "fix", ""), "traceback": told, "time": utc_now()},
         )  # fmt: skip
-        sys.stdout.flush()
-        os._exit(1)  # MPI's and NCCL's own endings would wait for ranks that are not coming
+        _leave_now(1)
+
+
+def _leave_now(exit_code: int) -> NoReturn:
+    """End a rank that failed: MPI's and NCCL's own endings would wait for ranks that are not coming."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code & 0xFF)
 
 
 def _tell(error: BaseException) -> list[str]:
@@ -97,9 +105,13 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     main = load_function(entry, directory)
     main(world, config)
     stopped = world.stop_watch.verdict
-    dist.barrier()  # nobody tears the store down while another rank still needs it
-    dist.destroy_process_group()
-    return STOPPED if stopped else 0
+    if dist.is_initialized():  # a tidy `main` may have done this itself
+        dist.barrier()  # nobody tears the store down while another rank still needs it
+        dist.destroy_process_group()
+    if stopped and world.run_dir is not None:
+        attempt = RunDirectory(world.run_dir).attempt(world.attempt)
+        write_text(attempt.done_marker(world.rank), "stopped\n")
+    return 0
 
 
 def load_function(entry: str, directory: Path) -> Any:
@@ -108,16 +120,14 @@ def load_function(entry: str, directory: Path) -> Any:
     sys.path.insert(0, str(directory))
     if module_name.endswith(".py"):
         path = directory / module_name
+        _require_file(path)
         specification = importlib.util.spec_from_file_location(path.stem, path)
-        if specification is None or specification.loader is None or not path.exists():
-            raise ToolkitError(
-                f"no file {module_name!r} beside the job file", where=str(path), fix="mend job.entry"
-            )
+        assert specification is not None and specification.loader is not None  # any .py has a loader
         module = importlib.util.module_from_spec(specification)
         sys.modules[path.stem] = module
         specification.loader.exec_module(module)
     else:
-        module = importlib.import_module(module_name)
+        module = _import(module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ToolkitError(
@@ -128,8 +138,31 @@ def load_function(entry: str, directory: Path) -> Any:
     return function
 
 
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise ToolkitError(
+            f"no such file on {socket.gethostname()}",
+            where=str(path),
+            fix="mend job.entry; the job file's folder must be on a file system that all nodes share",
+        )
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; it is something that it imports
+        raise ToolkitError(
+            f"no module {error.name!r} on {socket.gethostname()}",
+            where="job.entry",
+            fix=f"install it where {sys.executable} finds it, or mend job.entry",
+        ) from error
+
+
 def run_script(path: Path, argv: Sequence[str], interface: str) -> int:
     """Run a script as torchrun would: its variables set, no process group, `env://` ready to use."""
+    _require_file(path)
     from toolkit.world.discover import discover
 
     world = discover()

@@ -12,14 +12,15 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FrameType
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import utc_now, write_json, write_text
+from toolkit.rundir.files import file_mode, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 
-STOPPED = 75  # a rank's exit code after it saved on request (sysexits.h: EX_TEMPFAIL, "try again later")
 _PR_SET_PDEATHSIG = 1
+_PASSED_ON = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 _RANK_VARIABLES = {
     "srun": ("SLURM_PROCID",),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
@@ -43,7 +44,8 @@ def rank_by_launcher(environ: Mapping[str, str]) -> int:
 def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
     """Run `body` as rank `rank` in a child process and record its end; returns the code for the launcher.
 
-    `body` returns the rank's exit code; STOPPED says that it saved and left on request.
+    `body` returns the rank's exit code. A rank that saved and left on request has written its own done marker,
+    with "stopped" in it; no exit code could say so, since a user's program may end with any.
     """
     _open_log(attempt, rank)
     host = socket.gethostname()
@@ -52,15 +54,22 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
         {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()},
         durable=False,
     )
+    guard_process, launcher = os.getpid(), os.getppid()
     child = os.fork()
     if child == 0:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a rank must not outlive its guard
+        _hear_of_parents_death(signal.SIGKILL)  # a rank must not outlive its guard
+        if os.getppid() != guard_process:  # it was gone before the kernel knew our wish
+            os._exit(1)
         return body()
     _pass_signals_to(child)
+    _end_with(launcher, child)
     _, status = os.waitpid(child, 0)
+    for number in _PASSED_ON:  # from here on the child's number may be another process's
+        signal.signal(number, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(status)
-    if code in (0, STOPPED):
-        write_text(attempt.done_marker(rank), "done\n" if code == 0 else "stopped\n")
+    if code == 0:
+        if not attempt.done_marker(rank).exists():
+            write_text(attempt.done_marker(rank), "done\n")
         return 0
     if not attempt.error_file(rank).exists():
         write_json(attempt.error_file(rank), _silent_error(rank, host, code))
@@ -70,7 +79,8 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
 def _open_log(attempt: AttemptDirectory, rank: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    log = os.open(attempt.log_file(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    path = attempt.log_file(rank)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, file_mode(path))
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
@@ -78,10 +88,31 @@ def _open_log(attempt: AttemptDirectory, rank: int) -> None:
 
 def _pass_signals_to(child: int) -> None:
     def forward(number: int, _frame: FrameType | None) -> None:
-        os.kill(child, number)
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
 
-    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+    for number in _PASSED_ON:
         signal.signal(number, forward)
+
+
+def _end_with(launcher: int, child: int) -> None:
+    """Kill the rank, and what it started, when the process that launched us dies, even by `kill -9`."""
+
+    def end_group(_number: int, _frame: FrameType | None) -> None:
+        if os.getppid() == launcher:  # a terminal's hang-up, or a mere thread of the launcher has ended
+            return
+        if os.getpgrp() == os.getpid():  # the group is ours: launchers start each rank in one of its own
+            os.killpg(0, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGHUP, end_group)
+    _hear_of_parents_death(signal.SIGHUP)
+    end_group(signal.SIGHUP, None)  # it may have died before the kernel knew our wish
+
+
+def _hear_of_parents_death(number: signal.Signals) -> None:
+    """Ask the kernel for a signal when the parent of this process dies (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _silent_error(rank: int, host: str, code: int) -> dict[str, object]:
