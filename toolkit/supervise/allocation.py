@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from toolkit.errors import SchedulerRefusedError
+from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.states import Cause
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.states import base_state
@@ -83,7 +83,7 @@ def why_terminated(job_id: str) -> Cause:
 def _shown(job_id: str) -> dict[str, str]:
     try:
         text = Slurm(timeout_s=10).call(["scontrol", "--oneliner", "show", "job", job_id])
-    except SchedulerRefusedError as error:
+    except (NotFoundError, SchedulerRefusedError) as error:
         print(f"toolkit: Slurm does not say: {error}", flush=True)  # noqa: T201
         return {}
     return dict(word.split("=", 1) for word in text.split() if "=" in word)

@@ -46,14 +46,16 @@ class AttemptWatch:
     stall_s: float
     grace_s: Callable[[Cause], float]
     foreign: bool
+    _last_beat: int = 0
+    _beat_seen_at: float = 0.0
 
     def follow(self, ranks: Ranks) -> AttemptEnd:
-        """Watch until every rank is gone; nothing of the attempt runs when this returns."""
+        """Watch until every rank is gone, then say how they ended."""
         asked_at: float | None = None
         failed_at: float | None = None
         while (code := ranks.exit_code()) is None:
             now = time.monotonic()
-            if failed_at is None and any(self.attempt.errors.iterdir()):
+            if failed_at is None and self._has_errors():
                 failed_at = now
                 self.event("rank_failed")
             if failed_at is not None and now - failed_at > SETTLE_S:
@@ -69,7 +71,7 @@ class AttemptWatch:
                 self.event("killed", reason="asked twice" if self.request.kill else "grace time is over")
                 ranks.kill()
                 break
-            if self._stalled():
+            if asked_at is None and self._stalled():
                 ranks.kill()
                 return self._with_step(AttemptEnd(Cause.STALLED, f"no step for {self.stall_s:.0f} s", 125))
             time.sleep(POLL_S)
@@ -98,24 +100,26 @@ class AttemptWatch:
             if (self.run.control / name).exists():
                 self.request.ask(cause)
 
+    def _has_errors(self) -> bool:
+        return any(self.attempt.errors.glob("rank-*.json"))
+
     def _stalled(self) -> bool:
         if self.stall_s <= 0:
             return False
         try:
-            age_s = time.time() - self.attempt.heartbeat.stat().st_mtime
+            beat = self.attempt.heartbeat.stat().st_mtime_ns
         except FileNotFoundError:  # no step yet; programs without our loop never write one
             return False
-        return age_s > self.stall_s
+        if beat != self._last_beat:
+            self._last_beat, self._beat_seen_at = beat, time.monotonic()
+        # The age by our own clock: the file server's may be minutes away from ours.
+        return time.monotonic() - self._beat_seen_at > self.stall_s
 
     def _classify(self, code: int) -> AttemptEnd:
         deadline = time.monotonic() + MARKER_PATIENCE_S
         while True:
             ends = self._markers()
-            if (
-                len(ends) == self.shape.ranks
-                or any(self.attempt.errors.iterdir())
-                or time.monotonic() > deadline
-            ):
+            if len(ends) == self.shape.ranks or self._has_errors() or time.monotonic() > deadline:
                 break
             if self.request.cause is not None:
                 break

@@ -57,6 +57,8 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
 
 
 def _is_consequence(error: dict[str, object]) -> bool:
+    if error["kind"] == "signal":  # launchers send TERM to the ranks that are left
+        return error["reason"] == "killed by SIGTERM"
     return error["kind"] == "exception" and bool(_CONSEQUENCE.search(str(error["reason"])))
 
 

@@ -117,7 +117,11 @@ def launch_local(shape: Shape, environment: Mapping[str, str], attempt: AttemptD
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(shape.ranks),
             "LOCAL_WORLD_SIZE": str(shape.ranks), "GROUP_RANK": "0",
         }  # fmt: skip
-        ranks.processes.append(_start(RANK_PROGRAM, {**environment, **place}, attempt))
+        try:
+            ranks.processes.append(_start(RANK_PROGRAM, {**environment, **place}, attempt))
+        except OwnFailureError:
+            ranks.kill()
+            raise
     return ranks
 
 
@@ -156,9 +160,7 @@ def launch_mpirun(
             f"no {program or 'mpirun'} on PATH or beside {sys.executable}",
             fix='install an MPI (`pip install "toolkit[mpi]"`), or set launcher.kind = "local"',
         )
-    version = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, check=False, timeout=30
-    ).stdout
+    version = _version_of(path)
     count = ["-n", str(shape.ranks)]
     if "Open MPI" in version or "PRTE" in version.upper():
         argv = [
@@ -179,6 +181,17 @@ def launch_mpirun(
     return LauncherProcess(
         _start([*argv, *options, *RANK_PROGRAM], environment, attempt), forwards_usr2=False
     )
+
+
+def _version_of(mpirun: str) -> str:
+    try:
+        return subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, check=False, timeout=30
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OwnFailureError(
+            f"cannot run {mpirun} --version: {error}", fix="set launcher.mpirun to one that runs on this node"
+        ) from error
 
 
 def find_mpirun(program: str, environment: Mapping[str, str]) -> str | None:
@@ -202,8 +215,8 @@ def _start(
                 argv, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
-        except FileNotFoundError as error:
+        except OSError as error:
             raise OwnFailureError(
-                f"{argv[0]} is not on PATH in the job",
+                f"cannot start {argv[0]}: {error.strerror}",
                 fix="load the site's module in [env] modules, or set launcher.kind",
             ) from error

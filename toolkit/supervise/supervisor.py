@@ -39,6 +39,7 @@ class Supervisor:
     shape: Shape
     request: StopRequest = field(default_factory=StopRequest)
     terminated: bool = False
+    interrupted: bool = False
 
     def handle_signals(self) -> None:
         """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
@@ -48,7 +49,8 @@ class Supervisor:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT:
-            self.request.kill = self.request.cause is Cause.STOPPED
+            self.request.kill = self.interrupted
+            self.interrupted = True
             self.request.ask(Cause.STOPPED)
         elif number == signal.SIGTERM:
             self.terminated = True
@@ -89,7 +91,10 @@ class Supervisor:
             ranks = launch(launcher, self.job, self.shape, environment, attempt)
         except OwnFailureError as error:
             return AttemptEnd(Cause.LAUNCH_FAILED, error.message, 125, fix=error.fix)
-        return watch.follow(ranks)
+        try:
+            return watch.follow(ranks)
+        finally:
+            ranks.kill()  # nothing of an attempt outlives it, not even when the watch itself failed
 
     def _grace_s(self, cause: Cause) -> float:
         if cause is Cause.WALLTIME:
@@ -212,9 +217,14 @@ def launch(
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
     """Live one start of a run; returns the job's exit code."""
-    shape_asked = job["job"]["nodes"]
-    nodes = int(str(shape_asked).split("-")[0])
-    allocation = find_allocation(os.environ, nodes)
+    if not run.path.is_dir():
+        raise NotFoundError(
+            "this run's directory is gone",
+            where=str(run.path),
+            fix="submit the job again: `toolkit gc` removes runs that nobody has started",
+        )
+    fewest_nodes = int(str(job["job"]["nodes"]).split("-")[0])  # of "2-4"
+    allocation = find_allocation(os.environ, fewest_nodes)
     claim = claim_start(
         run, first=first_start, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
         process_started=process_start_ticks(os.getpid()),
