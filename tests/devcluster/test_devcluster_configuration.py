@@ -100,11 +100,14 @@ def test_the_folder_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
 
 def test_spec_is_read_back_and_its_absence_says_what_to_do(tmp_path: Path):
     layout = replace(make_layout("one", Path("/srv/one")), folder=tmp_path)
-    with pytest.raises(NotFoundError, match="toolkit devcluster up"):
+    with pytest.raises(NotFoundError, match="Fix: toolkit devcluster --name one up"):
         layout.read_spec()
     spec = replace(SPEC, link="200mbit", options=("KillWait=1",))
     layout.write_spec(spec)
     assert layout.read_spec() == spec
+    # Under another name its links would not be found, and `down` would leave them.
+    with pytest.raises(ToolkitError, match="Fix: --name one"):
+        replace(layout, name="two").read_spec()
 
 
 def test_link_speeds():

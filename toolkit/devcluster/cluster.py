@@ -13,7 +13,7 @@ from pathlib import Path
 
 from toolkit.devcluster import accounting, daemons, network, nodes
 from toolkit.devcluster.configuration import write_folder
-from toolkit.devcluster.layout import CONTROLLER, MOST_NODES, ClusterSpec, Layout
+from toolkit.devcluster.layout import CONTROLLER, MOST_GPUS, MOST_NODES, ClusterSpec, Layout
 from toolkit.devcluster.packages import install_command, missing_programs
 from toolkit.devcluster.processes import run_program, wait_until
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
@@ -61,8 +61,11 @@ def up(layout: Layout, wanted: ClusterSpec) -> bool:
         ToolkitError: it is up with another spec, or a daemon refused.
     """
     require_machine(accounting=wanted.accounting)
-    if not 1 <= wanted.nodes <= MOST_NODES or not 0 <= wanted.gpus <= 16:
-        raise ToolkitError(f"a dev cluster has 1 to {MOST_NODES} nodes with 0 to 16 GPUs each")
+    if not 1 <= wanted.nodes <= MOST_NODES or not 0 <= wanted.gpus <= MOST_GPUS:
+        raise ToolkitError(
+            f"{wanted.nodes} nodes with {wanted.gpus} GPUs each cannot be",
+            fix=f"--nodes from 1 to {MOST_NODES}, --gpus from 0 to {MOST_GPUS}",
+        )
     if wanted.link:
         network.bits_per_second(wanted.link)
     with _lock(layout):

@@ -123,13 +123,14 @@ def _node_lines(spec: ClusterSpec) -> list[str]:
 
 def _partition_lines() -> list[str]:
     """Partitions; only `low` can be preempted, by everything above its tier."""
-    every = "Nodes=ALL"
+    ordinary = "PriorityTier=10 PreemptMode=OFF"
+    long = "DefaultTime=10 MaxTime=1-00:00:00"
     return [
-        f"PartitionName=main {every} Default=YES DefaultTime=10 MaxTime=1-00:00:00 PriorityTier=10 PreemptMode=OFF",
-        f"PartitionName=debug {every} DefaultTime=10 MaxTime=30 PriorityTier=10 PreemptMode=OFF",
-        f"PartitionName=short {every} DefaultTime=1 MaxTime=2 PriorityTier=10 PreemptMode=OFF",
-        f"PartitionName=low {every} DefaultTime=10 MaxTime=1-00:00:00 PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S}",
-        f"PartitionName=high {every} DefaultTime=10 MaxTime=1-00:00:00 PriorityTier=20 PreemptMode=OFF",
+        f"PartitionName=main Nodes=ALL Default=YES {long} {ordinary}",
+        f"PartitionName=debug Nodes=ALL DefaultTime=10 MaxTime=30 {ordinary}",
+        f"PartitionName=short Nodes=ALL DefaultTime=1 MaxTime=2 {ordinary}",
+        f"PartitionName=low Nodes=ALL {long} PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S}",
+        f"PartitionName=high Nodes=ALL {long} PriorityTier=20 PreemptMode=OFF",
     ]
 
 

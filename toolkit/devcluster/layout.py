@@ -20,6 +20,7 @@ FOLDER_VARIABLE = "TOOLKIT_DEVCLUSTER"
 # The node that carries slurmctld, munged and the accounting daemons; no job runs there.
 CONTROLLER = "controller"
 MOST_NODES = 64
+MOST_GPUS = 16
 # A path in a socket address holds 107 characters (unix(7)); the longest socket name of ours takes some 20.
 LONGEST_FOLDER = 80
 
@@ -155,18 +156,26 @@ class Layout:
         """The spec of the cluster that is up.
 
         Raises:
-            NotFoundError: no cluster of this name was brought up.
+            NotFoundError: no cluster was brought up in this folder.
+            ToolkitError: one was, under another name, from which its links have theirs.
         """
         try:
             fields = json.loads(self.spec_file.read_text())
         except FileNotFoundError:
-            raise NotFoundError(
-                f"no dev cluster {self.name!r} is up", where=str(self.folder), fix="toolkit devcluster up"
-            ) from None
+            fix = "toolkit devcluster " + ("" if self.name == DEFAULT_NAME else f"--name {self.name} ") + "up"
+            message = f"no dev cluster {self.name!r} is up"
+            raise NotFoundError(message, where=str(self.folder), fix=fix) from None
+        name = fields.pop("name")
+        if name != self.name:
+            raise ToolkitError(
+                f"this is the folder of the dev cluster {name!r}",
+                where=str(self.folder),
+                fix=f"--name {name}",
+            )
         return ClusterSpec(**{**fields, "options": tuple(fields["options"])})
 
     def write_spec(self, spec: ClusterSpec) -> None:
-        self.spec_file.write_text(json.dumps(asdict(spec), indent=1) + "\n")
+        self.spec_file.write_text(json.dumps({"name": self.name, **asdict(spec)}, indent=1) + "\n")
 
 
 def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
