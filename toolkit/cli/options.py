@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from toolkit.config.resolved import ResolvedJob
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -58,9 +61,6 @@ def flags_of(values: dict[str, Any], *, nodes_before: int = 1) -> dict[str, Any]
         value = values.get(letters[-1].removeprefix("--").replace("-", "_"))
         if value is not None:
             flags[key] = Flag(value, letters[0])
-    raw = [f"--{name}={values[name]}" for name in ("output", "error", "dependency") if values.get(name)]
-    if raw:
-        flags["job.sbatch"] = Flag(raw, "-o/-e/-d")
     tasks = values.get("ntasks")
     if tasks is not None:
         given = flags.get("job.nodes")
@@ -77,6 +77,13 @@ def flags_of(values: dict[str, Any], *, nodes_before: int = 1) -> dict[str, Any]
             )
         flags["job.ranks_per_node"] = Flag(tasks // nodes, "-n")
     return flags
+
+
+def with_sbatch_options(job: ResolvedJob, values: dict[str, Any]) -> ResolvedJob:
+    """The job with -o, -e and -d behind the sbatch options that its file gives; the last one counts there."""
+    raw = [f"--{name}={values[name]}" for name in ("output", "error", "dependency") if values.get(name)]
+    table = job.job.model_copy(update={"sbatch": [*job.job.sbatch, *raw]})
+    return job.model_copy(update={"job": table})
 
 
 def runs_option(function: Command) -> Command:

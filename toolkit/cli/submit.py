@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import find, flags_of, job_options, print_command_option, runs_option
+from toolkit.cli.options import (
+    find,
+    flags_of,
+    job_options,
+    print_command_option,
+    runs_option,
+    with_sbatch_options,
+)
 
 if TYPE_CHECKING:
     from toolkit.batch.submission import Submitted
@@ -35,7 +42,7 @@ def _resolve(
     before = 1
     if values.get("ntasks") is not None and values.get("nodes") is None:
         before = resolve_job(path, site=None, environ=os.environ, settings=settings).job.min_nodes
-    return resolve_job(
+    resolved = resolve_job(
         path,
         site=chosen,
         environ=os.environ,
@@ -43,6 +50,7 @@ def _resolve(
         flags=flags_of(values, nodes_before=before),
         argv=argv,
     )
+    return with_sbatch_options(resolved, values)
 
 
 def _runs_folder(runs: Path | None, job: ResolvedJob) -> Path:

@@ -1,6 +1,7 @@
 """Calls of Slurm's commands: explicit formats, a scrubbed environment, a time-out, and errors in words.
 
 A user's SQUEUE_FORMAT or SLURM_TIME_FORMAT would change what the commands print; they are removed for every call.
+SBATCH_* would win over the script: those that have a key of ours are in the script already, the others must not add to it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 
 _SCRUBBED = (
-    "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
+    "SBATCH_", "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
 )  # fmt: skip
 _SEPARATOR = "\x1f"  # cannot stand in a job name that we accept
 
