@@ -171,8 +171,16 @@ def run_script(path: Path, argv: Sequence[str], interface: str) -> int:
     sys.argv = [str(path), *argv]
     sys.path.insert(0, str(path.parent))
     runpy.run_path(str(path), run_name="__main__")
+    _end_groups()
     del store  # rank 0's server lives as long as the script
     return 0
+
+
+def _end_groups() -> None:
+    """End the groups that a script left open: gloo's threads abort the process when the interpreter ends under them."""
+    module = sys.modules.get("torch.distributed")
+    if module is not None and module.is_available() and module.is_initialized():
+        module.destroy_process_group()
 
 
 def _host_env_store(world: World, interface: str) -> object:
