@@ -20,7 +20,8 @@ from toolkit.site.load import load_site
 
 
 def prepare_resume(
-    run: RunDirectory, *, settings: Sequence[str] = (), flags: Mapping[str, Flag] | None = None, checkpoint: str | None = None
+    run: RunDirectory, *, settings: Sequence[str] = (), flags: Mapping[str, Flag] | None = None, checkpoint: str | None = None,
+    sbatch: Sequence[str] = (),
 ) -> tuple[ResolvedJob, int]:  # fmt: skip
     """Write the script of the run's next start; returns its job and its start number.
 
@@ -38,7 +39,9 @@ def prepare_resume(
             fix=f"wait for it, or `toolkit cancel {run.run_id}`",
         )
     recorded = recorded_job(run)
-    job = amend_job(recorded, site=load_site(recorded.site.name), settings=settings, flags=flags)
+    job = amend_job(recorded, site=load_site(recorded.site.name), settings=settings, flags=flags).with_sbatch(
+        sbatch
+    )
     if checkpoint is not None:
         source = find_checkpoint(run, checkpoint)
         set_aside_newer(run, source)
@@ -82,9 +85,7 @@ def set_aside_newer(run: RunDirectory, source: Path) -> None:
         if path.name.removeprefix("step-").isdigit() and (not inside or path.name > source.name):
             aside = path.with_name(f"{path.name}.aside-{max([0, *run.start_numbers()]):03}")
             path.rename(aside)
-            print(
-                f"toolkit: {path.name} is newer than {source.name}; it is now {aside.name}", file=sys.stderr
-            )  # noqa: T201
+            sys.stderr.write(f"toolkit: {path.name} is newer than {source.name}; it is now {aside.name}\n")
 
 
 def _submitted_starts(run: RunDirectory) -> list[int]:

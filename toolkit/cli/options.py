@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from toolkit.config.resolved import ResolvedJob
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -79,11 +76,9 @@ def flags_of(values: dict[str, Any], *, nodes_before: int = 1) -> dict[str, Any]
     return flags
 
 
-def with_sbatch_options(job: ResolvedJob, values: dict[str, Any]) -> ResolvedJob:
-    """The job with -o, -e and -d behind the sbatch options that its file gives; the last one counts there."""
-    raw = [f"--{name}={values[name]}" for name in ("output", "error", "dependency") if values.get(name)]
-    table = job.job.model_copy(update={"sbatch": [*job.job.sbatch, *raw]})
-    return job.model_copy(update={"job": table})
+def sbatch_options_of(values: dict[str, Any]) -> list[str]:
+    """-o, -e and -d as sbatch takes them; they stand behind the options of the job file, and the last one counts."""
+    return [f"--{name}={values[name]}" for name in ("output", "error", "dependency") if values.get(name)]
 
 
 def runs_option(function: Command) -> Command:

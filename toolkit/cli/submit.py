@@ -15,7 +15,7 @@ from toolkit.cli.options import (
     job_options,
     print_command_option,
     runs_option,
-    with_sbatch_options,
+    sbatch_options_of,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _resolve(
         flags=flags_of(values, nodes_before=before),
         argv=argv,
     )
-    return with_sbatch_options(resolved, values)
+    return resolved.with_sbatch(sbatch_options_of(values))
 
 
 def _runs_folder(runs: Path | None, job: ResolvedJob) -> Path:
@@ -163,7 +163,11 @@ def resume(
     directory = find(run, runs)
     before = recorded_job(directory).job.min_nodes
     job, start = prepare_resume(
-        directory, settings=settings, flags=flags_of(values, nodes_before=before), checkpoint=checkpoint
+        directory,
+        settings=settings,
+        flags=flags_of(values, nodes_before=before),
+        checkpoint=checkpoint,
+        sbatch=sbatch_options_of(values),
     )
     _announce(hand_over(directory, job, start, echo=echo), parsable=parsable)
     if wait:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,6 +80,11 @@ class ResolvedJob(BaseModel):
     def origin(self, key: str) -> Origin:
         """Return where the value of the dotted `key` ("train.steps") came from."""
         return self.origins.get(key, Origin("built-in"))
+
+    def with_sbatch(self, options: Sequence[str]) -> ResolvedJob:
+        """Return the job with more sbatch options behind its own."""
+        table = self.job.model_copy(update={"sbatch": [*self.job.sbatch, *options]})
+        return self.model_copy(update={"job": table})
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Yield every value with its dotted key, tables in the file's order."""
