@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import FrameType
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import file_mode, utc_now, write_json, write_text
+from toolkit.rundir.files import open_append, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 
 _PR_SET_PDEATHSIG = 1
@@ -79,8 +79,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
 def _open_log(attempt: AttemptDirectory, rank: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    path = attempt.log_file(rank)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, file_mode(path))
+    log = open_append(attempt.log_file(rank))
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

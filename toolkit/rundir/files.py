@@ -28,7 +28,7 @@ def make_folder(path: Path) -> None:
     path.chmod(stat.S_IMODE(path.parent.stat().st_mode))
 
 
-def file_mode(path: Path) -> int:
+def _file_mode(path: Path) -> int:
     """0600 in a folder of 0700, 0640 in one that the group may read."""
     return path.parent.stat().st_mode & 0o640 | 0o600
 
@@ -39,7 +39,7 @@ def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool 
     `mode` is the file's, by default as open as its folder but for the group to write. `durable` waits for the
     disk; a heartbeat need not.
     """
-    mode = file_mode(path) if mode is None else mode
+    mode = _file_mode(path) if mode is None else mode
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -78,11 +78,17 @@ def read_json_or_none(path: Path) -> Any | None:
         return None
 
 
+def open_append(path: Path) -> int:
+    """A file descriptor that appends to `path`, which is as open as its folder."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.fchmod(descriptor, _file_mode(path))
+    return descriptor
+
+
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one JSON line. Only the file's one writer calls this: appends are not atomic over NFS."""
     line = json.dumps(record, ensure_ascii=False) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, file_mode(path))
-    with os.fdopen(descriptor, "ab") as stream:
+    with os.fdopen(open_append(path), "ab") as stream:
         stream.write(line.encode())
 
 

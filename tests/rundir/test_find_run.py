@@ -1,0 +1,72 @@
+"""From what a user types to a run."""
+
+import pytest
+
+from toolkit.errors import NotFoundError
+from toolkit.rundir.claims import claim_start
+from toolkit.rundir.files import write_json
+from toolkit.rundir.find import find_run, job_ids, runs_folder
+from toolkit.rundir.layout import create_run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs of two jobs: the older one was submitted as 122 and 123, the newer one as 4567."""
+    older, newer = create_run(tmp_path, "train_lm"), create_run(tmp_path, "hello")
+    for run in (older, newer):
+        write_json(run.record, {})
+    write_json(older.path / "submitted-000.json", {"job_id": "122"})
+    write_json(older.path / "submitted-001.json", {"job_id": "123"})
+    claim_start(newer, first=0, job_id="4567", host="n1", pid=1, process_started=1)
+    return tmp_path, older, newer
+
+
+@pytest.mark.parametrize("text", ["123", "123_4", "123.batch", "123.0", "123_[1-8]", "123+0", "122"])
+def test_a_job_id_in_any_form_finds_its_run(runs, text):
+    folder, older, _ = runs
+    assert find_run(text, folder) == older.path
+
+
+def test_id_job_and_id_last_and_path_find_a_run(runs):
+    folder, older, newer = runs
+    assert find_run(older.run_id, folder) == older.path
+    assert find_run(f"train_lm/{older.run_id}", folder) == older.path
+    assert find_run("last", folder) == newer.path
+    assert find_run(str(older.path), folder / "elsewhere") == older.path
+    assert find_run("4567.extern", folder) == newer.path  # known by its claim: given to sbatch by hand
+
+
+def test_job_ids_are_told_once_and_in_order(runs):
+    _, older, _ = runs
+    claim_start(older, first=0, job_id="122", host="n1", pid=1, process_started=1)
+    assert job_ids(older) == ["122", "123"]
+
+
+@pytest.mark.parametrize("text", ["12", "1234", "45", "hello", "train_lm", "", "_4", ".batch"])
+def test_what_is_no_run_is_not_found(runs, text):
+    folder, *_ = runs
+    with pytest.raises(NotFoundError, match="no run"):
+        find_run(text, folder)
+
+
+def test_a_slip_of_the_pen_gets_the_nearest_names(runs):
+    folder, older, _ = runs
+    with pytest.raises(NotFoundError) as error:
+        find_run(older.run_id[:-1] + "x", folder)
+    assert older.run_id in error.value.fix
+    assert error.value.exit_code == 4
+
+
+def test_last_without_any_run_says_so(tmp_path):
+    with pytest.raises(NotFoundError, match="there is no run yet"):
+        find_run("last", tmp_path / "nowhere")
+
+
+def test_the_runs_folder_comes_from_flag_variable_site_or_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SCRATCH", "/scratch/me")
+    variable = {"TOOLKIT_RUNS": "/from/variable"}
+    assert str(runs_folder("/from/flag", variable, "/from/site")) == "/from/flag"
+    assert str(runs_folder(None, variable, "/from/site")) == "/from/variable"
+    assert str(runs_folder(None, {}, "$SCRATCH/runs")) == "/scratch/me/runs"
+    assert runs_folder(None, {}) == tmp_path / "runs"

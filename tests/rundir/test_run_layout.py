@@ -1,0 +1,56 @@
+"""A new run: its name, its folders, who may read them."""
+
+import os
+import stat
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.layout import create_run, new_run_id
+
+MOMENTS = st.datetimes(min_value=datetime(2020, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))
+
+
+@given(first=MOMENTS, second=MOMENTS)
+def test_ids_sort_by_time(first, second):
+    first, second = sorted([first, second])
+    assert new_run_id(first) <= new_run_id(second)
+
+
+def test_ids_of_one_second_sort_by_time_too():
+    moments = [
+        datetime(2026, 11, 20, 14, 22, 33, microsecond, UTC) for microsecond in (0, 20, 500_000, 999_999)
+    ]
+    ids = [new_run_id(moment) for moment in moments]
+    assert ids == sorted(set(ids))
+    assert ids[0] == "20261120-142233-0000"
+
+
+def test_runs_made_at_once_are_different_runs(tmp_path):
+    runs = [create_run(tmp_path, "job") for _ in range(50)]
+    assert len({run.run_id for run in runs}) == 50
+
+
+@pytest.mark.parametrize(("access", "folder_mode"), [("user", 0o700), ("group", 0o750)])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_access_says_who_reads_a_run(tmp_path, access, folder_mode, umask):
+    before = os.umask(umask)
+    try:
+        run = create_run(tmp_path, "job", access=access)
+        claim_attempt(run)
+    finally:
+        os.umask(before)
+    for folder in (run.path, *(path for path in run.path.rglob("*") if path.is_dir())):
+        assert stat.S_IMODE(folder.stat().st_mode) == folder_mode, folder
+    assert stat.S_IMODE(run.secret.stat().st_mode) == 0o600  # the group never gets the secret
+
+
+def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ToolkitError, match="cannot make a run directory") as error:
+        create_run(tmp_path / "file", "job")
+    assert "--runs" in error.value.fix

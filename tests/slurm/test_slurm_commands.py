@@ -1,0 +1,94 @@
+"""The wrapper around Slurm's commands: what they inherit, and what becomes of one that is missing, fails or hangs.
+
+Slurm itself is tested on the dev cluster; here small programs stand for commands that misbehave.
+"""
+
+import time
+
+import pytest
+
+from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.slurm.commands import Slurm
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Put an executable of this name first on PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def write(name, body):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+def test_a_users_formats_do_not_reach_the_commands():
+    spoilt = {
+        "SQUEUE_FORMAT": "%j", "SQUEUE_STATES": "PD", "SACCT_FORMAT": "User", "SINFO_FORMAT": "%n",
+        "SLURM_TIME_FORMAT": "relative", "SLURM_CLUSTERS": "other", "SCONTROL_ALL": "1",
+    }  # fmt: skip
+    kept = {"PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm.conf"}
+    assert Slurm().environment({**spoilt, **kept}) == kept
+    assert Slurm(configuration="/mine").environment({**spoilt, **kept})["SLURM_CONF"] == "/mine"
+
+
+def test_the_scrubbed_environment_is_what_the_command_sees(command, monkeypatch):
+    command("squeue", 'echo "${SQUEUE_FORMAT-none} ${SLURM_CONF-none}"')
+    monkeypatch.setenv("SQUEUE_FORMAT", "%j")
+    assert Slurm(configuration="/mine").call(["squeue"]) == "none /mine\n"
+
+
+def test_a_missing_command_is_not_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotFoundError, match="squeue is not on PATH") as error:
+        Slurm().call(["squeue"])
+    assert error.value.exit_code == 4
+    assert "--site local" in error.value.fix
+
+
+def test_a_refusal_keeps_slurms_own_words_in_one_line(command):
+    command("sbatch", "echo 'sbatch: error: Batch job submission failed:\n Invalid account' >&2; exit 1")
+    with pytest.raises(SchedulerRefusedError, match="submission failed: Invalid account") as error:
+        Slurm().call(["sbatch"])
+    assert error.value.exit_code == 3
+    assert "\n" not in str(error.value)
+
+
+def test_a_silent_failure_tells_its_exit_code(command):
+    command("scancel", "exit 7")
+    with pytest.raises(SchedulerRefusedError, match="scancel: exit code 7"):
+        Slurm().cancel(["1"])
+
+
+def test_a_command_that_hangs_is_given_up_on(command):
+    command("squeue", "sleep 5")  # a site's wrapper: the sleep keeps the pipe after bash was killed
+    began = time.monotonic()
+    with pytest.raises(SchedulerRefusedError, match="squeue did not answer in 0 s"):
+        Slurm(timeout_s=0.2).call(["squeue"])
+    assert time.monotonic() - began < 3
+
+
+def test_the_command_is_echoed_on_stderr_as_a_shell_reads_it(command, capsys):
+    command("scontrol", "true")
+    Slurm(echo=True).call(["scontrol", "update", "comment=two words"])
+    assert capsys.readouterr().err == "+ scontrol update 'comment=two words'\n"
+
+
+def test_a_job_is_looked_for_in_the_queue_then_in_accounting_then_at_the_controller(command):
+    command("squeue", "printf '1\\x1fRUNNING\\x1fNone\\x1fn[1-2]\\x1f1:00\\n'")
+    command("sacct", "printf '2\\x1fCANCELLED by 1000\\x1fn1\\x1f0:15\\n'")
+    command("scontrol", 'case $4 in 3) echo "JobId=3 JobState=FAILED Reason=x ExitCode=1:0" ;; '
+                        "*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;; esac")  # fmt: skip
+    facts = Slurm().jobs(["1", "2", "3", "4"])
+    assert {job: (fact.state, fact.source) for job, fact in facts.items()} == {
+        "1": ("RUNNING", "squeue"),
+        "2": ("CANCELLED by 1000", "sacct"),
+        "3": ("FAILED", "scontrol"),
+    }  # nobody knows 4: it is left out, not guessed
+
+
+def test_a_controller_that_is_down_is_no_proof_that_a_job_is_gone(command):
+    command("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(SchedulerRefusedError, match="Unable to contact"):
+        Slurm().jobs(["1"])
