@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +20,13 @@ STAGES = (
 
 
 def main() -> None:
+    environment = {
+        **os.environ,
+        "TOOLKIT_RUNS": str(ROOT / "runs"),
+    }  # `last` is this demo's run, whatever the shell says
     for number, (text, arguments) in enumerate(STAGES, start=1):
         print(f"\n[demo {number}/{len(STAGES)}] {text}: toolkit {' '.join(arguments)}", flush=True)
-        code = subprocess.run([str(TOOLKIT), *arguments], cwd=ROOT, check=False).returncode
+        code = subprocess.run([str(TOOLKIT), *arguments], cwd=ROOT, env=environment, check=False).returncode
         if code:
             sys.exit(f"[demo] this stage ended with code {code}; `.venv/bin/toolkit logs last` says more")
     run = max((ROOT / "runs" / "train_lm").iterdir())
@@ -40,7 +45,7 @@ Try next:
     toolkit ckpt show last
     toolkit resume last -n 8 --set train.steps=250 --wait
     toolkit jobs copy train_lm my_job       (then: toolkit run my_job/train_lm.toml)
-    toolkit submit train_lm --dry-run --site perlmutter -A ACCOUNT"""
+    toolkit submit train_lm --dry-run --site lumi -A ACCOUNT -N 2"""
     )
 
 
