@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from toolkit.errors import ToolkitError
 
 
+_KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # where AMD's driver lists its devices
+
+
 def visible_gpus(environ: Mapping[str, str]) -> int:
-    """How many GPUs this process may use: those that NVML counts, cut to CUDA_VISIBLE_DEVICES; 0 without a driver."""
+    """How many GPUs this process may use: those that the driver counts, cut to what the environment shows."""
+    nvidia = _listed(_nvidia_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
+    return nvidia or _listed(_amd_gpus(), environ.get("ROCR_VISIBLE_DEVICES"))
+
+
+def _listed(count: int, names: str | None) -> int:
+    if names is None:
+        return count
+    return min(
+        count, len([name for name in names.split(",") if name.strip() not in ("", "-1", "NoDevFiles")])
+    )
+
+
+def _nvidia_gpus() -> int:
+    """What NVML counts; 0 without NVIDIA's driver."""
     import pynvml
 
     try:
@@ -17,15 +35,19 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
     except pynvml.NVMLError:
         return 0
     try:
-        count = int(pynvml.nvmlDeviceGetCount())
+        return int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return count
-    return min(
-        count, len([name for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")])
-    )
+
+
+def _amd_gpus() -> int:
+    """Devices of the kernel's KFD with compute units (a CPU has none); torch calls them cuda too."""
+    count = 0
+    for properties in _KFD_NODES.glob("*/properties"):
+        words = properties.read_text(encoding="utf-8").split()
+        if "simd_count" in words and int(words[words.index("simd_count") + 1]) > 0:
+            count += 1
+    return count
 
 
 def choose_device(local_rank: int, local_size: int, environ: Mapping[str, str] | None = None) -> str:
