@@ -8,7 +8,6 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 
-
 _KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # where AMD's driver lists its devices
 
 
