@@ -88,8 +88,8 @@ def test_each_item_of_state_is_needed_for_that(uncut, tmp_path):
     assert same == []
 
 
-def train_watched(world, config, stop_after: int) -> None:
-    """Train; note which samples each rank reads; the last rank alone is asked to stop at a step."""
+def train_watched(world, config, ask_after: int) -> None:
+    """Train; note which samples each rank reads; the last rank alone is asked to stop when a step ends."""
     from toolkit.jobs import train_lm
 
     steps_of_loop = train_lm.training_steps
@@ -102,7 +102,7 @@ def train_watched(world, config, stop_after: int) -> None:
                 return take_samples(samples)
 
             for record in steps_of_loop(world, settings, state, step, take, *given):
-                if record.step == stop_after and world.rank == world.size - 1:
+                if record.step == ask_after and world.rank == world.size - 1:
                     world.stop_watch.asked = True
                 yield record
 
@@ -112,14 +112,14 @@ def train_watched(world, config, stop_after: int) -> None:
 
 def test_4_then_2_then_8_ranks_read_every_sample_once_and_stop_at_the_same_step(tmp_path):
     config = job(steps=20)
-    for attempt, (ranks, stop_after) in enumerate([(4, 5), (2, 11), (8, 0)]):
-        launch(train_watched, ranks, tmp_path, config, stop_after, attempt=attempt)
+    for attempt, (ranks, ask_after) in enumerate([(4, 5), (2, 11), (8, 0)]):
+        launch(train_watched, ranks, tmp_path, config, ask_after, attempt=attempt)
 
     read = Counter(int(line) for file in tmp_path.glob("read-*") for line in file.read_text().splitlines())
     assert read == Counter(range(20 * 8))
     records = read_train_log(tmp_path / "metrics" / "train.jsonl")
     assert [record.step for record in records] == list(range(1, 21))
-    assert [record.world for record in records] == [4] * 5 + [2] * 6 + [8] * 9
+    assert [record.world for record in records] == [4] * 6 + [2] * 6 + [8] * 8
     assert [record.samples for record in records] == [8 * step for step in range(1, 21)]
     assert "saved by 4 ranks\n" in said_by(tmp_path, 0, attempt=1)
     assert "saved by 2 ranks; ranks from 2 on draw new random streams\n" in said_by(tmp_path, 0, attempt=2)

@@ -22,10 +22,11 @@ class Stepped:
     """What a step did. The tensors are scalars, left on the device: reading them there would wait for it.
 
     `loss` is the mean over the global batch, `grad_norm` the gradient's 2-norm before clipping, `rate` the
-    learning rate used.
+    learning rate used. `asked` counts the ranks that were asked to stop.
     """
 
     loss: Tensor
+    asked: Tensor
     grad_norm: Tensor
     rate: float
 
@@ -45,17 +46,18 @@ class OptimizerStep:
     batch: int
     clip_norm: float
 
-    def take(self, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> Stepped:
+    def take(self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: bool = False) -> Stepped:
+        """Take a step on all ranks; `asked` says that this rank was asked to stop."""
         rate = self.schedule.rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss, exchange = self._accumulate(micro_batches)
+        sums, exchange = self._accumulate(micro_batches, asked)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm or math.inf)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.schedule.advance()
         exchange.wait()
-        return Stepped(loss, norm, rate)
+        return Stepped(sums[0], sums[1], norm, rate)
 
     def rehearse(self, micro_batch: tuple[Tensor, Tensor]) -> None:
         """One backward pass whose gradients are thrown away, before the streams are seeded or restored.
@@ -64,35 +66,32 @@ class OptimizerStep:
         bucket decides the order in which ranks are summed. Without this, the first step after a resume
         differs in the last bits from the same step of a run that was not cut.
         """
-        self._accumulate([micro_batch])[1].wait()
+        self._accumulate([micro_batch], False)[1].wait()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _accumulate(self, micro_batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, dist.Work]:
-        """Gradients of the global mean loss, exchanged once; and that loss, with its sum still under way.
+    def _accumulate(
+        self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: bool
+    ) -> tuple[Tensor, dist.Work]:
+        """Gradients of the global mean loss, exchanged once; and the sums of loss and `asked`, still under way.
 
         DDP takes the mean of the ranks' gradients, so each rank's part of the global mean is scaled by the
-        number of ranks. The loss travels while the last backward pass runs, which hides its latency.
+        number of ranks. The sums travel while the last backward pass runs, which hides their latency.
         """
         ranks = dist.get_world_size()
-        total: Tensor | None = None
+        sums = torch.tensor([0.0, asked], dtype=torch.float64, device=micro_batches[0][0].device)
         for micro_batch in micro_batches[:-1]:
             with self.model.no_sync():
                 part = self._part(micro_batch)
                 (part * ranks).backward()
-            total = _add(total, part)
+            sums[0] += part.detach()
         part = self._part(micro_batches[-1])
-        total = _add(total, part)
-        exchange = dist.all_reduce(total, async_op=True)
+        sums[0] += part.detach()
+        exchange = dist.all_reduce(sums, async_op=True)
         (part * ranks).backward()
-        return total, exchange
+        return sums, exchange
 
     def _part(self, micro_batch: tuple[Tensor, Tensor]) -> Tensor:
         """This micro-batch's contribution to the mean over the global batch."""
         with self.autocast:
             mean = self.loss_of(self.model, micro_batch)
         return mean.float() * (len(micro_batch[0]) / self.batch)
-
-
-def _add(total: Tensor | None, part: Tensor) -> Tensor:
-    part = part.detach().double()
-    return part if total is None else total + part
