@@ -1,0 +1,150 @@
+"""The small parent of each rank: what it writes down, whatever happens to the rank or to itself."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from toolkit.errors import ToolkitError
+from toolkit.rank.guard import rank_by_launcher
+from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.files import read_json
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from toolkit.rank import guard as guard_module
+from toolkit.rundir.layout import AttemptDirectory
+attempt = AttemptDirectory(Path(sys.argv[1]))
+{more}
+def body():
+{body}
+sys.exit(guard_module.guard(attempt, 2, body))
+"""
+
+
+@pytest.fixture
+def guarded(run_directory):
+    """Run `body` as rank 2 under a guard; returns (its exit code, the attempt)."""
+    attempt = claim_attempt(run_directory)
+
+    def run(body, more=""):
+        indented = "\n".join("    " + line for line in body.splitlines())
+        program = PROGRAM.format(body=indented, more=more)
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(attempt.path)], timeout=30, check=False, start_new_session=True,
+        )  # fmt: skip
+        return done.returncode, attempt
+
+    return run
+
+
+def test_success_is_a_done_marker(guarded):
+    code, attempt = guarded("print('working', flush=True); return 0")
+    assert code == 0
+    assert attempt.done_marker(2).read_text() == "done\n"
+    assert attempt.log_file(2).read_text() == "working\n"
+    assert read_json(attempt.rank_file(2))["rank"] == 2
+    assert not list(attempt.errors.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "reason"),
+    [
+        ("return 3", 3, "exit code 3"),
+        ("os._exit(75)", 75, "exit code 75"),
+        ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(9)", 139, "killed by SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL); time.sleep(9)", 137, "killed by SIGKILL (out of memory?)"),
+    ],
+)
+def test_a_rank_that_could_not_say_why_it_died_is_told_on(guarded, body, code, reason):
+    ended, attempt = guarded(body)
+    assert ended == code
+    error = read_json(attempt.error_file(2))
+    assert (error["reason"], error["exit_code"], error["rank"]) == (reason, code, 2)
+    assert not attempt.done_marker(2).exists()
+
+
+def test_a_ranks_own_words_are_kept(guarded):
+    body = "guard_module.write_json(attempt.error_file(2), {'reason': 'mine'}); return 1"
+    code, attempt = guarded(body)
+    assert code == 1
+    assert read_json(attempt.error_file(2)) == {"reason": "mine"}
+
+
+def test_a_rank_that_saved_and_left_is_not_called_done(guarded):
+    body = "guard_module.write_text(attempt.done_marker(2), 'stopped\\n'); return 0"
+    assert guarded(body)[1].done_marker(2).read_text() == "stopped\n"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", "SIGINT"])
+def test_signals_reach_the_rank_and_do_not_end_the_guard(guarded, name):
+    body = f"""
+def heard(number, frame):
+    print("heard", number, flush=True)
+    os._exit(7)
+signal.signal(signal.{name}, heard)
+time.sleep(0.2)  # the guard installs its handlers after the fork
+os.kill(os.getppid(), signal.{name})
+time.sleep(9)"""
+    code, attempt = guarded(body)
+    assert code == 7
+    assert attempt.log_file(2).read_text() == f"heard {int(signal.Signals[name])}\n"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", "SIGINT"])
+def test_a_signal_after_the_ranks_end_does_not_cost_the_marker(guarded, name):
+    """The whole job is told to end in the moment in which this rank has finished."""
+    late = f"""
+write = guard_module.write_text
+def write_after_signal(*arguments):
+    os.kill(os.getpid(), signal.{name})
+    write(*arguments)
+guard_module.write_text = write_after_signal"""
+    code, attempt = guarded("return 0", more=late)
+    assert code == 0
+    assert attempt.done_marker(2).read_text() == "done\n"
+
+
+def test_a_hang_up_alone_does_not_end_a_rank(guarded):
+    code, attempt = guarded(
+        "time.sleep(0.2); os.kill(os.getppid(), signal.SIGHUP); time.sleep(0.2); return 0"
+    )
+    assert code == 0
+    assert attempt.done_marker(2).exists()
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({"TOOLKIT_LAUNCHER": "srun", "SLURM_PROCID": "5", "PMI_RANK": "9"}, 5),
+        ({"TOOLKIT_LAUNCHER": "mpirun", "PMI_RANK": "5", "SLURM_PROCID": "0"}, 5),
+        ({"TOOLKIT_LAUNCHER": "mpirun", "OMPI_COMM_WORLD_RANK": "5", "PMIX_RANK": "5"}, 5),
+        ({"TOOLKIT_LAUNCHER": "local", "RANK": "5", "SLURM_PROCID": "0"}, 5),
+    ],
+)
+def test_the_launchers_own_variable_gives_the_rank(environ, rank):
+    assert rank_by_launcher(environ) == rank
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"TOOLKIT_LAUNCHER": "srun", "RANK": "1"}, {"TOOLKIT_LAUNCHER": "aprun"}]
+)
+def test_a_launcher_without_a_rank_number_names_the_fix(environ):
+    with pytest.raises(ToolkitError, match="gave no rank number") as error:
+        rank_by_launcher(environ)
+    assert "launcher.kind" in error.value.fix
+
+
+def test_a_rank_outside_a_run_is_refused_in_one_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "toolkit.rank"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 125
+    assert done.stderr.startswith("toolkit: cannot start a rank") and done.stderr.count("\n") == 1

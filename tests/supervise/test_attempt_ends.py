@@ -1,0 +1,195 @@
+"""How attempts end, and what the run makes of it. The ranks are small shell programs, started one by one.
+
+The fixture asserts after each test that no process of the run is left.
+"""
+
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from toolkit.rundir.files import read_json
+
+
+def shell(text):
+    return ["bash", "-c", text]
+
+
+# Two processes a rank: bash, and a child that nobody tells when bash is killed.
+SLEEP = "sleep 100; true"
+
+
+def test_a_run_is_completed_by_every_ranks_marker(supervise, local_job):
+    job = supervise(local_job(shell('echo "I am $RANK of $WORLD_SIZE"; echo "oh $RANK" >&2')))
+    assert job.wait() == 0
+    end = job.end()
+    assert (end["cause"], end["state"], end["final"], end["exit_code"]) == ("completed", "completed", True, 0)
+    assert [job.rank_log(rank) for rank in (0, 1)] == ["I am 0 of 2\noh 0\n", "I am 1 of 2\noh 1\n"]
+    assert read_json(job.run.start(0) / "end.json")["state"] == "completed"
+    assert job.events() == ["started", "ended"]
+
+
+def test_one_ranks_success_does_not_hide_anothers_death(supervise, local_job):
+    job = supervise(local_job(shell("if [ $RANK = 1 ]; then sleep 0.3; kill -9 $$; fi")))
+    assert job.wait() == 137
+    end = job.end()
+    assert (end["cause"], end["state"], end["rank"], end["exit_code"]) == ("crashed", "failed", 1, 137)
+    assert "SIGKILL" in end["reason"]
+    assert job.run.attempt(0).done_marker(0).exists()
+    assert not job.run.attempt(0).done_marker(1).exists()
+
+
+def test_a_rank_that_dies_ends_the_attempt_and_all_that_the_others_started(supervise, local_job):
+    began = time.monotonic()
+    job = supervise(
+        local_job(
+            shell(
+                f"if [ $RANK = 1 ]; then printf 'a\\n\\033[31mlast \\007words\\033[0m\\n'; exit 3; fi; {SLEEP}"
+            )
+        )
+    )
+    assert job.wait() == 3
+    assert time.monotonic() - began < 10
+    assert job.living() == []
+    end = job.end()
+    assert (end["rank"], end["reason"], end["exit_code"]) == (1, "exit code 3", 3)
+    assert end["host"] and end["last_lines"] == ["a", "last words"]  # terminal escapes are gone
+    assert "rank 1" in job.log and "    | last words" in job.log
+
+
+@pytest.mark.parametrize("code", [75, 255])
+def test_every_exit_code_of_a_program_is_a_failure(supervise, local_job, code):
+    job = supervise(local_job(shell(f"exit {code}"), ranks=1))
+    assert job.wait() == code
+    assert job.end()["cause"] == "crashed"
+
+
+def test_a_program_that_cannot_be_run_says_so(supervise, local_job):
+    job = supervise(local_job(["./nowhere"], ranks=1))
+    assert job.wait() == 1
+    end = job.end()
+    assert "cannot run" in end["reason"] and "nowhere: No such file" in end["reason"]
+    assert "executable on the nodes" in end["fix"]
+    assert "Traceback" not in job.rank_log(0)
+
+
+def test_a_launcher_that_is_not_here_ends_the_run_as_our_failure(supervise, local_job):
+    settings = local_job(shell("true"), launcher="mpirun", restart="crashes = 5")
+    settings["launcher"]["mpirun"] = "no-such-mpirun"
+    job = supervise(settings)
+    assert job.wait() == 125
+    end = job.end()
+    assert (end["cause"], end["state"]) == ("launch_failed", "failed")
+    assert "no no-such-mpirun on PATH" in end["reason"]
+    assert end["fix"]
+
+
+def test_a_launcher_that_starts_nobody_is_a_launch_failure(supervise, local_job, tmp_path):
+    broken = tmp_path / "mpirun"
+    broken.write_text("#!/bin/bash\necho 'no such fabric'\nexit 9\n")
+    broken.chmod(0o755)
+    settings = local_job(shell("true"), launcher="mpirun", restart="crashes = 5")
+    settings["launcher"]["mpirun"] = str(broken)
+    job = supervise(settings)
+    assert job.wait() == 125
+    assert job.end()["last_lines"] == ["no such fabric"]
+    assert "code 9" in job.end()["reason"]
+
+
+def test_a_second_attempt_may_succeed(supervise, local_job):
+    job = supervise(
+        local_job(shell("[ $TOOLKIT_ATTEMPT = 1 ] || [ $RANK = 0 ] || exit 4"), restart="crashes = 1")
+    )
+    assert job.wait() == 0
+    assert job.run.attempt_numbers() == [0, 1]
+    first, second = job.end(0), job.end(1)
+    assert (first["cause"], first["next"], first["final"]) == ("crashed", "restart", False)
+    assert (second["cause"], second["final"]) == ("completed", True)
+
+
+def test_the_same_failure_twice_ends_a_run_with_budget_left(supervise, local_job):
+    job = supervise(local_job(shell("exit 4"), ranks=1, restart="crashes = 5"))
+    assert job.wait() == 4
+    assert job.run.attempt_numbers() == [0, 1]
+    assert "same failure came twice" in job.end(1)["decision"]
+
+
+def test_different_failures_spend_the_budget(supervise, local_job):
+    job = supervise(local_job(shell("exit $((TOOLKIT_ATTEMPT + 3))"), ranks=1, restart="crashes = 2"))
+    assert job.wait() == 5
+    assert job.run.attempt_numbers() == [0, 1, 2]
+    assert job.end(2)["decision"] == "restart.crashes = 2 is spent"
+
+
+def test_a_run_without_steps_for_long_is_stalled(supervise, local_job):
+    beat = 'echo "{\\"step\\": 7}" > $TOOLKIT_RUN_DIR/attempts/000/heartbeat'
+    job = supervise(local_job(shell(f"{beat}; touch -d '2 hours' $TOOLKIT_RUN_DIR/attempts/000/heartbeat; {SLEEP}"),
+                              ranks=1, restart="crashes = 0\nstall_s = 1"))  # fmt: skip
+    assert job.wait() == 125  # although the file server's clock is two hours ahead
+    assert (job.end()["cause"], job.end()["step"]) == ("stalled", 7)
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "code"),
+    [(signal.SIGTERM, "cancelled", 143), (signal.SIGINT, "stopped", 130), (signal.SIGUSR2, "preempted", 143)],
+)
+def test_a_signal_to_the_supervisor_ends_the_run(supervise, local_job, number, state, code):
+    job = supervise(local_job(shell(f"echo ready; {SLEEP}"), restart="crashes = 5"))
+    job.until_log_says("ready")
+    job.process.send_signal(number)
+    assert job.wait() == code
+    assert (job.end()["state"], job.end()["final"]) == (state, True)
+    assert job.living() == []
+
+
+@pytest.mark.parametrize(("name", "state", "code"), [("stop", "stopped", 130), ("cancel", "cancelled", 143)])
+def test_a_control_file_ends_the_run(supervise, local_job, name, state, code):
+    job = supervise(local_job(shell(f"echo ready; {SLEEP}")))
+    job.until_log_says("ready")
+    (job.run.control / name).touch()
+    assert job.wait() == code
+    assert job.end()["state"] == state
+
+
+def test_a_supervisor_killed_by_9_takes_ranks_and_their_children_along(supervise, local_job):
+    job = supervise(local_job(shell(f"echo ready; {SLEEP}")))
+    job.until_log_says("ready", rank=1)
+    assert len(job.living()) >= 4
+    job.process.kill()
+    job.process.wait()  # the fixture's end finds orphans
+
+
+def test_a_guard_killed_by_9_is_noticed_and_leaves_nothing(supervise, local_job):
+    job = supervise(local_job(shell(f"echo ready; {SLEEP}")))
+    job.until_log_says("ready", rank=1)
+    os.kill(read_json(job.run.attempt(0).rank_file(1))["pid"], signal.SIGKILL)
+    assert job.wait() == 137
+    end = job.end()
+    assert end["cause"] == "crashed" and "without a word" in end["reason"]
+    assert job.living() == []
+
+
+def test_foreign_programs_do_not_die_of_usr2(supervise, local_job):
+    job = supervise(local_job(shell("kill -USR2 $$; kill -USR2 $PPID; sleep 0.2; echo survived"), ranks=1))
+    assert job.wait() == 0
+    assert job.rank_log(0) == "survived\n"
+
+
+def test_a_second_supervisor_is_refused_in_one_line(supervise, local_job):
+    job = supervise(local_job(shell(f"echo ready; {SLEEP}"), ranks=1))
+    job.until_log_says("ready")
+    second = supervise(local_job(shell("true")))
+    assert second.wait() == 125
+    assert "start 0 of this run belongs to job local-" in second.log
+    assert second.log.count("\n") == 1
+    job.process.terminate()
+    assert job.wait() == 143
+
+
+def test_a_run_that_is_gone_is_named(supervise, local_job, run_directory):
+    shutil.rmtree(run_directory.path)
+    job = supervise(local_job(shell("true")))
+    assert job.wait() == 125
+    assert "this run's directory is gone" in job.log and "Traceback" not in job.log

@@ -1,0 +1,81 @@
+"""Which of several failures is the first cause, and lines that are safe to quote."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.files import write_json
+from toolkit.supervise.failures import clean, first_failure, silent_end
+
+
+@pytest.fixture
+def attempt(run_directory):
+    return claim_attempt(run_directory)
+
+
+def fail(attempt, rank, reason, second, kind="exception", code=1):
+    write_json(
+        attempt.error_file(rank),
+        {"rank": rank, "host": f"n{rank}", "kind": kind, "reason": reason, "exit_code": code,
+         "time": f"2026-11-20T00:00:{second:02}.000Z"},
+    )  # fmt: skip
+
+
+def test_the_earliest_failure_is_the_cause(attempt):
+    fail(attempt, 0, "ValueError: b", 9)
+    fail(attempt, 1, "ValueError: a", 5)
+    assert (first_failure(attempt).rank, first_failure(attempt).host) == (1, "n1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("exception", "RuntimeError: [gloo] Connection closed by peer"),
+        ("exception", "DistStoreError: Socket Timeout"),
+        ("exception", "BrokenPipeError: [Errno 32] Broken pipe"),
+        ("signal", "killed by SIGTERM"),
+    ],
+)
+def test_a_consequence_is_not_the_cause_even_by_an_earlier_clock(attempt, kind, reason):
+    fail(attempt, 0, reason, 1, kind=kind)
+    fail(attempt, 1, "killed by SIGKILL (out of memory?)", 5, kind="signal", code=137)
+    assert (first_failure(attempt).rank, first_failure(attempt).exit_code) == (1, 137)
+
+
+def test_consequences_alone_are_still_told(attempt):
+    fail(attempt, 0, "RuntimeError: Connection reset", 1)
+    assert first_failure(attempt).reason == "RuntimeError: Connection reset"
+
+
+def test_no_error_is_no_failure_and_a_half_written_one_neither(attempt):
+    (attempt.errors / ".rank-00001.json.17.tmp").write_text("{")
+    assert first_failure(attempt) is None
+
+
+def test_ranks_that_vanish_silently_are_named(attempt):
+    for rank in range(12):
+        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}"})
+    attempt.done_marker(0).write_text("done\n")
+    end = silent_end(attempt, 12, -9)
+    assert (end.rank, end.host, end.exit_code) == (1, "n1", 137)
+    assert "rank 1, 2, 3, 4, 5, 6, 7, 8 ... ended without a word" in end.reason
+
+
+@given(st.text())
+def test_a_cleaned_line_holds_no_control_character(text):
+    left = clean(text)
+    assert not [letter for letter in left if unicodedata.category(letter) == "Cc" and letter not in "\t\n"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("\x1b[1;31mred\x1b[0m", "red"), ("\x1b]0;title\x07text", "text"), ("\x1b]8;;http://x\x1b\\link", "link"),
+        ("a\x08b\x00c", "abc"), ("tab\tkept", "tab\tkept"), ("ünï → ok", "ünï → ok"), ("\x9b31mred", "red"),
+    ],
+)  # fmt: skip
+def test_terminal_escapes_are_removed_whole(raw, shown):
+    assert clean(raw) == shown

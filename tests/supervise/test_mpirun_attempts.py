@@ -1,0 +1,72 @@
+"""The same ends under a real mpirun, the one of the mpich wheel."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from toolkit.supervise.launchers import find_mpirun
+
+pytestmark = pytest.mark.skipif(find_mpirun("", {}) is None, reason="no mpirun beside this Python")
+SLEEP = "sleep 100; true"
+
+
+def shell(text):
+    return ["bash", "-c", text]
+
+
+def test_ranks_under_mpirun_complete_and_write_their_own_logs(supervise, local_job):
+    job = supervise(local_job(shell("echo rank $PMI_RANK"), launcher="mpirun"))
+    assert job.wait() == 0
+    assert [job.rank_log(rank) for rank in (0, 1)] == ["rank 0\n", "rank 1\n"]
+
+
+def test_a_rank_killed_under_mpirun_is_named_and_the_rest_ended(supervise, local_job):
+    began = time.monotonic()
+    job = supervise(
+        local_job(shell(f"if [ $PMI_RANK = 1 ]; then kill -9 $$; fi; {SLEEP}"), launcher="mpirun")
+    )
+    assert job.wait() == 137
+    assert time.monotonic() - began < 10
+    assert (job.end()["rank"], job.end()["cause"]) == (1, "crashed")
+    assert "SIGKILL" in job.end()["reason"]
+
+
+def test_sys_exit_under_mpi_does_not_wait_for_the_others(supervise, local_job):
+    script = (
+        "import sys, time\n"
+        "from mpi4py import MPI\n"
+        "if MPI.COMM_WORLD.rank == 1:\n"
+        "    sys.exit(3)\n"
+        "time.sleep(100)\n"
+    )
+    began = time.monotonic()
+    job = supervise(local_job("leave.py", files={"leave.py": script}, launcher="mpirun"))
+    assert job.wait() == 3
+    assert time.monotonic() - began < 25
+    assert (job.end()["rank"], job.end()["reason"]) == (1, "exit code 3")
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "mpirun"])
+def test_ranks_do_not_outlive_what_started_them(supervise, local_job, victim):
+    job = supervise(local_job(shell(f"echo ready; {SLEEP}"), launcher="mpirun"))
+    job.until_log_says("ready", rank=1)
+    if victim == "supervisor":
+        job.process.kill()
+        job.process.wait()
+        return  # the fixture's end finds orphans
+    children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+    assert len(children) == 1
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert job.wait() != 0
+    assert job.end()["cause"] == "crashed"
+
+
+def test_term_to_the_supervisor_ends_ranks_under_mpirun(supervise, local_job):
+    job = supervise(local_job(shell(f"echo ready; {SLEEP}"), launcher="mpirun"))
+    job.until_log_says("ready", rank=1)
+    job.process.terminate()
+    assert job.wait() == 143
+    assert job.end()["state"] == "cancelled"

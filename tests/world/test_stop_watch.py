@@ -1,0 +1,75 @@
+"""The stop request as one rank sees it."""
+
+import os
+import signal
+
+import pytest
+
+from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.files import read_json
+from toolkit.world import stop
+from toolkit.world.stop import StopWatch
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The watch's clock, moved by hand."""
+    now = [1000.0]
+    monkeypatch.setattr(stop.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def watch(run_directory, clock):
+    return StopWatch(run_directory, claim_attempt(run_directory))
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_is_a_request_and_no_death(number):
+    before = {each: signal.getsignal(each) for each in (signal.SIGUSR2, signal.SIGTERM)}
+    try:
+        watch = StopWatch()
+        watch.install()
+        assert not watch.look(1, rank=0, size=1)
+        os.kill(os.getpid(), number)
+        assert watch.look(2, rank=0, size=1)
+        assert watch.verdict
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@pytest.mark.parametrize("flag", ["control/stop", "control/cancel", "attempts/000/stop"])
+def test_rank_0_finds_each_flag_file(run_directory, watch, flag):
+    assert not watch.look(1, rank=0, size=1)
+    (run_directory.path / flag).touch()
+    stop_after = StopWatch(run_directory, watch.attempt)
+    assert stop_after.look(2, rank=0, size=1)
+
+
+def test_the_shared_file_system_is_asked_every_five_seconds_at_most(run_directory, watch, clock):
+    assert not watch.look(1, rank=0, size=1)
+    (run_directory.control / "stop").touch()
+    clock[0] += 4.9
+    assert not watch.look(2, rank=0, size=1)
+    clock[0] += 0.2
+    assert watch.look(3, rank=0, size=1)
+
+
+def test_other_ranks_touch_no_file(run_directory, watch):
+    (run_directory.control / "stop").touch()
+    assert not watch.look(1, rank=1, size=1)
+    assert not watch.attempt.heartbeat.exists()
+
+
+def test_the_heartbeat_tells_the_step_once_a_second(watch, clock):
+    watch.look(5, rank=0, size=1)
+    watch.look(6, rank=0, size=1)
+    assert read_json(watch.attempt.heartbeat)["step"] == 5
+    clock[0] += 1.0
+    watch.look(7, rank=0, size=1)
+    assert read_json(watch.attempt.heartbeat)["step"] == 7
+
+
+def test_outside_a_run_there_is_nothing_to_write():
+    assert not StopWatch().look(1, rank=0, size=1)
