@@ -39,8 +39,11 @@ def code_state(folder: Path) -> dict[str, Any]:
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return {}
-    diff = _git(folder, "diff", "HEAD", "--no-color") or ""
-    state: dict[str, Any] = {"commit": commit.strip(), "clean": not diff}
+    state: dict[str, Any] = {"commit": commit.strip()}
+    diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff")
+    if diff is None:  # git did not answer in time; nothing is claimed
+        return state
+    state["clean"] = not diff
     if len(diff.encode()) > DIFF_LIMIT_BYTES:
         state["diff_left_out"] = f"{len(diff.encode())} bytes, more than {DIFF_LIMIT_BYTES}"
     elif diff:

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
-from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.claims import StartClaim, read_claim
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.find import job_ids
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
@@ -43,14 +44,19 @@ class RunStatus:
         return {**asdict(self), "state": self.state.value}
 
 
-def run_status(
-    run: RunDirectory, facts: Mapping[str, JobFacts] | None = None, *, echo: bool = False
-) -> RunStatus:
-    """The state of one run. `facts` are Slurm's answers by job id where they were asked for all runs at once."""
+# Slurm's facts by job id, or the error where it did not answer.
+Answer = Mapping[str, JobFacts] | ToolkitError
+
+
+def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = False) -> RunStatus:
+    """The state of one run. `answer` is Slurm's where it was asked for all runs at once; None asks it now."""
     job = recorded_job(run)
     ids = job_ids(run)
     job_id = ids[-1] if ids else ""
-    state, reason, source = _final_word(run) or _living_word(run, job_id, facts, echo=echo)
+    word = final_word(run) or _living_word(run, job_id, answer, echo=echo)
+    if word[0].final:  # the run may have ended between the two looks, and then its own word counts
+        word = final_word(run) or word
+    state, reason, source = word
     attempt = run.last_attempt()
     end = read_json_or_none(attempt.exit_file) if attempt else None
     beat = read_json_or_none(attempt.heartbeat) if attempt else None
@@ -63,7 +69,15 @@ def run_status(
     )  # fmt: skip
 
 
-def _final_word(run: RunDirectory) -> tuple[RunState, str, str] | None:
+def unreadable(run: RunDirectory, error: ToolkitError) -> RunStatus:
+    """The status of a run whose files cannot be read, so that a list of many runs can still show it."""
+    return RunStatus(
+        run_id=run.run_id, job_name=run.job_name, state=RunState.UNKNOWN, site="", job_id="", reason=str(error),
+        source="none", nodes=0, ranks=0, starts=0, attempts=0, step=None, exit_code=None, path=str(run.path),
+    )  # fmt: skip
+
+
+def final_word(run: RunDirectory) -> tuple[RunState, str, str] | None:
     """The last attempt's verdict, when no later start was submitted."""
     attempt = run.last_attempt()
     end = read_json_or_none(attempt.exit_file) if attempt else None
@@ -77,8 +91,16 @@ def _final_word(run: RunDirectory) -> tuple[RunState, str, str] | None:
     return RunState(end["state"]), place + end["reason"], "exit.json"
 
 
+def ask_slurm(job: ResolvedJob, job_ids: list[str], *, echo: bool = False) -> Answer:
+    """What the job's cluster says of some jobs; its silence is an answer too."""
+    try:
+        return slurm_of(job, echo=echo).jobs(job_ids)
+    except (SchedulerRefusedError, NotFoundError) as error:
+        return error
+
+
 def _living_word(
-    run: RunDirectory, job_id: str, facts: Mapping[str, JobFacts] | None, *, echo: bool
+    run: RunDirectory, job_id: str, answer: Answer | None, *, echo: bool
 ) -> tuple[RunState, str, str]:
     if not job_id:
         return RunState.CREATED, "rendered, not submitted", "run directory"
@@ -87,31 +109,18 @@ def _living_word(
     job = recorded_job(run)
     if not uses_slurm(job):
         return RunState.UNKNOWN, f"job {job_id} is not of site {job.site.name}", "run directory"
-    try:
-        known = slurm_of(job, echo=echo).jobs([job_id]) if facts is None else facts
-    except (SchedulerRefusedError, NotFoundError) as error:
-        return RunState.UNKNOWN, f"Slurm does not answer: {error.message}", "none"
+    known = ask_slurm(job, [job_id], echo=echo) if answer is None else answer
+    if isinstance(known, ToolkitError):
+        return RunState.UNKNOWN, f"Slurm does not answer: {known.message}", "none"
     fact = known.get(job_id)
     if fact is None:
-        return (
-            RunState.LOST,
-            f"Slurm does not know job {job_id} any more, and the run left no result",
-            "Slurm",
-        )
+        lost = f"Slurm does not know job {job_id} any more, and the run left no result"
+        return RunState.LOST, lost, "Slurm"
     state = run_state(fact.state)
     claim = _claim_of(run, job_id)
-    if (
-        claim
-        and claim.host == socket.gethostname()
-        and not state.final
-        and not _alive(claim.pid, claim.process_started)
-    ):
+    if state is RunState.RUNNING and claim is not None and _vanished(run, claim):
         # `toolkit run` inside salloc: the allocation lives on, its supervisor does not.
-        return (
-            RunState.LOST,
-            f"the supervisor (process {claim.pid}) is gone and left no result",
-            "process table",
-        )
+        return RunState.LOST, _gone(claim), "process table"
     reason = f"Slurm: {fact.state}" + (f" ({fact.reason})" if fact.reason not in ("", "None") else "")
     if not state.final and (run.control / "cancel").exists():
         state = RunState.CANCELLING
@@ -120,24 +129,32 @@ def _living_word(
     return state, reason, fact.source
 
 
+def _vanished(run: RunDirectory, claim: StartClaim) -> bool:
+    """The supervisor ran on this host, did not say that it ended, and is gone."""
+    ended = (run.start(claim.start) / "end.json").exists()
+    return claim.host == socket.gethostname() and not ended and not _alive(claim.pid, claim.process_started)
+
+
+def _gone(claim: StartClaim) -> str:
+    return f"the supervisor (process {claim.pid}) is gone and left no result"
+
+
 def _local_word(run: RunDirectory, job_id: str) -> tuple[RunState, str, str]:
+    """Local runs have no scheduler to ask: only the host that they run on knows whether they live."""
     claim = _claim_of(run, job_id)
+    host = claim.host if claim else str(read_json(run.record)["host"])
+    if host != socket.gethostname():
+        return RunState.UNKNOWN, f"it was started on {host}; ask there", "run directory"
+    cancelling = (run.control / "cancel").exists()
     if claim is None:
-        alive = _alive(int(job_id.removeprefix("local-")), None)
-        if alive:
-            return RunState.PENDING, "the supervisor is starting", "process table"
-        return (
-            RunState.FAILED,
-            "the supervisor ended before it claimed the start; see the run's slurm-local-*.out",
-            "process table",
-        )
+        if _alive(int(job_id.removeprefix("local-")), None):
+            waiting = RunState.CANCELLING if cancelling else RunState.PENDING
+            return waiting, "the supervisor is starting", "process table"
+        early = "the supervisor ended before it claimed the start; see the run's slurm-local-*.out"
+        return RunState.FAILED, early, "process table"
     if not _alive(claim.pid, claim.process_started):
-        return (
-            RunState.LOST,
-            f"the supervisor (process {claim.pid}) is gone and left no result",
-            "process table",
-        )
-    if (run.control / "cancel").exists():
+        return RunState.LOST, _gone(claim), "process table"
+    if cancelling:
         return RunState.CANCELLING, "cancel was asked", "process table"
     return RunState.RUNNING, f"process {claim.pid} on {claim.host}", "process table"
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from toolkit.batch.record import make_record
 from toolkit.batch.script import render_script
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import NotFoundError
+from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory, create_run
 from toolkit.slurm.commands import Slurm
@@ -38,12 +40,19 @@ def uses_slurm(job: ResolvedJob) -> bool:
 
 
 def create(job: ResolvedJob, runs: Path) -> RunDirectory:
-    """Make the run directory of a new run, with its record and its script."""
+    """Make the run directory of a new run, with its script and its record.
+
+    Raises:
+        ToolkitError: the script cannot be rendered, or the folder cannot be written; no run is left behind.
+    """
     run = create_run(runs, job.job.name)
-    shutil.copyfile(job.job_file, run.job_file)
-    run.job_file.chmod(0o600)
-    write_json(run.record, make_record(job, command=sys.argv))
-    write_text(run.script(0), render_script(job, run, 0), mode=0o700)
+    try:
+        write_text(run.script(0), render_script(job, run, 0), mode=0o700)
+    except ToolkitError:
+        shutil.rmtree(run.path)
+        raise
+    write_text(run.job_file, job.job_file.read_text(encoding="utf-8"))
+    write_json(run.record, make_record(job, command=sys.argv))  # last: what has a record is a run
     return run
 
 
@@ -69,5 +78,13 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
 def recorded_job(run: RunDirectory) -> ResolvedJob:
     """The job of a run as it was last submitted, with every layer applied."""
     later = sorted(run.path.glob("resumed-*.json"))
-    value: dict[str, Any] = read_json(later[-1] if later else run.record)
-    return ResolvedJob.model_validate(value["job"])
+    path = later[-1] if later else run.record
+    value: dict[str, Any] = read_json(path)
+    try:
+        return ResolvedJob.model_validate(value["job"])
+    except (KeyError, ValidationError) as error:
+        raise ToolkitError(
+            "the record was not written by this version of toolkit, or is damaged",
+            where=str(path),
+            fix=f"read it with toolkit {value.get('toolkit', 'of that time')}, or submit {run.job_file} anew",
+        ) from error
