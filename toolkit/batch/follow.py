@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from toolkit.batch.state import RunStatus, run_status
-from toolkit.errors import OWN_FAILURE, ToolkitError
-from toolkit.metrics.training import TrainRecord, read_train_log
-from toolkit.rundir.files import read_json_or_none
+from toolkit.batch.state import RunStatus, final_word, run_status
+from toolkit.errors import OWN_FAILURE
+from toolkit.metrics.training import TrainRecord
+from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
 
@@ -49,28 +48,29 @@ class Follower:
 
     def wait(self) -> RunStatus:
         """Block until the run has ended."""
-        last_state, told_at = None, float("-inf")
+        last_state, told, told_at = None, "", float("-inf")
         with self._bar() as (bar, task):
             while True:
-                status = self._look()
+                status = self.look()
                 record = self._last_record()
                 text = self._describe(status, record)
                 if bar is not None and task is not None:
                     done, total = (record.step, record.steps) if record else (0, None)
                     bar.update(task, description=text, completed=done, total=total)
-                elif status.state is not last_state or time.monotonic() - told_at >= LINE_PERIOD_S:
-                    told_at = time.monotonic()
+                elif status.state is not last_state or (
+                    text != told and time.monotonic() - told_at >= LINE_PERIOD_S
+                ):
+                    told, told_at = text, time.monotonic()
                     self.console.print(text, highlight=False, markup=False, soft_wrap=True)
                 last_state = status.state
                 if status.state.final:
                     return status
                 time.sleep(MARKER_PERIOD_S)
 
-    def _look(self) -> RunStatus:
-        """A status that is at most a pause old, or new when the run's own files have moved on."""
+    def look(self) -> RunStatus:
+        """A status that is at most a pause old, or new when the run's own files say that it has ended."""
         now = time.monotonic()
-        attempt = self.run.last_attempt()
-        ended = bool(attempt and (read_json_or_none(attempt.exit_file) or {}).get("final"))
+        ended = final_word(self.run) is not None
         local = self._status is not None and self._status.job_id.startswith("local-")
         if self._status is None or ended or local or now - self._asked_at >= self._pause_s:
             fresh = run_status(self.run)
@@ -83,9 +83,11 @@ class Follower:
         return self._status
 
     def _last_record(self) -> TrainRecord | None:
-        path = self.run.metrics / "train.jsonl"
-        records = read_train_log(path) if path.exists() else []
-        return records[-1] if records else None
+        """The newest step: from the end of the file, which may be long, and may end within a line."""
+        for line in reversed(tail_text(self.run.metrics / "train.jsonl", 2)):
+            with suppress(ValueError):
+                return TrainRecord.from_line(line)
+        return None
 
     def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
         head = f"{status.job_name} {status.state.value}"
@@ -117,10 +119,10 @@ class Follower:
 
 def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
     """After a failure: the rank, the reason and its last lines, as the supervisor wrote them down."""
-    attempt = run.last_attempt()
-    end = read_json_or_none(attempt.exit_file) if attempt else None
     if status.state is RunState.COMPLETED:
         return
+    attempt = run.last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt else None
     console.print(
         f"run {status.run_id} is {status.state.value}: {status.reason}",
         markup=False,
@@ -144,8 +146,6 @@ def interrupts_to(pid: int) -> Iterator[None]:
         except ProcessLookupError:
             return
 
-    if threading.current_thread() is not threading.main_thread():
-        raise ToolkitError("a foreground run needs the main thread")
     before = signal.signal(signal.SIGINT, forward)
     try:
         yield

@@ -1,15 +1,15 @@
-"""The logs of a run: Slurm's file with the supervisor's words, and one file a rank, read without loading them whole."""
+"""The logs of a run: Slurm's file with the supervisor's words, and one file a rank, read line by line."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit.errors import NotFoundError
-from toolkit.rundir.files import tail_text
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
 FOLLOW_PERIOD_S = 0.3
 
@@ -30,23 +30,45 @@ def log_paths(run: RunDirectory, *, rank: str | None = None, attempt: int | None
             )
         return paths
     numbers = run.attempt_numbers()
-    if not numbers or (attempt is not None and attempt not in numbers):
-        there = f"attempts {numbers[0]} to {numbers[-1]}" if numbers else "no attempt has begun"
+    if not numbers:
         raise NotFoundError(
-            f"no attempt {attempt if attempt is not None else ''}".rstrip(), where=str(run.path), fix=there
+            "no attempt has begun",
+            where=str(run.path),
+            fix=f"`toolkit status {run.run_id}` says what the run waits for",
         )
-    folder = run.attempt(numbers[-1] if attempt is None else attempt).logs
-    if rank is None or rank == "all":
-        return sorted(folder.glob("rank-*.log"), key=lambda path: int(path.stem.split("-")[1]))
-    path = folder / f"rank-{rank}.log"
-    if not rank.isdigit() or not path.exists():
-        known = sorted(int(entry.stem.split("-")[1]) for entry in folder.glob("rank-*.log"))
+    if attempt is not None and attempt not in numbers:
         raise NotFoundError(
-            f"no log of rank {rank}",
-            where=str(folder),
-            fix=f"ranks {known[0]} to {known[-1]}" if known else "none yet",
+            f"no attempt {attempt}",
+            where=str(run.path),
+            fix=f"give --attempt {numbers[0]} to {numbers[-1]}",
         )
-    return [path]
+    return _of_ranks(run.attempt(numbers[-1] if attempt is None else attempt), rank or "all")
+
+
+def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[Path]:
+    paths = rank_logs(attempt)
+    if rank == "all":
+        return paths
+    if rank.isdecimal() and attempt.log_file(int(rank)) in paths:
+        return [attempt.log_file(int(rank))]
+    known = [path.stem.removeprefix("rank-") for path in paths]
+    raise NotFoundError(
+        f"no log of rank {rank}",
+        where=str(attempt.logs),
+        fix=f"give --rank {known[0]} to {known[-1]}, or all"
+        if known
+        else "wait until the ranks have started",
+    )
+
+
+def rank_logs(attempt: AttemptDirectory) -> list[Path]:
+    """The logs of an attempt's ranks, by rank."""
+    return sorted(attempt.logs.glob("rank-*.log"), key=lambda path: int(path.stem.split("-")[1]))
+
+
+def rank_label(path: Path) -> str:
+    """What stands before each line where several ranks are shown."""
+    return f"[{path.stem.removeprefix('rank-')}] "
 
 
 @dataclass
@@ -56,17 +78,16 @@ class LogReader:
     label: Callable[[Path], str]
     offsets: dict[Path, int] = field(default_factory=dict)
 
-    def read(self, paths: list[Path]) -> Iterator[str]:
+    def read(self, paths: list[Path], *, to_the_end: bool = False) -> Iterator[str]:
+        """`to_the_end` also takes a last line without its end, where nothing more will come."""
         for path in paths:
-            offset = self.offsets.get(path, 0)
             with path.open("rb") as stream:
-                stream.seek(offset)
+                stream.seek(self.offsets.get(path, 0))
                 for line in stream:
-                    if not line.endswith(b"\n"):
+                    if not line.endswith(b"\n") and not to_the_end:
                         break
-                    offset += len(line)
+                    self.offsets[path] = self.offsets.get(path, 0) + len(line)
                     yield self.label(path) + line.decode("utf-8", errors="replace").rstrip("\n")
-            self.offsets[path] = offset
 
 
 def read_logs(
@@ -78,19 +99,29 @@ def read_logs(
     follow: bool,
     over: Callable[[], bool],
 ) -> Iterator[str]:
-    """The last `lines` lines of each log (0: all), then, with `follow`, what is added until `over()`."""
-    paths = log_paths(run, rank=rank, attempt=attempt)
-    several = len(paths) > 1 and rank == "all"
-    reader = LogReader(lambda path: f"[{path.stem.removeprefix('rank-')}] " if several else "")
-    if lines:
+    """The last `lines` lines of each log (0: all), then, with `follow`, what is added until `over()`.
+
+    Several ranks' lines are numbered. `follow` waits for a log that is not there yet.
+
+    Raises:
+        NotFoundError: there is no such log, and none can come any more.
+    """
+    reader = LogReader(
+        rank_label if rank == "all" or (rank is None and attempt is not None) else lambda _: ""
+    )
+    first = True
+    while True:
+        done = not follow or over()  # asked before the read: what was written before the end is still printed
+        try:
+            paths = log_paths(run, rank=rank, attempt=attempt)
+        except NotFoundError:
+            if done:
+                raise
+            paths = []
         for path in paths:
-            yield from (reader.label(path) + line for line in tail_text(path, lines))
-            reader.offsets[path] = path.stat().st_size
-    else:
-        yield from reader.read(paths)
-    while follow:
-        done = over()  # asked before the read: what was written before the end is still printed
-        yield from reader.read(log_paths(run, rank=rank, attempt=attempt))
+            added = reader.read([path], to_the_end=done)
+            yield from deque(added, maxlen=lines) if first and lines else added
         if done:
             return
+        first = first and not paths
         time.sleep(FOLLOW_PERIOD_S)

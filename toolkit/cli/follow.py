@@ -65,22 +65,23 @@ def status(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
     "--rank", metavar="N|all", help="A rank's own log, or all of them, instead of the supervisor's."
 )
 @click.option("--attempt", type=int, help="Of this attempt [the last].")
-@click.option("-n", "--lines", default=0, help="Only the last lines [all].")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=0, help="Only the last lines [all].")
 def logs(
     run: str, runs: Path | None, follow: bool, rank: str | None, attempt: int | None, lines: int
 ) -> None:
     """What RUN wrote: the supervisor's log, or the ranks'."""
+    from toolkit.batch.follow import Follower
     from toolkit.batch.logs import read_logs
-    from toolkit.batch.state import run_status
 
     directory = find(run, runs)
+    follower = Follower(directory)
     for line in read_logs(
         directory,
         rank=rank,
         attempt=attempt,
         lines=lines,
         follow=follow,
-        over=lambda: run_status(directory).state.final,
+        over=lambda: follower.look().state.final,
     ):
         click.echo(line)
 
@@ -114,7 +115,14 @@ def cancel(run: str, runs: Path | None, echo: bool) -> None:
 @runs_option
 @json_option
 @click.option("-J", "--job-name", default="", help="Only runs of this job.")
-@click.option("-n", "--limit", default=50, show_default=True, help="At most so many; 0 is all.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="At most so many; 0 is all.",
+)
 def history(runs: Path | None, as_json: bool, job_name: str, limit: int) -> None:
     """All runs, the newest first."""
     from toolkit.batch.history import list_runs
