@@ -16,10 +16,13 @@ from submitit.core import core, utils
 from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
+from toolkit.config.layers import SBATCH_SWITCHES, SBATCH_VARIABLES
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.commands import Slurm
 
+# The shell's own pid names the log, 0600 as the run's other files, before anything else runs.
+_START_LOCAL = 'log=$1/slurm-local-$$.out; (umask 077; : >>"$log"); exec >>"$log" 2>&1; exec bash "$2"'
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
 
 
@@ -52,7 +55,10 @@ class SlurmScriptExecutor(SlurmExecutor):
         )
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return ["sbatch", "--parsable", str(submission_file_path)]
+        # To sbatch these variables win over the script; what they say is a layer of ours, and in the script.
+        told = [name for name in (*SBATCH_VARIABLES, *SBATCH_SWITCHES) if name in os.environ]
+        without = ["env", *(word for name in told for word in ("-u", name))] if told else []
+        return [*without, "sbatch", "--parsable", str(submission_file_path)]
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
@@ -65,6 +71,15 @@ class SlurmScriptExecutor(SlurmExecutor):
         return str(found[-1])
 
 
+def start_local(run: RunDirectory, script: Path) -> subprocess.Popen[bytes]:
+    """Start a script on this machine, in a session of its own: no terminal's Ctrl-C or hang-up reaches it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return subprocess.Popen(
+        ["bash", "-c", _START_LOCAL, "toolkit", str(run.path), str(script)],
+        env={**environment, "TOOLKIT_LOCAL": "1"}, stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+
+
 class LocalScriptExecutor(LocalExecutor):
     """Runs a run's rendered script in the background of this machine."""
 
@@ -75,10 +90,5 @@ class LocalScriptExecutor(LocalExecutor):
 
     def submit_script(self) -> LocalJob[Any]:
         """Start; the job's id is `local-<pid>`, and the pid is the supervisor's since the script ends in `exec`."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-        process = subprocess.Popen(
-            # The shell's own pid names the log before anything else runs.
-            ["bash", "-c", 'exec >>"$1/slurm-local-$$.out" 2>&1; exec bash "$2"', "toolkit", str(self.run.path), str(self.script)],
-            env={**environment, "TOOLKIT_LOCAL": "1"}, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        process = start_local(self.run, self.script)
         return LocalJob(folder=self.folder, job_id=f"local-{process.pid}", process=process)

@@ -4,56 +4,82 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from toolkit.batch.logs import FOLLOW_PERIOD_S, LogReader
+from toolkit.batch.executors import start_local
+from toolkit.batch.logs import FOLLOW_PERIOD_S, LogReader, rank_label, rank_logs
+from toolkit.batch.submission import uses_slurm
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
 
 MOST_SHOWN_RANKS = 64
 
 
-def start_here(run: RunDirectory) -> subprocess.Popen[bytes]:
+def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
+    """The nodes of the allocation that we are in; a run here takes all of them.
+
+    Raises:
+        ToolkitError: `asked`, which is -N, is another number.
+    """
+    given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+    if asked not in (None, given):
+        raise ToolkitError(
+            f"the allocation {environ['SLURM_JOB_ID']} has {given} nodes, and a run here takes all of them",
+            where=f"-N {asked}",
+            fix=f"leave -N out, or `salloc -N {asked} toolkit run ...`",
+        )
+    return given
+
+
+def start_here(run: RunDirectory, job: ResolvedJob) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, so that the terminal's Ctrl-C reaches it only through us."""
-    inside = bool(os.environ.get("SLURM_JOB_ID"))
-    marker = {"TOOLKIT_IN_ALLOCATION": "1"} if inside else {"TOOLKIT_LOCAL": "1"}
-    job_id = os.environ.get("SLURM_JOB_ID", "local")
-    with (run.path / f"slurm-{job_id}.out").open("ab") as log:
-        process = subprocess.Popen(
-            ["bash", str(run.script(0))], env={**os.environ, **marker}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-    write_json(
-        run.path / "submitted-000.json",
-        {"job_id": job_id if inside else f"local-{process.pid}", "start": 0, "time": utc_now()},
-    )
+    if uses_slurm(job) and os.environ.get("SLURM_JOB_ID"):
+        process, job_id = _start_in_allocation(run), os.environ["SLURM_JOB_ID"]
+    else:
+        process = start_local(run, run.script(0))
+        job_id = f"local-{process.pid}"
+    submitted = {"job_id": job_id, "start": 0, "time": utc_now(), "interactive": True}
+    write_json(run.path / "submitted-000.json", submitted)
     return process
+
+
+def _start_in_allocation(run: RunDirectory) -> subprocess.Popen[bytes]:
+    path = run.path / f"slurm-{os.environ['SLURM_JOB_ID']}.out"
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        return subprocess.Popen(
+            ["bash", str(run.script(0))], env={**os.environ, "TOOLKIT_IN_ALLOCATION": "1"}, stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(log)
 
 
 def show_output(
     run: RunDirectory, supervisor: subprocess.Popen[bytes], write: Callable[[str], object]
 ) -> int:
-    """Print what the ranks print until the supervisor ends; returns its exit code. Several ranks are numbered."""
-    reader = LogReader(_rank_label)
+    """Print what the ranks print until the supervisor ends; returns its exit code. Several ranks are numbered.
+
+    Of more than 64 ranks only the first is shown.
+    """
+    readers: dict[int, LogReader] = {}
     while True:
         code: int | None = None
         with suppress(subprocess.TimeoutExpired):
             code = supervisor.wait(FOLLOW_PERIOD_S)
         for number in run.attempt_numbers():
-            for line in reader.read(_shown(run, number)):
+            paths = rank_logs(run.attempt(number))
+            reader = readers.setdefault(number, LogReader(rank_label if len(paths) > 1 else _unlabelled))
+            shown = paths if len(paths) <= MOST_SHOWN_RANKS else paths[:1]
+            for line in reader.read(shown, to_the_end=code is not None):
                 write(line)
         if code is not None:
             return code
 
 
-def _shown(run: RunDirectory, attempt: int) -> list[Path]:
-    paths = sorted(
-        run.attempt(attempt).logs.glob("rank-*.log"), key=lambda path: int(path.stem.split("-")[1])
-    )
-    return paths if len(paths) <= MOST_SHOWN_RANKS else paths[:1]
-
-
-def _rank_label(path: Path) -> str:
-    return f"[{path.stem.removeprefix('rank-')}] "
+def _unlabelled(_path: Path) -> str:
+    return ""

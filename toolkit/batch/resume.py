@@ -12,6 +12,7 @@ from toolkit.batch.submission import recorded_job
 from toolkit.config.amend import amend_job
 from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
+from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, NotFoundError
 from toolkit.rundir.files import utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
@@ -30,32 +31,46 @@ def prepare_resume(
         checkpoint: a step number, a folder's name or a path; None takes the newest that verifies.
 
     Raises:
-        CheckFailedError: the run still lives.
+        CheckFailedError: the run still lives, or nobody knows whether it does.
+        NotFoundError: there is no such checkpoint.
+        ToolkitError: a value is wrong, or the site cannot serve the new shape.
     """
     status = run_status(run)
-    if status.state in (RunState.PENDING, RunState.RUNNING, RunState.CANCELLING):
+    if not status.state.final and status.state is not RunState.CREATED:
         raise CheckFailedError(
             f"run {run.run_id} is {status.state.value} ({status.reason})",
             fix=f"wait for it, or `toolkit cancel {run.run_id}`",
         )
     recorded = recorded_job(run)
-    job = amend_job(recorded, site=load_site(recorded.site.name), settings=settings, flags=flags).with_sbatch(
-        sbatch
-    )
+    job = amend_job(recorded, site=site_of(recorded), settings=settings, flags=flags).with_sbatch(sbatch)
+    start = max([-1, *run.start_numbers(), *_submitted_starts(run)]) + 1
     if checkpoint is not None:
         source = find_checkpoint(run, checkpoint)
-        set_aside_newer(run, source)
+        set_aside_newer(run, source, start)
+        # Without an origin of its own: the next resume takes the newest checkpoint again.
         job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
     for flag in ("stop", "cancel"):
         (run.control / flag).unlink(missing_ok=True)
     _close_lost_starts(run)
-    start = max([-1, *run.start_numbers(), *_submitted_starts(run)]) + 1
     write_json(
         run.path / f"resumed-{start:03}.json",
         {"time": utc_now(), "job": job.model_dump(mode="json", by_alias=True)},
     )
     write_text(run.script(start), render_script(job, run, start), mode=0o700)
     return job, start
+
+
+def take_back(run: RunDirectory, start: int) -> None:
+    """Remove what `prepare_resume` wrote for a start that the scheduler refused; its settings must not last."""
+    (run.path / f"resumed-{start:03}.json").unlink(missing_ok=True)
+    if start:
+        run.script(start).unlink(missing_ok=True)
+
+
+def site_of(recorded: ResolvedJob) -> Site:
+    """The site of a recorded job: its file as it was named then (`--site PATH`), else by its name."""
+    path = recorded.origin("site.name").detail.rpartition(":")[0]
+    return load_site(path if path and Path(path).is_file() else recorded.site.name)
 
 
 def find_checkpoint(run: RunDirectory, name: str) -> Path:
@@ -78,14 +93,18 @@ def find_checkpoint(run: RunDirectory, name: str) -> Path:
     )
 
 
-def set_aside_newer(run: RunDirectory, source: Path) -> None:
-    """Rename the run's checkpoints that are newer than `source`, so that ranks go on from it; nothing is deleted."""
-    inside = source.parent == run.checkpoints
+def set_aside_newer(run: RunDirectory, source: Path, start: int) -> None:
+    """Rename the run's checkpoints that are newer than `source`, so that ranks go on from it; nothing is deleted.
+
+    Of another run's checkpoint none of this run's is known to be older, so all are set aside. `start` is the start
+    that begins from `source`.
+    """
+    inside = source.parent == run.checkpoints.resolve()
     for path in sorted(run.checkpoints.glob("step-*")):
         if path.name.removeprefix("step-").isdigit() and (not inside or path.name > source.name):
-            aside = path.with_name(f"{path.name}.aside-{max([0, *run.start_numbers()]):03}")
+            aside = path.with_name(f"{path.name}.aside-{start:03}")
             path.rename(aside)
-            sys.stderr.write(f"toolkit: {path.name} is newer than {source.name}; it is now {aside.name}\n")
+            sys.stderr.write(f"toolkit: the run goes on from {source}; {path.name} is now {aside.name}\n")
 
 
 def _submitted_starts(run: RunDirectory) -> list[int]:

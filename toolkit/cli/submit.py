@@ -156,9 +156,10 @@ def resume(
     toolkit resume last
     toolkit resume last -n 2 --set train.steps=300 --wait
     """
-    from toolkit.batch.resume import prepare_resume
+    from toolkit.batch.resume import prepare_resume, take_back
     from toolkit.batch.submission import recorded_job
     from toolkit.batch.submission import submit as hand_over
+    from toolkit.errors import ToolkitError
 
     directory = find(run, runs)
     before = recorded_job(directory).job.min_nodes
@@ -169,7 +170,12 @@ def resume(
         checkpoint=checkpoint,
         sbatch=sbatch_options_of(values),
     )
-    _announce(hand_over(directory, job, start, echo=echo), parsable=parsable)
+    try:
+        submitted = hand_over(directory, job, start, echo=echo)
+    except ToolkitError:
+        take_back(directory, start)
+        raise
+    _announce(submitted, parsable=parsable)
     if wait:
         _follow(directory)
 
@@ -197,17 +203,17 @@ def run(
     from rich.console import Console
 
     from toolkit.batch.follow import exit_code_of, interrupts_to, report_end
-    from toolkit.batch.foreground import show_output, start_here
+    from toolkit.batch.foreground import nodes_of_allocation, show_output, start_here
     from toolkit.batch.state import run_status
     from toolkit.batch.submission import create
 
     site = site or (None if os.environ.get("SLURM_JOB_ID") else "local")
-    if os.environ.get("SLURM_JOB_ID") and values.get("nodes") is None:
-        values["nodes"] = os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES")
+    if os.environ.get("SLURM_JOB_ID") and site != "local":
+        values["nodes"] = nodes_of_allocation(os.environ, values.get("nodes"))
     resolved = _resolve(job, site, settings, values, argv)
     directory = create(resolved, _runs_folder(runs, resolved))
     click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
-    supervisor = start_here(directory)
+    supervisor = start_here(directory, resolved)
     with interrupts_to(supervisor.pid):
         show_output(directory, supervisor, click.echo)
     status = run_status(directory)
