@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import unicodedata
 from importlib.resources import files
 
 import jinja2
@@ -42,7 +43,7 @@ def render_script(job: ResolvedJob, run: RunDirectory, start: int) -> str:
         run_id=run.run_id,
         job_name=job.job.name,
         site=job.site.name,
-        run_directory_comment=_refuse_control(str(run.path), "the run directory"),
+        run_directory_comment=_check_path(run),
         start=start,
         kept=[*KEPT, *(_variable(name) for name in job.env.passed)],
         site_lines=site_lines(job),
@@ -104,7 +105,18 @@ def _variable(name: str) -> str:
     return name
 
 
+def _check_path(run: RunDirectory) -> str:
+    """Slurm expands no %j in a log's path that holds a backslash, and files are named in UTF-8."""
+    path = _refuse_control(str(run.path), "the run directory")
+    if "\\" in path or any("\ud800" <= letter <= "\udfff" for letter in path):
+        raise ToolkitError(
+            f"the run directory {path!a} holds a backslash or bytes that are no UTF-8",
+            fix="give another folder with --runs",
+        )
+    return path
+
+
 def _refuse_control(text: str, what: str) -> str:
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
-        raise ToolkitError(f"{what} holds a control character: {text!r}", fix="remove it")
+    if any(unicodedata.category(letter) == "Cc" for letter in text):
+        raise ToolkitError(f"{what} holds a control character: {text!a}", fix="remove it")
     return text
