@@ -11,7 +11,7 @@ import sys
 import click
 
 import toolkit
-from toolkit.errors import INTERRUPTED, ToolkitError
+from toolkit.errors import INTERRUPTED, OWN_FAILURE, ToolkitError
 
 # name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -69,5 +69,15 @@ def main() -> None:
         click.echo("toolkit: interrupted", err=True)
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"toolkit: {_one_line(error)}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        click.echo(f"toolkit: {place}{error.strerror or error}", err=True)
+        sys.exit(OWN_FAILURE)
+
+
+def _one_line(error: click.ClickException) -> str:
+    text = " ".join(error.format_message().split())
+    context = getattr(error, "ctx", None)
+    return f"{text} Fix: see `{context.command_path} --help`" if context else text

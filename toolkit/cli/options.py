@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from toolkit.rundir.layout import RunDirectory
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -60,12 +63,9 @@ def flags_of(values: dict[str, Any], *, nodes_before: int = 1) -> dict[str, Any]
             flags[key] = Flag(value, letters[0])
     tasks = values.get("ntasks")
     if tasks is not None:
-        given = flags.get("job.nodes")
-        nodes = (
-            int(str(given.value).split("-")[0])
-            if given and str(given.value).split("-")[0].isdigit()
-            else nodes_before
-        )
+        fewest = str(values.get("nodes") or "").partition("-")[0]  # of "2-4"
+        # A wrong -N is refused by its own key.
+        nodes = int(fewest) if fewest.isdecimal() and int(fewest) else nodes_before
         if tasks < 1 or tasks % nodes:
             raise ToolkitError(
                 f"{tasks} ranks do not fill {nodes} nodes evenly",
@@ -103,7 +103,7 @@ def site_runs(runs: Path | None) -> Path:
     return runs_folder(None, os.environ, site)
 
 
-def find(run: str, runs: Path | None) -> Any:
+def find(run: str, runs: Path | None) -> RunDirectory:
     """The run directory that RUN names."""
     from toolkit.rundir.find import find_run
     from toolkit.rundir.layout import RunDirectory
