@@ -136,6 +136,12 @@ def read_windows(args: Arguments, config: ResolvedJob) -> Windows:
 def main(world: World, config: ResolvedJob) -> None:
     """Train until `train.steps`, or until asked to stop; either way the last step is in a checkpoint."""
     args, train = read_arguments(Arguments, config.args), config.train
+    if config.parallel.model_ranks > 1:
+        raise ToolkitError(
+            f"this job keeps a whole model on each rank; [parallel] asks for {config.parallel.model_ranks} ranks a model",
+            where="parallel",
+            fix="leave shard, tp, pp and cp at 1",
+        )
     if train.deterministic:
         use_deterministic_kernels()
     windows = read_windows(args, config)
@@ -166,14 +172,8 @@ def main(world: World, config: ResolvedJob) -> None:
     else:
         directory = world.run_dir / "checkpoints"
         checkpointer = Checkpointer(directory, world, keep_last=config.checkpoint.keep_last)
-        say(
-            world,
-            state.resume(
-                checkpointer,
-                world,
-                source=Path(config.checkpoint.source) if config.checkpoint.source else None,
-            ),
-        )
+        source = Path(config.checkpoint.source) if config.checkpoint.source else None
+        say(world, state.resume(checkpointer, world, source=source))
         log = TrainLog(world.run_dir / "metrics" / "train.jsonl") if world.rank == 0 else None
 
     for record in training_steps(

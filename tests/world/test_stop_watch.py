@@ -8,6 +8,7 @@ import pytest
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json
 from toolkit.world import stop
+from toolkit.world.facts import World
 from toolkit.world.stop import StopWatch
 
 
@@ -30,10 +31,9 @@ def test_a_signal_is_a_request_and_no_death(number):
     try:
         watch = StopWatch()
         watch.install()
-        assert not watch.look(1, rank=0, size=1)
+        assert not watch.look(1, rank=0)
         os.kill(os.getpid(), number)
-        assert watch.look(2, rank=0, size=1)
-        assert watch.verdict
+        assert watch.look(2, rank=0)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -41,35 +41,44 @@ def test_a_signal_is_a_request_and_no_death(number):
 
 @pytest.mark.parametrize("flag", ["control/stop", "control/cancel", "attempts/000/stop"])
 def test_rank_0_finds_each_flag_file(run_directory, watch, flag):
-    assert not watch.look(1, rank=0, size=1)
+    assert not watch.look(1, rank=0)
     (run_directory.path / flag).touch()
     stop_after = StopWatch(run_directory, watch.attempt)
-    assert stop_after.look(2, rank=0, size=1)
+    assert stop_after.look(2, rank=0)
 
 
 def test_the_shared_file_system_is_asked_every_five_seconds_at_most(run_directory, watch, clock):
-    assert not watch.look(1, rank=0, size=1)
+    assert not watch.look(1, rank=0)
     (run_directory.control / "stop").touch()
     clock[0] += 4.9
-    assert not watch.look(2, rank=0, size=1)
+    assert not watch.look(2, rank=0)
     clock[0] += 0.2
-    assert watch.look(3, rank=0, size=1)
+    assert watch.look(3, rank=0)
 
 
 def test_other_ranks_touch_no_file(run_directory, watch):
     (run_directory.control / "stop").touch()
-    assert not watch.look(1, rank=1, size=1)
+    assert not watch.look(1, rank=1)
     assert not watch.attempt.heartbeat.exists()
 
 
 def test_the_heartbeat_tells_the_step_once_a_second(watch, clock):
-    watch.look(5, rank=0, size=1)
-    watch.look(6, rank=0, size=1)
+    watch.look(5, rank=0)
+    watch.look(6, rank=0)
     assert read_json(watch.attempt.heartbeat)["step"] == 5
     clock[0] += 1.0
-    watch.look(7, rank=0, size=1)
+    watch.look(7, rank=0)
     assert read_json(watch.attempt.heartbeat)["step"] == 7
 
 
 def test_outside_a_run_there_is_nothing_to_write():
-    assert not StopWatch().look(1, rank=0, size=1)
+    assert not StopWatch().look(1, rank=0)
+
+
+def test_a_world_notes_what_was_agreed():
+    world = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "test", stop_watch=StopWatch(asked=True))
+    assert not world.stop_watch.verdict
+    assert world.should_stop(3)
+    assert world.stop_watch.verdict
+    assert not world.stop_agreed(False)
+    assert not world.stop_watch.verdict

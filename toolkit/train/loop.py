@@ -50,13 +50,13 @@ def training_steps(
         # What `World.should_stop` does, except that the ranks' answers travel with the loss: where ranks share
         # cores, an exchange of their own costs more than all else that this loop adds to a step. A request is
         # heard when a step begins and obeyed when it ends.
-        asked = world.stop_watch.look(state.step, rank=world.rank, size=1)
+        asked = world.stop_asked(state.step)
         stepped = step.take(micro_batches, asked)
         state.step += 1
         state.samples += settings.batch
         last = state.step == settings.steps
         reported = last or state.step % settings.log_every == 0
-        stop = world.stop_watch.verdict = bool(stepped.asked) and not last  # a finished run was not stopped
+        stop = world.stop_agreed(bool(stepped.asked) and not last)  # a finished run was not stopped
         if reported:
             yield _record(world, settings, state, stepped, micro_batches[0][0].shape[1], mark)
             mark = _Mark(state.step)

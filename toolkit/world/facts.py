@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolkit.world.stop import StopWatch
+from toolkit.world.stop import StopWatch, any_rank
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,20 @@ class World:
         Call it on every rank at every step boundary: it is a collective once the process group exists. `step` is
         the number of finished steps; rank 0 writes it into the attempt's heartbeat.
         """
-        return self.stop_watch.look(step, rank=self.rank, size=self.size)
+        asked = self.stop_asked(step)
+        return self.stop_agreed(any_rank(asked) if self.size > 1 else asked)
+
+    def stop_asked(self, step: int) -> bool:
+        """This rank's own part of `should_stop`, for a loop that sums it over the ranks in an exchange of its own.
+
+        Such a loop hands the outcome, the same on all ranks, to `stop_agreed`.
+        """
+        return self.stop_watch.look(step, rank=self.rank)
+
+    def stop_agreed(self, verdict: bool) -> bool:
+        """Note what all ranks agreed on: whether they save now and return. Returns it."""
+        self.stop_watch.verdict = verdict
+        return verdict
 
     def time_left(self) -> float:
         """Seconds until the allocation ends, infinite where there is no limit."""

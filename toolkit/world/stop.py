@@ -34,13 +34,12 @@ class StopWatch:
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
 
-    def look(self, step: int, *, rank: int, size: int) -> bool:
-        """See `World.should_stop`."""
+    def look(self, step: int, *, rank: int) -> bool:
+        """Whether this rank was asked to stop. Rank 0 writes the heartbeat, and looks at files now and then."""
         if rank == 0:
             self._beat(step)
             self._read_control()
-        self.verdict = _any_rank(self.asked) if size > 1 else self.asked
-        return self.verdict
+        return self.asked
 
     def _beat(self, step: int) -> None:
         now = time.monotonic()
@@ -59,7 +58,7 @@ class StopWatch:
         self.asked = any(flag.exists() for flag in flags)
 
 
-def _any_rank(asked: bool) -> bool:
+def any_rank(asked: bool) -> bool:
     """Whether any rank was asked: a MAX-reduce over the default group. Alone, before there is a group."""
     import torch
     import torch.distributed as dist
