@@ -1,6 +1,13 @@
-"""What several packages' tests start from: an empty run, and a job as the compute half reads it."""
+"""What several packages' tests start from: an empty run, a job as the compute half reads it, the command line."""
+
+from __future__ import annotations
 
 import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,3 +38,81 @@ def local_job(tmp_path: Path):
         return job
 
     return resolve
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class CommandLine:
+    """Calls `toolkit` as a user types it, in this process, with RUNS in a folder of the test's own and site `local`."""
+
+    folder: Path
+    capture: pytest.CaptureFixture[str]
+    patch: pytest.MonkeyPatch
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def __call__(self, *argv: object) -> Said:
+        from toolkit.cli.main import main
+
+        self.capture.readouterr()
+        self.patch.setattr(sys, "argv", ["toolkit", *map(str, argv)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = self.capture.readouterr()
+        return Said(int(end.value.code or 0), out, err)
+
+    def ok(self, *argv: object) -> str:
+        """A call that must succeed; its stdout."""
+        said = self(*argv)
+        assert said.code == 0, said
+        return said.out
+
+    def job(self, command: str, *, name: str = "work", more: str = "") -> Path:
+        """A job whose every rank runs a line of shell, without torch. Further tables come from `more`."""
+        path = self.folder / f"{name}.toml"
+        path.write_text(f"[job]\nentry = ['bash', '-c', '''{command}''', 'rank']\n{more}", encoding="utf-8")
+        return path
+
+    def submit(self, job: Path, *argv: object) -> RunDirectory:
+        """Submit; the run's directory."""
+        run_id = self.ok("submit", job, "--parsable", *argv).strip().partition(";")[2]
+        return self.run(run_id)
+
+    def run(self, run_id: str) -> RunDirectory:
+        (path,) = self.runs.glob(f"*/{run_id}")
+        return RunDirectory(path)
+
+
+@pytest.fixture
+def toolkit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> CommandLine:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "SBATCH_", "TOOLKIT_")) and name != "TOOLKIT_REQUIRE_CLUSTER":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TOOLKIT_SITE", "local")
+    monkeypatch.setenv("TOOLKIT_RUNS", str(tmp_path / "runs"))
+    return CommandLine(tmp_path, capsys, monkeypatch)
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., None]:
+    """Wait for a condition, at most `timeout_s`."""
+
+    def wait(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.05)
+
+    return wait

@@ -1,0 +1,165 @@
+"""The rendered script: the same text for the same job, no value escapes its quotes, and the environment is built.
+
+After a change on purpose: `TOOLKIT_GOLDEN=write .venv/bin/pytest tests/batch/test_script.py -k golden`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from toolkit.batch.script import quote_directive, render_script
+from toolkit.config.layers import resolve_job
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.shipped import shipped_jobs
+from toolkit.errors import ToolkitError
+from toolkit.rundir.layout import RunDirectory
+from toolkit.site.load import load_site
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RUN = RunDirectory(Path("/runs/of all/train_lm/20261120-142233-9f3a"))
+
+# Where each site's rendering differs: GPUs asked for in its dialect, its options, account and partition.
+GOLDEN_SETTINGS = {
+    "local": [],
+    "devcluster": ["job.nodes=2", "job.gpus_per_node=2", "job.ranks_per_node=2"],
+    "roihu": ["job.nodes=2-4", "job.ranks_per_node=4", "job.account=project_1", "job.time=1-00:00:00"],
+    "lumi": ["job.nodes=2", "job.ranks_per_node=8", "job.account=project_2", 'job.sbatch=["--mail-type=END"]'],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("site", GOLDEN_SETTINGS)
+def test_golden(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/toolkit/bin/python")
+    job = resolve_job(
+        shipped_jobs()["train_lm"], site=load_site(site, {}), environ={}, settings=GOLDEN_SETTINGS[site]
+    )
+    rendered = render_script(job, RUN, 0)
+    # The job's values are the configuration's business; here only that they stand where they belong.
+    rendered, count = re.subn(
+        r"(<<'TOOLKIT_JOB'\n)\{.*\}(\nTOOLKIT_JOB\n)", r"\1{the resolved job}\2", rendered
+    )
+    assert count == 1
+    path = GOLDEN / f"train_lm-{site}.sbatch"
+    if os.environ.get("TOOLKIT_GOLDEN") == "write":
+        path.write_text(rendered)
+    assert rendered == path.read_text()
+
+
+def a_job(folder: Path, tables: str = "", **changes: object) -> ResolvedJob:
+    path = folder / "job.toml"
+    path.write_text(f'[job]\nentry = ["true"]\n{tables}')
+    return resolve_job(path, site=load_site("local"), environ={}).model_copy(update=changes)
+
+
+def run_by_bash(
+    text: str, stand_in: Path, environment: dict[str, str], folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a rendered script whose supervisor is `stand_in`."""
+    changed, count = re.subn(r"(?m)^exec \S+ -P -m toolkit\.supervise", f"exec {stand_in}", text)
+    assert count == 1
+    path = folder / "rendered.sbatch"
+    path.write_text(changed, encoding="utf-8")
+    return subprocess.run(["bash", str(path)], capture_output=True, text=True, env=environment, check=False)
+
+
+nasty = st.text(
+    alphabet=st.one_of(
+        st.sampled_from("'\"\\$`%#!;&|<>(){}*? \n\t~"), st.characters(codec="utf-8", exclude_characters="\0")
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(words=st.lists(nasty, max_size=3), value=nasty, folder=nasty)
+@example(
+    words=["TOOLKIT_JOB", "a\nTOOLKIT_JOB\nrm -rf x"],
+    value="$(touch pwned)`id`",
+    folder="a 'b' \"c\" $d #e %f",
+)
+def test_no_value_escapes(
+    tmp_path_factory: pytest.TempPathFactory, words: list[str], value: str, folder: str
+) -> None:  # fmt: skip
+    """The here-document, the arguments and the site's variables arrive as they were."""
+    tmp_path = tmp_path_factory.mktemp("script")
+    site = load_site("local")
+    job = a_job(
+        tmp_path,
+        argv=words,
+        args={"value": value},
+        site_env=site.env.model_copy(update={"vars": {"SITE_VALUE": value}}),
+    )
+    run = RunDirectory(tmp_path / ("x" + folder.replace("/", "_")))
+    try:
+        text = render_script(job, run, 3)
+    except ToolkitError as error:
+        assert any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in folder) or "\\" in folder
+        assert "\n" not in str(error)
+        return
+    stand_in = tmp_path / "supervisor"
+    stand_in.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        "json.dump([sys.argv[1:], json.load(sys.stdin), dict(os.environ)], sys.stdout)\n"
+    )
+    stand_in.chmod(0o755)
+    done = run_by_bash(text, stand_in, {"PATH": os.environ["PATH"]}, tmp_path)
+    assert done.stderr == ""
+    argv, received, environment = json.loads(done.stdout)
+    assert argv == [str(run.path)]
+    assert received == json.loads(job.to_json())
+    assert (environment["SITE_VALUE"], environment["TOOLKIT_START"]) == (value, "3")
+
+
+@pytest.mark.parametrize("letter", ["\n", "\r", "\x1b", "\x7f", "\x85"])
+def test_control_characters_are_refused(tmp_path: Path, letter: str) -> None:
+    with pytest.raises(ToolkitError, match="control character"):
+        quote_directive(f"--comment=a{letter}#SBATCH --uid=0")
+    with pytest.raises(ToolkitError, match="control character"):
+        render_script(a_job(tmp_path), RunDirectory(Path(f"/runs/a{letter}b/c")), 0)
+
+
+@pytest.mark.parametrize("name", ["a\\b", os.fsdecode(b"caf\xe9")])
+def test_run_directories_that_no_log_can_lie_in_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ToolkitError, match="--runs"):
+        render_script(a_job(tmp_path), RunDirectory(Path("/runs") / name / "c"), 0)
+
+
+def test_only_named_variables_survive(tmp_path: Path) -> None:
+    site = load_site("local")
+    job = a_job(
+        tmp_path,
+        '[env]\npass = ["MY_DATA"]\n',
+        site_env=site.env.model_copy(update={"vars": {"FROM_SITE": "1"}, "setup": ["export FROM_SETUP=2"]}),
+    )
+    kept = {
+        "PATH": os.environ["PATH"], "HOME": "/h", "LC_ALL": "C.UTF-8", "https_proxy": "http://p:1", "SLURM_JOB_ID": "7",
+        "SLURM_CONF": "/c", "MY_DATA": "/data x",
+    }  # fmt: skip
+    polluted = {
+        "SECRET_TOKEN": "s", "PYTHONPATH": "/evil", "LD_PRELOAD": "", "TOOLKIT_START": "9", "VIRTUAL_ENV": "/v",
+        "OMP_NUM_THREADS": "64", "SLURM_EXPORT_ENV": "NONE", "SBATCH_PARTITION": "p", "PATHS": "no", "XPATH": "no",
+    }  # fmt: skip
+    done = run_by_bash(render_script(job, RUN, 0), Path("/usr/bin/env; #"), {**kept, **polluted}, tmp_path)
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    for shells_own in ("_", "SHLVL", "PWD", "OLDPWD"):
+        found.pop(shells_own, None)
+    assert found == {**kept, "TOOLKIT_START": "0", "FROM_SITE": "1", "FROM_SETUP": "2"}
+
+
+def test_a_resumes_script_says_its_start(tmp_path: Path) -> None:
+    assert "export TOOLKIT_START=4\n" in render_script(a_job(tmp_path), RUN, 4)
+
+
+def test_plain_values_need_no_quotes_and_others_get_sbatchs() -> None:
+    assert quote_directive("--nodes=2-4") == "--nodes=2-4"
+    assert quote_directive('--comment=a "b" \\c #d') == r'--comment="a \"b\" \\c #d"'
+    assert quote_directive("-p main") == "-p main"
