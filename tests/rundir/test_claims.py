@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.claims import claim_attempt, claim_start, end_start, read_claim
 from toolkit.rundir.files import write_json
+from toolkit.rundir.layout import RunDirectory
 
 
 def claim(run, first, job_id):
@@ -102,8 +104,6 @@ for _ in range(50):
 
 
 def test_two_supervisors_at_once_never_share_a_start_or_an_attempt(run_directory):
-    import time
-
     begin = str(time.time() + 0.5)
     racers = [
         subprocess.Popen(
@@ -119,6 +119,18 @@ def test_two_supervisors_at_once_never_share_a_start_or_an_attempt(run_directory
     assert words.count("start") == 1
     assert sorted(int(word) for word in words if word != "start") == list(range(100))
     assert not [path for path in run_directory.starts.iterdir() if path.name.startswith(".")]
+
+
+def test_a_claim_that_another_wins_after_the_folder_was_listed(run_directory, monkeypatch):
+    claim(run_directory, 0, "10")
+    claim_attempt(run_directory)
+    monkeypatch.setattr(RunDirectory, "start_numbers", lambda _: [])  # as listed a moment before
+    monkeypatch.setattr(RunDirectory, "attempt_numbers", lambda _: [])
+    with pytest.raises(OwnFailureError, match="claimed by another supervisor a moment ago"):
+        claim(run_directory, 0, "11")
+    assert read_claim(run_directory, 0).job_id == "10"
+    assert [path.name for path in run_directory.starts.iterdir()] == ["000"]
+    assert claim_attempt(run_directory).number == 1
 
 
 def test_unfinished_saves_of_older_attempts_are_fenced_off(run_directory):

@@ -30,9 +30,10 @@ def test_ids_of_one_second_sort_by_time_too():
     assert ids[0] == "20261120-142233-0000"
 
 
-def test_runs_made_at_once_are_different_runs(tmp_path):
-    runs = [create_run(tmp_path, "job") for _ in range(50)]
-    assert len({run.run_id for run in runs}) == 50
+def test_two_runs_of_one_instant_are_different_runs(tmp_path, monkeypatch):
+    clock = iter(["20261120-142233-0000", "20261120-142233-0000", "20261120-142233-0001"])
+    monkeypatch.setattr("toolkit.rundir.layout.new_run_id", lambda: next(clock))
+    assert create_run(tmp_path, "job").run_id != create_run(tmp_path, "job").run_id
 
 
 @pytest.mark.parametrize(("access", "folder_mode"), [("user", 0o700), ("group", 0o750)])
