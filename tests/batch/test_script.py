@@ -32,7 +32,7 @@ GOLDEN_SETTINGS = {
     "local": [],
     "devcluster": ["job.nodes=2", "job.gpus_per_node=2", "job.ranks_per_node=2"],
     "roihu": ["job.nodes=2-4", "job.ranks_per_node=4", "job.account=project_1", "job.time=1-00:00:00"],
-    "lumi": ["job.nodes=2", "job.ranks_per_node=8", "job.account=project_2", 'job.sbatch=["--mail-type=END"]'],
+    "lumi": ["job.nodes=2", "train.batch=32", "job.ranks_per_node=8", "job.account=project_2", 'job.sbatch=["--mail-type=END"]'],
 }  # fmt: skip
 
 
