@@ -25,7 +25,9 @@ from toolkit.supervise.launchers import Ranks, Shape, find_mpirun, launch_local,
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
 REQUEUE_PATIENCE_S = 300.0  # after a requeue Slurm ends us; it may take its time
-STOP_GRACE_S = 30.0  # Slurm's default KillWait, and enough for a step and a save here
+STOP_GRACE_S = (
+    20.0  # less than Slurm's default KillWait of 30 s, so that the attempt's record is still written
+)
 
 
 @dataclass
@@ -97,7 +99,8 @@ class Supervisor:
             ranks.kill()  # nothing of an attempt outlives it, not even when the watch itself failed
 
     def _grace_s(self, cause: Cause) -> float:
-        if cause is Cause.WALLTIME:
+        # A preempted job's grace time is the site's, and only Slurm knows it: it ends us by itself.
+        if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
             return max(1.0, self.allocation.left_s() - 10)
         return STOP_GRACE_S
 

@@ -1,0 +1,154 @@
+"""What a supervisor makes of its allocation, of signals, and of what Slurm says: in this process, without ranks."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.states import Cause
+from toolkit.supervise.allocation import Allocation, find_allocation, process_start_ticks, why_terminated
+from toolkit.supervise.environment import rank_environment
+from toolkit.supervise.launchers import Shape
+from toolkit.supervise.supervisor import Supervisor, choose_launcher, is_foreign
+
+
+@pytest.fixture
+def supervisor(run_directory):
+    """A supervisor in a batch job with `left_s` seconds left."""
+
+    def make(left_s=3600.0, in_slurm=True, warn_s=120):
+        allocation = Allocation("7", 1, in_slurm, in_slurm, time.time() + left_s)
+        job = {"restart": {"warn_s": warn_s}}
+        return Supervisor(run_directory, job, 0, allocation, Shape(1, 1))
+
+    return make
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """A scontrol that says one thing; a real Slurm cannot be made to say these on demand."""
+
+    def write(body):
+        (tmp_path / "scontrol").write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "scontrol").chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    return write
+
+
+@pytest.mark.parametrize(
+    ("left_s", "cause"),
+    [(200, Cause.WALLTIME), (30, Cause.WALLTIME), (220, Cause.PREEMPTED), (3600, Cause.PREEMPTED)],
+)
+def test_usr2_is_walltime_near_the_end_and_preemption_before(supervisor, left_s, cause):
+    one = supervisor(left_s)
+    one._on_signal(signal.SIGUSR2, None)
+    assert one.request.cause is cause
+
+
+@pytest.mark.parametrize("first", [None, signal.SIGTERM, signal.SIGUSR2])
+def test_ctrl_c_asks_and_the_second_one_kills_whatever_was_asked_before(supervisor, first):
+    one = supervisor()
+    if first:
+        one._on_signal(first, None)
+    one._on_signal(signal.SIGINT, None)
+    assert not one.request.kill
+    one._on_signal(signal.SIGINT, None)
+    assert one.request.kill
+    assert one.request.cause is (Cause.PREEMPTED if first else Cause.STOPPED)  # the first request counts
+
+
+def test_slurm_ends_a_preempted_job_by_its_own_clock(supervisor):
+    assert supervisor(3600)._grace_s(Cause.PREEMPTED) > 3000
+    assert supervisor(100)._grace_s(Cause.WALLTIME) == pytest.approx(90, abs=1)
+    assert supervisor(5)._grace_s(Cause.WALLTIME) == 1
+    for one, cause in ((supervisor(in_slurm=False), Cause.PREEMPTED), (supervisor(), Cause.CANCELLED)):
+        assert one._grace_s(cause) < 30  # Slurm's KillWait
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("JobId=7 JobState=CANCELLED Reason=None", Cause.CANCELLED), ("JobState=TIMEOUT", Cause.WALLTIME),
+        ("JobState=PREEMPTED", Cause.PREEMPTED), ("JobState=RUNNING", Cause.PREEMPTED),
+    ],
+)  # fmt: skip
+def test_slurm_says_why_it_sent_term(scontrol, said, cause):
+    scontrol(f"echo '{said}'")
+    assert why_terminated("7") is cause
+
+
+def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(
+    scontrol, capsys, monkeypatch, tmp_path
+):
+    scontrol("exit 1")
+    assert why_terminated("7") is Cause.PREEMPTED
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert why_terminated("7") is Cause.PREEMPTED
+    assert find_allocation({"SLURM_JOB_ID": "7"}, 1).ends_at == 0
+    assert capsys.readouterr().out.count("Slurm does not say") == 3
+
+
+def test_an_allocation_is_what_slurm_gave_and_not_what_was_asked():
+    batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_END_TIME": "1800000000"}
+    assert find_allocation(batch, 2) == Allocation("7", 3, True, True, 1800000000.0)
+    assert not find_allocation(batch | {"TOOLKIT_IN_ALLOCATION": "1"}, 2).is_batch
+    here = find_allocation(batch | {"TOOLKIT_LOCAL": "1"}, 2)
+    assert (here.in_slurm, here.nodes, here.left_s()) == (False, 2, float("inf"))
+    assert not here.can_requeue
+
+
+def test_a_process_that_is_gone_has_no_start(run_directory):
+    assert process_start_ticks(os.getpid()) > 0
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(ProcessLookupError):  # it has ended, and nobody has read its code
+        process_start_ticks(child)
+    os.waitpid(child, 0)
+    with pytest.raises(ProcessLookupError):
+        process_start_ticks(child)
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_slurm", "chosen"),
+    [("auto", True, "srun"), ("mpirun", True, "mpirun"), ("local", False, "local"), ("srun", True, "srun")],
+)
+def test_the_sites_launcher_is_taken(kind, in_slurm, chosen):
+    allocation = Allocation("7", 1, in_slurm, in_slurm, 0.0)
+    assert choose_launcher({"launcher": {"kind": kind}}, allocation, Shape(1, 2)) == chosen
+
+
+def test_without_slurm_and_mpirun_the_ranks_are_started_one_by_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    here = Allocation("local-1", 1, False, False, 0.0)
+    assert choose_launcher({"launcher": {"kind": "srun"}}, here, Shape(1, 2)) == "local"
+    assert "without MPI" in capsys.readouterr().out
+
+
+def test_the_ranks_environment_is_the_jobs_word_over_the_sites(run_directory, local_job):
+    job = local_job(["true"])
+    job["launcher"]["libmpi"] = "/opt/libmpi.so"
+    job["network"]["vars"] = {"NCCL_DEBUG": "WARN", "FROM_SITE": "1"}
+    job["env"]["vars"] = {"NCCL_DEBUG": "INFO"}
+    environment = rank_environment(
+        {"PATH": "/bin", "TOOLKIT_START": "0"}, job, run_directory, claim_attempt(run_directory),
+        start=0, shape=Shape(2, 3, 4), launcher="srun", ends_at=1800000000.0,
+    )  # fmt: skip
+    assert "TOOLKIT_START" not in environment
+    assert (environment["NCCL_DEBUG"], environment["FROM_SITE"]) == ("INFO", "1")
+    assert environment["MPI4PY_LIBMPI"] == "/opt/libmpi.so"
+    assert (environment["TOOLKIT_WORLD_SIZE"], environment["TOOLKIT_ATTEMPT"]) == ("6", "0")
+    assert environment["TOOLKIT_ENDS_AT"] == "1800000000"
+
+
+@pytest.mark.parametrize(
+    ("entry", "foreign"),
+    [("a.py:main", False), ("pkg.mod:main", False), ("a.py", True), (["./a.out", "x:y"], True)],
+)
+def test_only_functions_have_our_handlers(entry, foreign):
+    assert is_foreign(entry) is foreign
