@@ -117,7 +117,11 @@ def expand_tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if match is None:
-            raise ToolkitError(f"cannot read tasks per node {text!r}", where="SLURM_STEP_TASKS_PER_NODE")
+            raise ToolkitError(
+                f"cannot read tasks per node {text!r}",
+                where="SLURM_STEP_TASKS_PER_NODE",
+                fix="leave the variable as srun sets it, such as 2(x3),1",
+            )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 

@@ -49,7 +49,15 @@ def meet(world: World, *, interface: str = "", timeout_s: float = 300.0) -> Endp
 def _listen(address: str, port: int = 0) -> Endpoint:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((address, port))
+    try:
+        listener.bind((address, port))
+    except OSError as error:
+        listener.close()
+        raise ToolkitError(
+            f"cannot listen at {address}:{port}: {error.strerror}",
+            where=socket.gethostname(),
+            fix="start through `toolkit run` or `toolkit submit`, which take a free port",
+        ) from error
     listener.listen(4096)
     return Endpoint(address, listener.getsockname()[1], listener)
 
