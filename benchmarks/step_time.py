@@ -27,10 +27,10 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from toolkit.jobs import train_lm
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from toolkit.jobs import train_lm
 from toolkit.metrics.training import TrainLog
 from toolkit.rundir.layout import RunDirectory, create_run
 from toolkit.train.loop import training_steps

@@ -1,8 +1,8 @@
 """JOB is a path or the name of a shipped job."""
 
 import pytest
-import toolkit.jobs
 
+import toolkit.jobs
 from toolkit.config.shipped import find_job
 from toolkit.errors import NotFoundError
 

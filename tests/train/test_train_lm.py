@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from launch import job, launch, said_by
-from toolkit.jobs import train_lm
 
 from toolkit.errors import ToolkitError
+from toolkit.jobs import train_lm
 from toolkit.metrics.training import TrainRecord, read_train_log
 
 JOB = tomllib.loads(Path(train_lm.__file__).with_name("train_lm.toml").read_text())
