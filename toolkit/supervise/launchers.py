@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from toolkit.errors import OwnFailureError
+from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 
 RANK_PROGRAM = [sys.executable, "-P", "-m", "toolkit.rank"]
@@ -209,7 +210,7 @@ def _passed_on(name: str) -> bool:
 def _start(
     argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory
 ) -> subprocess.Popen[bytes]:
-    with (attempt.logs / "launcher.log").open("ab") as log:
+    with os.fdopen(open_append(attempt.logs / "launcher.log"), "ab") as log:
         try:
             return subprocess.Popen(
                 argv, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
