@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.errors import NotFoundError
-from toolkit.rundir.claims import claim_start
+from toolkit.rundir.claims import claim_start, end_start
 from toolkit.rundir.files import write_json
 from toolkit.rundir.find import find_run, job_ids, runs_folder
 from toolkit.rundir.layout import create_run
@@ -36,10 +36,18 @@ def test_id_job_and_id_last_and_path_find_a_run(runs):
     assert find_run("4567.extern", folder) == newer.path  # known by its claim: given to sbatch by hand
 
 
-def test_job_ids_are_told_once_and_in_order(runs):
-    _, older, _ = runs
-    claim_start(older, first=0, job_id="122", host="n1", pid=1, process_started=1)
-    assert job_ids(older) == ["122", "123"]
+def test_job_ids_are_told_once_and_the_newest_last(run_directory):
+    def live(first, job_id):
+        claim = claim_start(run_directory, first=first, job_id=job_id, host="n1", pid=1, process_started=1)
+        end_start(run_directory, claim.start, state="failed", exit_code=1)
+
+    live(0, "9")  # given to sbatch by hand: no submission recorded it
+    write_json(run_directory.path / "submitted-001.json", {"job_id": "11"})
+    assert job_ids(run_directory) == ["9", "11"]
+    live(1, "11")
+    assert job_ids(run_directory) == ["9", "11"]
+    live(0, "9")  # an administrator requeued the first job
+    assert job_ids(run_directory) == ["11", "9"]
 
 
 @pytest.mark.parametrize("text", ["12", "1234", "45", "hello", "train_lm", "", "_4", ".batch"])

@@ -33,15 +33,17 @@ def iterate_runs(runs: Path) -> Iterator[RunDirectory]:
 
 
 def job_ids(run: RunDirectory) -> list[str]:
-    """The job ids of a run, oldest first, each once: those that submission recorded and those that claimed."""
-    ids: list[str] = []
-    for path in sorted(run.path.glob("submitted-*.json")):
-        ids.append(str((read_json_or_none(path) or {}).get("job_id", "")))
+    """The job ids of a run, each once, the newest last: those that submission recorded and those that claimed."""
+    by_start: list[tuple[int, str]] = []
+    for path in run.path.glob("submitted-*.json"):
+        recorded = read_json_or_none(path) or {}
+        by_start.append((int(path.stem.split("-")[1]), str(recorded.get("job_id", ""))))
     for number in run.start_numbers():
         claim = read_claim(run, number)
         if claim is not None:
-            ids.append(claim.job_id)
-    return list(dict.fromkeys(name for name in ids if name))
+            by_start.append((number, claim.job_id))
+    newest_first = [job for _, job in sorted(by_start, key=lambda item: item[0], reverse=True) if job]
+    return list(dict.fromkeys(newest_first))[::-1]
 
 
 def find_run(run: str, runs: Path) -> Path:
