@@ -63,21 +63,27 @@ def main() -> None:
         result = cli.main(standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except ToolkitError as error:
-        click.echo(f"toolkit: {error}", err=True)
+        _say(str(error))
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
-        click.echo("toolkit: interrupted", err=True)
+        _say("interrupted")
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
-        click.echo(f"toolkit: {_one_line(error)}", err=True)
+        _say(_with_help(error))
         sys.exit(error.exit_code)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        click.echo(f"toolkit: {place}{error.strerror or error}", err=True)
+        _say(f"{place}{error.strerror or error}")
         sys.exit(OWN_FAILURE)
 
 
-def _one_line(error: click.ClickException) -> str:
+def _say(text: str) -> None:
+    """One line on stderr; what a value brought along of control characters and line ends is escaped."""
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    click.echo(f"toolkit: {line}", err=True)
+
+
+def _with_help(error: click.ClickException) -> str:
     text = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)
     return f"{text} Fix: see `{context.command_path} --help`" if context else text

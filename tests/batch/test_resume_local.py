@@ -1,0 +1,144 @@
+"""Resume: another shape, other values, a named checkpoint, the next start."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+# A job that shows its shape and settings, and saves nothing.
+SHOW = 'cat $TOOLKIT_RESOLVED_JOB > "$TOOLKIT_RUN_DIR/seen-$TOOLKIT_ATTEMPT.json"; echo ranks $TOOLKIT_WORLD_SIZE'
+
+
+@pytest.fixture
+def ended(toolkit):
+    """A run of one rank that has completed."""
+    run = toolkit.submit(toolkit.job(SHOW))
+    assert toolkit("wait", run.run_id).code == 0
+    return run
+
+
+def checkpoints(run, *steps: int) -> list[str]:
+    for step in steps:
+        folder = run.checkpoints / f"step-{step:08}"
+        folder.mkdir()
+        (folder / "manifest.json").write_text("{}")
+    return names(run)
+
+
+def names(run) -> list[str]:
+    return sorted(path.name for path in run.checkpoints.iterdir())
+
+
+def seen(run, attempt: int) -> dict:
+    return json.loads((run.path / f"seen-{attempt}.json").read_text())
+
+
+def test_shape_and_values_change_and_starts_count_up(toolkit, ended) -> None:
+    (ended.control / "cancel").touch()
+    (ended.control / "stop").touch()
+    said = toolkit("resume", "last", "-n", 2, "--set", "train.steps=7", "--wait")
+    assert said.code == 0, said
+    assert toolkit.ok("logs", "--rank", 1) == "ranks 2\n"
+    assert seen(ended, 1)["train"]["steps"] == 7
+    assert not list(ended.control.iterdir())
+    assert toolkit("resume", "last", "--wait").code == 0
+    assert ended.start_numbers() == [0, 1, 2]
+    assert "export TOOLKIT_START=2\n" in ended.script(2).read_text()
+    assert seen(ended, 2)["train"]["steps"] == 7  # what a resume changed stays changed
+    assert json.loads(toolkit.ok("status", "--json"))["ranks"] == 2
+
+
+def test_from_a_named_checkpoint(toolkit, ended) -> None:
+    checkpoints(ended, 10, 20, 30)
+    said = toolkit("resume", "last", "--from", "20", "--wait")
+    assert said.code == 0, said
+    assert names(ended) == ["step-00000010", "step-00000020", "step-00000030.aside-001"]
+    assert "step-00000030 is now step-00000030.aside-001" in said.err
+    assert seen(ended, 1)["checkpoint"]["source"] == str(ended.checkpoints / "step-00000020")
+    toolkit.ok("resume", "last", "--wait")
+    assert seen(ended, 2)["checkpoint"]["source"] == ""  # only that one resume began there
+
+
+def test_from_behind_a_symbolic_link(toolkit, ended) -> None:
+    checkpoints(ended, 10, 20)
+    link = toolkit.folder / "link"
+    link.symlink_to(toolkit.runs)
+    assert toolkit("resume", "last", "--runs", link, "--from", "step-00000010", "--wait").code == 0
+    assert names(ended) == ["step-00000010", "step-00000020.aside-001"]
+
+
+def test_from_another_runs_checkpoint(toolkit, ended) -> None:
+    checkpoints(ended, 10)
+    other = toolkit.folder / "step-00000500"
+    other.mkdir()
+    (other / "manifest.json").write_text("{}")
+    assert toolkit("resume", "last", "--from", other, "--wait").code == 0
+    assert names(ended) == ["step-00000010.aside-001"]
+
+
+def test_unknown_checkpoints_name_those_that_exist(toolkit, ended) -> None:
+    before = checkpoints(ended, 10, 20)
+    said = toolkit("resume", "last", "--from", 15)
+    assert said.code == 4 and "step-00000010, step-00000020" in said.err
+    assert names(ended) == before and ended.start_numbers() == [0]
+
+
+def test_a_wrong_value_changes_nothing(toolkit, ended) -> None:
+    checkpoints(ended, 10, 20)
+    said = toolkit("resume", "last", "-N", 2, "--from", 10)
+    assert (said.code, "-N 1" in said.err) == (2, True)
+    assert names(ended) == ["step-00000010", "step-00000020"]
+    assert not list(ended.path.glob("resumed-*"))
+
+
+def test_what_the_scheduler_refused_does_not_last(toolkit, ended, monkeypatch) -> None:
+    from toolkit.batch import submission
+    from toolkit.errors import SchedulerRefusedError
+
+    def refuse(*_: object, **__: object) -> None:
+        raise SchedulerRefusedError("sbatch: no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(submission, "submit", refuse)
+        assert toolkit("resume", "last", "-n", 4).code == 3
+    assert json.loads(toolkit.ok("status", "--json"))["ranks"] == 1
+    assert toolkit("resume", "last", "--wait").code == 0
+
+
+def test_a_site_that_was_named_by_its_file(toolkit, monkeypatch) -> None:
+    path = toolkit.folder / "mine.toml"
+    path.write_text('name = "mine"\nextends = "local"\n[env]\nvars = { MINE = "yes" }\n')
+    monkeypatch.delenv("TOOLKIT_SITE")
+    run = toolkit.submit(toolkit.job("echo $MINE"), "--site", path)
+    toolkit.ok("wait", run.run_id)
+    assert toolkit("resume", run.run_id, "--wait").code == 0
+    assert toolkit.ok("logs", "--rank", 0) == "yes\n"
+
+
+def test_a_rendered_run_that_nobody_submitted(toolkit) -> None:
+    toolkit.ok("render", toolkit.job("true"))
+    assert toolkit("resume", "last", "--wait").code == 0
+    (run,) = toolkit.runs.glob("*/*")
+    assert toolkit.run(run.name).start_numbers() == [0]
+
+
+def test_a_resume_after_a_start_by_hand_is_the_newest_job(toolkit) -> None:
+    """The first start has no submitted-000.json: somebody gave the script to the scheduler by hand."""
+    import subprocess
+
+    toolkit.ok("render", toolkit.job("true"))
+    (path,) = toolkit.runs.glob("*/*")
+    subprocess.run(
+        ["bash", path / "job.sbatch"],
+        env={**os.environ, "TOOLKIT_LOCAL": "1"},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    assert "completed" in toolkit.ok("status")
+    job_id = toolkit.ok("resume", "last", "--parsable").partition(";")[0]
+    assert toolkit("wait", "last").code == 0
+    assert json.loads(toolkit.ok("status", "--json"))["job_id"] == job_id
+    assert Path(path / "submitted-001.json").exists()

@@ -1,0 +1,100 @@
+"""The login side stays light: no command imports torch, and the help costs hardly more than click itself."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from toolkit.cli.main import COMMANDS, cli
+
+# Each line is one command; FOLDER is a fresh folder, RUN a run that has ended, CKPT a folder that holds checkpoints.
+LOGIN_COMMANDS = [
+    "submit JOB --dry-run", "submit JOB --wait", "render JOB", "status", "logs RUN", "wait RUN", "cancel RUN", "history",
+    "resume RUN --wait", "jobs list", "jobs copy mpi_hello FOLDER", "site list", "site show local", "site detect",
+    "config show JOB", "config schema job", "topo show --help", "ckpt ls CKPT", "ckpt show CKPT", "ckpt verify CKPT",
+    "devcluster --help", "devcluster status", "run JOB",
+]  # fmt: skip
+PROBE = """
+import sys
+from toolkit.cli.main import main
+for line in sys.stdin.read().splitlines():
+    sys.argv = ["toolkit", *line.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code in (0, 1, 2, 4), (line, end.code)
+    assert "torch" not in sys.modules, line
+print("probed", file=sys.stderr)
+"""
+
+
+def test_no_login_command_imports_torch(toolkit) -> None:
+    """All in one fresh process, asked after each command."""
+    job = toolkit.job("true")
+    lines = "\n".join(LOGIN_COMMANDS)
+    run = toolkit.submit(job)
+    toolkit.ok("wait", "last")
+    for word, value in (
+        ("JOB", job),
+        ("FOLDER", toolkit.folder / "copied"),
+        ("RUN", run.run_id),
+        ("CKPT", run.checkpoints),
+    ):
+        lines = lines.replace(word, str(value))
+    done = subprocess.run([sys.executable, "-c", PROBE], input=lines, capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0 and done.stderr.endswith("probed\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    probed = {line.split()[0] for line in LOGIN_COMMANDS}
+    assert probed == set(COMMANDS), "a command is missing in the list above"
+
+
+def test_the_help_costs_at_most_twice_what_click_costs() -> None:
+    toolkit = str(Path(sys.executable).with_name("toolkit"))
+    commands = {"click": [sys.executable, "-c", "import click"], "toolkit": [toolkit, "--help"]}
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(9):
+        for name, argv in commands.items():
+            began = time.perf_counter()
+            subprocess.run(argv, check=True, capture_output=True)
+            seconds[name].append(time.perf_counter() - began)
+    ours, base = (statistics.median(seconds[name]) for name in ("toolkit", "click"))
+    assert ours <= 2 * base, f"toolkit --help takes {ours:.3f} s, import click {base:.3f} s"
+
+
+def every_command() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [()]
+
+    def walk(group: click.Group, path: tuple[str, ...]) -> None:
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            found.append((*path, name))
+            if isinstance(command, click.Group):
+                walk(command, (*path, name))
+
+    walk(cli, ())
+    return found
+
+
+@pytest.mark.parametrize("path", every_command(), ids=" ".join)
+def test_every_help(toolkit, path: tuple[str, ...]) -> None:
+    for flag in ("--help", "-h"):
+        said = toolkit(*path, flag)
+        assert (said.code, said.err) == (0, "")
+        assert said.out.startswith(f"Usage: toolkit {' '.join(path)}".rstrip())
+
+
+def test_the_table_says_what_each_command_says_of_itself(toolkit) -> None:
+    """The one-line helps stand twice, so that the table needs no imports; they must not part."""
+    table = toolkit.ok("--help")
+    for name, (_, _, text) in COMMANDS.items():
+        assert name in table and text.rstrip(".") in " ".join(table.split())
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None and command.name == name

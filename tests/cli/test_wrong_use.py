@@ -1,0 +1,96 @@
+"""Mistakes at the command line: one line, with the place and the fix, and the documented exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOB = '[job]\nentry = ["true"]\n'
+# name: (job file, command line with JOB for it, exit code, words of place and fix)
+MISTAKES = {
+    "unknown key": ('[job]\nentry = ["true"]\nndes = 2\n', "submit JOB", 2, ["job.toml:3:job.ndes", "'nodes'"]),
+    "wrong type": ('[job]\nentry = ["true"]\nranks_per_node = "two"\n', "submit JOB", 2, ["job.toml:3:", "whole number"]),
+    "bad TOML": ("[job\nentry = 1\n", "submit JOB", 2, ["job.toml:1", "]"]),
+    "no such file": (JOB, "submit nowhere/jbo.toml", 4, ["nowhere/jbo.toml", "path of a job file"]),
+    "no such shipped job": (JOB, "submit mpi_helo", 4, ["'mpi_helo'", "'mpi_hello'"]),
+    "nodes on one machine": (JOB, "submit JOB -N 2", 2, ["-N 2:job.nodes", "-N 1"]),
+    "no nodes, some ranks": (JOB, "submit JOB -N 0 -n 4", 2, ["-N 0", "from 1"]),
+    "ranks that do not fill": (JOB.replace("]\n", "]\nnodes = 2\n", 1).replace("[job]\nnodes = 2", "[job]"), "submit JOB --site devcluster -N 2 -n 3", 2, ["-n 3", "-n 2"]),
+    "no rank": (JOB, "submit JOB -n 0", 2, ["-n 0", "-n 1"]),
+    "a mesh that does not divide": (JOB + "[parallel]\nshard = 3\n", "submit JOB -n 4", 2, ["job.toml:4:parallel.shard", "multiple of 3"]),
+    "bad time": (JOB, "submit JOB -t 2h", 2, ["-t 2h:job.time", "HH:MM:SS"]),
+    "too long a time": (JOB, "submit JOB --site devcluster -p debug -t 1:00:00", 2, ["-t 1:00:00", '"30"']),
+    "unknown partition": (JOB, "submit JOB --site devcluster -p debgu", 2, ["debgu", "'debug'"]),
+    "unknown site": (JOB, "submit JOB --site devclutser", 4, ["devclutser", "'devcluster'"]),
+    "no such site file": (JOB, "submit JOB --site ./none.toml", 4, ["none.toml"]),
+    "unknown run": (JOB, "status 20200101-000000-0000", 4, ["20200101", "history"]),
+    "unknown checkpoint": (JOB, "ckpt show ./step-00000005", 4, ["step-00000005"]),
+    "unknown command": (JOB, "submti JOB", 2, ["submti", "toolkit --help"]),
+    "unknown option": (JOB, "submit JOB --nodess 2", 2, ["--nodes", "toolkit submit --help"]),
+    "missing argument": (JOB, "submit", 2, ["JOB", "toolkit submit --help"]),
+    "no number": (JOB, "submit JOB -n two", 2, ["two", "--help"]),
+    "missing entry file": ('[job]\nentry = "trian.py:main"\n', "submit JOB", 2, ["job.toml:2:job.entry", '"train.py"']),
+    "control character": (JOB, "submit JOB -J a\x1bb", 2, ["job.name", "A-Z a-z 0-9"]),
+    "unwritable runs": (JOB, "submit JOB --runs /proc/runs", 2, ["/proc/runs", "--runs or TOOLKIT_RUNS"]),
+    "runs that are a file": (JOB, "submit JOB --runs JOB", 2, ["--runs or TOOLKIT_RUNS"]),
+    "bad --set": (JOB, "submit JOB --set train.stps=3", 2, ["--set train.stps=3", "train.steps"]),
+    "set without value": (JOB, "submit JOB --set train.steps", 2, ["--set train.steps", "train.steps=100"]),
+    "copy to where one is": (JOB, "jobs copy mpi_hello THERE", 2, ["mpi_hello.toml", "another folder"]),
+    "negative lines": (JOB, "logs -n -1", 2, ["-1", "--help"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_one_line_with_the_place_and_the_fix(toolkit, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    text, line, code, words = MISTAKES[name]
+    monkeypatch.chdir(toolkit.folder)
+    job = toolkit.folder / "job.toml"
+    job.write_text(text)
+    (toolkit.folder / "train.py").touch()
+    (toolkit.folder / "there").mkdir()
+    (toolkit.folder / "there" / "mpi_hello.toml").touch()
+    said = toolkit(*[{"JOB": str(job), "THERE": "there"}.get(word, word) for word in line.split(" ")])
+    assert (said.code, said.out) == (code, ""), said
+    assert said.err.startswith("toolkit: ") and said.err.count("\n") == 1, said.err
+    assert "Traceback" not in said.err and "\x1b" not in said.err
+    for word in words:
+        assert word in said.err, said.err
+    assert not list(toolkit.runs.glob("*/*"))
+
+
+def test_ninety_colon_zero_is_ninety_minutes(toolkit) -> None:
+    job = toolkit.folder / "job.toml"
+    job.write_text(JOB)
+    script = toolkit.ok("render", job, "-t", "90:00", "--site", "devcluster")
+    assert "#SBATCH --time=90:00\n" in script
+    # Against a limit of 30 minutes, the message says how it was read.
+    said = toolkit("render", job, "-t", "90:00", "--site", "devcluster", "-p", "debug")
+    assert "90:00 is 0-01:30:00" in said.err
+
+
+def test_the_program_itself_ends_so() -> None:
+    """Not only `main()` in this process: the installed command's exit code and streams."""
+    toolkit = Path(sys.executable).with_name("toolkit")
+    done = subprocess.run([toolkit, "submit", "mpi_helo"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (4, "", 1)
+
+
+def test_an_unreadable_file_is_one_line(toolkit) -> None:
+    folder = toolkit.folder / "file"
+    folder.touch()
+    said = toolkit("jobs", "copy", "mpi_hello", folder / "below")
+    assert said.code != 0
+    assert said.err.startswith("toolkit: ") and said.err.count("\n") == 1 and str(folder) in said.err
+
+
+def test_output_into_a_closed_pipe_is_quiet() -> None:
+    toolkit = Path(sys.executable).with_name("toolkit")
+    done = subprocess.run(
+        ["bash", "-c", f"{toolkit} config schema job | true"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
