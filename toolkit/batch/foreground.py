@@ -6,7 +6,6 @@ import os
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from toolkit.batch.executors import start_local
 from toolkit.batch.logs import FOLLOW_PERIOD_S, LogReader, rank_label, rank_logs
@@ -60,26 +59,20 @@ def _start_in_allocation(run: RunDirectory) -> subprocess.Popen[bytes]:
 
 
 def show_output(
-    run: RunDirectory, supervisor: subprocess.Popen[bytes], write: Callable[[str], object]
-) -> int:
-    """Print what the ranks print until the supervisor ends; returns its exit code. Several ranks are numbered.
+    run: RunDirectory, job: ResolvedJob, supervisor: subprocess.Popen[bytes], write: Callable[[str], object]
+) -> None:
+    """Print what the ranks print until the supervisor ends. Several ranks are numbered.
 
     Of more than 64 ranks only the first is shown.
     """
-    readers: dict[int, LogReader] = {}
-    while True:
-        code: int | None = None
+    ranks = job.job.max_nodes * job.job.ranks_per_node
+    reader = LogReader(rank_label if ranks > 1 else lambda _: "")
+    ended = False
+    while not ended:
         with suppress(subprocess.TimeoutExpired):
-            code = supervisor.wait(FOLLOW_PERIOD_S)
+            supervisor.wait(FOLLOW_PERIOD_S)
+            ended = True
         for number in run.attempt_numbers():
-            paths = rank_logs(run.attempt(number))
-            reader = readers.setdefault(number, LogReader(rank_label if len(paths) > 1 else _unlabelled))
-            shown = paths if len(paths) <= MOST_SHOWN_RANKS else paths[:1]
-            for line in reader.read(shown, to_the_end=code is not None):
+            shown = rank_logs(run.attempt(number))[: None if ranks <= MOST_SHOWN_RANKS else 1]
+            for line in reader.read(shown, to_the_end=ended):
                 write(line)
-        if code is not None:
-            return code
-
-
-def _unlabelled(_path: Path) -> str:
-    return ""

@@ -215,7 +215,7 @@ def run(
     click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
     supervisor = start_here(directory, resolved)
     with interrupts_to(supervisor.pid):
-        show_output(directory, supervisor, click.echo)
+        show_output(directory, resolved, supervisor, click.echo)
     status = run_status(directory)
     report_end(status, directory, Console(stderr=True))
     sys.exit(exit_code_of(status))
