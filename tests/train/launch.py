@@ -12,31 +12,29 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from toolkit.config.layers import resolve_job
+from toolkit.config.origins import Flag
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.shipped import shipped_jobs
 from toolkit.world.facts import World
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch._dynamo", "matplotlib.backends.backend_agg", "toolkit.jobs.train_lm"])
 
 
-def job(*, args: dict[str, Any] | None = None, source: Path | None = None, **train: Any) -> SimpleNamespace:
-    """What `train_lm` reads of a resolved job, with a model that steps in milliseconds."""
-    table = {
-        "steps": 30, "batch": 8, "micro_batch": 1, "lr": 3e-3, "min_lr_ratio": 0.1, "warmup_steps": 10,
-        "schedule": "cosine", "weight_decay": 0.1, "clip_norm": 1.0, "seed": 7, "deterministic": True,
-        "precision": "auto", "log_every": 1,
-    }  # fmt: skip
-    shape = {"layers": 1, "width": 32, "heads": 2, "context": 16, "dropout": 0.1, "max_bytes": 100_000}
-    return SimpleNamespace(
-        args=shape | (args or {}),
-        train=SimpleNamespace(**table | train),
-        data=SimpleNamespace(paths=[]),
-        checkpoint=SimpleNamespace(every_steps=8, keep_last=10, source=source),
-        parallel=SimpleNamespace(reduction="auto"),
-        job_directory=Path(),
-    )
+def job(*, args: dict[str, Any] | None = None, source: Path | None = None, **train: Any) -> ResolvedJob:
+    """The shipped `train_lm`, with a model that steps in milliseconds."""
+    tables = {
+        "train": {"steps": 30, "batch": 8, "micro_batch": 1, "lr": 3e-3, "seed": 7} | train,
+        "args": {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 100_000} | (args or {}),
+        "checkpoint": {"every_steps": 8, "keep_last": 10, "source": str(source or "")},
+    }
+    flags = {
+        f"{table}.{key}": Flag(value, "test") for table, keys in tables.items() for key, value in keys.items()
+    }
+    return resolve_job(shipped_jobs()["train_lm"], site=None, environ={}, flags=flags)
 
 
 def launch(

@@ -40,8 +40,8 @@ def train(world, config) -> None:
 
 
 def train_on_other_text(world, config) -> None:
-    config.data.paths = [f"text-{world.rank}"]
-    config.job_directory = world.run_dir
+    data = config.data.model_copy(update={"paths": [f"text-{world.rank}"]})
+    config = config.model_copy(update={"data": data, "job_directory": world.run_dir})
     with pytest.raises(ToolkitError, match="the ranks read different text"):
         train_lm.main(world, config)
 
