@@ -45,7 +45,7 @@ def create(job: ResolvedJob, runs: Path) -> RunDirectory:
     Raises:
         ToolkitError: the script cannot be rendered, or the folder cannot be written; no run is left behind.
     """
-    run = create_run(runs, job.job.name)
+    run = create_run(runs, job.job.name, access=job.paths.access)
     try:
         write_text(run.script(0), render_script(job, run, 0), mode=0o700)
     except ToolkitError:

@@ -117,6 +117,7 @@ class PathsTable(Table):
     runs: str = key("", "Folder of run directories, seen by all nodes; empty is ./runs.")
     scratch: str = key("", "Fast folder that all nodes see.")
     local_scratch: str = key("", "Folder on the node itself.")
+    access: Literal["user", "group"] = key("user", "Who may read a run: its owner alone, or the group too.")
 
 
 class ContainerTable(Table):

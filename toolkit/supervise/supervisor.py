@@ -13,7 +13,7 @@ from typing import Any
 
 from toolkit.errors import NotFoundError, OwnFailureError, SchedulerRefusedError
 from toolkit.rundir.claims import claim_attempt, claim_start, end_start
-from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_json
+from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict, decide
 from toolkit.slurm.commands import Slurm
@@ -70,7 +70,7 @@ class Supervisor:
             verdict = self._verdict(end)
             self._record(attempt, end, verdict, time.monotonic() - began)
             if verdict.next is not Next.RESTART:
-                return self._leave(verdict)
+                return self._leave(attempt, verdict)
 
     def _attempt(self, attempt: AttemptDirectory) -> AttemptEnd:
         launcher = choose_launcher(self.job, self.allocation, self.shape)
@@ -125,10 +125,13 @@ class Supervisor:
         )  # fmt: skip
 
     def _earlier_ends(self) -> list[dict[str, Any]]:
-        ends = (
-            read_json_or_none(self.run.attempt(number).exit_file) for number in self.run.attempt_numbers()
-        )
-        return [end for end in ends if end is not None]
+        """Ends of this job's earlier attempts; a resume is another job, and begins with full budgets."""
+        ends = []
+        for attempt in map(self.run.attempt, self.run.attempt_numbers()):
+            begun, end = read_json_or_none(attempt.start_file), read_json_or_none(attempt.exit_file)
+            if begun is not None and end is not None and begun["job_id"] == self.allocation.job_id:
+                ends.append(end)
+        return ends
 
     def _record(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
         reason = end.reason if end.cause is verdict.cause else f"Slurm ended it ({verdict.cause.value})"
@@ -152,18 +155,25 @@ class Supervisor:
         if verdict.cause is not Cause.COMPLETED:
             say(f"next: {verdict.next.value} ({verdict.reason})")
 
-    def _leave(self, verdict: Verdict) -> int:
-        end_start(self.run, self.start, state=verdict.final_state.value if verdict.next is Next.END else verdict.next.value,
-                  exit_code=verdict.exit_code)  # fmt: skip
-        if verdict.next is Next.REQUEUE:
-            try:
-                Slurm().requeue(self.allocation.job_id)
-            except (SchedulerRefusedError, NotFoundError) as error:
-                say(f"the requeue failed: {error}; continue with `toolkit resume {self.run.run_id}`")
-                return verdict.exit_code
-        if verdict.next in (Next.REQUEUE, Next.AWAIT):
+    def _leave(self, attempt: AttemptDirectory, verdict: Verdict) -> int:
+        state = verdict.final_state.value if verdict.next is Next.END else verdict.next.value
+        end_start(self.run, self.start, state=state, exit_code=verdict.exit_code)
+        if verdict.next is Next.END:
+            return verdict.exit_code
+        if verdict.next is Next.AWAIT:
             time.sleep(REQUEUE_PATIENCE_S)  # ending by ourselves now would make Slurm call the job finished
-            say("Slurm has not requeued the job")
+            say("Slurm has not requeued the preempted job; the supervisor asks for it")
+        try:
+            Slurm().requeue(self.allocation.job_id)
+            time.sleep(REQUEUE_PATIENCE_S)  # Slurm ends us here
+            problem = "Slurm took the requeue and did not follow it"
+        except (SchedulerRefusedError, NotFoundError) as error:
+            problem = f"the requeue failed: {error.message}"
+        say(f"{problem}; continue with `toolkit resume {self.run.run_id}`")
+        write_json(
+            attempt.exit_file,
+            {**read_json(attempt.exit_file), "next": Next.END.value, "final": True, "decision": problem},
+        )
         return verdict.exit_code
 
 
@@ -224,7 +234,7 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         raise NotFoundError(
             "this run's directory is gone",
             where=str(run.path),
-            fix="submit the job again: `toolkit gc` removes runs that nobody has started",
+            fix="submit the job again",
         )
     fewest_nodes = int(str(job["job"]["nodes"]).split("-")[0])  # of "2-4"
     allocation = find_allocation(os.environ, fewest_nodes)
