@@ -16,7 +16,6 @@ from submitit.core import core, utils
 from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from toolkit.config.layers import SBATCH_SWITCHES, SBATCH_VARIABLES
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.commands import Slurm
@@ -55,10 +54,7 @@ class SlurmScriptExecutor(SlurmExecutor):
         )
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        # To sbatch these variables win over the script; what they say is a layer of ours, and in the script.
-        told = [name for name in (*SBATCH_VARIABLES, *SBATCH_SWITCHES) if name in os.environ]
-        without = ["env", *(word for name in told for word in ("-u", name))] if told else []
-        return [*without, "sbatch", "--parsable", str(submission_file_path)]
+        return ["sbatch", "--parsable", str(submission_file_path)]
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:
