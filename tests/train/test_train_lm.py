@@ -53,7 +53,7 @@ def test_ranks_that_read_different_text_are_refused(tmp_path):
 
 
 def train_without_matplotlib(world, config) -> None:
-    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+    for name in ["matplotlib", *(name for name in sys.modules if name.startswith("matplotlib."))]:
         sys.modules[name] = None  # type: ignore[assignment]
     train_lm.main(world, config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
     elif shutil.which("srun") is None:
         raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
     else:
+        _warn_of_variables()
         job_id = SlurmScriptExecutor(run, script, slurm_of(job, echo=echo)).submit_script().job_id
     write_json(run.path / f"submitted-{start:03}.json", {"job_id": job_id, "start": start, "time": utc_now()})
     return Submitted(run, start, job_id)
@@ -88,3 +90,13 @@ def recorded_job(run: RunDirectory) -> ResolvedJob:
             where=str(path),
             fix=f"read it with toolkit {value.get('toolkit', 'of that time')}, or submit {run.job_file} anew",
         ) from error
+
+
+def _warn_of_variables() -> None:
+    """sbatch's own variables without a key of ours would win over the script, so they are kept from it, and named."""
+    from toolkit.config.layers import SBATCH_SWITCHES, SBATCH_VARIABLES
+
+    known = {*SBATCH_VARIABLES, *SBATCH_SWITCHES}
+    for name in sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in known):
+        option = "--" + name.removeprefix("SBATCH_").lower().replace("_", "-")
+        sys.stderr.write(f"toolkit: {name} is not used; write {option}={os.environ[name]} into job.sbatch\n")

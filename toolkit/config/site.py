@@ -42,7 +42,10 @@ class SchedulerTable(Table):
 
     kind: Literal["slurm", "local"] = key("slurm", "The scheduler; `local` starts ranks on this machine.")
     conf: str = key("", "slurm.conf for every Slurm command (SLURM_CONF); `~` is the home folder.")
-    can_requeue: bool = key(True, "Users may requeue their jobs; without it a follow-up job is submitted.")
+    can_requeue: bool = key(
+        True,
+        "Users may requeue their jobs; without it a run ends at walltime, and `toolkit resume` continues it.",
+    )
     options: list[Text] = key(
         None,
         "sbatch options of every job.",

@@ -23,7 +23,8 @@ def rank_environment(
         ends_at: the end of the allocation in seconds since the epoch, 0 when it has none.
     """
     environment = dict(base)
-    environment.pop("TOOLKIT_START", None)
+    for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"):
+        environment.pop(name, None)  # said to the supervisor; a submit from inside a rank must not hear it
     environment |= {
         "PYTHONUNBUFFERED": "1",
         "TOOLKIT_RUN_DIR": str(run.path),

@@ -112,7 +112,8 @@ class Supervisor:
                 if (self.run.control / "cancel").exists()
                 else why_terminated(self.allocation.job_id)
             )
-        requeue = bool(self.job["job"]["requeue"]) and self.allocation.can_requeue
+        allowed = bool(self.job["job"]["requeue"]) and self.job["scheduler"].get("can_requeue", True)
+        requeue = allowed and self.allocation.can_requeue
         previous = self._earlier_ends()
         spent: dict[str, int] = {}
         for record in previous:
