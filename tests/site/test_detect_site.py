@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.config.layers import resolve_job
+from toolkit.config.origins import Origin
 from toolkit.errors import ToolkitError
 from toolkit.site import detect
 from toolkit.site.detect import choose_site, detect_site
@@ -103,3 +105,21 @@ def test_a_name_wins_over_what_the_machine_says(sites, scheduler):
     found = choose_site("c", environ | {"TOOLKIT_SITE": "f"})
     assert (found.site.name, found.reason) == ("c", "--site")
     assert choose_site(None, environ).site.name == "e"
+
+
+def test_an_exported_slurm_conf_is_the_detected_sites(sites, scheduler, tmp_path, capsys):
+    """Two clusters of one name: the one that the variable names is meant, and the job records it."""
+    own, mine = cluster(tmp_path / "own.conf", "cc"), cluster(tmp_path / "mine.conf", "cc")
+    environ = sites(c=f'{MEANS["c"]}[scheduler]\nconf = "{own}"\n') | {"SLURM_CONF": str(mine)}
+    job = tmp_path / "job.toml"
+    job.write_text('[job]\nentry = ["true"]\n')
+    resolved = resolve_job(job, site=choose_site(None, environ).site, environ=environ)
+    assert resolved.scheduler.conf == str(mine)
+    assert resolved.origin("scheduler.conf") == Origin("environment", "SLURM_CONF")
+    assert capsys.readouterr().err == ""
+    # By name the site's own file counts, and it is said.
+    for name, variables in (("c", environ), (None, environ | {"TOOLKIT_SITE": "c"})):
+        assert choose_site(name, variables).site.scheduler.conf == str(own)
+        assert capsys.readouterr().err == f"toolkit: SLURM_CONF={mine} is not used: site c has {own}\n"
+    choose_site("c", environ | {"SLURM_CONF": str(own)})
+    assert capsys.readouterr().err == ""

@@ -61,7 +61,7 @@ def print_values(
         line = f"{key:<{key_width}} = {value}"
         if with_origin:
             came_from = origins.get(key, Origin("built-in"))
-            line = f"{key:<{key_width}} = {value:<{value_width}}  {came_from.layer:<9} {came_from.detail}"
+            line = f"{key:<{key_width}} = {value:<{value_width}}  {came_from.layer:<11} {came_from.detail}"
         click.echo(line.rstrip())
 
 

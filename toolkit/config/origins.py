@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 # Lowest to highest; a derived value is worked out from others after all layers are read.
-Layer = Literal["built-in", "site", "job", "SBATCH_*", "TOOLKIT_*", "flag", "derived"]
+Layer = Literal["built-in", "site", "environment", "job", "SBATCH_*", "TOOLKIT_*", "flag", "derived"]
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr, StringConstraints, field_validator
@@ -41,7 +42,11 @@ class SchedulerTable(Table):
     """What takes the jobs."""
 
     kind: Literal["slurm", "local"] = key("slurm", "The scheduler; `local` starts ranks on this machine.")
-    conf: str = key("", "slurm.conf for every Slurm command (SLURM_CONF); `~` is the home folder.")
+    conf: str = key(
+        "",
+        "slurm.conf for every Slurm command; `~` is the home folder. Where ClusterName of an exported "
+        "SLURM_CONF is what the site was detected by, that file is used.",
+    )
     can_requeue: bool = key(
         True,
         "Users may requeue their jobs; without it a run ends at walltime, and `toolkit resume` continues it.",
@@ -200,6 +205,13 @@ class Site(SiteIdentity):
         """Yield every value with its dotted key, tables in the file's order."""
         for path, value in leaves(self.model_dump(by_alias=True)):
             yield ".".join(path), value
+
+    def with_conf(self, conf: Path, variable: str) -> Site:
+        """Return the site with another slurm.conf, which `variable` of the environment names."""
+        scheduler = self.scheduler.model_copy(update={"conf": str(conf)})
+        site = self.model_copy(update={"scheduler": scheduler})
+        site._origins = {**self._origins, "scheduler.conf": Origin("environment", variable)}
+        return site
 
     @property
     def default_partition(self) -> str:

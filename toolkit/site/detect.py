@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -41,9 +42,11 @@ def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ
         ToolkitError: no site or several match.
         NotFoundError: the name is no site.
     """
-    if name:
-        return Detection(load_site(name, environ), "--site")
-    return detect_site(environ)
+    found = Detection(load_site(name, environ), "--site") if name else detect_site(environ)
+    own, exported = found.site.scheduler.conf, environ.get("SLURM_CONF", "")
+    if own and exported and Path(own).expanduser().resolve() != Path(exported).expanduser().resolve():
+        sys.stderr.write(f"toolkit: SLURM_CONF={exported} is not used: site {found.site.name} has {own}\n")
+    return found
 
 
 def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
@@ -68,7 +71,7 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
     for matches in means:
         found = [Detection(site, reason) for site in sites if (reason := matches(site))]
         if len(found) == 1:
-            return found[0]
+            return _with_exported_conf(found[0], environ)
         if found:
             both = "; ".join(f"{one.site.name}: {one.reason}" for one in found)
             raise ToolkitError(f"several sites match ({both})", fix="choose with --site or TOOLKIT_SITE")
@@ -78,6 +81,14 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
         fix=f"choose with --site ({', '.join(one.name for one in [*sites, load_site('local', environ)])}), "
         "or write a site file into ~/.config/toolkit/sites",
     )
+
+
+def _with_exported_conf(found: Detection, environ: Mapping[str, str]) -> Detection:
+    """Clusters of one name may be several: the exported slurm.conf says which of them is meant."""
+    wanted, exported = found.site.detect.cluster_name, environ.get("SLURM_CONF", "")
+    if not wanted or not exported or _cluster_in(Path(exported)) != wanted:
+        return found
+    return Detection(found.site.with_conf(Path(exported).absolute(), "SLURM_CONF"), found.reason)
 
 
 def _by_environment(site: Site, environ: Mapping[str, str]) -> str:
