@@ -82,3 +82,23 @@ def test_site_commands(toolkit):
 def test_schema_is_printed(toolkit):
     published = Path(__file__).parents[2] / "docs/schemas/job.schema.json"
     assert toolkit("config", "schema", "job").stdout == published.read_text()
+
+
+def test_a_wrong_site_file_hides_no_other(toolkit, tmp_path, monkeypatch):
+    (tmp_path / "broken.toml").write_text('name = "broken"\n[scheduler]\nkind = "pbs"\n')
+    monkeypatch.setenv("TOOLKIT_SITES", str(tmp_path))
+    listed = toolkit("site", "list", "--json")
+    assert {"devcluster", "local"} <= {site["name"] for site in json.loads(listed.stdout)}
+    errors = [line for line in listed.stderr.splitlines() if "broken.toml:3:scheduler.kind" in line]
+    assert (listed.returncode, len(errors)) == (1, 1)
+    monkeypatch.delenv("TOOLKIT_SITE")
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=devcluster\n")
+    for command in ("sbatch", "scontrol"):
+        (tmp_path / command).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / command).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    found = toolkit("site", "detect")
+    assert (found.returncode, found.stdout.split(":")[0]) == (0, "devcluster")
+    assert "is left out" in found.stderr and "broken.toml:3" in found.stderr

@@ -15,20 +15,29 @@ def site() -> None:
 @site.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_command(as_json: bool) -> None:
-    """List every site with a file: name, scheduler, how far it was checked, its documentation."""
+    """List every site with a file: name, scheduler, how far it was checked, its documentation.
+
+    A wrong file is named on stderr, and the exit code is 1.
+    """
+    from toolkit.errors import CHECK_FAILED
     from toolkit.site.load import list_sites
 
+    sites, wrong = list_sites()
     rows = [
         {"name": one.name, "kind": one.scheduler.kind, "checked": one.checked, "docs": one.docs}
-        for one in list_sites()
+        for one in sites
     ]
     if as_json:
         click.echo(json.dumps(rows))
-        return
-    widths = {key: max(len(row[key]) for row in rows) for key in ("name", "kind", "checked")}
-    for row in rows:
-        columns = [f"{row[key]:<{width}}" for key, width in widths.items()]
-        click.echo("  ".join([*columns, row["docs"]]).rstrip())
+    else:
+        widths = {key: max(len(row[key]) for row in rows) for key in ("name", "kind", "checked")}
+        for row in rows:
+            columns = [f"{row[key]:<{width}}" for key, width in widths.items()]
+            click.echo("  ".join([*columns, row["docs"]]).rstrip())
+    for error in wrong:
+        click.echo(f"toolkit: {error}", err=True)
+    if wrong:
+        raise click.exceptions.Exit(CHECK_FAILED)
 
 
 @site.command()

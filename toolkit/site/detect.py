@@ -59,7 +59,10 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
         return Detection(load_site(named, environ), f"TOOLKIT_SITE={named}")
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return Detection(load_site("local", environ), "no scheduler command (sbatch) on PATH")
-    sites = [site for site in list_sites(environ) if site.scheduler.kind != "local"]
+    sites, wrong = list_sites(environ)
+    for error in wrong:
+        sys.stderr.write(f"toolkit: this site file is left out: {error}\n")
+    sites = [site for site in sites if site.scheduler.kind != "local"]
     ambient = _ambient_cluster(environ)
     host = platform.node()
     means: Sequence[Callable[[Site], str]] = (

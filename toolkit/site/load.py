@@ -38,13 +38,15 @@ def site_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def list_sites(environ: Mapping[str, str] = os.environ) -> list[Site]:
-    """Load every site that has a file.
-
-    Raises:
-        ToolkitError: one of the files is wrong.
-    """
-    return [load_site(str(path), environ) for path in site_files(environ).values()]
+def list_sites(environ: Mapping[str, str] = os.environ) -> tuple[list[Site], list[ToolkitError]]:
+    """Load every site that has a file; a wrong file hides no other, what is wrong with it comes second."""
+    sites, wrong = [], []
+    for path in site_files(environ).values():
+        try:
+            sites.append(load_site(str(path), environ))
+        except ToolkitError as error:
+            wrong.append(error)
+    return sites, wrong
 
 
 def load_site(name_or_path: str, environ: Mapping[str, str] = os.environ) -> Site:
