@@ -6,6 +6,8 @@ it as one line and ends with `exit_code`; a traceback is for our own mistakes on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # The exit codes of every command; docs/contract.md has the table.
 CHECK_FAILED = 1
 WRONG_USE = 2
@@ -22,15 +24,19 @@ class ToolkitError(Exception):
         message: what is wrong, in one line, with the offending value.
         where: the place, as `file:line:key`, a path or a host name.
         fix: the exact thing to do.
+        others: further mistakes in the same place, each a line of its own.
     """
 
     exit_code = WRONG_USE
 
-    def __init__(self, message: str, *, where: str = "", fix: str = "") -> None:
+    def __init__(
+        self, message: str, *, where: str = "", fix: str = "", others: Sequence[ToolkitError] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.where = where
         self.fix = fix
+        self.others = tuple(others)
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message

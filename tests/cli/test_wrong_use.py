@@ -62,6 +62,16 @@ def test_one_line_with_the_place_and_the_fix(toolkit, monkeypatch: pytest.Monkey
     assert not list(toolkit.runs.glob("*/*"))
 
 
+def test_a_line_for_each_mistake(toolkit) -> None:
+    job = toolkit.folder / "job.toml"
+    job.write_text(JOB + "ndes = 2\ntime = 5\n")
+    said = toolkit("submit", job)
+    assert said.code == 2
+    assert [("job.ndes" in line, "job.time" in line) for line in said.err.splitlines()] == [
+        (True, False), (False, True),
+    ]  # fmt: skip
+
+
 def test_ninety_colon_zero_is_ninety_minutes(toolkit) -> None:
     job = toolkit.folder / "job.toml"
     job.write_text(JOB)

@@ -118,10 +118,34 @@ def test_a_wrong_value(tmp_path, resolve, job, more, message):
     assert message_of(tmp_path, lambda: resolve(job, more)) == message
 
 
-def test_several_mistakes_are_counted(tmp_path, resolve):
-    message = message_of(tmp_path, lambda: resolve("", "[train]\nsteps = 0\nbatch = 0\nlr = 'x'"))
-    assert message.startswith("job.toml:5:train.steps: ")
-    assert "(and 2 more)" in message
+def lines_of(call):
+    with pytest.raises(ToolkitError) as caught:
+        call()
+    return [str(one) for one in (caught.value, *caught.value.others)]
+
+
+def test_every_mistake_has_a_line_and_at_most_five_are_shown(resolve):
+    wrong = [f"{key} = 'x'" for key in ("steps", "batch", "lr", "seed", "log_every", "clip_norm")]
+    lines = lines_of(lambda: resolve("", "\n".join(["[train]", *wrong[:3]])))
+    assert [line.rpartition("job.toml:")[2].split(": ")[0] for line in lines] == [
+        "5:train.steps", "6:train.batch", "7:train.lr",
+    ]  # fmt: skip
+    lines = lines_of(lambda: resolve("", "\n".join(["[train]", *wrong])))
+    assert len(lines) == 5 and ["(and 1 more)" in line for line in lines] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [('[job]\nentyr = ["true"]\n', "write 'entry'"), ('[jbo]\nentry = ["true"]\n', "write 'job'")],
+)
+def test_a_misspelt_key_is_not_called_a_missing_one(resolve, text, fix):
+    (line,) = lines_of(lambda: resolve(text=text))
+    assert line.endswith(f"Fix: {fix}")
+
+
+def test_unknown_keys_come_first(resolve):
+    lines = lines_of(lambda: resolve("nodes = 0\ntiem = 5"))
+    assert ["tiem" in line for line in lines] == [True, False]
 
 
 @pytest.mark.parametrize(

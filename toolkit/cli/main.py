@@ -63,7 +63,8 @@ def main() -> None:
         result = cli.main(standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except ToolkitError as error:
-        _say(str(error))
+        for one in (error, *error.others):
+            _say(str(one))
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
         _say("interrupted")

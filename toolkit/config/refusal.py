@@ -13,12 +13,31 @@ from toolkit.config.lines import KeyPath
 from toolkit.config.table import Table, form_of, nearest
 from toolkit.errors import ToolkitError
 
+MOST_MISTAKES = 5  # lines on the terminal
+
 
 def refusal(error: ValidationError, model: type[BaseModel], place: Callable[[KeyPath], str]) -> ToolkitError:
-    """Turn the first complaint of `error` about `model` into one line; `place` says where a key stands."""
-    details = error.errors(include_url=False)
-    paths = [_known_path(model, tuple(str(part) for part in one["loc"])) for one in details]
-    first, path = details[0], paths[0]
+    """Turn the complaints of `error` about `model` into a line each; `place` says where a key stands."""
+    mistakes: dict[KeyPath, list[ErrorDetails]] = {}
+    for one in error.errors(include_url=False):
+        path = _known_path(model, tuple(str(part) for part in one["loc"]))
+        mistakes.setdefault(path, []).append(one)
+    kinds = {path: found[0]["type"] for path, found in mistakes.items()}
+    if "extra_forbidden" in kinds.values():
+        # A key that is missing is mostly the unknown one, written wrong.
+        mistakes = {path: found for path, found in mistakes.items() if kinds[path] != "missing"}
+    chosen = sorted(mistakes, key=lambda path: kinds[path] != "extra_forbidden")
+    errors = [_one(mistakes[path], path, model, place) for path in chosen[:MOST_MISTAKES]]
+    if len(chosen) > MOST_MISTAKES:
+        errors[-1].message += f" (and {len(chosen) - MOST_MISTAKES} more)"
+    errors[0].others = tuple(errors[1:])
+    return errors[0]
+
+
+def _one(
+    found: list[ErrorDetails], path: KeyPath, model: type[BaseModel], place: Callable[[KeyPath], str]
+) -> ToolkitError:
+    first = found[0]
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error" and "|" in message:
         # A table's own check stands in front of its keys' checks; it names the key before the bar.
@@ -33,11 +52,10 @@ def refusal(error: ValidationError, model: type[BaseModel], place: Callable[[Key
         said, fix = f"{first['input']!r} is no table", f"write [{'.'.join(path)}] and its keys below it"
     else:
         # A key of several types has one complaint for each; none of them alone says what is wrong.
-        several = paths.count(path) > 1
+        several = len(found) > 1
         said = f"{first['input']!r} has no form that this key takes" if several else _said(first, message)
         fix = f"give {form_of(field)}" if field else "see `toolkit config schema`"
-    more = f" (and {len(set(paths)) - 1} more)" if len(set(paths)) > 1 else ""
-    return ToolkitError(said + more, where=f"{place(path)}:{'.'.join(path)}", fix=fix)
+    return ToolkitError(said, where=f"{place(path)}:{'.'.join(path)}", fix=fix)
 
 
 def _said(details: ErrorDetails, message: str) -> str:
