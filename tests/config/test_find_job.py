@@ -3,14 +3,16 @@
 import pytest
 
 import toolkit.jobs
+from toolkit.config.layers import resolve_job
 from toolkit.config.shipped import find_job
-from toolkit.errors import NotFoundError
+from toolkit.errors import NotFoundError, ToolkitError
 
 
 @pytest.fixture
 def jobs(tmp_path, monkeypatch):
     folder = tmp_path / "jobs"
     folder.mkdir()
+    (tmp_path / "typo.toml").touch()
     (folder / "train_lm.toml").touch()
     monkeypatch.setattr(toolkit.jobs, "__path__", [str(folder)])
     monkeypatch.chdir(tmp_path)
@@ -33,6 +35,7 @@ def test_a_path_a_name_and_a_name_that_is_also_a_file(jobs, tmp_path):
             "xyzzy",
             "there is no shipped job 'xyzzy' and no such file. Fix: give the path of a job file, or one of train_lm",
         ),
+        ("nofile.toml", "nofile.toml: there is no such job file. Fix: give the path of a job file"),
         ("jobs/train.toml", "jobs/train.toml: there is no such job file. Fix: give jobs/train_lm.toml"),
     ],
 )
@@ -40,3 +43,15 @@ def test_what_is_not_there(jobs, tmp_path, job, message):
     with pytest.raises(NotFoundError) as caught:
         find_job(job)
     assert str(caught.value).removeprefix(f"{tmp_path}/") == message
+
+
+def test_a_file_name_that_is_no_job_name(tmp_path):
+    path = tmp_path / "my job.toml"
+    path.write_text('[job]\nentry = ["true"]\n')
+    with pytest.raises(ToolkitError) as caught:
+        resolve_job(path, site=None, environ={})
+    assert str(caught.value) == (
+        f"{path}: 'my job' is no job name, and [job] gives none. "
+        'Fix: write name = "my_job" in [job], or give -J my_job'
+    )
+    assert resolve_job(path, site=None, environ={"SBATCH_JOB_NAME": "mine"}).job.name == "mine"

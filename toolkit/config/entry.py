@@ -40,10 +40,10 @@ def check_entry(resolved: ResolvedJob) -> None:
         )
     path = resolved.job_directory / match["file"]
     if not path.is_file():
-        beside = [one.name for one in resolved.job_directory.glob("*.py")]
-        close = nearest(path.name, beside)
+        beside = [one.stem for one in resolved.job_directory.glob("*.py")]
+        close = nearest(path.stem, beside)
         fix = (
-            f'write "{close[0]}"'
+            f'write "{close[0]}.py"'
             if close
             else f"create it, or give a path relative to {resolved.job_directory}"
         )

@@ -14,6 +14,11 @@ _NODES = re.compile(r"([1-9][0-9]*)-([1-9][0-9]*)")
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
+def is_job_name(text: str) -> bool:
+    """True when a job, and so its folder, can bear this name."""
+    return bool(re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text)) and set(text) != {"."}
+
+
 class JobTable(Table):
     """Resources are counted per node; an empty text or 0 asks Slurm for nothing."""
 
@@ -65,7 +70,7 @@ class JobTable(Table):
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name) or set(name) == {"."}:
+        if not is_job_name(name):
             raise ValueError("is no job name")
         return name
 

@@ -5,6 +5,7 @@ Each value keeps its origin, so that an error and `config show --origin` can say
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from toolkit.config.checks import check_request
 from toolkit.config.derive import derive
 from toolkit.config.document import Document, leaves, read_document
 from toolkit.config.entry import check_entry
+from toolkit.config.job import is_job_name
 from toolkit.config.lines import KeyPath
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refusal
@@ -84,6 +86,7 @@ def resolve_job(
         origin = origins.get(".".join(path))
         return origin.detail if origin else document.place(path)
 
+    _check_file_name(document.path, origins)
     try:
         tables = JobFile.model_validate(values)
     except ValidationError as error:
@@ -94,6 +97,18 @@ def resolve_job(
     if site is not None:
         check_request(resolved, site)
     return resolved
+
+
+def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
+    """A job without a name is called as its file, whose name may hold what a job's cannot."""
+    origin = origins.get("job.name")
+    if origin is not None and origin.layer == "derived" and not is_job_name(path.stem):
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).strip(".")[:64] or "job"
+        raise ToolkitError(
+            f"{path.stem!r} is no job name, and [job] gives none",
+            where=str(path),
+            fix=f'write name = "{name}" in [job], or give -J {name}',
+        )
 
 
 def _join(

@@ -29,9 +29,9 @@ def find_job(name_or_path: str) -> Path:
     if name_or_path in shipped:
         return shipped[name_or_path]
     if "/" in name_or_path or name_or_path.endswith(".toml"):
-        beside = [one.name for one in path.absolute().parent.glob("*.toml")]
-        close = nearest(path.name, beside)
-        fix = f"give {path.parent / close[0]}" if close else "give the path of a job file"
+        beside = [one.stem for one in path.absolute().parent.glob("*.toml")]
+        close = nearest(path.stem, beside)  # their common ending makes no two names alike
+        fix = f"give {path.parent / close[0]}.toml" if close else "give the path of a job file"
         raise NotFoundError("there is no such job file", where=str(path.absolute()), fix=fix)
     close = nearest(name_or_path, shipped)
     fix = (
