@@ -90,6 +90,7 @@ def runs_option(function: Command) -> Command:
 
 def site_runs(runs: Path | None) -> Path:
     """RUNS for commands that follow runs: --runs > TOOLKIT_RUNS > the site's > ./runs."""
+    from toolkit.config.expand import expand_path
     from toolkit.errors import ToolkitError
     from toolkit.rundir.find import runs_folder
     from toolkit.site.detect import detect_site
@@ -97,10 +98,10 @@ def site_runs(runs: Path | None) -> Path:
     if runs is not None or os.environ.get("TOOLKIT_RUNS"):
         return runs_folder(runs, os.environ)
     try:
-        site = detect_site().site.paths.runs
+        site = detect_site().site
     except ToolkitError:  # no site is known here; the runs in this folder can still be followed
-        site = ""
-    return runs_folder(None, os.environ, site)
+        return runs_folder(None, os.environ)
+    return runs_folder(None, os.environ, expand_path(site, "runs", os.environ))
 
 
 def find(run: str, runs: Path | None) -> RunDirectory:

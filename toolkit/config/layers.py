@@ -17,12 +17,13 @@ from toolkit.config.checks import check_request
 from toolkit.config.derive import derive
 from toolkit.config.document import Document, leaves, read_document
 from toolkit.config.entry import check_entry
+from toolkit.config.expand import expand_paths
 from toolkit.config.job import is_job_name
 from toolkit.config.lines import KeyPath
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob
-from toolkit.config.site import Site, SiteIdentity
+from toolkit.config.site import PathsTable, Site, SiteIdentity
 from toolkit.config.texts import TABLES, read_text
 from toolkit.errors import ToolkitError
 
@@ -92,7 +93,8 @@ def resolve_job(
     except ValidationError as error:
         raise refusal(error, JobFile, place) from error
     known = site or Site(name="none")
-    resolved = derive(_join(tables, known, document.path, argv, origins), known)
+    paths = expand_paths(known, environ)
+    resolved = derive(_join(tables, known, paths, document.path, argv, origins), known)
     check_entry(resolved)
     if site is not None:
         check_request(resolved, site)
@@ -112,7 +114,12 @@ def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
 
 
 def _join(
-    tables: JobFile, site: Site, job_file: Path, argv: Sequence[str], origins: dict[str, Origin]
+    tables: JobFile,
+    site: Site,
+    paths: PathsTable,
+    job_file: Path,
+    argv: Sequence[str],
+    origins: dict[str, Origin],
 ) -> ResolvedJob:
     return ResolvedJob(
         job_file=job_file,
@@ -125,7 +132,7 @@ def _join(
         gpu=site.gpu,
         site_env=site.env,
         network=site.network,
-        paths=site.paths,
+        paths=paths,
         container=site.container,
         origins=origins | _site_origins(site),
     )

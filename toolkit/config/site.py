@@ -120,11 +120,14 @@ class NetworkTable(Table):
 
 
 class PathsTable(Table):
-    """Where files go. `~` and $VARIABLES stand for what they are at submission."""
+    """Where files go. In `runs` and `scratch`, `~` and $VARIABLES stand for what they are at submission."""
 
-    runs: str = key("", "Folder of run directories, seen by all nodes; empty is ./runs.")
-    scratch: str = key("", "Fast folder that all nodes see.")
-    local_scratch: str = key("", "Folder on the node itself.")
+    runs: str = key(
+        "",
+        "Folder of run directories, seen by all nodes; empty is ./runs. `~` and $VARIABLES are those of the submission.",
+    )
+    scratch: str = key("", "Fast folder that all nodes see; `~` and $VARIABLES as in `runs`.")
+    local_scratch: str = key("", "Folder on the node itself; its $VARIABLES are the node's.")
     access: Literal["user", "group"] = key("user", "Who may read a run: its owner alone, or the group too.")
 
 

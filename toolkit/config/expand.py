@@ -1,0 +1,46 @@
+"""`~` and $VARIABLES in a site's paths, as they stand where the job is submitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from toolkit.config.origins import Origin
+from toolkit.config.site import PathsTable, Site
+from toolkit.errors import ToolkitError
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+
+
+def expand_paths(site: Site, environ: Mapping[str, str]) -> PathsTable:
+    """Return the site's paths with those that submission must know written out.
+
+    `local_scratch` stays as it is: its variables are the node's.
+
+    Raises:
+        ToolkitError: a variable is not set.
+    """
+    known = {key: expand_path(site, key, environ) for key in ("runs", "scratch")}
+    return site.paths.model_copy(update=known)
+
+
+def expand_path(site: Site, key: str, environ: Mapping[str, str]) -> str:
+    """Return one path of `[paths]` written out.
+
+    Raises:
+        ToolkitError: a variable is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in environ:
+            raise ToolkitError(
+                f"${name} is not set",
+                where=site.origins.get(f"paths.{key}", Origin("built-in")).place(f"paths.{key}"),
+                fix=f"export {name}, or write the path without it",
+            )
+        return environ[name]
+
+    text: str = getattr(site.paths, key)
+    return str(Path(_VARIABLE.sub(value, text)).expanduser()) if text else ""
