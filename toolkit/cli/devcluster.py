@@ -110,16 +110,20 @@ def shape(layout: Layout, node: str, rate: str) -> None:
     from toolkit.devcluster import cluster
 
     cluster.shape(layout, node, rate)
+    nodes = "all nodes" if node == "all" else node
+    limit = "no limit" if rate == "none" else f"a limit of {rate} in each direction"
+    click.echo(f"{nodes}: {limit}", err=True)
 
 
 @devcluster.command()
 @click.argument("node")
 @click.pass_obj
 def fail(layout: Layout, node: str) -> None:
-    """Cut NODE off the network; Slurm marks it down after some 10 s."""
+    """Cut NODE off the network; Slurm marks it down within some 30 s."""
     from toolkit.devcluster import cluster
 
     cluster.fail(layout, node)
+    click.echo(f"{node} is cut off; Slurm marks it down within some 30 s", err=True)
 
 
 @devcluster.command()
@@ -130,3 +134,4 @@ def restore(layout: Layout, node: str) -> None:
     from toolkit.devcluster import cluster
 
     cluster.restore(layout, node)
+    click.echo(f"{node} is connected and serves", err=True)
