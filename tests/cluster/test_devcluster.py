@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from toolkit.cli.devcluster import devcluster as commands
 from toolkit.devcluster import cluster as devcluster
 from toolkit.devcluster.configuration import GRACE_S
 from toolkit.devcluster.layout import ClusterSpec, make_layout
@@ -163,10 +165,25 @@ def test_a_preempted_job_is_requeued_and_runs_again(cluster, shared_path):
         cluster.run("scontrol", "update", "PartitionName=low", f"GraceTime={GRACE_S}")
 
 
+def typed(cluster, *words: str) -> str:
+    """A command of `toolkit devcluster`, as a user types it; what it says."""
+    group = ["--name", cluster.layout.name, "--folder", str(cluster.layout.folder)]
+    result = CliRunner().invoke(commands, [*group, *words], catch_exceptions=False)
+    assert (result.exit_code, result.stdout) == (0, "")
+    return result.stderr
+
+
+def test_an_address_without_a_name_stays_a_number(cluster):
+    """torch asks for IPv6 forms of addresses, and warned on every rank while a node waited for a name server."""
+    ask = "import socket; print(socket.getnameinfo(('::ffff:10.9.8.7', 1), 0)[0])"
+    assert cluster.exec("node1", [sys.executable, "-c", ask]).stdout == "::ffff:10.9.8.7\n"
+    assert cluster.exec("node1", ["getent", "hosts", "node2"]).stdout.split()[1] == "node2"
+
+
 def test_a_lost_node_goes_down_and_comes_back(cluster):
-    devcluster.fail(cluster.layout, "node4")
+    assert "node4 is cut off" in typed(cluster, "fail", "node4")
     wait_for(lambda: devcluster.node_states(cluster.layout)["node4"].startswith("down"), 60)
-    devcluster.restore(cluster.layout, "node4")
+    assert typed(cluster, "restore", "node4") == "node4 is connected and serves\n"
     assert devcluster.node_states(cluster.layout)["node4"] == "idle"
     assert cluster.run("srun", "-w", "node4", "hostname") == "node4\n"
 

@@ -183,6 +183,17 @@ def hosts(spec: ClusterSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
+def name_services() -> str:
+    """The text of /etc/nsswitch.conf as the nodes see it: this machine's, but names come from the hosts file alone.
+
+    A node has no way to a DNS server, and asking one makes every look-up of an unknown address fail as "try again"
+    instead of "unknown". torch's store asks for IPv6 forms, which no hosts file has, and warned on every rank.
+    """
+    path = Path("/etc/nsswitch.conf")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return "\n".join([*(line for line in lines if not line.startswith("hosts:")), "hosts: files"]) + "\n"
+
+
 def write_folder(layout: Layout, spec: ClusterSpec) -> None:
     """Fill the folder. The munge key of an earlier `up` stays."""
     layout.write_spec(spec)
@@ -208,6 +219,7 @@ def write_folder(layout: Layout, spec: ClusterSpec) -> None:
     (etc / "gres.conf").write_text(gres_conf(layout, spec))
     (etc / "topology.conf").write_text(topology_conf(spec))
     layout.hosts.write_text(hosts(spec))
+    layout.name_services.write_text(name_services())
     if spec.accounting:
         _write_private(etc / "slurmdbd.conf", slurmdbd_conf(layout, spec).encode())
 

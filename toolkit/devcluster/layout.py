@@ -101,6 +101,10 @@ class Layout:
         return self.folder / "etc" / "hosts"
 
     @property
+    def name_services(self) -> Path:
+        return self.folder / "etc" / "nsswitch.conf"
+
+    @property
     def epilog(self) -> Path:
         return self.folder / "etc" / "epilog.sh"
 

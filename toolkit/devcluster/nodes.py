@@ -14,8 +14,8 @@ from toolkit.devcluster.layout import Layout
 from toolkit.devcluster.processes import clean_environment, find_processes, kill_and_wait
 from toolkit.errors import OwnFailureError
 
-# Runs as PID 1 of the node; $1 is the node's name, $2 its folder, $3 the hosts file. At the end it waits, which
-# also reaps every orphan of the node (bash waits for any child, dash does so only for its own).
+# Runs as PID 1 of the node; $1 is the node's name, $2 its folder, $3 the hosts file, $4 nsswitch.conf. At the end
+# it waits, which also reaps every orphan of the node (bash waits for any child, dash does so only for its own).
 FIRST_PROCESS = """
 set -e
 echo "$1" > /proc/sys/kernel/hostname
@@ -23,6 +23,7 @@ mount --bind "$2/tmp" /tmp
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 mount -t sysfs sysfs /sys
 mount --bind "$3" /etc/hosts
+mount --bind "$4" /etc/nsswitch.conf
 echo ready
 exec >/dev/null 2>&1
 sleep infinity &
@@ -39,7 +40,12 @@ def start_node(layout: Layout, node: str) -> int:
     """
     unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     process = subprocess.Popen(
-        [*unshare, "bash", "-c", FIRST_PROCESS, "node", *_arguments(layout, node)],
+        [
+            *unshare,
+            *("bash", "-c", FIRST_PROCESS, "node"),
+            *_arguments(layout, node),
+            str(layout.name_services),
+        ],
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -65,7 +71,7 @@ def first_process(layout: Layout, node: str) -> int | None:
 
 
 def _arguments(layout: Layout, node: str) -> tuple[str, ...]:
-    """What the first process is given, and known by."""
+    """What the first process is known by."""
     return (node, str(layout.node_folder(node)), str(layout.hosts))
 
 
