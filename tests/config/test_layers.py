@@ -69,7 +69,7 @@ def test_texts_are_read_by_the_type_of_their_key(resolve):
     resolved = resolve(
         settings=[
             "job.nodes=2-4",
-            'job.entry=["./a.out", "-x"]',
+            'job.entry=["a.out", "-x"]',
             "job.requeue=false",
             'data.paths=["a", "b"]',
             "env.pass=HF_HOME",
@@ -81,7 +81,7 @@ def test_texts_are_read_by_the_type_of_their_key(resolve):
         ]
     )
     assert (resolved.job.min_nodes, resolved.job.max_nodes) == (2, 4)
-    assert resolved.job.entry == ["./a.out", "-x"]
+    assert resolved.job.entry == ["a.out", "-x"]
     assert resolved.job.requeue is False
     assert resolved.data.paths == ["a", "b"]
     assert resolved.env.passed == ["HF_HOME"]

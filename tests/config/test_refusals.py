@@ -259,7 +259,53 @@ def test_a_wrong_entry(tmp_path, resolve, entry, message):
 
 
 @pytest.mark.parametrize(
-    "entry", ['"train.py"', '"train.py:main"', '"package.module:main"', '["./a.out", "-x"]']
+    "entry",
+    ['"train.py"', '"train.py:main"', '"package.module:main"', '["a.out", "-x"]', '["./a.out", "-x"]'],
 )
-def test_a_right_entry(resolve, entry):
+def test_a_right_entry(resolve, tmp_path, entry):
+    (tmp_path / "a.out").touch(0o755)
     assert resolve(text=f"[job]\nentry = {entry}\n").job.entry
+
+
+def test_a_program_beside_the_job_file_is_there_and_executable(tmp_path, resolve):
+    text = '[job]\nentry = ["./nope.sh"]\n'
+    message = message_of(tmp_path, lambda: resolve(text=text))
+    assert message.startswith("job.toml:2:job.entry: there is no file nope.sh. Fix: create it")
+    (tmp_path / "nope.sh").touch(0o644)
+    message = message_of(tmp_path, lambda: resolve(text=text))
+    assert message == "job.toml:2:job.entry: nope.sh is not executable. Fix: chmod +x nope.sh"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def start(world, config): ...",
+        "if True:\n    async def start(world, config): ...",
+        "from elsewhere import start",
+        "from elsewhere import go as start",
+        "from elsewhere import *",
+        "start = print",
+        "def set():\n    global start\n    start = print",
+        "globals()['start'] = print",
+    ],
+)
+def test_a_function_that_may_be_there(tmp_path, resolve, source):
+    (tmp_path / "own.py").write_text(source)
+    assert resolve(text='[job]\nentry = "own.py:start"\n')
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "def strat(world, config): ...",
+            "job.toml:2:job.entry: own.py has no function 'start'. Fix: write \"own.py:strat\"",
+        ),
+        ("class A:\n    def start(self): ...\n", "job.toml:2:job.entry: own.py has no function 'start'. "),
+        ("import os\n", "job.toml:2:job.entry: own.py has no function 'start'. Fix: define it there"),
+        ("x = 1\ndef start(:\n", "own.py:2: not Python: "),
+    ],
+)
+def test_a_function_that_is_not_there(tmp_path, resolve, source, message):
+    (tmp_path / "own.py").write_text(source)
+    assert message_of(tmp_path, lambda: resolve(text='[job]\nentry = "own.py:start"\n')).startswith(message)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from toolkit.config.checks import check_request
 from toolkit.config.derive import derive
 from toolkit.config.document import leaves
+from toolkit.config.entry import check_entry
 from toolkit.config.layers import Setting, from_command_line, merge
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refusal
@@ -49,6 +50,7 @@ def amend_job(
     }
     changes = {name: getattr(tables, name) for name in JobFile.model_fields}
     amended = derive(recorded.model_copy(update={**changes, "origins": of_site | origins}), site)
+    check_entry(amended)
     check_request(amended, site)
     return amended
 

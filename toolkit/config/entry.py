@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
+import shlex
+from pathlib import Path
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
@@ -13,17 +17,18 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
 def check_entry(resolved: ResolvedJob) -> None:
-    """Check the form of `job.entry`, and that its file exists beside the job file.
+    """Check the form of `job.entry`, and that its file exists beside the job file and has the function.
 
-    A module is not imported here: that would run the user's code, and torch, on the login node.
+    Nothing is imported here: that would run the user's code, and torch, on the login node.
 
     Raises:
-        ToolkitError: the form is none of ours, or the file is missing.
+        ToolkitError: the form is none of ours, the file is missing or not executable, or has no such function.
     """
     entry = resolved.job.entry
-    if isinstance(entry, list):
-        return
     where = resolved.origin("job.entry").place("job.entry")
+    if isinstance(entry, list):
+        _check_program(resolved.job_directory / entry[0], entry[0], where)
+        return
     match = _FILE.fullmatch(entry)
     if match is None:
         if not _MODULE.fullmatch(entry):
@@ -48,3 +53,60 @@ def check_entry(resolved: ResolvedJob) -> None:
             else f"create it, or give a path relative to {resolved.job_directory}"
         )
         raise ToolkitError(f"there is no file {path}", where=where, fix=fix)
+    if function is not None:
+        _check_function(path, function, where)
+
+
+def _check_program(path: Path, written: str, where: str) -> None:
+    """Only what stands beside the job file is known here: the nodes have a PATH and folders of their own."""
+    if "/" not in written or written.startswith("/"):
+        return
+    if not path.is_file():
+        raise ToolkitError(
+            f"there is no file {path}",
+            where=where,
+            fix="create it, or give a path relative to the job file",
+        )
+    if not os.access(path, os.X_OK):
+        raise ToolkitError(f"{path} is not executable", where=where, fix=f"chmod +x {shlex.quote(str(path))}")
+
+
+def _check_function(path: Path, function: str, where: str) -> None:
+    try:
+        module = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise ToolkitError(
+            f"not Python: {getattr(error, 'msg', error)}",
+            where=f"{path}:{line}" if line else str(path),
+            fix="correct that line",
+        ) from error
+    names = module_names(module)
+    if function not in names and "*" not in names:
+        defined = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+        close = nearest(function, defined)
+        fix = (
+            f'write "{path.name}:{close[0]}"' if close else f"define it, or write one of {', '.join(defined)}"
+        )
+        raise ToolkitError(
+            f"{path} has no function {function!r}", where=where, fix=fix if defined else "define it there"
+        )
+
+
+def module_names(module: ast.Module) -> set[str]:
+    """Return the names that a module may bind; "*" where a star import or `globals()` may bind any."""
+    names: set[str] = set()
+    below: list[ast.AST] = [module]
+    while below:
+        node = below.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+            continue  # what stands inside is not the module's
+        if isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name) and (
+            isinstance(node.ctx, ast.Store) or node.id in ("globals", "exec")
+        ):
+            names.add(node.id if isinstance(node.ctx, ast.Store) else "*")
+        below += ast.iter_child_nodes(node)
+    return names | {name for node in ast.walk(module) if isinstance(node, ast.Global) for name in node.names}
