@@ -143,6 +143,18 @@ def test_nothing_good_is_no_checkpoint(tmp_path):
     assert checkpoints.latest() is None
 
 
+def test_a_damaged_checkpoint_leaves_the_tensors_as_they_were(tmp_path):
+    """The damage lies in what would be read last; nothing older is there to be loaded instead."""
+    checkpoints = Checkpointer(tmp_path, ALONE)
+    folder = checkpoints.save(1, tensors(1.0), {})
+    last = max(read_manifest(folder).tensors.values(), key=lambda record: record.pieces[0].byte_offset)
+    wanted = tensors(7.0)
+    with Flipped(folder / SHARD, (last.pieces[0].byte_offset + last.size_bytes - 1) * 8):
+        assert checkpoints.load(wanted) is None
+        assert all(torch.equal(tensor, tensors(7.0)[name]) for name, tensor in wanted.items())
+        (tmp_path / "step-00000001.bad-0").rename(folder)
+
+
 def test_a_part_is_never_loaded_however_complete(tmp_path):
     old = Checkpointer(tmp_path, ALONE)
     folder = old.save(1, {"x": torch.ones(4)}, {})

@@ -74,7 +74,6 @@ class BlockChecker:
         self._path = path
         self._expected = expected
         self._unchecked = set(range(len(expected.blocks)))
-        self._buffer = memoryview(bytearray(BLOCK_BYTES))
 
     def check(self, first_byte: int, end_byte: int) -> None:
         """Check the blocks that hold bytes [first_byte, end_byte).
@@ -89,8 +88,7 @@ class BlockChecker:
         with self._path.open("rb") as file:
             for block in wanted:
                 file.seek(block * BLOCK_BYTES)
-                count = file.readinto(self._buffer)
-                if xxhash.xxh3_128_hexdigest(self._buffer[:count]) != self._expected.blocks[block]:
+                if xxhash.xxh3_128_hexdigest(file.read(BLOCK_BYTES)) != self._expected.blocks[block]:
                     raise CorruptCheckpointError(
                         f"block {block} (from byte {block * BLOCK_BYTES}) was changed after it was saved",
                         where=str(self._path),

@@ -90,13 +90,16 @@ class ShardWriter:
 
 
 class ShardReader:
-    """Reads boxes from one shard file, after the blocks that hold them passed their digests."""
+    """Reads boxes from one shard file, after the blocks that hold them passed their digests.
+
+    A context manager: the file is open inside it. It may be entered again; what was checked stays checked.
+    """
 
     def __init__(self, path: Path, expected: FileRecord) -> None:
-        """Open the file, which must have the size and digests that the manifest states.
+        """Look at the file, which must have the size and digests that the manifest states.
 
         Raises:
-            CorruptCheckpointError: when the file or its digests are missing, cut or not readable.
+            CorruptCheckpointError: when the file or its digests are missing or cut, or its first block is damaged.
         """
         self._path = path
         digest_path = path.with_name(digest_name(path.name))
@@ -112,32 +115,58 @@ class ShardReader:
         self._checker = BlockChecker(path, digests)
         # The first block holds the root of the file's structure.
         self._checker.check(0, 1)
-        try:
-            self._file = h5py.File(path, "r", locking=False)
-        except OSError as error:
-            raise CorruptCheckpointError(f"cannot be opened: {error}", where=str(path)) from None
 
-    def read(
-        self, name: str, record: TensorRecord, piece: Piece, start: Sequence[int], out: np.ndarray
-    ) -> None:
-        """Read the box of `out`'s shape that begins at `start` inside the piece.
-
-        Args:
-            out: C-contiguous, of the element's `memory` type; it is overwritten.
+    def __enter__(self) -> ShardReader:
+        """Open the file.
 
         Raises:
-            CorruptCheckpointError: when a block that holds the box is damaged.
+            CorruptCheckpointError: HDF5 cannot open it.
         """
-        if not out.size:
+        try:
+            self._file = h5py.File(self._path, "r", locking=False)
+        except OSError as error:
+            raise CorruptCheckpointError(f"cannot be opened: {error}", where=str(self._path)) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def check(
+        self, name: str, record: TensorRecord, piece: Piece, start: Sequence[int], shape: Sequence[int]
+    ) -> None:
+        """Check the box of `shape` that begins at `start` inside the piece; no element of it is handed out.
+
+        Raises:
+            CorruptCheckpointError: when a block that holds the box is damaged, or HDF5 finds it elsewhere.
+        """
+        if not prod(shape):
             return
-        kind = element(record.dtype, where=name)
-        first, end = touched_bytes(piece.shape, start, out.shape, kind.size_bytes)
+        first, end = touched_bytes(piece.shape, start, shape, element(record.dtype, where=name).size_bytes)
         self._checker.check(piece.byte_offset + first, piece.byte_offset + end)
         dataset = self._dataset(name, piece)
         if dataset.id.get_offset() != piece.byte_offset or dataset.shape != piece.shape:
             raise CorruptCheckpointError(
                 f"holds {name} elsewhere than its manifest says", where=str(self._path)
             )
+
+    def read(
+        self, name: str, record: TensorRecord, piece: Piece, start: Sequence[int], out: np.ndarray
+    ) -> None:
+        """Read the box of `out`'s shape that begins at `start` inside the piece, checked before.
+
+        Args:
+            out: C-contiguous, of the element's `memory` type; it is overwritten.
+
+        Raises:
+            CorruptCheckpointError: as `check`.
+        """
+        if not out.size:
+            return
+        self.check(name, record, piece, start, out.shape)
+        kind = element(record.dtype, where=name)
+        dataset = self._dataset(name, piece)
         if not piece.shape:
             dataset.id.read(h5s.ALL, h5s.ALL, out, mtype=kind.file_type())
             return
@@ -152,10 +181,6 @@ class ShardReader:
             raise CorruptCheckpointError(
                 f"does not give {name} at {list(piece.offset)}: {error}", where=str(self._path)
             ) from None
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
 
 def touched_bytes(

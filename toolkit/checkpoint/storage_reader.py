@@ -29,13 +29,14 @@ from toolkit.errors import ToolkitError
 class HDF5StorageReader(StorageReader):
     """Reads one checkpoint folder, on any number of ranks.
 
-    Every block that a rank's slices touch is checked against its digest before it is read. `manifest` saves
-    reading it again.
+    Every block that any rank's slices touch is checked against its digest before any rank reads: a damaged
+    checkpoint leaves the tensors as they were. `manifest` saves reading it again.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, manifest: Manifest | None = None) -> None:
         self._path = Path(path)
         self._manifest = manifest
+        self._shards: dict[str, ShardReader] = {}
 
     @property
     def checkpoint_id(self) -> str:
@@ -54,6 +55,7 @@ class HDF5StorageReader(StorageReader):
         if checkpoint_id:
             self._path = Path(checkpoint_id)
             self._manifest = None
+            self._shards = {}
 
     def read_metadata(self) -> dcp.Metadata:
         """DCP's metadata, out of the manifest."""
@@ -73,7 +75,13 @@ class HDF5StorageReader(StorageReader):
         """Nothing to set up: the manifest says it all."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Nothing to plan locally."""
+        """Check every block that this rank will touch. DCP goes on to `read_data` when no rank has failed here."""
+        for file, boxes in self._boxes_by_file(plan).items():
+            with self._shard(file) as shard:
+                for item, piece in boxes:
+                    name = item.storage_index.fqn
+                    record = self.manifest.tensors[name]
+                    shard.check(name, record, piece, item.storage_offsets, item.lengths)
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -82,27 +90,36 @@ class HDF5StorageReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this rank's boxes, one shard file after the other."""
-        by_file: dict[str, list[tuple[ReadItem, Piece]]] = defaultdict(list)
         for item in plan.items:
-            name = item.storage_index.fqn
             if item.type == LoadItemType.BYTE_IO:
                 packed = io.BytesIO()
-                torch.save(self.manifest.objects[name].value, packed)
+                torch.save(self.manifest.objects[item.storage_index.fqn].value, packed)
                 packed.seek(0)
                 planner.load_bytes(item, packed)
-            else:
-                piece = self._piece(item.storage_index)
-                by_file[piece.file].append((item, piece))
-        for file, wanted in by_file.items():
-            shard = ShardReader(self._path / file, self.manifest.file(file))
-            try:
-                for item, piece in sorted(wanted, key=lambda pair: pair[1].byte_offset):
+        for file, boxes in self._boxes_by_file(plan).items():
+            with self._shard(file) as shard:
+                for item, piece in boxes:
                     self._read_box(shard, item, piece, planner)
-            finally:
-                shard.close()
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _boxes_by_file(self, plan: LoadPlan) -> dict[str, list[tuple[ReadItem, Piece]]]:
+        """The plan's boxes of tensors with the piece of each, in the order of their bytes in the file."""
+        found: dict[str, list[tuple[ReadItem, Piece]]] = defaultdict(list)
+        for item in plan.items:
+            if item.type != LoadItemType.BYTE_IO:
+                piece = self._piece(item.storage_index)
+                found[piece.file].append((item, piece))
+        for boxes in found.values():
+            boxes.sort(key=lambda box: box[1].byte_offset)
+        return found
+
+    def _shard(self, file: str) -> ShardReader:
+        """The reader of one file, kept so that no block is checked twice."""
+        if file not in self._shards:
+            self._shards[file] = ShardReader(self._path / file, self.manifest.file(file))
+        return self._shards[file]
 
     def _piece(self, index: dcp.MetadataIndex) -> Piece:
         pieces = self.manifest.tensors[index.fqn].pieces
