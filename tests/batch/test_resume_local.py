@@ -118,11 +118,18 @@ def test_a_site_that_was_named_by_its_file(toolkit, monkeypatch) -> None:
     assert toolkit.ok("logs", "--rank", 0) == "yes\n"
 
 
-def test_a_rendered_run_that_nobody_submitted(toolkit) -> None:
-    toolkit.ok("render", toolkit.job("true"))
+def test_of_two_resumes_at_the_same_time_one_is_refused(toolkit, ended) -> None:
+    from toolkit.batch.resume import prepare_resume, take_back
+
+    checkpoints(ended, 10, 20)
+    _, start = prepare_resume(ended)  # the other one is about to submit
+    script = ended.script(1).read_text()
+    said = toolkit("resume", "last", "--from", 10, "-n", 2)
+    assert (said.code, "start 1 of run" in said.err, "by another resume" in said.err) == (1, True, True)
+    assert ended.script(1).read_text() == script
+    assert names(ended) == ["step-00000010", "step-00000020"]
+    take_back(ended, start)
     assert toolkit("resume", "last", "--wait").code == 0
-    (run,) = toolkit.runs.glob("*/*")
-    assert toolkit.run(run.name).start_numbers() == [0]
 
 
 def test_a_resume_after_a_start_by_hand_is_the_newest_job(toolkit) -> None:

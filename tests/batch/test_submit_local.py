@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -61,7 +62,41 @@ def test_dry_run_and_render_print_the_script_and_start_nothing(toolkit) -> None:
         assert printed == run.script(0).read_text()
         assert f"# Run {run.run_id} of job work, site local" in printed
         assert not list(run.path.glob("submitted-*")) and not run.start_numbers()
-    assert "created" in toolkit.ok("status")
+    assert "created" in toolkit.ok("status", newest(toolkit.runs).run_id)
+
+
+def test_last_is_no_run_that_was_only_rendered(toolkit) -> None:
+    toolkit.ok("render", toolkit.job("true"))
+    rendered = newest(toolkit.runs)
+    said = toolkit("status", "last")
+    assert (said.code, f"{rendered.run_id} is only rendered" in said.err) == (4, True)
+    run = toolkit.submit(toolkit.job("true"))
+    toolkit.ok("render", toolkit.job("true"))
+    assert run.run_id in toolkit.ok("status", "last")
+
+
+@pytest.mark.parametrize("command", [["wait"], ["logs", "-f"], ["resume"]])
+def test_nothing_waits_for_a_run_that_was_only_rendered(toolkit, command: list[str]) -> None:
+    toolkit.ok("render", toolkit.job("true"))
+    run = newest(toolkit.runs)
+    said = toolkit(*command, run.run_id)
+    assert (said.code, "is rendered, not submitted" in said.err, f"bash {run.script(0)}" in said.err) == (
+        1, True, True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "left"), [("echo no >&2; exit 1", 0), ("echo nothing known", 1)])
+def test_a_refused_run_leaves_nothing(toolkit, monkeypatch, answer: str, left: int) -> None:
+    """Unless nobody knows whether sbatch took it: then the job would need its folder."""
+    programs = toolkit.folder / "bin"
+    programs.mkdir()
+    for name in ("sbatch", "srun"):
+        (programs / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    said = toolkit("submit", toolkit.job("true"), "--site", "devcluster")
+    assert said.code in (3, 125)
+    assert len(list(toolkit.runs.glob("work/*"))) == left
 
 
 def newest(runs: Path) -> RunDirectory:

@@ -78,3 +78,21 @@ def test_the_runs_folder_comes_from_flag_variable_site_or_here(tmp_path, monkeyp
     assert str(runs_folder(None, variable, "/from/site")) == "/from/variable"
     assert str(runs_folder(None, {}, "$SCRATCH/runs")) == "/scratch/me/runs"
     assert runs_folder(None, {}) == tmp_path / "runs"
+
+
+def test_last_is_the_newest_that_was_submitted_or_has_started(runs):
+    folder, _, newer = runs
+    rendered = create_run(folder, "rendered")
+    write_json(rendered.record, {})
+    assert find_run("last", folder) == newer.path
+    (newer.start(0) / "claim.json").unlink()
+    newer.start(0).rmdir()
+    write_json(newer.path / "submitted-000.json", {"job_id": "4568"})
+    assert find_run("last", folder) == newer.path
+
+
+def test_last_of_runs_that_are_only_rendered_says_so(tmp_path):
+    rendered = create_run(tmp_path, "rendered")
+    write_json(rendered.record, {})
+    with pytest.raises(NotFoundError, match=f"{rendered.run_id} is only rendered"):
+        find_run("last", tmp_path)

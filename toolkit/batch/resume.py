@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from toolkit.batch.script import render_script
-from toolkit.batch.state import run_status
+from toolkit.batch.state import require_submitted, run_status
 from toolkit.batch.submission import recorded_job
 from toolkit.config.amend import amend_job
 from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
-from toolkit.errors import CheckFailedError, NotFoundError
+from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.rundir.files import utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
-from toolkit.rundir.states import RunState
 from toolkit.site.load import load_site
 
 
@@ -31,40 +32,62 @@ def prepare_resume(
         checkpoint: a step number, a folder's name or a path; None takes the newest that verifies.
 
     Raises:
-        CheckFailedError: the run still lives, or nobody knows whether it does.
+        CheckFailedError: the run still lives, nobody knows whether it does, it was never submitted, or another
+            resume is submitting it.
         NotFoundError: there is no such checkpoint.
         ToolkitError: a value is wrong, or the site cannot serve the new shape.
     """
-    status = run_status(run)
-    if not status.state.final and status.state is not RunState.CREATED:
+    require_submitted(run)
+    start = max([-1, *run.start_numbers(), *_submitted_starts(run)]) + 1
+    status = run_status(
+        run
+    )  # after the count: a resume that was done in between is seen here or at the claim
+    if not status.state.final:
         raise CheckFailedError(
             f"run {run.run_id} is {status.state.value} ({status.reason})",
             fix=f"wait for it, or `toolkit cancel {run.run_id}`",
         )
     recorded = recorded_job(run)
     job = amend_job(recorded, site=site_of(recorded), settings=settings, flags=flags).with_sbatch(sbatch)
-    start = max([-1, *run.start_numbers(), *_submitted_starts(run)]) + 1
-    if checkpoint is not None:
-        source = find_checkpoint(run, checkpoint)
-        set_aside_newer(run, source, start)
+    source = find_checkpoint(run, checkpoint) if checkpoint is not None else None
+    if source is not None:
         # Without an origin of its own: the next resume takes the newest checkpoint again.
         job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
+    _claim_number(run, start, job)
+    try:
+        write_text(run.script(start), render_script(job, run, start), mode=0o700)
+    except ToolkitError:
+        take_back(run, start)
+        raise
+    if source is not None:
+        set_aside_newer(run, source, start)
     for flag in ("stop", "cancel"):
         (run.control / flag).unlink(missing_ok=True)
     _close_lost_starts(run)
-    write_json(
-        run.path / f"resumed-{start:03}.json",
-        {"time": utc_now(), "job": job.model_dump(mode="json", by_alias=True)},
-    )
-    write_text(run.script(start), render_script(job, run, start), mode=0o700)
     return job, start
+
+
+def _claim_number(run: RunDirectory, start: int, job: ResolvedJob) -> None:
+    """Write `resumed-SSS.json` whole and only once: of two resumes at the same time one has the start."""
+    path = run.path / f"resumed-{start:03}.json"
+    draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    write_json(draft, {"time": utc_now(), "job": job.model_dump(mode="json", by_alias=True)})
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise CheckFailedError(
+            f"start {start} of run {run.run_id} is being submitted by another resume",
+            where=str(path),
+            fix=f"`toolkit status {run.run_id}`; remove this file if that resume was killed",
+        ) from None
+    finally:
+        draft.unlink()
 
 
 def take_back(run: RunDirectory, start: int) -> None:
     """Remove what `prepare_resume` wrote for a start that the scheduler refused; its settings must not last."""
-    (run.path / f"resumed-{start:03}.json").unlink(missing_ok=True)
-    if start:
-        run.script(start).unlink(missing_ok=True)
+    run.script(start).unlink(missing_ok=True)
+    (run.path / f"resumed-{start:03}.json").unlink(missing_ok=True)  # last: it is the claim of the number
 
 
 def site_of(recorded: ResolvedJob) -> Site:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,10 +10,10 @@ from typing import Any
 
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.claims import StartClaim, read_claim
 from toolkit.rundir.files import read_json, read_json_or_none
-from toolkit.rundir.find import job_ids
+from toolkit.rundir.find import has_begun, job_ids
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.slurm.commands import JobFacts
@@ -67,6 +68,19 @@ def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = 
         step=beat["step"] if beat else None,
         exit_code=end["exit_code"] if end and end["final"] and state.final else None, path=str(run.path),
     )  # fmt: skip
+
+
+def require_submitted(run: RunDirectory) -> None:
+    """Refuse a run that is only rendered: nothing of it will happen by itself.
+
+    Raises:
+        CheckFailedError: it was neither submitted nor has it started.
+    """
+    if not has_begun(run):
+        shell = "sbatch" if uses_slurm(recorded_job(run)) else "bash"
+        raise CheckFailedError(
+            f"run {run.run_id} is rendered, not submitted", fix=f"`{shell} {shlex.quote(str(run.script(0)))}`"
+        )
 
 
 def unreadable(run: RunDirectory, error: ToolkitError) -> RunStatus:

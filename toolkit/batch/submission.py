@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from pydantic import ValidationError
 from toolkit.batch.record import make_record
 from toolkit.batch.script import render_script
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory, create_run
-from toolkit.slurm.commands import Slurm
+from toolkit.slurm.commands import NoAnswerError, Slurm
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
     """Hand the script of a run over to Slurm, or start it in the background where there is none.
 
     Raises:
-        SchedulerRefusedError: sbatch said no; the run directory stays as it is, unclaimed.
+        SchedulerRefusedError: sbatch said no.
+        NoAnswerError: nobody knows whether sbatch took the job.
     """
     from toolkit.batch.executors import LocalScriptExecutor, SlurmScriptExecutor  # submitit is heavy
 
@@ -75,6 +77,23 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
         job_id = SlurmScriptExecutor(run, script, slurm_of(job, echo=echo)).submit_script().job_id
     write_json(run.path / f"submitted-{start:03}.json", {"job_id": job_id, "start": start, "time": utc_now()})
     return Submitted(run, start, job_id)
+
+
+def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Submitted:
+    """Submit a run that was just created; where it is refused, nothing of it stays.
+
+    Raises:
+        as `submit`.
+    """
+    try:
+        return submit(run, job, 0, echo=echo)
+    except (NoAnswerError, OwnFailureError):
+        raise  # the job may be in the queue, and needs its folder
+    except ToolkitError:
+        shutil.rmtree(run.path)
+        with suppress(OSError):
+            run.path.parent.rmdir()  # the job's folder, where this was its first run
+        raise
 
 
 def recorded_job(run: RunDirectory) -> ResolvedJob:

@@ -72,8 +72,11 @@ def logs(
     """What RUN wrote: the supervisor's log, or the ranks'."""
     from toolkit.batch.follow import Follower
     from toolkit.batch.logs import read_logs
+    from toolkit.batch.state import require_submitted
 
     directory = find(run, runs)
+    if follow:
+        require_submitted(directory)
     follower = Follower(directory)
     for line in read_logs(
         directory,
@@ -92,8 +95,10 @@ def logs(
 def wait(run: str, runs: Path | None) -> None:
     """Wait until RUN ends; the exit code is the job's."""
     from toolkit.batch.follow import Follower, exit_code_of, report_end
+    from toolkit.batch.state import require_submitted
 
     directory = find(run, runs)
+    require_submitted(directory)
     follower = Follower(directory)
     ended = follower.wait()
     report_end(ended, directory, follower.console)

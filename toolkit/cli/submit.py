@@ -95,15 +95,14 @@ def submit(
     toolkit submit train_lm --site local --wait
     toolkit submit my_job.toml -N 4 --ntasks-per-node 8 -t 2:00:00 -- --my-flag
     """
-    from toolkit.batch.submission import create
-    from toolkit.batch.submission import submit as hand_over
+    from toolkit.batch.submission import create, submit_new
 
     resolved = _resolve(job, site, settings, values, argv)
     run = create(resolved, _runs_folder(runs, resolved))
     if dry_run:
         click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
         return
-    _announce(hand_over(run, resolved, 0, echo=echo), parsable=parsable)
+    _announce(submit_new(run, resolved, echo=echo), parsable=parsable)
     if wait:
         _follow(run)
 
@@ -159,7 +158,8 @@ def resume(
     from toolkit.batch.resume import prepare_resume, take_back
     from toolkit.batch.submission import recorded_job
     from toolkit.batch.submission import submit as hand_over
-    from toolkit.errors import ToolkitError
+    from toolkit.errors import OwnFailureError, ToolkitError
+    from toolkit.slurm.commands import NoAnswerError
 
     directory = find(run, runs)
     before = recorded_job(directory).job.min_nodes
@@ -172,6 +172,8 @@ def resume(
     )
     try:
         submitted = hand_over(directory, job, start, echo=echo)
+    except (NoAnswerError, OwnFailureError):
+        raise  # the job may be in the queue
     except ToolkitError:
         take_back(directory, start)
         raise

@@ -45,7 +45,7 @@ def claim_start(
             raise OwnFailureError(
                 f"start {first} of this run belongs to job {owner.job_id}, this is job {job_id}",
                 where=str(run.path),
-                fix=f"`toolkit resume {run.run_id}` continues the run, `toolkit rerun` starts a new one",
+                fix=f"`toolkit resume {run.run_id}` continues the run",
             )
         number = last + 1
     elif first < last:
@@ -101,7 +101,7 @@ def _claim(run: RunDirectory, number: int) -> StartClaim:
         raise OwnFailureError(
             f"start {number} has lost its claim.json",
             where=str(run.start(number)),
-            fix=f"`toolkit rerun {run.run_id}` starts a new run from the same record",
+            fix=f"submit {run.job_file} as a new run",
         )
     return claim
 

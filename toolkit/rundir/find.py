@@ -46,11 +46,16 @@ def job_ids(run: RunDirectory) -> list[str]:
     return list(dict.fromkeys(newest_first))[::-1]
 
 
+def has_begun(run: RunDirectory) -> bool:
+    """True when a run was submitted or has started; false when it is only rendered."""
+    return any(run.path.glob("submitted-*.json")) or bool(run.start_numbers())
+
+
 def find_run(run: str, runs: Path) -> Path:
     """The directory of the run that a user named.
 
     Args:
-        run: a run id, `last` (the newest run), a Slurm job id such as `123`, `123_4` or `123.batch`, or a path.
+        run: a run id, `last` (the newest run that was submitted or has started), a Slurm job id such as `123`, `123_4` or `123.batch`, or a path.
         runs: the folder of all runs.
 
     Raises:
@@ -61,8 +66,15 @@ def find_run(run: str, runs: Path) -> Path:
         return candidate.resolve()
     known = list(iterate_runs(runs))
     if run == "last":
+        begun = next((entry for entry in known if has_begun(entry)), None)
+        if begun is not None:
+            return begun.path
         if known:
-            return known[0].path
+            raise NotFoundError(
+                f"no run was submitted yet; {known[0].run_id} is only rendered",
+                where=str(runs),
+                fix=f"`toolkit submit JOB`, or name the run: {known[0].run_id}",
+            )
         raise NotFoundError(
             "there is no run yet", where=str(runs), fix="`toolkit submit JOB`, or give --runs"
         )

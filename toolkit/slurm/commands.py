@@ -22,6 +22,10 @@ _SCRUBBED = (
 _SEPARATOR = "\x1f"  # cannot stand in a job name that we accept
 
 
+class NoAnswerError(SchedulerRefusedError):
+    """A command of Slurm's did not end in time; what it asked for may have been done."""
+
+
 @dataclass(frozen=True)
 class JobFacts:
     """What Slurm says of one job. `state` is Slurm's own word; "" stands for what it does not say."""
@@ -56,7 +60,8 @@ class Slurm:
 
         Raises:
             NotFoundError: the command is not on PATH.
-            SchedulerRefusedError: it failed or did not answer in `timeout_s`.
+            SchedulerRefusedError: it failed.
+            NoAnswerError: it did not answer in `timeout_s`.
         """
         if shutil.which(argv[0]) is None:
             raise NotFoundError(f"{argv[0]} is not on PATH", fix="load Slurm's module, or use --site local")
@@ -67,7 +72,7 @@ class Slurm:
                 argv, capture_output=True, text=True, errors="replace", env=self.environment(), timeout=self.timeout_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise SchedulerRefusedError(
+            raise NoAnswerError(
                 f"{argv[0]} did not answer in {self.timeout_s:.0f} s",
                 fix="`scontrol ping` says whether Slurm is up",
             ) from error
