@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from launch import job, launch, said_by
 
 from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.metrics.training import read_train_log
+from toolkit.train.schedule import Schedule
+from toolkit.train.state import TrainingState
+from toolkit.world.facts import World
 
 CUT, STEPS = 8, 30
 ITEMS = ("model", "optimizer", "schedule", "step", "cursor", "random")
@@ -125,6 +130,69 @@ def test_4_then_2_then_8_ranks_read_every_sample_once_and_stop_at_the_same_step(
     assert "saved by 2 ranks; ranks from 2 on draw new random streams\n" in said_by(tmp_path, 0, attempt=2)
     assert [said_by(tmp_path, rank, attempt=2) for rank in range(1, 8)] == [""] * 7
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+ALONE = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone")
+
+
+def small_state(step: int = 0) -> TrainingState:
+    model = torch.nn.Linear(2, 2)
+    schedule = Schedule(1e-3, 100, 1, 0.1, "constant")
+    return TrainingState(model, torch.optim.AdamW(model.parameters()), schedule, seed=1, step=step)
+
+
+def damage(folder: Path) -> None:
+    (shard,) = folder.glob("shard-*.h5")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+
+
+@pytest.fixture
+def saved_steps(tmp_path) -> Path:
+    checkpointer = Checkpointer(tmp_path, ALONE)
+    for step in (10, 20, 30):
+        small_state(step).save(checkpointer, ALONE)
+    return tmp_path
+
+
+def resumed_at(folder: Path, source: Path) -> int:
+    state = small_state()
+    state.resume(Checkpointer(folder, ALONE), ALONE, source=source)
+    return state.step
+
+
+def test_a_named_checkpoint_is_loaded_or_nothing_is(saved_steps):
+    named = saved_steps / "step-00000030"
+    assert resumed_at(saved_steps, named) == 30
+    damage(named)
+    with pytest.raises(CorruptCheckpointError) as refused:
+        resumed_at(saved_steps, named)
+    line = str(refused.value)
+    assert line.startswith(f"{named}: is damaged: ") and "shard-00000-of-00001.h5: block 0" in line
+    assert "--from STEP`): 10, 20" in line
+    assert named.is_dir()
+    (named / "manifest.json").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"manifest\.json: is missing"):
+        resumed_at(saved_steps, named)
+
+
+def test_what_was_saved_since_the_named_checkpoint_comes_first_and_nothing_older(saved_steps):
+    named = saved_steps / "step-00000020"
+    assert resumed_at(saved_steps, named) == 30
+    damage(saved_steps / "step-00000030")
+    assert resumed_at(saved_steps, named) == 20
+    assert (saved_steps / "step-00000030.bad-0").is_dir()
+    damage(named)
+    with pytest.raises(CorruptCheckpointError, match=r"--from STEP`\): 10$"):
+        resumed_at(saved_steps, named)
+
+
+def test_another_runs_checkpoint_gives_way_to_what_was_saved_since(saved_steps, tmp_path_factory):
+    own, other = tmp_path_factory.mktemp("own"), saved_steps / "step-00000020"
+    assert resumed_at(own, other) == 20
+    small_state(7).save(Checkpointer(own, ALONE), ALONE)
+    assert resumed_at(own, other) == 7
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -22,7 +22,8 @@ from toolkit.checkpoint.agreement import check_group, from_rank_zero
 from toolkit.checkpoint.commit import discard, retain, set_aside, take_over, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import load_error, save_error
-from toolkit.checkpoint.layout import committed_steps, part_folder, step_folder
+from toolkit.checkpoint.layout import committed_steps, part_folder, step_folder, step_of
+from toolkit.checkpoint.listing import summarise
 from toolkit.checkpoint.load_planner import LoadPlanner
 from toolkit.checkpoint.manifest import Manifest, read_manifest
 from toolkit.checkpoint.storage_reader import HDF5StorageReader
@@ -118,16 +119,24 @@ class Checkpointer:
         return final
 
     def load(
-        self, tensors: dict[str, Any], *, source: Path | None = None, optional: Iterable[str] = ()
+        self,
+        tensors: dict[str, Any],
+        *,
+        source: Path | None = None,
+        optional: Iterable[str] = (),
+        newer_than: Path | None = None,
     ) -> LoadedCheckpoint | None:
         """Fill `tensors` in place, on all ranks, from the newest checkpoint that is good, or from `source`.
 
         A checkpoint of the run that is found damaged is moved to `step-X.bad-<attempt>`, what was wrong is
-        said on stderr, and the one before it is tried. A damaged `source` is an error.
+        said on stderr, and the one before it is tried. A damaged `source` is an error and stays where it is.
+        Nothing is written into `tensors` before all that is read of a checkpoint was found good on all ranks.
 
         Args:
             tensors: as in `save`; the number of ranks, and how tensors lie on them, may have changed.
-            source: a checkpoint folder.
+            source: a checkpoint folder; this one and no other.
+            newer_than: a checkpoint; of the run's own only those of later steps are tried. Where it is another
+                run's, all are.
             optional: keys that the checkpoint need not hold: "random.rank-00003", or "random" for all below.
 
         Returns:
@@ -135,12 +144,13 @@ class Checkpointer:
 
         Raises:
             ToolkitError: when a tensor is missing or of another shape, the same on every rank.
+            CorruptCheckpointError: when `source` is damaged, with the others beside it that look whole.
         """
         wanted = tuple(optional)
         if source is not None:
-            manifest = from_rank_zero(self._world, lambda: _good_manifest(source))
-            return self._load_from(source, manifest, tensors, wanted)
-        while (newest := from_rank_zero(self._world, self._newest_good)) is not None:
+            return self._load_exactly(source, tensors, wanted)
+        after = self._step_of_own(newer_than)
+        while (newest := from_rank_zero(self._world, partial(self._newest_good, after))) is not None:
             folder, manifest = newest
             try:
                 loaded = self._load_from(folder, manifest, tensors, wanted)
@@ -150,6 +160,16 @@ class Checkpointer:
             self._at_step = loaded.step
             return loaded
         return None
+
+    def _load_exactly(
+        self, source: Path, tensors: dict[str, Any], optional: tuple[str, ...]
+    ) -> LoadedCheckpoint:
+        try:
+            manifest = from_rank_zero(self._world, lambda: _good_manifest(source))
+            return self._load_from(source, manifest, tensors, optional)
+        except CorruptCheckpointError as error:
+            fix = from_rank_zero(self._world, lambda: _others_beside(source))
+            raise CorruptCheckpointError(f"is damaged: {error}", where=str(source), fix=fix) from None
 
     def _load_from(
         self, folder: Path, manifest: Manifest, tensors: dict[str, Any], optional: tuple[str, ...]
@@ -163,8 +183,18 @@ class Checkpointer:
             raise load_error(folder, failure) from failure
         return LoadedCheckpoint(manifest.step, manifest.state, manifest.world_size, folder, planner.missing)
 
-    def _newest_good(self) -> tuple[Path, Manifest] | None:
-        for folder in reversed(committed_steps(self._directory).values()):
+    def _step_of_own(self, folder: Path | None) -> int:
+        """The step of one of this run's checkpoints, -1 for none and for another run's."""
+        step = step_of(folder) if folder is not None else None
+        if folder is None or step is None or folder.parent.resolve() != self._directory.resolve():
+            return -1
+        return step
+
+    def _newest_good(self, after: int) -> tuple[Path, Manifest] | None:
+        """The newest checkpoint of a step later than `after` that is whole at a quick look."""
+        for step, folder in reversed(committed_steps(self._directory).items()):
+            if step <= after:
+                return None
             manifest, problems = verify_quickly(folder)
             if manifest is not None and not problems:
                 return folder, manifest
@@ -218,8 +248,20 @@ def _good_manifest(source: Path) -> Manifest:
         raise NotFoundError("is no checkpoint folder", where=str(source), fix="name a step-… folder")
     manifest, problems = verify_quickly(source)
     if manifest is None or problems:
-        raise CorruptCheckpointError("; ".join(map(str, problems)), where=str(source))
+        raise CorruptCheckpointError("; ".join(map(str, problems)))
     return manifest
+
+
+def _others_beside(source: Path) -> str:
+    """What to do about a damaged `source`: the steps beside it that are whole at a quick look."""
+    whole = [
+        str(step)
+        for step, folder in committed_steps(source.parent).items()
+        if folder.name != source.name and summarise(folder).good
+    ]
+    if not whole:
+        return "begin from another run's checkpoint; no other beside it is whole"
+    return f"name one that is whole at a quick look (`toolkit resume RUN --from STEP`): {', '.join(whole)}"
 
 
 @contextmanager

@@ -48,16 +48,21 @@ class TrainingState:
         return checkpointer.save(self.step, tensors, state)
 
     def resume(self, checkpointer: Checkpointer, world: World, *, source: Path | None = None) -> str:
-        """Go on, on all ranks, from the run's newest checkpoint, else from `source`, else begin.
+        """Go on, on all ranks, from the run's newest checkpoint, else begin.
 
-        `source` comes second: a run that began from it and crashed goes on from what it saved since. A rank without a saved stream draws from a new one, derived from seed, step and rank.
+        With `source` the run goes on from what it saved since, if that is good: it began from there and crashed.
+        Else from `source`, and from nothing older. A rank without a saved stream draws from a new one, derived
+        from seed, step and rank.
 
         Returns:
             One line that says where the run goes on and what could not be taken over.
+
+        Raises:
+            CorruptCheckpointError: `source` is damaged.
         """
         streams = randomness.streams(world.device)
         tensors = self._tensors() | {"random": {_stream_key(world.rank): streams}}
-        loaded = checkpointer.load(tensors, optional=["random"])
+        loaded = checkpointer.load(tensors, newer_than=source, optional=["random"])
         if loaded is None and source is not None:
             loaded = checkpointer.load(tensors, source=source, optional=["random"])
         if loaded is None:
