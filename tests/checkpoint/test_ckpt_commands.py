@@ -119,6 +119,23 @@ def test_verify_exits_1_and_names_file_block_and_tensor(run):
     assert json.loads(text)[1]["good"]
 
 
+def test_verify_names_a_few_of_many_tensors_and_json_all(run):
+    world = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone")
+    many = {f"w{number:02}": torch.ones(4) for number in range(48)}
+    folder = Checkpointer(run / "checkpoints", world).save(30, many, {})
+    flip_last_bit_of_shard(folder)
+    _, text = invoke("verify", "--full", run, "--step", 30)
+    assert "(holds w00, w01, w02 and 45 more)\n" in text
+    _, text = invoke("verify", "--full", run, "--step", 30, "--json")
+    assert json.loads(text)[0]["problems"][0]["tensors"] == sorted(many)
+
+
+def test_ls_tells_what_a_resume_from_an_earlier_step_set_aside(run):
+    (run / "checkpoints" / "step-00000020").rename(run / "checkpoints" / "step-00000020.aside-003")
+    _, text = invoke("ls", run)
+    assert text.splitlines()[2].endswith("set aside: start 3 was told to begin from an earlier one")
+
+
 @pytest.mark.parametrize("words", [["ls", "{run}/nothing"], ["show", "{run}", "--step", "7"]])
 def test_what_is_not_there_is_one_line_and_exit_code_4(run, words):
     program = "from toolkit.cli.main import main; main()"

@@ -13,6 +13,7 @@ from toolkit.errors import NotFoundError, ToolkitError
 _MEANING = {
     "part": "not committed: attempt {attempt} writes it, or was cut off",
     "bad": "found damaged by attempt {attempt}",
+    "aside": "set aside: start {attempt} was told to begin from an earlier one",
     "left": "of a line that attempt {attempt} left",
     "stale": "not committed, of an attempt that was given up",
     "replaced": "replaced by attempt {attempt}",

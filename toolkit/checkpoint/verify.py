@@ -11,10 +11,15 @@ from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import digest_name
 from toolkit.checkpoint.manifest import FileRecord, Manifest, read_manifest
 
+NAMED_TENSORS = 3
+
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `block` counts 4 MiB blocks; `tensors` have bytes in it."""
+    """One thing that is wrong. `block` counts 4 MiB blocks; `tensors` have bytes in it.
+
+    As text it names the first few of the tensors.
+    """
 
     file: str
     what: str
@@ -23,7 +28,9 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file} block {self.block}" if self.block is not None else self.file
-        holds = f" (holds {', '.join(self.tensors)})" if self.tensors else ""
+        names = ", ".join(self.tensors[:NAMED_TENSORS])
+        more = len(self.tensors) - NAMED_TENSORS
+        holds = f" (holds {names}{f' and {more} more' if more > 0 else ''})" if names else ""
         return f"{place}: {self.what}{holds}"
 
 
