@@ -67,10 +67,10 @@ def test_every_exit_code_of_a_program_is_a_failure(supervise, local_job, code):
 
 
 def test_a_program_that_cannot_be_run_says_so(supervise, local_job):
-    job = supervise(local_job(["./nowhere"], ranks=1))
+    job = supervise(local_job(["/nowhere/program"], ranks=1))
     assert job.wait() == 1
     end = job.end()
-    assert "cannot run" in end["reason"] and "nowhere: No such file" in end["reason"]
+    assert "cannot run" in end["reason"] and "program: No such file" in end["reason"]
     assert "executable on the nodes" in end["fix"]
     assert "Traceback" not in job.rank_log(0)
 

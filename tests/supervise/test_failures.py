@@ -60,8 +60,16 @@ def test_ranks_that_vanish_silently_are_named(attempt):
         write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}"})
     attempt.done_marker(0).write_text("done\n")
     end = silent_end(attempt, 12, -9)
-    assert (end.rank, end.host, end.exit_code) == (1, "n1", 137)
+    assert (end.rank, end.host, end.exit_code) == (None, None, 137)  # eleven are missing: nobody is the culprit
     assert "rank 1, 2, 3, 4, 5, 6, 7, 8 ... ended without a word" in end.reason
+
+
+def test_a_rank_that_srun_names_is_the_culprit(attempt):
+    for rank in range(3):
+        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}"})
+    (attempt.logs / "launcher.log").write_text("srun: error: n2: task 2: Killed\n")
+    end = silent_end(attempt, 3, 137)
+    assert (end.rank, end.host) == (2, "n2")
 
 
 @given(st.text())

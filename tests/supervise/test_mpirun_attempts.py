@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.rundir.files import read_json
 from toolkit.supervise.launchers import find_mpirun
 
 pytestmark = pytest.mark.skipif(find_mpirun("", {}) is None, reason="no mpirun beside this Python")
@@ -70,3 +71,33 @@ def test_term_to_the_supervisor_ends_ranks_under_mpirun(supervise, local_job):
     job.process.terminate()
     assert job.wait() == 143
     assert job.end()["state"] == "cancelled"
+
+
+LEAVES_ITS_GROUP_OPEN = """
+import atexit, os
+from pathlib import Path
+import torch, torch.distributed as dist
+
+def main(world, config):
+    atexit.register(lambda: Path(world.run_dir, f"left-{world.rank}").touch())
+    held = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(20)]
+    main.held = held
+"""
+
+
+def test_a_function_that_leaves_work_in_flight_ends_well(supervise, local_job):
+    """gloo's threads let go of tensors late, and Hydra kills ranks that take no leave of it: neither is a crash."""
+    files = {"open.py": LEAVES_ITS_GROUP_OPEN}
+    job = supervise(local_job("open.py:main", files=files, launcher="mpirun"))
+    assert job.wait() == 0
+    assert job.end()["cause"] == "completed"
+    assert sorted(path.name for path in job.run.path.glob("left-*")) == ["left-0", "left-1"]
+
+
+def test_a_killed_guard_is_a_crash_and_nobody_is_blamed_wrongly(supervise, local_job):
+    script = "import time\nfrom mpi4py import MPI\nprint('ready', flush=True)\ntime.sleep(100)\n"
+    job = supervise(local_job("sleeper.py", files={"sleeper.py": script}, launcher="mpirun"))
+    job.until_log_says("ready", rank=1)
+    os.kill(read_json(job.run.attempt(0).rank_file(1))["pid"], signal.SIGKILL)
+    assert job.wait() == 137
+    assert (job.end()["rank"], job.end()["cause"]) == (None, "crashed")  # Hydra itself names the wrong one

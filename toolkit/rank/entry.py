@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -9,6 +11,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -24,14 +27,14 @@ from toolkit.world.facts import World
 _OWN_FRAMES = (str(Path(__file__).parent), "<frozen runpy>")
 
 
-def run_rank(environ: Mapping[str, str], rank: int) -> int:
-    """Be one rank: discover, set up what the entry needs, run it. Returns the exit code."""
+def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
+    """Be one rank: discover, set up what the entry needs, run it, and end the process."""
     attempt = RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).attempt(int(environ["TOOLKIT_ATTEMPT"]))
     try:
-        return _run_entry(environ)
+        _run_entry(environ)
     except SystemExit as exit_request:  # a script's own sys.exit()
         if not exit_request.code:
-            return 0
+            _leave_well()
         if isinstance(exit_request.code, int):
             _leave_now(exit_request.code)
         print(exit_request.code, file=sys.stderr)  # noqa: T201
@@ -49,6 +52,26 @@ def run_rank(environ: Mapping[str, str], rank: int) -> int:
              "fix": getattr(error, "fix", ""), "traceback": told, "time": utc_now()},
         )  # fmt: skip
         _leave_now(1)
+    _leave_well()
+
+
+def _leave_well() -> NoReturn:
+    """End a rank that is done: threads, exit handlers and MPI come to their end, the interpreter's teardown is left out.
+
+    gloo's threads let go of Python objects late; one that does so while the interpreter ends aborts the process.
+    """
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The C library's exit, since MPICH takes leave of its launcher only there; without that Hydra kills every rank.
+    ctypes.CDLL(None).exit(0)
+    raise AssertionError("exit() returned")
 
 
 def _leave_now(exit_code: int) -> NoReturn:
@@ -73,7 +96,7 @@ def _tell(error: BaseException) -> list[str]:
     return lines
 
 
-def _run_entry(environ: Mapping[str, str]) -> int:
+def _run_entry(environ: Mapping[str, str]) -> None:
     # Plain JSON here: the typed job is for `main` alone, so that other entries start without pydantic.
     job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
     entry = job["job"]["entry"]
@@ -83,11 +106,14 @@ def _run_entry(environ: Mapping[str, str]) -> int:
         run_executable([*map(str, entry), *argv], directory)
     interface = str((job.get("network") or {}).get("interface") or "")
     if ":" in entry:
-        return run_function(entry, directory, argv, Path(environ["TOOLKIT_RESOLVED_JOB"]), interface)
-    return run_script(directory / entry, argv, interface)
+        run_function(entry, directory, argv, Path(environ["TOOLKIT_RESOLVED_JOB"]), interface)
+    else:
+        run_script(directory / entry, argv, interface)
 
 
-def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job: Path, interface: str) -> int:
+def run_function(
+    entry: str, directory: Path, argv: Sequence[str], resolved_job: Path, interface: str
+) -> None:
     """Call `main(world, config)` with the process group ready."""
     from toolkit.world.discover import discover
 
@@ -111,7 +137,6 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     if stopped and world.run_dir is not None:
         attempt = RunDirectory(world.run_dir).attempt(world.attempt)
         write_text(attempt.done_marker(world.rank), "stopped\n")
-    return 0
 
 
 def load_function(entry: str, directory: Path) -> Any:
@@ -160,7 +185,7 @@ def _import(name: str) -> ModuleType:
         ) from error
 
 
-def run_script(path: Path, argv: Sequence[str], interface: str) -> int:
+def run_script(path: Path, argv: Sequence[str], interface: str) -> None:
     """Run a script as torchrun would: its variables set, no process group, `env://` ready to use."""
     _require_file(path)
     from toolkit.world.discover import discover
@@ -171,16 +196,7 @@ def run_script(path: Path, argv: Sequence[str], interface: str) -> int:
     sys.argv = [str(path), *argv]
     sys.path.insert(0, str(path.parent))
     runpy.run_path(str(path), run_name="__main__")
-    _end_groups()
-    del store  # rank 0's server lives as long as the script
-    return 0
-
-
-def _end_groups() -> None:
-    """End the groups that a script left open: gloo's threads abort the process when the interpreter ends under them."""
-    module = sys.modules.get("torch.distributed")
-    if module is not None and module.is_available() and module.is_initialized():
-        module.destroy_process_group()
+    del store  # rank 0's server lived as long as the script
 
 
 def _host_env_store(world: World, interface: str) -> object:

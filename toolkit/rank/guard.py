@@ -48,6 +48,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
     with "stopped" in it; no exit code could say so, since a user's program may end with any.
     """
     _open_log(attempt, rank)
+    os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that know no launcher's variables
     host = socket.gethostname()
     write_json(
         attempt.rank_file(rank),

@@ -14,16 +14,22 @@ from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end
 from toolkit.supervise.launchers import Ranks, Shape
 
 POLL_S = 0.2
+CONTROL_PERIOD_S = 1.0  # `control/` lies on a shared file system
 SETTLE_S = 1.5  # after the first error: time for the other ranks to say what they saw
 MARKER_PATIENCE_S = 3.0  # a network file system may show the last markers late
 
 
 @dataclass
 class StopRequest:
-    """What the signal handlers and `control/` ask of the attempt. Handlers only set fields."""
+    """What the signal handlers and `control/` ask of the attempt. Handlers only set fields.
+
+    `terminated` says that TERM came; it counts as `on_terminate` unless `control/` says more.
+    """
 
     cause: Cause | None = None
     kill: bool = False
+    terminated: bool = False
+    on_terminate: Cause = Cause.CANCELLED
 
     def ask(self, cause: Cause) -> None:
         """The first request counts: a cancel during a preemption's grace time stays a preemption."""
@@ -48,6 +54,7 @@ class AttemptWatch:
     foreign: bool
     _last_beat: int = 0
     _beat_seen_at: float = 0.0
+    _control_seen_at: float = float("-inf")
 
     def follow(self, ranks: Ranks) -> AttemptEnd:
         """Watch until every rank is gone, then say how they ended."""
@@ -61,7 +68,7 @@ class AttemptWatch:
             if failed_at is not None and now - failed_at > SETTLE_S:
                 ranks.kill()
                 break
-            self._look_at_control()
+            self._look_at_control(now)
             if self.request.cause is not None and asked_at is None:
                 asked_at = now
                 self._ask_to_stop(ranks, self.request.cause)
@@ -95,10 +102,14 @@ class AttemptWatch:
                 "stop_by_file", note="this launcher forwards no signal; rank 0 reads the flag within 5 s"
             )
 
-    def _look_at_control(self) -> None:
-        for name, cause in (("cancel", Cause.CANCELLED), ("stop", Cause.STOPPED)):
-            if (self.run.control / name).exists():
-                self.request.ask(cause)
+    def _look_at_control(self, now: float) -> None:
+        if now - self._control_seen_at >= CONTROL_PERIOD_S or self.request.terminated:
+            self._control_seen_at = now
+            for name, cause in (("cancel", Cause.CANCELLED), ("stop", Cause.STOPPED)):
+                if (self.run.control / name).exists():
+                    self.request.ask(cause)
+        if self.request.terminated:
+            self.request.ask(self.request.on_terminate)
 
     def _has_errors(self) -> bool:
         return any(self.attempt.errors.glob("rank-*.json"))
@@ -126,10 +137,11 @@ class AttemptWatch:
             time.sleep(POLL_S)
         if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:
             return AttemptEnd(Cause.COMPLETED, "every rank is done")
-        if (
-            self.request.cause is not None
-        ):  # what ranks say while they are being ended is no failure of theirs
-            return AttemptEnd(self.request.cause, f"ended on request ({self.request.cause.value})")
+        self._look_at_control(time.monotonic())  # a TERM may have come after the last look
+        cause = self.request.cause
+        if cause is not None:  # what ranks say while they are being ended is no failure of theirs
+            saved = "" if len(ends) == self.shape.ranks or self.foreign else "; not every rank had saved"
+            return AttemptEnd(cause, f"ended on request ({cause.value}){saved}")
         failure = first_failure(self.attempt)
         if failure is not None:
             return failure

@@ -15,6 +15,9 @@ _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer", re.IGNORECASE
 )
 # ECMA-48: each sequence begins with ESC and a letter, or with the one control character (0x80 to 0x9f) for both.
+# How srun and Open MPI name a rank that died. Hydra names the first process it knows, whichever died.
+_BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
+_SIGNAL = re.compile(r"signal (\d+)")
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
@@ -78,13 +81,29 @@ def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> Att
             last_lines=lines,
         )
     missing = [rank for rank in range(ranks) if not attempt.done_marker(rank).exists()]
-    rank = missing[0]
+    signal_number = _signal_said(lines)
+    if signal_number:
+        code = 128 + signal_number
+    rank = _culprit_by_launcher(lines)
+    if rank is None and len(missing) == 1:
+        rank = missing[0]
+    listed = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
+    reason = f"rank {listed} ended without a word; the launcher's code is {launcher_code}"
     host = read_json(attempt.rank_file(rank))["host"] if rank in started else None
-    lines = lines or [clean(line) for line in tail_text(attempt.log_file(rank), LAST_LINES)]
-    named = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-    return AttemptEnd(
-        Cause.CRASHED, f"rank {named} ended without a word; the launcher's code is {launcher_code}", code, rank, host, last_lines=lines
-    )  # fmt: skip
+    lines = lines or [clean(line) for line in tail_text(attempt.log_file(missing[0]), LAST_LINES)]
+    return AttemptEnd(Cause.CRASHED, reason, code, rank, host, last_lines=lines)
+
+
+def _culprit_by_launcher(lines: list[str]) -> int | None:
+    """The rank that a launcher's own words blame; None when they blame no single one."""
+    matches = [match for pattern in _BLAMES if (match := pattern.search("\n".join(lines)))]
+    return int(matches[0][1]) if matches else None
+
+
+def _signal_said(lines: list[str]) -> int:
+    """The signal that a launcher says it was, 0 for none."""
+    match = _SIGNAL.search("\n".join(lines))
+    return int(match[1]) if match else 0
 
 
 def _shell_code(code: int) -> int:

@@ -40,8 +40,11 @@ class Supervisor:
     allocation: Allocation
     shape: Shape
     request: StopRequest = field(default_factory=StopRequest)
-    terminated: bool = False
     interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.allocation.in_slurm:
+            self.request.on_terminate = Cause.PREEMPTED  # until Slurm is asked
 
     def handle_signals(self) -> None:
         """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
@@ -53,10 +56,10 @@ class Supervisor:
         if number == signal.SIGINT:
             self.request.kill = self.interrupted
             self.interrupted = True
-            self.request.ask(Cause.STOPPED)
+            if not self.request.terminated:
+                self.request.ask(Cause.STOPPED)
         elif number == signal.SIGTERM:
-            self.terminated = True
-            self.request.ask(Cause.PREEMPTED if self.allocation.in_slurm else Cause.CANCELLED)
+            self.request.terminated = True
         else:
             near = self.allocation.left_s() <= float(self.job["restart"]["warn_s"]) + WALLTIME_SLACK_S
             self.request.ask(Cause.WALLTIME if near else Cause.PREEMPTED)
@@ -106,7 +109,7 @@ class Supervisor:
 
     def _verdict(self, end: AttemptEnd) -> Verdict:
         cause = end.cause
-        if self.terminated and cause is Cause.PREEMPTED and self.allocation.in_slurm:
+        if self.request.terminated and cause is Cause.PREEMPTED and self.allocation.in_slurm:
             cause = (
                 Cause.CANCELLED
                 if (self.run.control / "cancel").exists()
