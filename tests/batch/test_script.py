@@ -155,6 +155,25 @@ def test_only_named_variables_survive(tmp_path: Path) -> None:
     assert found == {**kept, "TOOLKIT_START": "0", "FROM_SITE": "1", "FROM_SETUP": "2"}
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"modules": ["no such/1.0"]},
+        {"setup": ["export A=1", "source /nowhere.sh", "export B=2"]},
+        {"setup": ["false"]},
+    ],
+)
+def test_a_line_of_the_site_that_fails_ends_the_job(tmp_path: Path, tables: dict[str, list[str]]) -> None:
+    site = load_site("local")
+    job = a_job(tmp_path, site_env=site.env.model_copy(update=tables))
+    done = run_by_bash(
+        render_script(job, RUN, 0), Path("/usr/bin/env; #"), {"PATH": os.environ["PATH"]}, tmp_path
+    )
+    assert done.returncode == 125
+    assert "this line of the site file failed: " in done.stderr
+    assert done.stdout == ""
+
+
 def test_a_resumes_script_says_its_start(tmp_path: Path) -> None:
     assert "export TOOLKIT_START=4\n" in render_script(a_job(tmp_path), RUN, 4)
 

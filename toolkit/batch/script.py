@@ -11,7 +11,7 @@ from importlib.resources import files
 import jinja2
 
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import ToolkitError
+from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 
 # Shell patterns of the variables that a job inherits; everything else comes from the site and the job.
@@ -91,12 +91,20 @@ def quote_directive(option: str) -> str:
 
 
 def site_lines(job: ResolvedJob) -> list[str]:
-    """Shell lines that the site wants before anything runs: modules, set-up, variables."""
+    """Shell lines that the site wants before anything runs: modules, set-up, variables.
+
+    One that fails ends the job: ranks would otherwise meet the wrong MPI or CUDA, and nobody would know why.
+    """
     table = job.site_env
-    lines = [f"module load {shlex.quote(module)}" for module in table.modules]
-    lines += table.setup
+    lines = [_or_end(f"module load {shlex.quote(module)}") for module in table.modules]
+    lines += [_or_end(line) for line in table.setup]
     lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in table.vars.items()]
     return lines
+
+
+def _or_end(line: str) -> str:
+    said = shlex.quote(f"toolkit: this line of the site file failed: {line}")
+    return f"{{ {line}\n}} || {{ echo {said} >&2; exit {OWN_FAILURE}; }}"
 
 
 def _variable(name: str) -> str:
