@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from toolkit.batch.executors import start_local
 from toolkit.batch.logs import FOLLOW_PERIOD_S, LogReader, rank_label, rank_logs
 from toolkit.batch.submission import uses_slurm
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import ToolkitError
-from toolkit.rundir.files import utc_now, write_json
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.files import read_json_or_none, utc_now, write_json
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
 MOST_SHOWN_RANKS = 64
-
-
-def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
-    """The nodes of the allocation that we are in; a run here takes all of them.
-
-    Raises:
-        ToolkitError: `asked`, which is -N, is another number.
-    """
-    given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
-    if asked not in (None, given):
-        raise ToolkitError(
-            f"the allocation {environ['SLURM_JOB_ID']} has {given} nodes, and a run here takes all of them",
-            where=f"-N {asked}",
-            fix=f"leave -N out, or `salloc -N {asked} toolkit run ...`",
-        )
-    return given
 
 
 def start_here(run: RunDirectory, job: ResolvedJob) -> subprocess.Popen[bytes]:
@@ -59,20 +43,29 @@ def _start_in_allocation(run: RunDirectory) -> subprocess.Popen[bytes]:
 
 
 def show_output(
-    run: RunDirectory, job: ResolvedJob, supervisor: subprocess.Popen[bytes], write: Callable[[str], object]
+    run: RunDirectory, supervisor: subprocess.Popen[bytes], write: Callable[[str], object]
 ) -> None:
-    """Print what the ranks print until the supervisor ends. Several ranks are numbered.
+    """Print what the ranks print until the supervisor ends. The lines of an attempt of several ranks are numbered.
 
     Of more than 64 ranks only the first is shown.
     """
-    ranks = job.job.max_nodes * job.job.ranks_per_node
-    reader = LogReader(rank_label if ranks > 1 else lambda _: "")
+    reader = LogReader(_label)
     ended = False
     while not ended:
         with suppress(subprocess.TimeoutExpired):
             supervisor.wait(FOLLOW_PERIOD_S)
             ended = True
         for number in run.attempt_numbers():
-            shown = rank_logs(run.attempt(number))[: None if ranks <= MOST_SHOWN_RANKS else 1]
+            attempt = run.attempt(number)
+            shown = rank_logs(attempt)[: None if _ranks_of(attempt) <= MOST_SHOWN_RANKS else 1]
             for line in reader.read(shown, to_the_end=ended):
                 write(line)
+
+
+def _label(log: Path) -> str:
+    return rank_label(log) if _ranks_of(AttemptDirectory(log.parents[1])) > 1 else ""
+
+
+def _ranks_of(attempt: AttemptDirectory) -> int:
+    """As the supervisor wrote before it started them; which logs are there says nothing."""
+    return int((read_json_or_none(attempt.start_file) or {"ranks": 1})["ranks"])

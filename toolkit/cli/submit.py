@@ -21,6 +21,7 @@ from toolkit.cli.options import (
 if TYPE_CHECKING:
     from toolkit.batch.submission import Submitted
     from toolkit.config.resolved import ResolvedJob
+    from toolkit.config.site import Site
     from toolkit.rundir.layout import RunDirectory
 
 _site_option = click.option("--site", metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
@@ -31,20 +32,18 @@ _parsable_option = click.option("--parsable", is_flag=True, help="Print `JOB_ID;
 
 
 def _resolve(
-    job: str, site: str | None, settings: tuple[str, ...], values: dict[str, Any], argv: tuple[str, ...]
+    job: str, site: Site, settings: tuple[str, ...], values: dict[str, Any], argv: tuple[str, ...]
 ) -> ResolvedJob:
     from toolkit.config.layers import resolve_job
     from toolkit.config.shipped import find_job
-    from toolkit.site.detect import choose_site
 
-    chosen = choose_site(site).site
     path = find_job(job)
     before = 1
     if values.get("ntasks") is not None and values.get("nodes") is None:
         before = resolve_job(path, site=None, environ=os.environ, settings=settings).job.min_nodes
     resolved = resolve_job(
         path,
-        site=chosen,
+        site=site,
         environ=os.environ,
         settings=settings,
         flags=flags_of(values, nodes_before=before),
@@ -96,8 +95,9 @@ def submit(
     toolkit submit my_job.toml -N 4 --ntasks-per-node 8 -t 2:00:00 -- --my-flag
     """
     from toolkit.batch.submission import create, submit_new
+    from toolkit.site.detect import choose_site
 
-    resolved = _resolve(job, site, settings, values, argv)
+    resolved = _resolve(job, choose_site(site).site, settings, values, argv)
     run = create(resolved, _runs_folder(runs, resolved))
     if dry_run:
         click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
@@ -123,8 +123,9 @@ def render(
 ) -> None:
     """Print the script of JOB, ready for sbatch; its empty run directory is made."""
     from toolkit.batch.submission import create
+    from toolkit.site.detect import choose_site
 
-    resolved = _resolve(job, site, settings, values, argv)
+    resolved = _resolve(job, choose_site(site).site, settings, values, argv)
     run = create(resolved, _runs_folder(runs, resolved))
     click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
 
@@ -198,26 +199,35 @@ def run(
 ) -> None:
     """Run JOB here and now: with srun inside an allocation, else on this machine. Ctrl-C saves and ends it.
 
+    An allocation gives its nodes, and the tasks on each node that salloc was asked for.
+
     \b
     toolkit run mpi_hello -n 4
-    salloc -N 2 toolkit run train_lm --ntasks-per-node 4
+    salloc -N 2 --ntasks-per-node 4 toolkit run train_lm
     """
     from rich.console import Console
 
+    from toolkit.batch.allocation import check_here, nodes_of_allocation, tasks_per_node
     from toolkit.batch.follow import exit_code_of, interrupts_to, report_end
-    from toolkit.batch.foreground import nodes_of_allocation, show_output, start_here
+    from toolkit.batch.foreground import show_output, start_here
     from toolkit.batch.state import run_status
     from toolkit.batch.submission import create
+    from toolkit.site.detect import choose_site
 
-    site = site or (None if os.environ.get("SLURM_JOB_ID") else "local")
-    if os.environ.get("SLURM_JOB_ID") and site != "local":
+    in_allocation = bool(os.environ.get("SLURM_JOB_ID"))
+    chosen = choose_site(site or (None if in_allocation or os.environ.get("TOOLKIT_SITE") else "local")).site
+    if in_allocation and chosen.scheduler.kind == "slurm":
         values["nodes"] = nodes_of_allocation(os.environ, values.get("nodes"))
-    resolved = _resolve(job, site, settings, values, argv)
+        stated = any(setting.startswith("job.ranks_per_node") for setting in settings)
+        if not stated and values.get("ntasks") is None and values.get("ntasks_per_node") is None:
+            values["ntasks_per_node"] = tasks_per_node(os.environ)
+    resolved = _resolve(job, chosen, settings, values, argv)
+    check_here(resolved, os.environ)
     directory = create(resolved, _runs_folder(runs, resolved))
     click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
     supervisor = start_here(directory, resolved)
     with interrupts_to(supervisor.pid):
-        show_output(directory, resolved, supervisor, click.echo)
+        show_output(directory, supervisor, click.echo)
     status = run_status(directory)
     report_end(status, directory, Console(stderr=True))
     sys.exit(exit_code_of(status))

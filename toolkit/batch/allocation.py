@@ -1,0 +1,70 @@
+"""The allocation that `toolkit run` finds itself in, as salloc's variables tell it: nodes, tasks, CPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from toolkit.batch.submission import uses_slurm
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
+
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
+    """The nodes of the allocation that we are in; a run here takes all of them.
+
+    Raises:
+        ToolkitError: `asked`, which is -N, is another number.
+    """
+    given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+    if asked not in (None, given):
+        nodes = "1 node" if given == "1" else f"{given} nodes"
+        raise ToolkitError(
+            f"the allocation {environ['SLURM_JOB_ID']} has {nodes}, and a run here takes all of them",
+            where=f"-N {asked}",
+            fix=f"leave -N out, or `salloc -N {asked} toolkit run ...`",
+        )
+    return given
+
+
+def tasks_per_node(environ: Mapping[str, str]) -> str | None:
+    """The tasks on each node that salloc was asked for; None where it was not asked, or where nodes differ."""
+    if "SLURM_NTASKS" not in environ:  # then SLURM_TASKS_PER_NODE only counts the CPUs
+        return None
+    counts = set(_counts(environ.get("SLURM_TASKS_PER_NODE", "")))
+    return str(counts.pop()) if len(counts) == 1 else None
+
+
+def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
+    """Can the job run here and now? On a Slurm cluster it needs an allocation that is large enough.
+
+    Raises:
+        ToolkitError: there is no allocation, or it has too few CPUs; srun would say neither with numbers.
+    """
+    if not uses_slurm(job):
+        return
+    table = job.job
+    wanted = f"salloc -N {table.nodes} --ntasks-per-node {table.ranks_per_node}"
+    wanted += f" -c {table.cpus_per_rank}" if table.cpus_per_rank > 1 else ""
+    if not environ.get("SLURM_JOB_ID"):
+        raise ToolkitError(
+            f"site {job.site.name} is a Slurm cluster and there is no allocation here",
+            fix=f"`toolkit submit ...`, `{wanted} toolkit run ...`, or --site local",
+        )
+    needed = table.ranks_per_node * table.cpus_per_rank
+    given = min(_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), default=needed)
+    if needed > given:
+        fits = given // table.cpus_per_rank
+        raise ToolkitError(
+            f"{table.ranks_per_node} ranks x {table.cpus_per_rank} CPUs = {needed} CPUs per node, but the "
+            f"allocation {environ['SLURM_JOB_ID']} has {given}",
+            where=job.origin("job.ranks_per_node").place("job.ranks_per_node"),
+            fix=(f"--ntasks-per-node {fits}, or " if fits else "") + f"`{wanted} toolkit run ...`",
+        )
+
+
+def _counts(text: str) -> list[int]:
+    """Slurm's count of each node: `2(x3),1` is 2, 2, 2, 1."""
+    return [int(count) for count, times in _COUNT.findall(text) for _ in range(int(times or 1))]
