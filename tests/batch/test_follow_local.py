@@ -202,3 +202,34 @@ def test_a_wait_elsewhere_says_each_thing_once(toolkit, size: int, monkeypatch) 
     said = toolkit("wait", run.run_id)
     lines = said.err.splitlines()
     assert len(lines) == len(set(lines)), lines
+
+
+@pytest.mark.parametrize("command", [["submit", "--wait"], ["run"]])
+def test_a_restart_is_told_and_a_failure_told_once(toolkit, command: list[str]) -> None:
+    job = toolkit.job(
+        "echo try $TOOLKIT_ATTEMPT; exit $((3 + TOOLKIT_ATTEMPT))", more="[restart]\ncrashes = 1\n"
+    )
+    said = toolkit(*command, job)
+    lines = said.err.splitlines()
+    assert said.code == 4
+    (restart,) = [line for line in lines if line.startswith("attempt 0 crashed (rank 0 on ")]
+    assert "exit code 3" in restart and restart.endswith("; restarting")
+    assert [line for line in lines if "attempt 1 crashed" in line] == []
+    assert len([line for line in lines if "exit code 4" in line]) == 1, lines
+    again = toolkit("wait", "last")  # who comes later hears the result alone
+    assert (again.code, "attempt 0" in again.err) == (4, False)
+
+
+def test_ctrl_c_ends_the_wait_and_not_the_run(toolkit, wait_until) -> None:
+    gate = toolkit.folder / "gate"
+    run = toolkit.submit(toolkit.job(f"until test -e {gate}; do sleep 0.1; done"))
+    wait_until(lambda: started(run))
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    said = toolkit("wait", run.run_id)
+    assert (said.code, said.err.splitlines()[-1]) == (
+        130,
+        f"toolkit: the run goes on; `toolkit wait {run.run_id}` follows it again, "
+        f"`toolkit cancel {run.run_id}` ends it",
+    )
+    gate.touch()
+    assert toolkit("wait", run.run_id).code == 0

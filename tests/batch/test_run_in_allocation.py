@@ -91,5 +91,5 @@ def test_lines_are_numbered_by_the_ranks_that_the_attempt_has(run_directory) -> 
         attempt.log_file(0).write_text(f"of {ranks}\n")
     lines: list[str] = []
     with subprocess.Popen(["true"]) as supervisor:
-        show_output(run_directory, supervisor, lines.append)
+        show_output(run_directory, supervisor, lines.append, lines.append)
     assert lines == ["[0] of 2", "of 1"]

@@ -14,8 +14,9 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from toolkit.batch.restarts import RestartNews
 from toolkit.batch.state import RunStatus, final_word, run_status
-from toolkit.errors import OWN_FAILURE
+from toolkit.errors import INTERRUPTED, OWN_FAILURE, ToolkitError
 from toolkit.metrics.training import TrainRecord
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import RunDirectory
@@ -36,6 +37,12 @@ def exit_code_of(status: RunStatus) -> int:
     return OWN_FAILURE
 
 
+class InterruptedWaitError(ToolkitError):
+    """The user no longer waits for a run."""
+
+    exit_code = INTERRUPTED
+
+
 @dataclass
 class Follower:
     """Follows one run until its end, asking Slurm ever more rarely and the run's own files all the time."""
@@ -49,9 +56,12 @@ class Follower:
     def wait(self) -> RunStatus:
         """Block until the run has ended."""
         last_state, told, told_at = None, "", float("-inf")
+        restarts = RestartNews(self.run)
         with self._bar() as (bar, task):
             while True:
                 status = self.look()
+                for line in restarts.new():
+                    self.console.print(line, highlight=False, markup=False, soft_wrap=True)
                 record = self._last_record()
                 text = self._describe(status, record)
                 if bar is not None and task is not None:
@@ -101,6 +111,8 @@ class Follower:
             return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
         if status.state is RunState.COMPLETED and record is not None:
             return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
+        if status.state.final:
+            return head  # the reason is told by `report_end`
         return f"{head}: {status.reason}"
 
     @contextmanager
@@ -115,6 +127,23 @@ class Follower:
         )
         with Progress(*columns, console=self.console, refresh_per_second=4) as bar:
             yield bar, bar.add_task("", total=None)
+
+
+def follow_to_end(run: RunDirectory) -> int:
+    """Wait for a run's end and report it; the exit code is the job's.
+
+    Raises:
+        InterruptedWaitError: Ctrl-C, which ends only the wait.
+    """
+    follower = Follower(run)
+    try:
+        status = follower.wait()
+    except KeyboardInterrupt:
+        raise InterruptedWaitError(
+            f"the run goes on; `toolkit wait {run.run_id}` follows it again, `toolkit cancel {run.run_id}` ends it"
+        ) from None
+    report_end(status, run, follower.console)
+    return exit_code_of(status)
 
 
 def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:

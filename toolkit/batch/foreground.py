@@ -10,6 +10,7 @@ from pathlib import Path
 
 from toolkit.batch.executors import start_local
 from toolkit.batch.logs import FOLLOW_PERIOD_S, LogReader, rank_label, rank_logs
+from toolkit.batch.restarts import RestartNews
 from toolkit.batch.submission import uses_slurm
 from toolkit.config.resolved import ResolvedJob
 from toolkit.rundir.files import read_json_or_none, utc_now, write_json
@@ -43,13 +44,17 @@ def _start_in_allocation(run: RunDirectory) -> subprocess.Popen[bytes]:
 
 
 def show_output(
-    run: RunDirectory, supervisor: subprocess.Popen[bytes], write: Callable[[str], object]
+    run: RunDirectory,
+    supervisor: subprocess.Popen[bytes],
+    write: Callable[[str], object],
+    say: Callable[[str], object],
 ) -> None:
     """Print what the ranks print until the supervisor ends. The lines of an attempt of several ranks are numbered.
 
+    `write` takes the ranks' lines, `say` what is told of restarts.
     Of more than 64 ranks only the first is shown.
     """
-    reader = LogReader(_label)
+    reader, restarts = LogReader(_label), RestartNews(run)
     ended = False
     while not ended:
         with suppress(subprocess.TimeoutExpired):
@@ -60,6 +65,8 @@ def show_output(
             shown = rank_logs(attempt)[: None if _ranks_of(attempt) <= MOST_SHOWN_RANKS else 1]
             for line in reader.read(shown, to_the_end=ended):
                 write(line)
+        for line in restarts.new():
+            say(line)
 
 
 def _label(log: Path) -> str:

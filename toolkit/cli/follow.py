@@ -94,15 +94,12 @@ def logs(
 @runs_option
 def wait(run: str, runs: Path | None) -> None:
     """Wait until RUN ends; the exit code is the job's."""
-    from toolkit.batch.follow import Follower, exit_code_of, report_end
+    from toolkit.batch.follow import follow_to_end
     from toolkit.batch.state import require_submitted
 
     directory = find(run, runs)
     require_submitted(directory)
-    follower = Follower(directory)
-    ended = follower.wait()
-    report_end(ended, directory, follower.console)
-    sys.exit(exit_code_of(ended))
+    sys.exit(follow_to_end(directory))
 
 
 @click.command()

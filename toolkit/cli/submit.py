@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,12 +67,9 @@ def _announce(submitted: Submitted, *, parsable: bool) -> None:
 
 
 def _follow(run: RunDirectory) -> None:
-    from toolkit.batch.follow import Follower, exit_code_of, report_end
+    from toolkit.batch.follow import follow_to_end
 
-    follower = Follower(run)
-    status = follower.wait()
-    report_end(status, run, follower.console)
-    sys.exit(exit_code_of(status))
+    sys.exit(follow_to_end(run))
 
 
 @click.command()
@@ -227,7 +225,7 @@ def run(
     click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
     supervisor = start_here(directory, resolved)
     with interrupts_to(supervisor.pid):
-        show_output(directory, supervisor, click.echo)
+        show_output(directory, supervisor, click.echo, partial(click.echo, err=True))
     status = run_status(directory)
     report_end(status, directory, Console(stderr=True))
     sys.exit(exit_code_of(status))

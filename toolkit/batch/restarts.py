@@ -1,0 +1,45 @@
+"""What a waiting person should hear of a run's attempts: which one ended, and that another follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import Next
+
+_FOLLOWS = {
+    Next.RESTART: "restarting",
+    Next.REQUEUE: "the job is being requeued",
+    Next.AWAIT: "Slurm requeues the job",
+}
+
+
+@dataclass
+class RestartNews:
+    """Tells each attempt that did not end the run, once; those that had ended before are no news."""
+
+    run: RunDirectory
+    _told: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._told = {number for number, _ in self._ended()}
+
+    def new(self) -> Iterator[str]:
+        """A line for each attempt that ended since the last look and that another one follows."""
+        for number, line in self._ended():
+            if number not in self._told:
+                self._told.add(number)
+                if line:
+                    yield line
+
+    def _ended(self) -> Iterator[tuple[int, str]]:
+        for number in self.run.attempt_numbers():
+            end = read_json_or_none(self.run.attempt(number).exit_file)
+            if end is None:
+                continue
+            follows = "" if end["final"] else _FOLLOWS.get(Next(end["next"]), "")
+            place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
+            text = f"attempt {number} {end['cause']} ({place}{end['reason']}); {follows}"
+            yield number, text if follows else ""
