@@ -104,3 +104,9 @@ def test_output_into_a_closed_pipe_is_quiet() -> None:
         capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=False,
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["site"]])
+def test_no_command_prints_the_help(toolkit, words: list[str]) -> None:
+    assert toolkit(*words).out == toolkit.ok(*words, "--help")
+    assert toolkit(*words).code == 0

@@ -70,6 +70,11 @@ def main() -> None:
         _say("interrupted")
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
+        if (
+            type(error).__name__ == "NoArgsIsHelpError"
+        ):  # from click 8.2; before, click prints the help itself
+            click.echo(error.format_message())
+            sys.exit(0)
         _say(_with_help(error))
         sys.exit(error.exit_code)
     except OSError as error:
