@@ -180,15 +180,14 @@ def test_follow_begins_before_the_log_and_ends_with_the_run(toolkit, wait_until)
 
 
 def test_waiting_reads_only_the_end_of_the_metrics(toolkit) -> None:
-    from toolkit.batch.follow import Follower
-    from toolkit.metrics.training import TrainRecord
+    from toolkit.metrics.training import TrainRecord, last_record
 
     toolkit.ok("render", toolkit.job("true"))
     (path,) = toolkit.runs.glob("*/*")
     run = toolkit.run(path.name)
     record = TrainRecord(7, 9, 1.5, (1.5).hex(), 0.1, 1.0, 1, 1, 0.1, 1.0, "t", 0, 1)
     (run.metrics / "train.jsonl").write_text("damaged\n" + record.to_line() + "\n" + record.to_line()[:20])
-    found = Follower(run)._last_record()
+    found = last_record(run.metrics / "train.jsonl")
     assert found is not None and found.step == 7
 
 
@@ -233,3 +232,27 @@ def test_ctrl_c_ends_the_wait_and_not_the_run(toolkit, wait_until) -> None:
     )
     gate.touch()
     assert toolkit("wait", run.run_id).code == 0
+
+
+def test_status_tells_the_last_step_and_the_ranks_that_ran(toolkit) -> None:
+    """The heartbeat is at most one a second; a range of nodes says nothing of what Slurm gave."""
+    from toolkit.metrics.training import TrainRecord
+
+    run = toolkit.submit(toolkit.job("true", name="ran"), "-N", "1-3", "-n", 2)
+    toolkit.ok("wait", run.run_id)
+
+    def status() -> tuple[object, ...]:
+        answer = json.loads(toolkit.ok("status", run.run_id, "--json"))
+        return answer["step"], answer["nodes"], answer["ranks"]
+
+    attempt = run.attempt(0)
+    end = json.loads(attempt.exit_file.read_text())
+    write_json(attempt.heartbeat, {"step": 7, "time": "t"})
+    assert status() == (7, 1, 2)
+    write_json(attempt.exit_file, {**end, "step": 9})
+    assert status() == (9, 1, 2)
+    record = TrainRecord(10, 12, 1.5, (1.5).hex(), 0.1, 1.0, 1, 1, 0.1, 1.0, "t", 0, 1)
+    (run.metrics / "train.jsonl").write_text(record.to_line() + "\n")
+    assert status() == (10, 1, 2)
+    write_json(attempt.start_file, {**json.loads(attempt.start_file.read_text()), "nodes": 3, "ranks": 6})
+    assert status() == (10, 3, 6)

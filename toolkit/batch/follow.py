@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from toolkit.batch.restarts import RestartNews
 from toolkit.batch.state import RunStatus, final_word, run_status
 from toolkit.errors import INTERRUPTED, OWN_FAILURE, ToolkitError
-from toolkit.metrics.training import TrainRecord
-from toolkit.rundir.files import read_json_or_none, tail_text
+from toolkit.metrics.training import TrainRecord, last_record
+from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
 
@@ -62,7 +62,7 @@ class Follower:
                 status = self.look()
                 for line in restarts.new():
                     self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-                record = self._last_record()
+                record = last_record(self.run.metrics / "train.jsonl")
                 text = self._describe(status, record)
                 if bar is not None and task is not None:
                     done, total = (record.step, record.steps) if record else (0, None)
@@ -91,13 +91,6 @@ class Follower:
                 )
             self._status, self._asked_at = fresh, now
         return self._status
-
-    def _last_record(self) -> TrainRecord | None:
-        """The newest step: from the end of the file, which may be long, and may end within a line."""
-        for line in reversed(tail_text(self.run.metrics / "train.jsonl", 2)):
-            with suppress(ValueError):
-                return TrainRecord.from_line(line)
-        return None
 
     def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
         head = f"{status.job_name} {status.state.value}"

@@ -11,10 +11,11 @@ from typing import Any
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.metrics.training import last_record
 from toolkit.rundir.claims import StartClaim, read_claim
 from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.find import has_begun, job_ids
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.slurm.commands import JobFacts
 from toolkit.slurm.states import run_state
@@ -60,14 +61,35 @@ def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = 
     state, reason, source = word
     attempt = run.last_attempt()
     end = read_json_or_none(attempt.exit_file) if attempt else None
-    beat = read_json_or_none(attempt.heartbeat) if attempt else None
+    nodes, ranks = _shape(run, job)
     return RunStatus(
         run_id=run.run_id, job_name=run.job_name, state=state, site=job.site.name, job_id=job_id, reason=reason,
-        source=source, nodes=job.job.nodes, ranks=job.job.min_nodes * job.job.ranks_per_node,
+        source=source, nodes=nodes, ranks=ranks,
         starts=len(run.start_numbers()), attempts=len(run.attempt_numbers()),
-        step=beat["step"] if beat else None,
+        step=_step(run, attempt) if attempt else None,
         exit_code=end["exit_code"] if end and end["final"] and state.final else None, path=str(run.path),
     )  # fmt: skip
+
+
+def _shape(run: RunDirectory, job: ResolvedJob) -> tuple[int | str, int]:
+    """Nodes and ranks: what the last attempt got, as long as no later start was submitted; else what is asked for."""
+    attempt = run.last_attempt()
+    begun = read_json_or_none(attempt.start_file) if attempt else None
+    if begun is not None and begun["start"] >= _last_submitted(run):
+        return begun["nodes"], begun["ranks"]
+    return job.job.nodes, job.job.min_nodes * job.job.ranks_per_node
+
+
+def _step(run: RunDirectory, attempt: AttemptDirectory) -> int | None:
+    """The last step that anybody wrote down: the heartbeat is at most one a second, and lags behind."""
+    beat, end = read_json_or_none(attempt.heartbeat), read_json_or_none(attempt.exit_file)
+    record = last_record(run.metrics / "train.jsonl")
+    steps = [
+        beat["step"] if beat else None,
+        end["step"] if end else None,
+        record.step if record is not None and record.attempt == attempt.number else None,
+    ]
+    return max((step for step in steps if step is not None), default=None)
 
 
 def require_submitted(run: RunDirectory) -> None:
@@ -98,11 +120,14 @@ def final_word(run: RunDirectory) -> tuple[RunState, str, str] | None:
     if attempt is None or end is None or not end["final"]:
         return None
     begun = read_json_or_none(attempt.start_file)
-    submitted = max((int(path.stem.split("-")[1]) for path in run.path.glob("submitted-*.json")), default=0)
-    if begun is None or submitted > begun["start"]:
+    if begun is None or _last_submitted(run) > begun["start"]:
         return None
     place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
     return RunState(end["state"]), place + end["reason"], "exit.json"
+
+
+def _last_submitted(run: RunDirectory) -> int:
+    return max((int(path.stem.split("-")[1]) for path in run.path.glob("submitted-*.json")), default=0)
 
 
 def ask_slurm(job: ResolvedJob, job_ids: list[str], *, echo: bool = False) -> Answer:

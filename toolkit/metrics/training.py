@@ -10,11 +10,13 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
 from toolkit.errors import ToolkitError
+from toolkit.rundir.files import tail_text
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,14 @@ def read_train_log(path: Path) -> list[TrainRecord]:
             kept.pop()
         kept.append(record)
     return kept
+
+
+def last_record(path: Path) -> TrainRecord | None:
+    """The newest line, from the end of the file, which may be long, and may end within a line; None without one."""
+    for line in reversed(tail_text(path, 2)):
+        with suppress(ValueError, KeyError, TypeError):
+            return TrainRecord.from_line(line)
+    return None
 
 
 def _records(path: Path) -> Iterator[TrainRecord]:
