@@ -44,8 +44,11 @@ Try next:
     toolkit logs last --rank 0
     toolkit ckpt show last
     toolkit resume last -n 8 --set train.steps=250 --wait
-    toolkit jobs copy train_lm my_job       (then: toolkit run my_job/train_lm.toml)
-    toolkit submit train_lm --dry-run --site lumi -A ACCOUNT -N 2"""
+    toolkit jobs copy train_lm my_job
+    toolkit run my_job/train_lm.toml --site local
+    toolkit submit train_lm --site lumi -A ACCOUNT -N 2 --dry-run --runs elsewhere
+""",
+        end="",
     )
 
 

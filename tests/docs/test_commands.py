@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from toolkit.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "scripts" / "demo.py"]
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|\s)toolkit (?P<words>[a-z].*)$")
 
@@ -71,6 +73,18 @@ def test_pages_have_commands() -> None:
     assert (
         "history" in found and "resume last -N 4                       # later, on twice the nodes" in found
     )
+    # What the demo prints in the end is typed as it stands, and tries nothing in the folder of its runs.
+    (dry_run,) = (words for page, words in commands() if page == "demo.py" and "--dry-run" in words)
+    assert "--runs elsewhere" in dry_run and "(" not in dry_run
+
+
+def test_the_readmes_install_line_names_this_project() -> None:
+    """pip reads the line's words as a requirement; nothing is fetched."""
+    (words,) = re.findall(r"^    (pip install \S+)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    argv = [sys.executable, "-m", *shlex.split(words), "--dry-run", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Would install toolkit-" in done.stdout
 
 
 def test_the_readmes_way(toolkit, monkeypatch: pytest.MonkeyPatch) -> None:
