@@ -1,0 +1,100 @@
+"""The examples of docs/python.md, written into files as they stand there and run on two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from toolkit.metrics.training import read_train_log
+from toolkit.world.facts import World
+
+PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def examples(toolkit, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the page's files; each block begins with its file's name."""
+    monkeypatch.chdir(toolkit.folder)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, body in re.findall(r"^```\w+\n# (\w+\.\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        Path(name).write_text(body, encoding="utf-8")
+    return toolkit.folder
+
+
+def submitted(toolkit, entry: str | list[str]) -> None:
+    Path("job.toml").write_text(f"[job]\nentry = {json.dumps(entry)}\nranks_per_node = 2\n", encoding="utf-8")
+    said = toolkit("submit", "job.toml", "--wait")
+    assert said.code == 0, said
+
+
+def test_fit_stops_when_asked_and_goes_on_with_another_number_of_ranks(toolkit, examples, wait_until) -> None:
+    run = toolkit.submit("fit.toml", "--set", "train.steps=100_000_000")
+    wait_until(lambda: list(run.checkpoints.glob("step-????????")), 60)
+    (run.control / "stop").touch()
+    assert toolkit("wait", "last").code == 130
+    assert json.loads(toolkit.ok("status", "--json"))["state"] == "stopped"
+    stopped_at = max(int(path.name[5:]) for path in run.checkpoints.glob("step-????????"))
+    said = toolkit("resume", "last", "-n", 4, "--set", f"train.steps={stopped_at + 5}", "--wait")
+    assert said.code == 0, said
+    assert f"begin at step {stopped_at}, saved by 2 ranks\n" in toolkit.ok("logs", "--rank", 0)
+    assert (run.checkpoints / f"step-{stopped_at + 5:08}").is_dir()
+    assert toolkit("resume", "last", "--from", stopped_at, "--wait").code == 0
+    assert f"begin at step {stopped_at}, saved by 2 ranks\n" in toolkit.ok("logs", "--rank", 0)
+
+
+def test_logged_writes_its_record_and_says_how_gradients_are_summed(toolkit, examples) -> None:
+    submitted(toolkit, "logged.py:main")
+    (log,) = toolkit.runs.glob("*/*/metrics/train.jsonl")
+    (record,) = read_train_log(log)
+    assert (record.step, record.world) == (1, 2)
+    assert "gradient reduction: flat" in toolkit.ok("logs", "--rank", 1)
+
+
+def test_script_has_torchruns_variables(toolkit, examples) -> None:
+    submitted(toolkit, "script.py")
+    assert "rank 1 of 2: 2 ranks said 1\n" in toolkit.ok("logs", "--rank", 1)
+
+
+def test_every_variable_of_the_tables_is_set(toolkit, examples) -> None:
+    section = PAGE[PAGE.index("## An executable") : PAGE.index("## Without")]
+    names = re.findall(r"`([A-Z]+_[A-Z_]+)`", section[: section.index("The launcher adds")])
+    assert "TOOLKIT_RANK" in names and len(names) == 8
+    submitted(toolkit, ["env"])
+    environment = dict(
+        line.split("=", 1) for line in toolkit.ok("logs", "--rank", 1).splitlines() if "=" in line
+    )
+    assert set(names) <= set(environment)
+    assert (environment["TOOLKIT_RANK"], environment["TOOLKIT_WORLD_SIZE"]) == ("1", "2")
+    title = f"`{environment['TOOLKIT_LAUNCHER']}`"
+    if title == "`mpirun`":
+        title += " of MPICH" if "PMI_RANK" in environment else " of Open MPI"
+    (row,) = re.findall(rf"^\| {title} \| (.*) \|$", section, re.MULTILINE)
+    assert [environment[name] for name in re.findall(r"`(\w+)`", row)] == ["1", "2", "1"]
+
+
+def test_who_finds_itself_under_a_plain_mpirun(examples) -> None:
+    mpirun = Path(sys.executable).with_name("mpirun")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("TOOLKIT_", "SLURM_"))}
+    done = subprocess.run(
+        [mpirun, "-n", "2", sys.executable, "who.py"], env=plain, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    # Two ranks share a pipe, so that a line of one may stand within a line of the other.
+    assert sorted(re.findall(r"rank \d of 2 on", done.stdout)) == ["rank 0 of 2 on", "rank 1 of 2 on"]
+
+
+def test_the_page_names_every_field_and_method_of_the_world() -> None:
+    table = PAGE[PAGE.index("### world") : PAGE.index("Call `should_stop`")]
+    named = set(re.findall(r"`(\w+)(?:\(\w*\))?`", table))
+    public = {field.name for field in fields(World)} - {"stop_watch"}
+    methods = {name for name in vars(World) if not name.startswith("_")} - {
+        field.name for field in fields(World)
+    }
+    assert public | methods <= named
