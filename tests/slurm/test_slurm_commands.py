@@ -49,7 +49,7 @@ def test_a_missing_command_is_not_found(monkeypatch, tmp_path):
 
 def test_a_refusal_keeps_slurms_own_words_in_one_line(command):
     command("sbatch", "echo 'sbatch: error: Batch job submission failed:\n Invalid account' >&2; exit 1")
-    with pytest.raises(SchedulerRefusedError, match="submission failed: Invalid account") as error:
+    with pytest.raises(SchedulerRefusedError, match=r"^sbatch: Invalid account") as error:
         Slurm().call(["sbatch"])
     assert error.value.exit_code == 3
     assert "\n" not in str(error.value)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.slurm.refusals import refusal_of
 
 _SCRUBBED = (
     "SBATCH_", "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
@@ -77,8 +78,8 @@ class Slurm:
                 fix="`scontrol ping` says whether Slurm is up",
             ) from error
         if done.returncode:
-            said = " ".join((done.stderr or done.stdout).split())
-            raise SchedulerRefusedError(f"{argv[0]}: {said or f'exit code {done.returncode}'}")
+            said, fix = refusal_of(done.stderr or done.stdout)
+            raise SchedulerRefusedError(f"{argv[0]}: {said or f'exit code {done.returncode}'}", fix=fix)
         return done.stdout
 
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:

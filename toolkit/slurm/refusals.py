@@ -1,0 +1,29 @@
+"""What Slurm says when it refuses, in one line, and what mends it."""
+
+from __future__ import annotations
+
+import re
+
+_PREFIX = re.compile(r"\b(?:sbatch|srun|scontrol|squeue|sacct|scancel): (?:error|fatal): ")
+_GENERAL = "Batch job submission failed:"
+# (words of Slurm's, the fix), as Slurm 22.05 to 24.11 say them.
+_FIXES = (
+    ("invalid partition", "`sinfo -s` lists the partitions; give one with -p"),
+    ("invalid account", "`sacctmgr show associations user=$USER` lists yours; give -A and a partition of it"),
+    ("invalid qos", "`sacctmgr show associations user=$USER format=account,qos` lists yours; give one with -q"),
+    ("time limit", "`sinfo -s` shows the longest; give less with -t"),
+    ("node count", "`sinfo -s` shows how many nodes there are; give fewer with -N"),
+    (
+        "requested node configuration is not available",
+        "`sinfo -N -o '%N %c %m %G'` shows CPUs, MiB and GPUs of each node; ask for less on each",
+    ),
+    ("unable to open file", "the script must lie where this command can read it; give another folder with --runs"),
+)  # fmt: skip
+
+
+def refusal_of(said: str) -> tuple[str, str]:
+    """Slurm's words without their repeated prefixes, and the fix; "" where none is known."""
+    lines = [_PREFIX.sub("", line).removeprefix(_GENERAL).strip() for line in said.splitlines()]
+    message = "; ".join(dict.fromkeys(line for line in lines if line))
+    fix = next((fix for words, fix in _FIXES if words in message.lower()), "")
+    return message, fix
