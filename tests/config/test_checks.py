@@ -40,7 +40,7 @@ from toolkit.errors import ToolkitError
         (
             "ranks_per_node = 65",
             "",
-            "job.toml:4:job.ranks_per_node: 65 ranks x 1 CPUs = 65 CPUs per node, but partition gpu of cluster has 64. "
+            "job.toml:4:job.ranks_per_node: 65 ranks x 1 CPU = 65 CPUs per node, but partition gpu of cluster has 64. "
             "Fix: ranks_per_node = 64",
         ),
         (
@@ -130,7 +130,7 @@ def test_a_possible_request(resolve, site, job, more):
 
 
 def test_gpus_on_a_partition_without(tmp_path, resolve, site):
-    with pytest.raises(ToolkitError, match="1 GPUs per node, but partition cpu of cluster has 0"):
+    with pytest.raises(ToolkitError, match="1 GPU per node, but partition cpu of cluster has 0"):
         resolve('partition = "cpu"\ngpus_per_node = 1', site=site)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from toolkit.batch.submission import uses_slurm
+from toolkit.config.checks import counted
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 
@@ -20,9 +21,8 @@ def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
     """
     given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
     if asked not in (None, given):
-        nodes = "1 node" if given == "1" else f"{given} nodes"
         raise ToolkitError(
-            f"the allocation {environ['SLURM_JOB_ID']} has {nodes}, and a run here takes all of them",
+            f"the allocation {environ['SLURM_JOB_ID']} has {counted(int(given), 'node')}, and a run here takes all of them",
             where=f"-N {asked}",
             fix=f"leave -N out, or `salloc -N {asked} toolkit run ...`",
         )
@@ -58,7 +58,7 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
     if needed > given:
         fits = given // table.cpus_per_rank
         raise ToolkitError(
-            f"{table.ranks_per_node} ranks x {table.cpus_per_rank} CPUs = {needed} CPUs per node, but the "
+            f"{counted(table.ranks_per_node, 'rank')} x {counted(table.cpus_per_rank, 'CPU')} = {needed} CPUs per node, but the "
             f"allocation {environ['SLURM_JOB_ID']} has {given}",
             where=job.origin("job.ranks_per_node").place("job.ranks_per_node"),
             fix=(f"--ntasks-per-node {fits}, or " if fits else "") + f"`{wanted} toolkit run ...`",

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from toolkit.batch.restarts import RestartNews
 from toolkit.batch.state import RunStatus, final_word, run_status
+from toolkit.config.checks import counted
 from toolkit.errors import INTERRUPTED, OWN_FAILURE, ToolkitError
 from toolkit.metrics.training import TrainRecord, last_record
 from toolkit.rundir.files import read_json_or_none
@@ -100,7 +101,7 @@ class Follower:
         if status.state is RunState.RUNNING and attempt is not None:
             if record is None or record.attempt < attempt.number:
                 begun = sum(1 for _ in attempt.ranks.glob("rank-*.json"))
-                return f"{head}: {begun} of {status.ranks} ranks have started"
+                return f"{head}: {begun} of {counted(status.ranks, 'rank')} started"
             return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
         if status.state is RunState.COMPLETED and record is not None:
             return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"

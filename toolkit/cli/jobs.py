@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -15,12 +16,18 @@ def jobs() -> None:
 
 @jobs.command("list")
 def list_jobs() -> None:
-    """Shipped jobs, with the first line of what each says of itself."""
+    """Shipped jobs, with the first sentence of what each says of itself."""
     from toolkit.config.shipped import shipped_jobs
 
     for name, path in shipped_jobs().items():
-        first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        click.echo(f"{name:<16} {first}")
+        click.echo(f"{name:<16} {_first_sentence(path)}")
+
+
+def _first_sentence(path: Path) -> str:
+    """Of the comment at the top, over its lines; a number's point ends no sentence."""
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    said = " ".join(line.lstrip("# ").rstrip() for line in lines)
+    return said.partition(". ")[0].rstrip(".")
 
 
 @jobs.command("copy")

@@ -10,6 +10,11 @@ from toolkit.errors import ToolkitError
 from toolkit.slurm.times import format_slurm_time
 
 
+def counted(number: int, what: str) -> str:
+    """ "1 node", "2 nodes"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def check_request(resolved: ResolvedJob, site: Site) -> None:
     """Check the job against its partition and against itself.
 
@@ -69,7 +74,7 @@ def _check_partition(resolved: ResolvedJob, limits: PartitionTable) -> None:
         raise _refuse(
             resolved,
             key,
-            f"{job.ranks_per_node} ranks x {job.cpus_per_rank} CPUs = {cpus} CPUs per node, but {on} has {limits.cpus_per_node}",
+            f"{counted(job.ranks_per_node, 'rank')} x {counted(job.cpus_per_rank, 'CPU')} = {cpus} CPUs per node, but {on} has {limits.cpus_per_node}",
             fix,
         )
     if limits.mem_gb_per_node and job.mem_gb_per_node > limits.mem_gb_per_node:
@@ -96,7 +101,7 @@ def _check_gpus(resolved: ResolvedJob, limits: PartitionTable, site: Site) -> No
         raise _refuse(
             resolved,
             "job.gpus_per_node",
-            f"{job.gpus_per_node} GPUs per node, but partition {job.partition} of {site.name} has {limits.gpus_per_node}",
+            f"{counted(job.gpus_per_node, 'GPU')} per node, but partition {job.partition} of {site.name} has {limits.gpus_per_node}",
             f"gpus_per_node = {limits.gpus_per_node}",
         )
 
@@ -119,8 +124,9 @@ def _rank_counts(resolved: ResolvedJob) -> list[int]:
 
 def _ranks_said(resolved: ResolvedJob) -> str:
     job = resolved.job
-    ranks = str(job.min_nodes * job.ranks_per_node) if job.min_nodes == job.max_nodes else "any number of"
-    return f"{ranks} ranks ({job.nodes} nodes x {job.ranks_per_node})"
+    if job.min_nodes != job.max_nodes:
+        return f"any number of ranks ({job.nodes} nodes x {job.ranks_per_node})"
+    return f"{counted(job.min_nodes * job.ranks_per_node, 'rank')} ({counted(job.min_nodes, 'node')} x {job.ranks_per_node})"
 
 
 def _check_mesh(resolved: ResolvedJob) -> None:
@@ -149,7 +155,7 @@ def _check_mesh(resolved: ResolvedJob) -> None:
             resolved,
             key,
             f"{wanted} = {numbers} = {product} {verb} {_ranks_said(resolved)}",
-            f"ask for {'' if mesh.replicate else 'a multiple of '}{product} ranks, or change [parallel]",
+            f"ask for {'' if mesh.replicate else 'a multiple of '}{counted(product, 'rank')}, or change [parallel]",
         )
     if (mesh.shard * mesh.cp) % mesh.ep:
         raise _refuse(
@@ -170,7 +176,7 @@ def _check_batch(resolved: ResolvedJob) -> None:
         raise _refuse(
             resolved,
             "train.batch",
-            f"{train.batch} samples cannot be split evenly over {split} data ranks",
+            f"{counted(train.batch, 'sample')} cannot be split evenly over {counted(split, 'data rank')}",
             f"batch = {' or '.join(str(one) for one in _multiples_around(train.batch, split))}",
         )
     shares = [train.batch // split for split in splits if train.batch % split == 0]
@@ -178,7 +184,7 @@ def _check_batch(resolved: ResolvedJob) -> None:
         raise _refuse(
             resolved,
             "train.micro_batch",
-            f"{train.micro_batch} does not divide the {shares[0]} samples of one rank (batch {train.batch})",
+            f"{train.micro_batch} does not divide the {counted(shares[0], 'sample')} of one rank (batch {train.batch})",
             f"micro_batch = {max(size for size in range(1, min(train.micro_batch, shares[0]) + 1) if shares[0] % size == 0)}",
         )
 
