@@ -169,8 +169,8 @@ def test_a_named_checkpoint_is_loaded_or_nothing_is(saved_steps):
     with pytest.raises(CorruptCheckpointError) as refused:
         resumed_at(saved_steps, named)
     line = str(refused.value)
-    assert line.startswith(f"{named}: is damaged: ") and "shard-00000-of-00001.h5: block 0" in line
-    assert "--from STEP`): 10, 20" in line
+    assert "checkpoint step-00000030 is damaged: shard-00000-of-00001.h5: block 0" in line
+    assert line.startswith(str(saved_steps)) and line.endswith(": step-00000010, step-00000020")
     assert named.is_dir()
     (named / "manifest.json").unlink()
     with pytest.raises(CorruptCheckpointError, match=r"manifest\.json: is missing"):
@@ -184,8 +184,16 @@ def test_what_was_saved_since_the_named_checkpoint_comes_first_and_nothing_older
     assert resumed_at(saved_steps, named) == 20
     assert (saved_steps / "step-00000030.bad-0").is_dir()
     damage(named)
-    with pytest.raises(CorruptCheckpointError, match=r"--from STEP`\): 10$"):
+    with pytest.raises(CorruptCheckpointError, match=r"quick look: step-00000010$"):
         resumed_at(saved_steps, named)
+
+
+def test_a_checkpoint_that_a_resume_set_aside_can_be_named_in_its_turn(saved_steps):
+    aside = (saved_steps / "step-00000030").rename(saved_steps / "step-00000030.aside-001")
+    damage(saved_steps / "step-00000020")
+    with pytest.raises(CorruptCheckpointError, match=r"look: step-00000010, step-00000030\.aside-001$"):
+        resumed_at(saved_steps, saved_steps / "step-00000020")
+    assert resumed_at(saved_steps, aside) == 30
 
 
 def test_another_runs_checkpoint_gives_way_to_what_was_saved_since(saved_steps, tmp_path_factory):

@@ -22,8 +22,7 @@ from toolkit.checkpoint.agreement import check_group, from_rank_zero
 from toolkit.checkpoint.commit import discard, retain, set_aside, take_over, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import load_error, save_error
-from toolkit.checkpoint.layout import committed_steps, part_folder, step_folder, step_of
-from toolkit.checkpoint.listing import summarise
+from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_folder, step_of
 from toolkit.checkpoint.load_planner import LoadPlanner
 from toolkit.checkpoint.manifest import Manifest, read_manifest
 from toolkit.checkpoint.storage_reader import HDF5StorageReader
@@ -169,7 +168,9 @@ class Checkpointer:
             return self._load_from(source, manifest, tensors, optional)
         except CorruptCheckpointError as error:
             fix = from_rank_zero(self._world, lambda: _others_beside(source))
-            raise CorruptCheckpointError(f"is damaged: {error}", where=str(source), fix=fix) from None
+            place = f"{Path(error.where).name}: " if error.where else ""
+            message = f"checkpoint {source.name} is damaged: {place}{error.message}"
+            raise CorruptCheckpointError(message, where=str(source.parent), fix=fix) from None
 
     def _load_from(
         self, folder: Path, manifest: Manifest, tensors: dict[str, Any], optional: tuple[str, ...]
@@ -185,7 +186,7 @@ class Checkpointer:
 
     def _step_of_own(self, folder: Path | None) -> int:
         """The step of one of this run's checkpoints, -1 for none and for another run's."""
-        step = step_of(folder) if folder is not None else None
+        step = _step_of_any(folder) if folder is not None else None
         if folder is None or step is None or folder.parent.resolve() != self._directory.resolve():
             return -1
         return step
@@ -253,15 +254,30 @@ def _good_manifest(source: Path) -> Manifest:
 
 
 def _others_beside(source: Path) -> str:
-    """What to do about a damaged `source`: the steps beside it that are whole at a quick look."""
+    """What to do about a damaged `source`: those beside it that look whole, also the ones that a resume set aside."""
     whole = [
-        str(step)
-        for step, folder in committed_steps(source.parent).items()
-        if folder.name != source.name and summarise(folder).good
+        folder.name
+        for folder in sorted(source.parent.iterdir() if source.parent.is_dir() else [])
+        if folder.name != source.name and _step_of_any(folder) is not None and _looks_whole(folder)
     ]
     if not whole:
         return "begin from another run's checkpoint; no other beside it is whole"
-    return f"name one that is whole at a quick look (`toolkit resume RUN --from STEP`): {', '.join(whole)}"
+    return f"`toolkit resume RUN --from` one that is whole at a quick look: {', '.join(whole)}"
+
+
+def _step_of_any(folder: Path) -> int | None:
+    """The step of a committed checkpoint, also of one that a resume from an earlier step set aside."""
+    aside = aside_of(folder)
+    if aside is not None and aside[1] == "aside":
+        return step_of(folder.with_name(aside[0]))
+    return step_of(folder)
+
+
+def _looks_whole(folder: Path) -> bool:
+    try:
+        return not verify_quickly(folder)[1]
+    except ToolkitError:  # of another version of the format
+        return False
 
 
 @contextmanager
