@@ -119,6 +119,7 @@ def test_the_readmes_way(toolkit, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_site_page_works_as_written(toolkit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its two examples, written into files, and the commands that need no cluster."""
     monkeypatch.chdir(toolkit.folder)
+    monkeypatch.setenv("USER", "ada")  # the page writes $USER; a container may have none
     page = (ROOT / "docs" / "sites.md").read_text(encoding="utf-8")
     examples = [block["body"] for block in FENCE.finditer(page) if block["language"] == "toml"]
     assert len(examples) == 2
