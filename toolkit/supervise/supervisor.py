@@ -109,7 +109,10 @@ class Supervisor:
 
     def _verdict(self, end: AttemptEnd) -> Verdict:
         cause = end.cause
-        if self.request.terminated and cause is Cause.PREEMPTED and self.allocation.in_slurm:
+        # In a preemption's grace time Slurm may send TERM to the ranks alone.
+        unheard = cause is Cause.STOPPED and self.request.cause is None
+        told = self.request.terminated and cause is Cause.PREEMPTED
+        if self.allocation.in_slurm and (unheard or told):
             cause = (
                 Cause.CANCELLED
                 if (self.run.control / "cancel").exists()
