@@ -10,7 +10,11 @@ import time
 
 import pytest
 
+from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json
+from toolkit.rundir.states import Cause
+from toolkit.supervise.attempt import AttemptWatch, StopRequest
+from toolkit.supervise.launchers import Shape
 
 
 def shell(text):
@@ -193,3 +197,67 @@ def test_a_run_that_is_gone_is_named(supervise, local_job, run_directory):
     job = supervise(local_job(shell("true")))
     assert job.wait() == 125
     assert "this run's directory is gone" in job.log and "Traceback" not in job.log
+
+
+def test_a_program_that_leaves_well_on_term_is_not_called_done(supervise, local_job):
+    """It saved and left because it was told to: a walltime must requeue it, a cancel must say cancelled."""
+    polite = shell("trap 'echo saved; exit 0' TERM; echo ready; while true; do sleep 0.1; done")
+    job = supervise(local_job(polite))
+    job.until_log_says("ready", rank=1)
+    job.process.terminate()
+    assert job.wait() == 143
+    assert (job.end()["cause"], job.end()["state"]) == ("cancelled", "cancelled")
+    assert "saved" in job.rank_log(0)
+
+
+def test_the_grace_time_is_taken_once(run_directory):
+    """What is left until walltime shrinks as the ranks save; they get all of it, not the half."""
+    attempt = claim_attempt(run_directory)
+    ends_at = time.monotonic() + 2.0
+    request = StopRequest(cause=Cause.WALLTIME)
+    watch = AttemptWatch(
+        run_directory, attempt, Shape(1, 1), request,
+        stall_s=900, grace_s=lambda cause: ends_at - time.monotonic(), foreign=True,
+    )  # fmt: skip
+    ranks = FakeRanks()
+    began = time.monotonic()
+    watch.follow(ranks)
+    assert time.monotonic() - began > 1.7
+    assert ranks.killed
+
+
+class FakeRanks:
+    """Ranks that never end by themselves: only the watch's clock is under test."""
+
+    killed = False
+
+    def exit_code(self):
+        return -9 if self.killed else None
+
+    def forward_stop(self):
+        return True
+
+    def terminate(self):
+        pass
+
+    def kill(self):
+        self.killed = True
+
+
+def test_sys_exit_0_after_a_stop_is_a_stop(supervise, local_job):
+    """`if world.should_stop(step): save(); sys.exit()` must not pass for a finished job."""
+    script = (
+        "import sys, time\n"
+        "def main(world, config):\n"
+        "    step = 0\n"
+        "    print('ready', flush=True)\n"
+        "    while not world.should_stop(step):\n"
+        "        step += 1\n"
+        "        time.sleep(0.05)\n"
+        "    sys.exit()\n"
+    )
+    job = supervise(local_job("polite.py:main", ranks=1, files={"polite.py": script}))
+    job.until_log_says("ready")
+    (job.run.control / "stop").touch()
+    assert job.wait() == 130
+    assert (job.end()["cause"], job.run.attempt(0).done_marker(0).read_text()) == ("stopped", "stopped\n")

@@ -129,7 +129,11 @@ def run_function(
     start_groups(world, interface=interface)
     sys.argv = [entry, *argv]
     main = load_function(entry, directory)
-    main(world, config)
+    try:
+        main(world, config)
+    except SystemExit as leave:
+        if leave.code:
+            raise  # 0 and None are a return, also after `should_stop`
     stopped = world.stop_watch.verdict
     if dist.is_initialized():  # a tidy `main` may have done this itself
         dist.barrier()  # nobody tears the store down while another rank still needs it

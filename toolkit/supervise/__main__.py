@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.supervisor import supervise
 
@@ -24,7 +25,10 @@ def main() -> int:
         )
     except ToolkitError as error:
         print(f"toolkit: {error}", file=sys.stderr)  # noqa: T201
-        return 125
+        return OWN_FAILURE
+    except Exception:  # noqa: BLE001  the outermost frame: our own mistake is told whole, with the code for it
+        traceback.print_exc()
+        return OWN_FAILURE
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class StopRequest:
 class AttemptWatch:
     """The watch over the ranks of one attempt.
 
-    `stall_s` <= 0 switches the stall check off. `grace_s` says how long ranks may take to save once they were
+    `stall_s` counts from the first step. `grace_s` says how long ranks may take to save once they were
     asked to end, by the cause. `foreign` ranks have none of our handlers: they are ended instead of asked.
     """
 
@@ -58,7 +58,7 @@ class AttemptWatch:
 
     def follow(self, ranks: Ranks) -> AttemptEnd:
         """Watch until every rank is gone, then say how they ended."""
-        asked_at: float | None = None
+        kill_at: float | None = None  # once asked: the end of the grace time
         failed_at: float | None = None
         while (code := ranks.exit_code()) is None:
             now = time.monotonic()
@@ -69,16 +69,14 @@ class AttemptWatch:
                 ranks.kill()
                 break
             self._look_at_control(now)
-            if self.request.cause is not None and asked_at is None:
-                asked_at = now
+            if self.request.cause is not None and kill_at is None:
+                kill_at = now + self.grace_s(self.request.cause)
                 self._ask_to_stop(ranks, self.request.cause)
-            if self.request.kill or (
-                asked_at is not None and now - asked_at > self.grace_s(self.request.cause or Cause.STOPPED)
-            ):
+            if self.request.kill or (kill_at is not None and now > kill_at):
                 self.event("killed", reason="asked twice" if self.request.kill else "grace time is over")
                 ranks.kill()
                 break
-            if asked_at is None and self._stalled():
+            if kill_at is None and self._stalled():
                 ranks.kill()
                 return self._with_step(AttemptEnd(Cause.STALLED, f"no step for {self.stall_s:.0f} s", 125))
             time.sleep(POLL_S)
@@ -96,7 +94,7 @@ class AttemptWatch:
         self.event("stop_requested", cause=cause.value)
         write_text(self.attempt.stop_flag, cause.value + "\n")
         if self.foreign:
-            ranks.kill()
+            ranks.terminate()
         elif not ranks.forward_stop():
             self.event(
                 "stop_by_file", note="this launcher forwards no signal; rank 0 reads the flag within 5 s"
@@ -115,8 +113,6 @@ class AttemptWatch:
         return any(self.attempt.errors.glob("rank-*.json"))
 
     def _stalled(self) -> bool:
-        if self.stall_s <= 0:
-            return False
         try:
             beat = self.attempt.heartbeat.stat().st_mtime_ns
         except FileNotFoundError:  # no step yet; programs without our loop never write one
@@ -135,10 +131,11 @@ class AttemptWatch:
             if self.request.cause is not None:
                 break
             time.sleep(POLL_S)
-        if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:
-            return AttemptEnd(Cause.COMPLETED, "every rank is done")
         self._look_at_control(time.monotonic())  # a TERM may have come after the last look
         cause = self.request.cause
+        ended_foreign = self.foreign and cause is not None  # a script that leaves well on TERM is not done
+        if len(ends) == self.shape.ranks and set(ends.values()) == {"done"} and not ended_foreign:
+            return AttemptEnd(Cause.COMPLETED, "every rank is done")
         if cause is not None:  # what ranks say while they are being ended is no failure of theirs
             saved = "" if len(ends) == self.shape.ranks or self.foreign else "; not every rank had saved"
             return AttemptEnd(cause, f"ended on request ({cause.value}){saved}")

@@ -14,10 +14,10 @@ LAST_LINES = 8
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer", re.IGNORECASE
 )
-# ECMA-48: each sequence begins with ESC and a letter, or with the one control character (0x80 to 0x9f) for both.
 # How srun and Open MPI name a rank that died. Hydra names the first process it knows, whichever died.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
 _SIGNAL = re.compile(r"signal (\d+)")
+# ECMA-48: each sequence begins with ESC and a letter, or with the one control character (0x80 to 0x9f) for both.
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
@@ -81,6 +81,8 @@ def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> Att
             last_lines=lines,
         )
     missing = [rank for rank in range(ranks) if not attempt.done_marker(rank).exists()]
+    if not missing:  # the last marker came in sight only now
+        return AttemptEnd(Cause.COMPLETED, "every rank is done")
     signal_number = _signal_said(lines)
     if signal_number:
         code = 128 + signal_number

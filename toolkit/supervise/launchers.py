@@ -48,6 +48,9 @@ class Ranks(Protocol):
     def forward_stop(self) -> bool:
         """Ask the ranks to save and end, by signal. False where only the stop flag's file can tell them."""
 
+    def terminate(self) -> None:
+        """Send TERM, for programs without handlers of ours; `kill` follows when their time is over."""
+
     def kill(self) -> None:
         """End the ranks now."""
 
@@ -72,15 +75,25 @@ class LauncherProcess:
             self.process.send_signal(signal.SIGUSR2)
         return self.forwards_usr2
 
+    def terminate(self) -> None:
+        if self.process.poll() is None:
+            _signal_group(self.process, signal.SIGTERM)
+
     def kill(self) -> None:
         # srun and mpirun take their ranks with them on TERM; one that does not answer is killed with its session.
-        for sent, patience_s in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-            if self.process.poll() is not None:
-                return
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sent)
+        if self.process.poll() is None:
+            _signal_group(self.process, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(patience_s)
+                self.process.wait(5.0)
+        _signal_group(self.process, signal.SIGKILL)  # also what an ended launcher left in its session
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(5.0)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal a process that leads its own session, and all of that session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 @dataclass
@@ -102,10 +115,14 @@ class LocalRanks:
                 process.send_signal(signal.SIGUSR2)
         return True
 
+    def terminate(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()  # the guard passes it on
+
     def kill(self) -> None:
         for process in self.processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # a rank leads its own session
+            _signal_group(process, signal.SIGKILL)
         for process in self.processes:
             process.wait()
 

@@ -109,15 +109,8 @@ class Supervisor:
 
     def _verdict(self, end: AttemptEnd) -> Verdict:
         cause = end.cause
-        # In a preemption's grace time Slurm may send TERM to the ranks alone.
-        unheard = cause is Cause.STOPPED and self.request.cause is None
-        told = self.request.terminated and cause is Cause.PREEMPTED
-        if self.allocation.in_slurm and (unheard or told):
-            cause = (
-                Cause.CANCELLED
-                if (self.run.control / "cancel").exists()
-                else why_terminated(self.allocation.job_id)
-            )
+        if self.allocation.in_slurm:
+            cause = self._cause_in_slurm(cause)
         allowed = bool(self.job["job"]["requeue"]) and self.job["scheduler"].get("can_requeue", True)
         requeue = allowed and self.allocation.can_requeue
         previous = self._earlier_ends()
@@ -130,6 +123,17 @@ class Supervisor:
             cause, budgets={key: int(self.job["restart"][key]) for key in ("crashes", "walltimes", "preemptions")},
             spent=spent, requeue_allowed=requeue, rank_exit_code=end.exit_code or 1, repeated_without_progress=repeated,
         )  # fmt: skip
+
+    def _cause_in_slurm(self, cause: Cause) -> Cause:
+        """What Slurm says of an end that it asked for. A cancel counts whatever was asked before it."""
+        # In a preemption's grace time Slurm may send TERM to the ranks alone.
+        unheard = cause is Cause.STOPPED and self.request.cause is None
+        if not unheard and not (self.request.terminated and cause in (Cause.PREEMPTED, Cause.WALLTIME)):
+            return cause
+        if (self.run.control / "cancel").exists():
+            return Cause.CANCELLED
+        said = why_terminated(self.allocation.job_id)
+        return cause if cause is Cause.WALLTIME and said is Cause.PREEMPTED else said
 
     def _earlier_ends(self) -> list[dict[str, Any]]:
         """Ends of this job's earlier attempts; a resume is another job, and begins with full budgets."""
@@ -168,11 +172,15 @@ class Supervisor:
         if verdict.next is Next.END:
             return verdict.exit_code
         if verdict.next is Next.AWAIT:
-            time.sleep(REQUEUE_PATIENCE_S)  # ending by ourselves now would make Slurm call the job finished
+            self.request.terminated = False  # this one announced the preemption; the next one is its end
+            if self._await_end():  # ending by ourselves before would make Slurm call the job finished
+                return verdict.exit_code
             say("Slurm has not requeued the preempted job; the supervisor asks for it")
         try:
+            self.request.terminated = False
             Slurm().requeue(self.allocation.job_id)
-            time.sleep(REQUEUE_PATIENCE_S)  # Slurm ends us here
+            if self._await_end():
+                return verdict.exit_code
             problem = "Slurm took the requeue and did not follow it"
         except (SchedulerRefusedError, NotFoundError) as error:
             problem = f"the requeue failed: {error.message}"
@@ -182,6 +190,13 @@ class Supervisor:
             {**read_json(attempt.exit_file), "next": Next.END.value, "final": True, "decision": problem},
         )
         return verdict.exit_code
+
+    def _await_end(self) -> bool:
+        """Wait for Slurm to end this job; True as soon as a TERM comes, so that nodes are not kept until its KILL."""
+        deadline = time.monotonic() + REQUEUE_PATIENCE_S
+        while time.monotonic() < deadline and not self.request.terminated:
+            time.sleep(0.5)
+        return self.request.terminated
 
 
 def say(text: str) -> None:
