@@ -6,6 +6,7 @@ The fixture asserts after each test that no process of the run is left.
 import os
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -224,6 +225,20 @@ def test_the_grace_time_is_taken_once(run_directory):
     watch.follow(ranks)
     assert time.monotonic() - began > 1.7
     assert ranks.killed
+
+
+@pytest.mark.parametrize(("foreign", "cause"), [(False, Cause.STALLED), (True, Cause.WALLTIME)])
+def test_a_hang_before_the_first_step_is_a_stall(run_directory, foreign, cause):
+    """A script writes no heartbeat, so its silence says nothing: it is ended by the request that comes later."""
+    request = StopRequest()
+    watch = AttemptWatch(
+        run_directory, claim_attempt(run_directory), Shape(1, 1), request,
+        stall_s=0.5, grace_s=lambda cause: 0.0, foreign=foreign,
+    )  # fmt: skip
+    timer = threading.Timer(1.5, request.ask, [Cause.WALLTIME])
+    timer.start()
+    assert watch.follow(FakeRanks()).cause is cause
+    timer.cancel()
 
 
 class FakeRanks:

@@ -41,7 +41,7 @@ class StopRequest:
 class AttemptWatch:
     """The watch over the ranks of one attempt.
 
-    `stall_s` counts from the first step. `grace_s` says how long ranks may take to save once they were
+    `stall_s` counts from the launch, then from each step. `grace_s` says how long ranks may take to save once they were
     asked to end, by the cause. `foreign` ranks have none of our handlers: they are ended instead of asked.
     """
 
@@ -58,6 +58,7 @@ class AttemptWatch:
 
     def follow(self, ranks: Ranks) -> AttemptEnd:
         """Watch until every rank is gone, then say how they ended."""
+        self._beat_seen_at = time.monotonic()
         kill_at: float | None = None  # once asked: the end of the grace time
         failed_at: float | None = None
         while (code := ranks.exit_code()) is None:
@@ -115,8 +116,10 @@ class AttemptWatch:
     def _stalled(self) -> bool:
         try:
             beat = self.attempt.heartbeat.stat().st_mtime_ns
-        except FileNotFoundError:  # no step yet; programs without our loop never write one
-            return False
+        except FileNotFoundError:  # no step yet
+            beat = 0
+            if self.foreign:  # programs without our loop never write one
+                return False
         if beat != self._last_beat:
             self._last_beat, self._beat_seen_at = beat, time.monotonic()
         # The age by our own clock: the file server's may be minutes away from ours.
