@@ -104,6 +104,10 @@ def test_what_the_scheduler_refused_does_not_last(toolkit, ended, monkeypatch) -
     with monkeypatch.context() as patch:
         patch.setattr(submission, "submit", refuse)
         assert toolkit("resume", "last", "-n", 4).code == 3
+        before = checkpoints(ended, 10, 20, 30)
+        said = toolkit("resume", "last", "--from", 10)
+    assert (said.code, names(ended)) == (3, before)
+    assert "step-00000030.aside-001 is step-00000030 again" in said.err
     assert json.loads(toolkit.ok("status", "--json"))["ranks"] == 1
     assert toolkit("resume", "last", "--wait").code == 0
 

@@ -85,7 +85,16 @@ def _claim_number(run: RunDirectory, start: int, job: ResolvedJob) -> None:
 
 
 def take_back(run: RunDirectory, start: int) -> None:
-    """Remove what `prepare_resume` wrote for a start that the scheduler refused; its settings must not last."""
+    """Undo what `prepare_resume` did for a start that the scheduler refused; nothing of it must last.
+
+    A checkpoint that it set aside stays so where its name is taken again.
+    """
+    suffix = f".aside-{start:03}"
+    for aside in sorted(run.checkpoints.glob(f"step-*{suffix}")):
+        path = aside.with_name(aside.name.removesuffix(suffix))
+        if not path.exists():
+            aside.rename(path)
+            sys.stderr.write(f"toolkit: {aside.name} is {path.name} again\n")
     run.script(start).unlink(missing_ok=True)
     (run.path / f"resumed-{start:03}.json").unlink(missing_ok=True)  # last: it is the claim of the number
 
