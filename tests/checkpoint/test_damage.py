@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,15 @@ from hypothesis import strategies as st
 
 from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
 from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.commit import open_part
 from toolkit.checkpoint.digests import BLOCK_BYTES
 from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.layout import step_folder
 from toolkit.checkpoint.manifest import SCHEMA, read_manifest
 from toolkit.checkpoint.verify import verify_fully, verify_quickly
 from toolkit.errors import ToolkitError
+from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.layout import RunDirectory
 from toolkit.world.facts import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -162,6 +167,19 @@ def test_a_part_is_never_loaded_however_complete(tmp_path):
     assert old.load({"x": torch.zeros(4)}) is None
     Checkpointer(tmp_path, replace(ALONE, attempt=1))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_that_a_claim_fenced_off_are_removed_at_the_next_start(tmp_path):
+    run = RunDirectory(tmp_path)
+    for folder in (run.attempts, run.checkpoints):
+        folder.mkdir()
+    old = claim_attempt(run)
+    final = step_folder(run.checkpoints, 7)
+    shutil.copytree(open_part(final, old.number), final.with_name("step-00000007.stale-0"))
+    new = claim_attempt(run)
+    assert len(list(run.checkpoints.glob("*.stale-0*"))) == 2
+    Checkpointer(run.checkpoints, replace(ALONE, attempt=new.number))
+    assert list(run.checkpoints.iterdir()) == []
 
 
 @pytest.mark.parametrize("moment", ["finish_plan", "resolve_data"])

@@ -135,24 +135,25 @@ def test_a_claim_that_another_wins_after_the_folder_was_listed(run_directory, mo
 
 def test_unfinished_saves_of_older_attempts_are_fenced_off(run_directory):
     claim_attempt(run_directory)
-    for name in ("step-00000010", "step-00000020.part-000", "step-00000030.part-001"):
+    for name in ("step-00000010", "step-00000020.part-0", "step-00000020.stale-0", "step-00000030.part-1"):
         (run_directory.checkpoints / name).mkdir()
     attempt = claim_attempt(run_directory)
     assert attempt.number == 1
     assert sorted(path.name for path in run_directory.checkpoints.iterdir()) == [
         "step-00000010",
-        "step-00000020.part-000.fenced-001",
-        "step-00000030.part-001",  # this attempt's own number
+        "step-00000020.stale-0",
+        "step-00000020.stale-0-2",
+        "step-00000030.part-1",  # this attempt's own number
     ]
     with pytest.raises(FileNotFoundError):  # the late commit of a rank that was given up on
-        (run_directory.checkpoints / "step-00000020.part-000").rename(
+        (run_directory.checkpoints / "step-00000020.part-0").rename(
             run_directory.checkpoints / "step-00000020"
         )
 
 
 def test_a_save_that_is_committed_while_it_is_fenced_stays_a_checkpoint(run_directory, monkeypatch):
     claim_attempt(run_directory)
-    part = run_directory.checkpoints / "step-00000020.part-000"
+    part = run_directory.checkpoints / "step-00000020.part-0"
     monkeypatch.setattr(
         "toolkit.rundir.claims.stale_parts", lambda *_: [part]
     )  # listed, then renamed by its rank

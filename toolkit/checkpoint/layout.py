@@ -1,8 +1,9 @@
 """Names inside a `checkpoints` folder.
 
 `step-00001000` is a committed checkpoint; the same name with a suffix is none, whatever it holds:
-`.part-A` is being written by attempt A, `.bad-A` was found damaged by attempt A; `set_aside` in commit.py
-lists the other words.
+`.part-A` is being written by attempt A, `.bad-A` was found damaged by attempt A; `.stale-A` was a part of
+attempt A, which was given up on (the supervisor's claim of the next attempt gives this name, too); `set_aside`
+in commit.py lists the other words.
 """
 
 from __future__ import annotations

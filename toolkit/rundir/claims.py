@@ -114,7 +114,7 @@ def claim_attempt(run: RunDirectory) -> AttemptDirectory:
     """Claim the next attempt number and fence off what older attempts may still be writing.
 
     Every older `.part-*` folder of a checkpoint is renamed aside, so that a commit (a rename of that folder) by
-    ranks that were given up on fails.
+    ranks that were given up on fails. The new names are those that the checkpointer deletes when it begins.
     """
     numbers = run.attempt_numbers()
     number = numbers[-1] + 1 if numbers else 0
@@ -128,8 +128,18 @@ def claim_attempt(run: RunDirectory) -> AttemptDirectory:
     attempt.make_folders()
     for part in stale_parts(run.checkpoints, number):
         with suppress(FileNotFoundError):  # its last rank committed it in this moment: it is a checkpoint now
-            part.rename(part.with_name(f"{part.name}.fenced-{number:03}"))
+            part.rename(_stale_name(part))
     return attempt
+
+
+def _stale_name(part: Path) -> Path:
+    """`step-X.part-A` under the free name `step-X.stale-A`, or `step-X.stale-A-2` and so on."""
+    name = part.name.replace(".part-", ".stale-")
+    stale, count = part.with_name(name), 2
+    while stale.exists():
+        stale = part.with_name(f"{name}-{count}")
+        count += 1
+    return stale
 
 
 def stale_parts(checkpoints: Path, attempt: int) -> list[Path]:
