@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,12 +142,33 @@ def test_a_file_missing_or_of_another_size_falls_back(tmp_path, capfd, file, dam
     assert (tmp_path / "step-00000002.bad-0").is_dir()
 
 
-def test_nothing_good_is_no_checkpoint(tmp_path):
+def test_nothing_good_is_an_error_until_the_user_removes_it(tmp_path):
     checkpoints = Checkpointer(tmp_path, ALONE)
     assert checkpoints.load({"x": torch.zeros(1)}) is None
     (checkpoints.save(1, {"x": torch.zeros(1)}, {}) / SHARD).unlink()
-    assert checkpoints.load({"x": torch.zeros(1)}) is None
+    for attempt in (0, 1):  # the supervisor's next attempt must not begin from zero either
+        with pytest.raises(CorruptCheckpointError, match=r"damaged: step-00000001\.bad-0") as caught:
+            Checkpointer(tmp_path, replace(ALONE, attempt=attempt)).load({"x": torch.zeros(1)})
+    assert "begin from zero" in caught.value.fix
     assert checkpoints.latest() is None
+    shutil.rmtree(tmp_path / "step-00000001.bad-0")
+    assert checkpoints.load({"x": torch.zeros(1)}) is None
+
+
+def test_a_host_that_cannot_open_files_leaves_the_checkpoints_alone(tmp_path, monkeypatch):
+    checkpoints = Checkpointer(tmp_path, ALONE)
+    folder = checkpoints.save(1, {"x": torch.ones(4)}, {})
+
+    def too_many_files(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Unable to synchronously open file (errno = 24)")
+
+    with monkeypatch.context() as patch, pytest.raises(ToolkitError) as caught:
+        patch.setattr("toolkit.checkpoint.shards.h5py.File", too_many_files)
+        checkpoints.load({"x": torch.zeros(4)})
+    assert not isinstance(caught.value, CorruptCheckpointError)
+    assert f"cannot be read on {socket.gethostname()}: EMFILE" in str(caught.value)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert checkpoints.load({"x": torch.zeros(4)}).step == 1
 
 
 def test_a_damaged_checkpoint_leaves_the_tensors_as_they_were(tmp_path):
@@ -155,7 +178,8 @@ def test_a_damaged_checkpoint_leaves_the_tensors_as_they_were(tmp_path):
     last = max(read_manifest(folder).tensors.values(), key=lambda record: record.pieces[0].byte_offset)
     wanted = tensors(7.0)
     with Flipped(folder / SHARD, (last.pieces[0].byte_offset + last.size_bytes - 1) * 8):
-        assert checkpoints.load(wanted) is None
+        with pytest.raises(CorruptCheckpointError):
+            checkpoints.load(wanted)
         assert all(torch.equal(tensor, tensors(7.0)[name]) for name, tensor in wanted.items())
         (tmp_path / "step-00000001.bad-0").rename(folder)
 

@@ -139,11 +139,12 @@ class Checkpointer:
             optional: keys that the checkpoint need not hold: "random.rank-00003", or "random" for all below.
 
         Returns:
-            None when there is no checkpoint.
+            None when there is no checkpoint, or none newer than `newer_than`.
 
         Raises:
             ToolkitError: when a tensor is missing or of another shape, the same on every rank.
-            CorruptCheckpointError: when `source` is damaged, with the others beside it that look whole.
+            CorruptCheckpointError: when `source` is damaged, with the others beside it that look whole; when
+                all that the run has was found damaged, now or by an earlier attempt.
         """
         wanted = tuple(optional)
         if source is not None:
@@ -158,7 +159,21 @@ class Checkpointer:
                 continue
             self._at_step = loaded.step
             return loaded
+        if newer_than is None:
+            from_rank_zero(self._world, self._refuse_to_forget)
         return None
+
+    def _refuse_to_forget(self) -> None:
+        """Where only damaged checkpoints are left, a start from zero is the user's decision and not ours."""
+        bad = [
+            path for path in sorted(self._directory.glob("step-*")) if (aside_of(path) or "..")[1] == "bad"
+        ]
+        if bad:
+            raise CorruptCheckpointError(
+                f"all checkpoints are damaged: {', '.join(path.name for path in bad)}",
+                where=str(self._directory),
+                fix=f"{_others_beside(bad[-1])}; or remove them to begin from zero",
+            )
 
     def _load_exactly(
         self, source: Path, tensors: dict[str, Any], optional: tuple[str, ...]

@@ -6,6 +6,9 @@ one piece, named by its offset and contiguous in the file.
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -21,6 +24,7 @@ from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import digest_name
 from toolkit.checkpoint.manifest import FileRecord, Piece, TensorRecord
 from toolkit.checkpoint.names import escape
+from toolkit.errors import ToolkitError
 
 # Tensors of a page and more start on a page; small ones are packed.
 ALIGNMENT_BYTES = 4096
@@ -120,11 +124,13 @@ class ShardReader:
         """Open the file.
 
         Raises:
-            CorruptCheckpointError: HDF5 cannot open it.
+            CorruptCheckpointError: it is missing, or HDF5 cannot make sense of it.
+            ToolkitError: the system did not let this host open it, which says nothing about the checkpoint.
         """
         try:
             self._file = h5py.File(self._path, "r", locking=False)
         except OSError as error:
+            _raise_if_of_the_system(error, self._path)
             raise CorruptCheckpointError(f"cannot be opened: {error}", where=str(self._path)) from None
         return self
 
@@ -178,9 +184,21 @@ class ShardReader:
         try:
             return self._file[f"{group_path(name)}/{dataset_name(piece.offset)}"]
         except (KeyError, OSError, RuntimeError) as error:
+            _raise_if_of_the_system(error, self._path)
             raise CorruptCheckpointError(
                 f"does not give {name} at {list(piece.offset)}: {error}", where=str(self._path)
             ) from None
+
+
+def _raise_if_of_the_system(error: Exception, path: Path) -> None:
+    """Tell a host that cannot read from a file that is damaged: HDF5's own complaints have no errno."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number and number != errno.ENOENT:
+        raise ToolkitError(
+            f"cannot be read on {socket.gethostname()}: {errno.errorcode.get(number, number)}: {os.strerror(number)}",
+            where=str(path),
+            fix="mend or exclude that host; the checkpoint was left as it is",
+        ) from error
 
 
 def touched_bytes(
