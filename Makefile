@@ -39,4 +39,4 @@ evidence:
 	@echo "running in the background; see evidence/log.txt"
 
 clean:
-	rm -rf .venv build dist runs evidence *.egg-info
+	rm -rf .venv build dist evidence *.egg-info

@@ -8,8 +8,11 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -39,18 +42,26 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def run(name: str, argv: list[str], environment: dict[str, str]) -> bool:
-    """Run one check; its last line that is JSON goes into `evidence/NAME.json`, everything else into the log."""
+def json_of(text: str) -> Any:
+    """The last JSON object in the text that begins a line, on one line or many; None without one."""
+    lines = text.splitlines()
+    found = None
+    for number, line in enumerate(lines):
+        if line.startswith("{"):
+            with suppress(json.JSONDecodeError):  # a log line may begin so, too
+                found = json.JSONDecoder().raw_decode("\n".join(lines[number:]))[0]
+    return found
+
+
+def run(name: str, argv: list[str], environment: dict[str, str], version: str) -> bool:
+    """Run one check; its last JSON object goes into `evidence/NAME.json`, everything else into the log."""
     print(f"== {name}: {' '.join(argv)}", flush=True)
     began = time.monotonic()
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     print(done.stdout + done.stderr, flush=True)
-    result = None
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            result = json.loads(line)
+    result = json_of(done.stdout)
     stamp = {
-        "check": name, "commit": commit(), "time": datetime.now(UTC).isoformat(timespec="seconds"), "exit_code": done.returncode,
+        "check": name, "commit": version, "time": datetime.now(UTC).isoformat(timespec="seconds"), "exit_code": done.returncode,
         "seconds": round(time.monotonic() - began, 1), "result": result if result is not None else done.stdout.splitlines()[-1:],
     }  # fmt: skip
     (EVIDENCE / f"{name}.json").write_text(json.dumps(stamp, indent=1) + "\n")
@@ -59,17 +70,21 @@ def run(name: str, argv: list[str], environment: dict[str, str]) -> bool:
 
 def main() -> None:
     EVIDENCE.mkdir(exist_ok=True)
+    check = partial(run, version=commit())  # once: the checkout may change while this runs
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    good = [run("tests", [str(BIN / "pytest"), "-q", "-m", "evidence"], environment)]
-    good += [run(name, argv, environment) for name, argv in BENCHMARKS.items()]
+    good = [check("tests", [str(BIN / "pytest"), "-q", "-m", "evidence"], environment)]
+    good += [check(name, argv, environment) for name, argv in BENCHMARKS.items()]
     if os.geteuid() == 0 and shutil.which("slurmctld"):
         cluster = [str(BIN / "toolkit"), "devcluster", "--name", DEVCLUSTER]
-        good.append(run("devcluster_up", [*cluster, "up", "--nodes", "4", "--gpus", "4"], environment))
         conf = Path.home() / ".toolkit" / DEVCLUSTER / "etc" / "slurm.conf"
-        good += [
-            run(name, argv, {**environment, "SLURM_CONF": str(conf)}) for name, argv in ON_CLUSTER.items()
-        ]
-        good.append(run("devcluster_down", [*cluster, "down"], environment))
+        try:
+            good.append(check("devcluster_up", [*cluster, "up", "--nodes", "4", "--gpus", "4"], environment))
+            good += [
+                check(name, argv, {**environment, "SLURM_CONF": str(conf)})
+                for name, argv in ON_CLUSTER.items()
+            ]
+        finally:
+            good.append(check("devcluster_down", [*cluster, "down"], environment))
     sys.exit(0 if all(good) else 1)
 
 
