@@ -40,8 +40,8 @@ def training_steps(
 ) -> Iterator[TrainRecord]:
     """Take optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` of them.
 
-    Saves every `every_steps` (0: only at the end), at the end, and when any rank was asked to stop. The record
-    comes first and the save after it, so that no step in a checkpoint is missing from the records.
+    Saves every `every_steps` (0: only at the end), at the end, and when any rank was asked to stop. A
+    step's record comes before its save: with `log_every` 1 no step in a checkpoint is missing from the records.
     """
     mark = _Mark(state.step)
     while state.step < settings.steps:
