@@ -165,9 +165,8 @@ class Checkpointer:
 
     def _refuse_to_forget(self) -> None:
         """Where only damaged checkpoints are left, a start from zero is the user's decision and not ours."""
-        bad = [
-            path for path in sorted(self._directory.glob("step-*")) if (aside_of(path) or "..")[1] == "bad"
-        ]
+        aside = {path: aside_of(path) for path in sorted(self._directory.glob("step-*"))}
+        bad = [path for path, found in aside.items() if found is not None and found[1] == "bad"]
         if bad:
             raise CorruptCheckpointError(
                 f"all checkpoints are damaged: {', '.join(path.name for path in bad)}",
