@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -223,9 +225,12 @@ def test_ctrl_c_ends_the_wait_and_not_the_run(toolkit, wait_until) -> None:
     gate = toolkit.folder / "gate"
     run = toolkit.submit(toolkit.job(f"until test -e {gate}; do sleep 0.1; done"))
     wait_until(lambda: started(run))
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    said = toolkit("wait", run.run_id)
-    assert (said.code, said.err.splitlines()[-1]) == (
+    program = Path(sys.executable).with_name("toolkit")
+    waiting = subprocess.Popen([program, "wait", run.run_id], stderr=subprocess.PIPE, text=True)
+    first = waiting.stderr.readline()  # it follows now
+    waiting.send_signal(signal.SIGINT)
+    said = first + waiting.communicate(timeout=60)[1]
+    assert (waiting.returncode, said.splitlines()[-1]) == (
         130,
         f"toolkit: the run goes on; `toolkit wait {run.run_id}` follows it again, "
         f"`toolkit cancel {run.run_id}` ends it",
