@@ -46,6 +46,12 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
     if not uses_slurm(job):
         return
     table = job.job
+    if table.array:
+        raise ToolkitError(
+            "the tasks of an array are jobs of their own, and this allocation is one",
+            where=job.origin("job.array").place("job.array"),
+            fix="`toolkit submit ...`, or --set job.array= for one task of no number",
+        )
     wanted = f"salloc -N {table.nodes} --ntasks-per-node {table.ranks_per_node}"
     wanted += f" -c {table.cpus_per_rank}" if table.cpus_per_rank > 1 else ""
     if not environ.get("SLURM_JOB_ID"):

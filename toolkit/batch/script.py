@@ -58,7 +58,7 @@ def directives(job: ResolvedJob, run: RunDirectory) -> list[str]:
     table = job.job
     options = [
         f"--job-name={table.name}",
-        f"--output={str(run.path).replace('%', '%%')}/slurm-%j.out",
+        f"--output={str(run.path).replace('%', '%%')}/slurm-{'%A_%a' if table.array else '%j'}.out",
         "--open-mode=append",
         f"--comment=toolkit:{run.run_id}",
         f"--nodes={table.nodes}",
@@ -67,6 +67,8 @@ def directives(job: ResolvedJob, run: RunDirectory) -> list[str]:
         "--requeue" if table.requeue else "--no-requeue",
         f"--signal=B:USR2@{job.restart.warn_s}",
     ]
+    if table.array:
+        options.append(f"--array={table.array}")
     if table.gpus_per_node:
         options.append(job.gpu.request.replace("{count}", str(table.gpus_per_node)))
     wanted = {

@@ -16,6 +16,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 # (flags, the key that each sets, help); letters mean what they mean in sbatch.
 _KEYS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("-a", "--array"), "job.array", "Tasks of an array: 0-9%2, 0-15:4, 1,3,5-7."),
     (("-A", "--account"), "job.account", "Account that is charged."),
     (("-p", "--partition"), "job.partition", "Partition."),
     (("-q", "--qos"), "job.qos", "Quality of service."),

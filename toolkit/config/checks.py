@@ -23,6 +23,7 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
     """
     if site.scheduler.kind == "local":
         _check_one_node(resolved)
+        _check_no_array(resolved)
     elif resolved.partition_limits is not None:
         _check_gpus(resolved, resolved.partition_limits, site)
         _check_partition(resolved, resolved.partition_limits)
@@ -43,6 +44,16 @@ def _check_one_node(resolved: ResolvedJob) -> None:
             "job.nodes",
             f"the job needs {resolved.job.min_nodes} nodes and site {resolved.site.name} is this one machine",
             "-N 1, or --site with the name of a cluster",
+        )
+
+
+def _check_no_array(resolved: ResolvedJob) -> None:
+    if resolved.job.array:
+        raise _refuse(
+            resolved,
+            "job.array",
+            f"site {resolved.site.name} has no scheduler that could run the tasks of an array",
+            '--site with the name of a cluster, or array = ""',
         )
 
 

@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import StringConstraints, field_validator
 
 from toolkit.config.table import Table, key
+from toolkit.slurm.array import FORMS as ARRAY_FORMS
+from toolkit.slurm.array import ArrayTasks, parse_array
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
 _NODES = re.compile(r"([1-9][0-9]*)-([1-9][0-9]*)")
@@ -51,6 +53,12 @@ class JobTable(Table):
         "",
         "Walltime, read as Slurm reads it: `90:00` is 90 minutes. Empty leaves it to the partition.",
         form=FORMS,
+    )
+    array: str = key(
+        "",
+        "Tasks of an array run, as sbatch's --array takes them; each runs the job by itself and finds its number in "
+        "SLURM_ARRAY_TASK_ID.",
+        form=ARRAY_FORMS,
     )
     requeue: bool = key(True, "Slurm may requeue the job after preemption or a lost node.")
     partition: str = key("", "Partition of the site.", derived="the site's default partition")
@@ -100,12 +108,21 @@ class JobTable(Table):
             parse_slurm_time(time)
         return time
 
+    @field_validator("array")
+    @classmethod
+    def _check_array(cls, array: str) -> str:
+        if array:
+            parse_array(array)
+        return array
+
     @field_validator("sbatch")
     @classmethod
     def _check_sbatch(cls, options: list[str]) -> list[str]:
         for option in options:
             if not option.startswith("-"):
                 raise ValueError("holds an option that does not start with '-'")
+            if re.match(r"--array\b|-a", option):
+                raise ValueError(f"holds {option!r}; array = has a key of its own")
         return options
 
     @property
@@ -117,6 +134,11 @@ class JobTable(Table):
     def max_nodes(self) -> int:
         """The largest number of nodes that the job takes."""
         return self.nodes if isinstance(self.nodes, int) else int(self.nodes.split("-")[1])
+
+    @property
+    def tasks(self) -> ArrayTasks | None:
+        """The tasks of an array run; None for any other."""
+        return parse_array(self.array) if self.array else None
 
     @property
     def time_s(self) -> int | None:

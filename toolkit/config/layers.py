@@ -30,6 +30,7 @@ from toolkit.errors import ToolkitError
 # The input variables that sbatch(1) documents and that have a key of ours. sbatch lets them win over the script.
 SBATCH_VARIABLES: dict[str, KeyPath] = {
     "SBATCH_ACCOUNT": ("job", "account"),
+    "SBATCH_ARRAY_INX": ("job", "array"),
     "SBATCH_CONSTRAINT": ("job", "constraint"),
     "SBATCH_GPUS_PER_NODE": ("job", "gpus_per_node"),
     "SBATCH_JOB_NAME": ("job", "name"),

@@ -12,6 +12,7 @@ _FIXES = (
     ("invalid account", "`sacctmgr show associations user=$USER` lists yours; give -A and a partition of it"),
     ("invalid qos", "`sacctmgr show associations user=$USER format=account,qos` lists yours; give one with -q"),
     ("time limit", "`sinfo -s` shows the longest; give less with -t"),
+    ("job array spec", "`scontrol show config | grep MaxArraySize`: task numbers stay below it; give others with -a"),
     ("node count", "`sinfo -s` shows how many nodes there are; give fewer with -N"),
     (
         "requested node configuration is not available",

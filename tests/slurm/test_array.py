@@ -1,0 +1,82 @@
+"""An array's tasks are those that Slurm makes of the same text, and what Slurm would read otherwise is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.slurm.array import parse_array
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks", "at_once"),
+    [
+        ("0-9%2", range(10), 2),
+        ("0-15:4", [0, 4, 8, 12], None),
+        ("1,3,5-7", [1, 3, 5, 6, 7], None),
+        ("5", [5], None),
+        ("07", [7], None),
+        ("0-4:2,1-3:2%1000", [0, 2, 4, 1, 3], 1000),
+    ],
+)
+def test_forms(text, tasks, at_once):
+    array = parse_array(text)
+    assert (list(array), len(array), array.at_once) == (list(tasks), len(tasks), at_once)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "neither a number nor a range"),
+        ("%2", "neither a number nor a range"),  # Slurm runs task 0
+        ("1,,2", "neither a number nor a range"),
+        ("[0-3]", "neither a number nor a range"),
+        ("0x1", "neither a number nor a range"),
+        ("٣", "neither a number nor a range"),
+        ("-1", "neither a number nor a range"),
+        ("1-3:2:2", "neither a number nor a range"),
+        ("3-1", "holds none"),
+        ("0-3:0", "holds none"),
+        ("1,1", "twice"),
+        ("0-9:3,6", "twice"),
+        ("0-3%0", "behind %"),  # Slurm sets no limit then
+        ("0-3%", "behind %"),
+        ("0-3%2,5", "behind %"),
+        ("0-10000000", "largest is 4000000"),
+        ("0-99999999999999999999", "neither a number nor a range"),
+    ],
+)
+def test_others_are_refused(text, said):
+    with pytest.raises(ValueError, match=said):
+        parse_array(text)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(1, 7)), min_size=1, max_size=4))
+def test_a_task_stands_once(terms):
+    text = ",".join(f"{first}-{first + more}:{step}" for first, more, step in terms)
+    named = [task for first, more, step in terms for task in range(first, first + more + 1, step)]
+    if len(set(named)) == len(named):
+        assert list(parse_array(text)) == named
+    else:
+        with pytest.raises(ValueError, match="twice"):
+            parse_array(text)
+
+
+def test_from_the_job_file_to_the_script(toolkit):
+    job = toolkit.job("true", more="")
+    job.write_text(job.read_text() + 'array = "0-3"\n')
+    script = toolkit.ok("render", job, "--site", "devcluster", "-a", "0-9%2")
+    assert "#SBATCH --array=0-9%2\n" in script
+    assert "/slurm-%A_%a.out\n" in script
+    assert "#SBATCH --array=0-3\n" in toolkit.ok("render", job, "--site", "devcluster")
+    assert "--array" not in toolkit.ok("render", job, "--set", "job.array=")
+
+
+def test_refusals_name_place_and_fix(toolkit):
+    job = toolkit.job("true")
+    for words, said in [
+        (["-a", "0-3"], "-a 0-3:job.array: site local has no scheduler that could run the tasks of an array. Fix: --site"),
+        (["-a", "1,1"], "-a 1,1:job.array: '1,1' names a task twice, in '1'. Fix: give \"0-9\""),
+        (["--set", 'job.sbatch=["--array=0-3"]'], "holds '--array=0-3'; array = has a key of its own"),
+    ]:  # fmt: skip
+        refused = toolkit("submit", job, *words)
+        assert (refused.code, said in refused.err) == (2, True), refused

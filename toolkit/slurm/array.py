@@ -1,0 +1,66 @@
+"""The tasks of an array run, written as sbatch's --array takes them: "0-9%2", "0-15:4", "1,3,5-7".
+
+Of what Slurm accepts this is the part that says what it does: Slurm itself reads "%2" as task 0, and overlooks a
+number that stands twice and an empty term (sbatch 22.05).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FORMS = '"0-9", "0-15:4", "1,3,5-7", each with "%2" behind it for at most 2 tasks at a time'
+LARGEST_TASK = 4_000_000  # MaxArraySize of slurm.conf is at most 4000001, by default 1001
+
+_TERM = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
+_LIMIT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ArrayTasks:
+    """Which tasks an array has; `at_once` of them run at the same time, None without such a limit."""
+
+    ranges: tuple[range, ...]
+    at_once: int | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ranges))
+
+    def __iter__(self) -> Iterator[int]:
+        for numbers in self.ranges:
+            yield from numbers
+
+
+def parse_array(text: str) -> ArrayTasks:
+    """Read the tasks of an array.
+
+    Raises:
+        ValueError: the text has another form, a number stands twice, or Slurm can have no task of that number.
+    """
+    terms, percent, limit = text.partition("%")
+    if percent and not _LIMIT.fullmatch(limit):
+        raise ValueError(f"{text!r} has no number of tasks, from 1, behind %")
+    taken = bytearray(LARGEST_TASK + 1)
+    ranges = []
+    for term in terms.split(","):
+        numbers = _numbers(term, text)
+        here = slice(numbers.start, numbers.stop, numbers.step)
+        if any(taken[here]):
+            raise ValueError(f"{text!r} names a task twice, in {term!r}")
+        taken[here] = b"\1" * len(numbers)
+        ranges.append(numbers)
+    return ArrayTasks(tuple(ranges), int(limit) if percent else None)
+
+
+def _numbers(term: str, text: str) -> range:
+    match = _TERM.fullmatch(term)
+    if not match:
+        raise ValueError(f"{text!r} is no list of tasks: {term!r} is neither a number nor a range")
+    first, step = int(match[1]), int(match[3] or 1)
+    last = int(match[2] or first)
+    if last < first or step < 1:
+        raise ValueError(f"{text!r} is no list of tasks: {term!r} holds none")
+    if last > LARGEST_TASK:
+        raise ValueError(f"{text!r} names task {last}; Slurm's largest is {LARGEST_TASK}")
+    return range(first, last + 1, step)
