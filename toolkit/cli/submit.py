@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.options import (
+    Command,
     find,
     flags_of,
     job_options,
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
     from toolkit.config.site import Site
     from toolkit.rundir.layout import RunDirectory
 
-_site_option = click.option("--site", metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
 _wait_option = click.option(
     "--wait", is_flag=True, help="Follow the run to its end; the exit code is the job's."
 )
 _parsable_option = click.option("--parsable", is_flag=True, help="Print `JOB_ID;RUN_ID` alone.")
+
+
+def _new_run(function: Command) -> Command:
+    """Add what every command that makes a run takes: JOB, what follows `--`, the site, RUNS and the job's shape."""
+    function = runs_option(job_options(function))
+    site = click.option("--site", metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+    argv = click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+    return click.argument("job")(argv(site(function)))
 
 
 def _resolve(
@@ -73,11 +81,7 @@ def _follow(run: RunDirectory) -> None:
 
 
 @click.command()
-@click.argument("job")
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-@_site_option
-@runs_option
-@job_options
+@_new_run
 @_wait_option
 @_parsable_option
 @print_command_option
@@ -106,19 +110,10 @@ def submit(
 
 
 @click.command()
-@click.argument("job")
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-@_site_option
-@runs_option
-@job_options
+@_new_run
 def render(
-    job: str,
-    argv: tuple[str, ...],
-    site: str | None,
-    runs: Path | None,
-    settings: tuple[str, ...],
-    **values: Any,
-) -> None:
+    job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...], **values: Any
+) -> None:  # fmt: skip
     """Print the script of JOB, ready for sbatch; its empty run directory is made."""
     from toolkit.batch.submission import create
     from toolkit.site.detect import choose_site
@@ -182,19 +177,10 @@ def resume(
 
 
 @click.command()
-@click.argument("job")
-@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-@_site_option
-@runs_option
-@job_options
+@_new_run
 def run(
-    job: str,
-    argv: tuple[str, ...],
-    site: str | None,
-    runs: Path | None,
-    settings: tuple[str, ...],
-    **values: Any,
-) -> None:
+    job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...], **values: Any
+) -> None:  # fmt: skip
     """Run JOB here and now: with srun inside an allocation, else on this machine. Ctrl-C saves and ends it.
 
     An allocation gives its nodes, and the tasks on each node that salloc was asked for.
