@@ -16,6 +16,8 @@ NOT_FOUND = 4
 OWN_FAILURE = 125
 INTERRUPTED = 130
 
+LONGEST_QUOTE = 1000  # letters; most paths are shorter
+
 
 class ToolkitError(Exception):
     """A mistake that its reader can mend.
@@ -39,8 +41,21 @@ class ToolkitError(Exception):
         self.others = tuple(others)
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.message}" if self.where else self.message
+        text = (
+            f"{_shortened(self.where)}: {_shortened(self.message)}"
+            if self.where
+            else _shortened(self.message)
+        )
         return f"{text}. Fix: {self.fix}" if self.fix else text
+
+
+def _shortened(text: str) -> str:
+    """A value of many pages, quoted whole, would push the fix out of sight."""
+    return (
+        text
+        if len(text) <= LONGEST_QUOTE
+        else f"{text[: LONGEST_QUOTE // 2]} [...] {text[-LONGEST_QUOTE // 2 :]}"
+    )
 
 
 class CheckFailedError(ToolkitError):

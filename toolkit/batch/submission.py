@@ -17,6 +17,7 @@ from toolkit.batch.script import render_script
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
+from toolkit.rundir.find import typed_path
 from toolkit.rundir.layout import RunDirectory, create_run
 from toolkit.slurm.commands import NoAnswerError, Slurm
 
@@ -33,7 +34,7 @@ class Submitted:
 def slurm_of(job: ResolvedJob, *, echo: bool = False) -> Slurm:
     """Slurm's commands for the site of a job."""
     conf = job.scheduler.conf
-    return Slurm(configuration=str(Path(conf).expanduser()) if conf else "", echo=echo)
+    return Slurm(configuration=str(typed_path(conf)) if conf else "", echo=echo)
 
 
 def uses_slurm(job: ResolvedJob) -> bool:

@@ -5,13 +5,14 @@ The one-line help of each command stands here, so that `toolkit --help` imports 
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 
 import click
 
 import toolkit
-from toolkit.errors import INTERRUPTED, OWN_FAILURE, ToolkitError
+from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, ToolkitError
 
 # name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -28,9 +29,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "site": ("toolkit.cli.site", "site", "Which cluster is this: list, show, detect."),
     "config": ("toolkit.cli.config", "config", "Show the resolved configuration and its schema."),
     "topo": ("toolkit.cli.topo", "topo", "Show what the hardware is."),
+    "parse": ("toolkit.cli.parse", "parse", "Read another command's output as the toolkit does."),
     "ckpt": ("toolkit.cli.ckpt", "ckpt", "List, show and verify checkpoints."),
     "devcluster": ("toolkit.cli.devcluster", "devcluster", "A real Slurm cluster on this machine."),
 }
+
+# Errors of the system about a name that a user gave.
+_OF_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class LazyGroup(click.Group):
@@ -80,7 +85,7 @@ def main() -> None:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         _say(f"{place}{error.strerror or error}")
-        sys.exit(OWN_FAILURE)
+        sys.exit(WRONG_USE if error.errno in _OF_A_NAME else OWN_FAILURE)
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
-from toolkit.config.checks import check_request
+from toolkit.config.checks import check_request, check_words
 from toolkit.config.derive import derive
 from toolkit.config.document import leaves
 from toolkit.config.entry import check_entry
@@ -51,6 +51,7 @@ def amend_job(
     changes = {name: getattr(tables, name) for name in JobFile.model_fields}
     amended = derive(recorded.model_copy(update={**changes, "origins": of_site | origins}), site)
     check_entry(amended)
+    check_words(amended)
     check_request(amended, site)
     return amended
 

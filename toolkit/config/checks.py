@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import PartitionTable, Site
+from toolkit.config.values import no_start, no_text, no_word
 from toolkit.errors import ToolkitError
 from toolkit.slurm.times import format_slurm_time
 
@@ -31,6 +32,27 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
     _check_mesh(resolved)
     if any(name.startswith("train.") for name in resolved.origins):
         _check_batch(resolved)
+
+
+def check_words(resolved: ResolvedJob) -> None:
+    """Check that ranks can be started with what the job gives them, and that its own path can be written down.
+
+    Raises:
+        ToolkitError: an argument or a variable is too long, or bytes are no UTF-8.
+    """
+    if said := no_text(str(resolved.job_file)):
+        raise ToolkitError(said, where=str(resolved.job_file), fix="rename the folder or the file")
+    for number, word in enumerate(resolved.argv, start=1):
+        if said := no_word(word):
+            raise ToolkitError(
+                said, where=f"word {number} behind --", fix="write it into a file that the job reads"
+            )
+    entry = resolved.job.entry
+    words = [*entry, *resolved.argv] if isinstance(entry, list) else []
+    variables = {**resolved.site_env.vars, **resolved.network.vars, **resolved.env.vars}
+    if said := no_start(words, variables):
+        key = "env.vars" if no_start([], variables) else "job.entry"
+        raise _refuse(resolved, key, said, "write it into a file, and give the file's path")
 
 
 def _refuse(resolved: ResolvedJob, key: str, message: str, fix: str) -> ToolkitError:
@@ -128,9 +150,11 @@ def _check_warning(resolved: ResolvedJob) -> None:
         )
 
 
-def _rank_counts(resolved: ResolvedJob) -> list[int]:
+def _rank_counts(resolved: ResolvedJob) -> range:
     job = resolved.job
-    return [nodes * job.ranks_per_node for nodes in range(job.min_nodes, job.max_nodes + 1)]
+    return range(
+        job.min_nodes * job.ranks_per_node, job.max_nodes * job.ranks_per_node + 1, job.ranks_per_node
+    )
 
 
 def _ranks_said(resolved: ResolvedJob) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config.lines import KeyPath, key_lines, line_of
+from toolkit.config.values import DEEPEST, parts
 from toolkit.errors import NotFoundError, ToolkitError
 
 
@@ -57,7 +58,21 @@ def read_document(path: Path) -> Document:
             where=f"{path}:{line}",
             fix="correct that line; texts need quotes, see toml.io",
         ) from error
+    except RecursionError as error:
+        raise _too_deep(path) from error
+    except ValueError as error:  # a number that Python does not read
+        raise ToolkitError(
+            f"not TOML: {error}", where=str(path), fix="write that number as a text"
+        ) from error
+    if any(depth > DEEPEST for _, _, depth in parts(values)):
+        raise _too_deep(path)
     return Document(path, values, key_lines(text.replace("\r\n", "\n")))
+
+
+def _too_deep(path: Path) -> ToolkitError:
+    return ToolkitError(
+        f"has more than {DEEPEST} tables and lists inside each other", where=str(path), fix="write it flatter"
+    )
 
 
 def leaves(values: dict[str, Any], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

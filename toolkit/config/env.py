@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from pydantic import field_validator
 
-from toolkit.config.table import Table, key
+from toolkit.config.table import Table, key, refuse_value
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Who a rank is and where: Slurm, MPI and the supervisor say it, and nobody else may. Options of srun such as
+# SLURM_CPU_BIND are the user's.
+_IDENTITY = re.compile(
+    r"TOOLKIT_(?!SITES?$|RUNS$|DEVCLUSTER$).*|(PMI|PMIX|OMPI_COMM_WORLD)_.*"
+    r"|SLURM_(JOB|STEP|ARRAY|TASK|NTASKS|NODE|NNODES|NPROCS|PROCID|LOCALID|SUBMIT|GTIDS|CONF).*"
+)
+
+Names = TypeVar("Names", dict[str, str], list[str])
+
+
+def check_variable_names(names: Names) -> Names:
+    """Return `names` where each is one that shells take for a variable's.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name in names:
+        if not _VARIABLE.fullmatch(name):
+            raise ValueError(f"names {name!r}, which is no variable name")
+    return names
 
 
 class EnvTable(Table):
@@ -34,7 +54,14 @@ class EnvTable(Table):
     @field_validator("vars", "passed")
     @classmethod
     def _check_names(cls, names: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
+        return check_variable_names(names)
+
+    @field_validator("vars")
+    @classmethod
+    def _check_whose(cls, names: dict[str, str]) -> dict[str, str]:
         for name in names:
-            if not _VARIABLE.fullmatch(name):
-                raise ValueError(f"names {name!r}, which is no variable name")
+            if _IDENTITY.fullmatch(name):
+                raise refuse_value(
+                    (name,), f"{name} is set for each rank by the toolkit, Slurm or MPI", "take it out"
+                )
         return names

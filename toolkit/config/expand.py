@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from toolkit.config.origins import Origin
 from toolkit.config.site import PathsTable, Site
 from toolkit.errors import ToolkitError
+from toolkit.rundir.find import typed_path
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
@@ -43,4 +43,4 @@ def expand_path(site: Site, key: str, environ: Mapping[str, str]) -> str:
         return environ[name]
 
     text: str = getattr(site.paths, key)
-    return str(Path(_VARIABLE.sub(value, text)).expanduser()) if text else ""
+    return str(typed_path(_VARIABLE.sub(value, text))) if text else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import StringConstraints, field_validator
 
@@ -12,7 +12,8 @@ from toolkit.slurm.array import FORMS as ARRAY_FORMS
 from toolkit.slurm.array import ArrayTasks, parse_array
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
-_NODES = re.compile(r"([1-9][0-9]*)-([1-9][0-9]*)")
+_NODES = re.compile(r"([1-9][0-9]{0,6})-([1-9][0-9]{0,6})", re.ASCII)
+MOST_NODES = 1_000_000  # several times the largest machine; every possible number of nodes is looked at
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -23,6 +24,8 @@ def is_job_name(text: str) -> bool:
 
 class JobTable(Table):
     """Resources are counted per node; an empty text or 0 asks Slurm for nothing."""
+
+    free_text: ClassVar[frozenset[str]] = frozenset({"entry"})  # `bash -c` takes several lines
 
     name: str = key(
         "",
@@ -93,11 +96,11 @@ class JobTable(Table):
     @classmethod
     def _check_nodes(cls, nodes: int | str) -> int | str:
         if isinstance(nodes, int):
-            if nodes < 1:
+            if not 1 <= nodes <= MOST_NODES:
                 raise ValueError("is no number of nodes")
             return nodes
         match = _NODES.fullmatch(nodes)
-        if not match or int(match[1]) > int(match[2]):
+        if not match or not int(match[1]) <= int(match[2]) <= MOST_NODES:
             raise ValueError("is no range of nodes")
         return nodes
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from toolkit.config.checks import check_request
+from toolkit.config.checks import check_request, check_words
 from toolkit.config.derive import derive
 from toolkit.config.document import Document, leaves, read_document
 from toolkit.config.entry import check_entry
@@ -97,6 +97,7 @@ def resolve_job(
     paths = expand_paths(known, environ)
     resolved = derive(_join(tables, known, paths, document.path, argv, origins), known)
     check_entry(resolved)
+    check_words(resolved)
     if site is not None:
         check_request(resolved, site)
     return resolved

@@ -39,15 +39,15 @@ def _one(
 ) -> ToolkitError:
     first = found[0]
     message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error" and "|" in message:
-        # A table's own check stands in front of its keys' checks; it names the key before the bar.
-        name, message = message.split("|", 1)
-        path = (*path, name)
+    context = first.get("ctx", {}) if first["type"] == "refused_value" else {}
+    path = (*path, *context.get("path", ()))  # a check of a whole table names the key that it is about
     field = _field_at(model, path)
     if first["type"] == "extra_forbidden":
         said, fix = _unknown(model, path)
     elif first["type"] == "missing":
         said, fix = "is missing", f"add {path[-1]} = {form_of(field) if field else '...'}"
+    elif context:
+        said, fix = message, context["fix"] or (f"give {form_of(field)}" if field else "change it")
     elif first["type"] in ("model_type", "dict_type"):
         said, fix = f"{first['input']!r} is no table", f"write [{'.'.join(path)}] and its keys below it"
     else:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.data import DataTable
@@ -28,8 +28,9 @@ from toolkit.config.site import (
     SiteEnvTable,
     SiteIdentity,
 )
-from toolkit.config.table import Table, key
+from toolkit.config.table import Table, key, refuse_value
 from toolkit.config.train import TrainTable
+from toolkit.config.values import DEEPEST, no_json, no_line, parts
 from toolkit.errors import ToolkitError
 
 
@@ -44,6 +45,18 @@ class JobFile(Table):
     train: TrainTable = key(None, "The training loop's numbers.", default_factory=TrainTable)
     parallel: ParallelTable = key(None, "How the model is laid on the ranks.", default_factory=ParallelTable)
     args: dict[str, Any] = key(None, "Free: the script's own.", form="any values", default_factory=dict)
+
+    @field_validator("args")
+    @classmethod
+    def _check_args(cls, args: dict[str, Any]) -> dict[str, Any]:
+        for path, part, depth in parts(args):
+            if depth > DEEPEST:
+                raise refuse_value(
+                    path, f"lies more than {DEEPEST} tables and lists deep", "write it flatter"
+                )
+            if said := no_json(part):
+                raise refuse_value(path, said, "write it as a text that the script reads")
+        return args
 
 
 class ResolvedJob(BaseModel):
@@ -82,7 +95,14 @@ class ResolvedJob(BaseModel):
         return self.origins.get(key, Origin("built-in"))
 
     def with_sbatch(self, options: Sequence[str]) -> ResolvedJob:
-        """Return the job with more sbatch options behind its own."""
+        """Return the job with more sbatch options behind its own.
+
+        Raises:
+            ToolkitError: an option cannot stand in a line of the script.
+        """
+        for option in options:
+            if said := no_line(option):
+                raise ToolkitError(said, where=option, fix="remove it")
         table = self.job.model_copy(update={"sbatch": [*self.job.sbatch, *options]})
         return self.model_copy(update={"job": table})
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import toolkit.jobs
 from toolkit.config.table import nearest
 from toolkit.errors import NotFoundError
+from toolkit.rundir.find import typed_path
 
 
 def shipped_jobs() -> dict[str, Path]:
@@ -22,7 +23,7 @@ def find_job(name_or_path: str) -> Path:
     Raises:
         NotFoundError: neither a file nor a shipped job; the message names the nearest.
     """
-    path = Path(name_or_path).expanduser()
+    path = typed_path(name_or_path)
     if path.is_file():
         return path.absolute()
     shipped = shipped_jobs()

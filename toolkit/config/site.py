@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import PrivateAttr, StringConstraints, field_validator
 
 from toolkit.config.document import leaves
+from toolkit.config.env import check_variable_names
 from toolkit.config.origins import Origin
 from toolkit.config.table import Table, key
 from toolkit.slurm.times import FORMS, parse_slurm_time
@@ -104,6 +105,8 @@ class SiteEnvTable(Table):
     setup: list[Text] = key(None, "Shell lines, run after the modules are loaded.", default_factory=list)
     vars: dict[str, str] = key(None, "Variables that are set for every rank.", default_factory=dict)
 
+    _check_names = field_validator("vars")(check_variable_names)
+
 
 class NetworkTable(Table):
     """The fabric between nodes."""
@@ -117,6 +120,8 @@ class NetworkTable(Table):
     vars: dict[str, str] = key(
         None, "Variables of NCCL, libfabric and others that the site documents.", default_factory=dict
     )
+
+    _check_names = field_validator("vars")(check_variable_names)
 
 
 class PathsTable(Table):

@@ -7,7 +7,6 @@ the reference in docs/contract.md are all made from there.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
@@ -15,8 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+from toolkit.config.lines import KeyPath
+from toolkit.config.values import LARGEST_INTEGER, no_line, no_word, parts
 
 
 class Table(BaseModel):
@@ -26,27 +27,39 @@ class Table(BaseModel):
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True
     )
 
-    # Keys whose text never becomes a line of a batch script's directives, so that newlines may stand in it.
+    # Keys whose text never becomes a line of a batch script, so that newlines may stand in it.
     free_text: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_control_characters(cls, values: Any) -> Any:
-        # A newline inside a #SBATCH line would end the directive and start a command.
+    def _refuse_what_cannot_travel(cls, values: Any) -> Any:
         if isinstance(values, dict):
             for name, value in values.items():
-                if name not in cls.free_text:
-                    _refuse_control(name, value)
+                field = cls.model_fields.get(name)
+                if field is None or not _is_table_or_free(field.annotation):
+                    cls._check_value(name, value)
         return values
 
+    @classmethod
+    def _check_value(cls, name: str, value: Any) -> None:
+        judge = no_word if name in cls.free_text else no_line
+        for path, part, _ in parts(value, (name,)):
+            if isinstance(part, str) and (said := judge(part)):
+                raise refuse_value(path, said)
+            if isinstance(part, int) and abs(part) > LARGEST_INTEGER:
+                raise refuse_value(path, "is larger than 64 bits hold")
 
-def _refuse_control(name: str, value: Any) -> None:
-    if isinstance(value, str):
-        if found := _CONTROL.search(value):
-            raise ValueError(f"{name}|holds the control character {found.group()!r}")
-    elif isinstance(value, list):
-        for item in value:
-            _refuse_control(name, item)
+
+def _is_table_or_free(annotation: Any) -> bool:
+    """Tables check their own keys, and [args] has rules of its own."""
+    arguments = get_args(annotation)
+    inner = arguments[1] if get_origin(annotation) is dict else annotation
+    return inner is Any or (isinstance(inner, type) and issubclass(inner, BaseModel))
+
+
+def refuse_value(path: KeyPath, said: str, fix: str = "") -> PydanticCustomError:
+    """The error of a validator about the key `path` below its own table; `fix` is the key's form if not given."""
+    return PydanticCustomError("refused_value", "{said}", {"path": path, "said": said, "fix": fix})
 
 
 def key(default: Any, meaning: str, *, form: str = "", derived: str = "", **limits: Any) -> Any:

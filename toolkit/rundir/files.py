@@ -43,7 +43,8 @@ def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        # A byte that is not UTF-8, as a folder's name may hold, becomes the escape that JSON has for it.
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
             os.fchmod(stream.fileno(), mode)  # the umask must not decide who can read
             stream.write(text)
             if durable:

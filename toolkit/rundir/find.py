@@ -19,7 +19,12 @@ _JOB_ID = re.compile(r"(?P<job>\d+|local-\d+)(?:[._+].*)?")
 def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: str = "") -> Path:
     """The folder of all runs: `--runs` > `TOOLKIT_RUNS` > the site's > `./runs`, absolute."""
     chosen = flag or environ.get("TOOLKIT_RUNS") or site_runs or "runs"
-    return Path(os.path.expandvars(str(chosen))).expanduser().absolute()
+    return typed_path(chosen).absolute()
+
+
+def typed_path(text: str | Path) -> Path:
+    """A path as a user types it: `~` is a home folder, and `~name` of nobody a name like any other."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111  pathlib's own ends with an error where there is no such user
 
 
 def iterate_runs(runs: Path) -> Iterator[RunDirectory]:
@@ -61,7 +66,7 @@ def find_run(run: str, runs: Path) -> Path:
     Raises:
         NotFoundError: no such run; the nearest names are given.
     """
-    candidate = Path(run).expanduser()
+    candidate = typed_path(run)
     if (candidate / "record.json").exists():
         return candidate.resolve()
     known = list(iterate_runs(runs))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
+from toolkit.rundir.find import typed_path
 from toolkit.site.load import list_sites, load_site
 
 # Where Slurm's commands look without SLURM_CONF; the second is the copy that a configless host keeps.
@@ -44,7 +45,7 @@ def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ
     """
     found = Detection(load_site(name, environ), "--site") if name else detect_site(environ)
     own, exported = found.site.scheduler.conf, environ.get("SLURM_CONF", "")
-    if own and exported and Path(own).expanduser().resolve() != Path(exported).expanduser().resolve():
+    if own and exported and typed_path(own).resolve() != typed_path(exported).resolve():
         sys.stderr.write(f"toolkit: SLURM_CONF={exported} is not used: site {found.site.name} has {own}\n")
     return found
 
@@ -108,7 +109,7 @@ def _by_cluster(site: Site, ambient: tuple[str, str] | None) -> str:
         return ""
     if ambient is not None:
         return f"ClusterName {wanted} ({ambient[1]})" if ambient[0] == wanted else ""
-    conf = Path(site.scheduler.conf).expanduser() if site.scheduler.conf else None
+    conf = typed_path(site.scheduler.conf) if site.scheduler.conf else None
     if conf is not None and _cluster_in(conf) == wanted:
         return f"ClusterName {wanted} ({conf})"
     return ""

@@ -21,12 +21,13 @@ from toolkit.config.refusal import refusal
 from toolkit.config.site import Site
 from toolkit.config.table import nearest
 from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.rundir.find import typed_path
 
 
 def site_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """Return the folders that hold site files, the first to be asked first."""
-    own = [Path(part).expanduser() for part in environ.get("TOOLKIT_SITES", "").split(os.pathsep) if part]
-    return [*own, Path("~/.config/toolkit/sites").expanduser(), *map(Path, toolkit.site_configs.__path__)]
+    own = [typed_path(part) for part in environ.get("TOOLKIT_SITES", "").split(os.pathsep) if part]
+    return [*own, typed_path("~/.config/toolkit/sites"), *map(Path, toolkit.site_configs.__path__)]
 
 
 def site_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
@@ -81,7 +82,7 @@ def load_site(name_or_path: str, environ: Mapping[str, str] = os.environ) -> Sit
 
 def _find(name_or_path: str, environ: Mapping[str, str], *, where: str) -> Path:
     if "/" in name_or_path or name_or_path.endswith(".toml"):
-        return Path(name_or_path).expanduser().absolute()
+        return typed_path(name_or_path).absolute()
     files = site_files(environ)
     if name_or_path in files:
         return files[name_or_path]
