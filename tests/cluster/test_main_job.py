@@ -166,7 +166,7 @@ def test_sbatch_reads_the_directives_as_we_wrote_them(here: Site) -> None:
     )
     shown = here.command(["squeue", "-h", "-j", job_id, "-o", "%j|%P|%l|%k"]).stdout.strip()
     here.command(["scancel", job_id])
-    assert shown == f"work.1|debug|3:00|{comment}"
+    assert shown == f"work.1|debug|3:00|toolkit:{run.run_id}:0 {comment}"
     assert here.status(run)["state"] == "cancelled"
 
 

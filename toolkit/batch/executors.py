@@ -7,7 +7,6 @@ machine.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,22 @@ from submitit.core import core, utils
 from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.commands import Slurm
+from toolkit.slurm.submit import submit_once
 
 # The shell's own pid names the log, 0600 as the run's other files, before anything else runs.
 _START_LOCAL = 'log=$1/slurm-local-$$.out; (umask 077; : >>"$log"); exec >>"$log" 2>&1; exec bash "$2"'
-_JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
 
 
 class SlurmScriptExecutor(SlurmExecutor):
-    """Submits a run's rendered script with sbatch."""
+    """Submits a run's rendered script with sbatch, as one job whatever becomes of sbatch's answer."""
 
-    def __init__(self, run: RunDirectory, script: Path, slurm: Slurm) -> None:
+    def __init__(self, run: RunDirectory, script: Path, slurm: Slurm, comment: str) -> None:
         super().__init__(folder=run.path)
         self.script = script
         self.slurm = slurm
+        self.comment = comment
 
     def submit_script(self) -> SlurmJob[Any]:
         """Submit; the job's id is `.job_id`."""
@@ -48,23 +47,8 @@ class SlurmScriptExecutor(SlurmExecutor):
         return str(self.script)
 
     def _submit_command(self, command: str) -> core.Job[Any]:
-        output = self.slurm.call(self._make_submission_command(Path(command)))
-        return SlurmJob(
-            folder=self.folder, job_id=self._get_job_id_from_submission_command(output), tasks=[0]
-        )
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return ["sbatch", "--parsable", str(submission_file_path)]
-
-    @staticmethod
-    def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        text = string.decode() if isinstance(string, bytes) else string
-        found = _JOB_ID.findall(text)  # a site's banner may stand before the id
-        if not found:
-            raise OwnFailureError(
-                f"sbatch printed no job id: {text.strip()!r}", fix="see `squeue --me` before you submit again"
-            )
-        return str(found[-1])
+        job_id = submit_once(self.slurm, Path(command), self.comment)
+        return SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
 
 
 def start_local(run: RunDirectory, script: Path) -> subprocess.Popen[bytes]:

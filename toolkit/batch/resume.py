@@ -140,7 +140,7 @@ def set_aside_newer(run: RunDirectory, source: Path, start: int) -> None:
 
 
 def _submitted_starts(run: RunDirectory) -> list[int]:
-    return [int(path.stem.split("-")[1]) for path in run.path.glob("submitted-*.json")]
+    return [int(path.stem.split("-")[1]) for path in run.path.glob("submitt*-*.json")]
 
 
 def _close_lost_starts(run: RunDirectory) -> None:

@@ -13,6 +13,7 @@ import jinja2
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
+from toolkit.slurm.submit import comment_of, is_comment, token_of
 
 # Shell patterns of the variables that a job inherits; everything else comes from the site and the job.
 KEPT = (
@@ -39,7 +40,7 @@ def render_script(job: ResolvedJob, run: RunDirectory, start: int) -> str:
         files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8")
     )
     return template.render(
-        directives=[quote_directive(option) for option in directives(job, run)],
+        directives=[quote_directive(option) for option in directives(job, run, start)],
         run_id=run.run_id,
         job_name=job.job.name,
         site=job.site.name,
@@ -53,14 +54,14 @@ def render_script(job: ResolvedJob, run: RunDirectory, start: int) -> str:
     )
 
 
-def directives(job: ResolvedJob, run: RunDirectory) -> list[str]:
+def directives(job: ResolvedJob, run: RunDirectory, start: int) -> list[str]:
     """sbatch's long options, one a directive, unquoted."""
     table = job.job
     options = [
         f"--job-name={table.name}",
         f"--output={str(run.path).replace('%', '%%')}/slurm-{'%A_%a' if table.array else '%j'}.out",
         "--open-mode=append",
-        f"--comment=toolkit:{run.run_id}",
+        f"--comment={comment_of(token_of(run.run_id, start), sbatch_words(job))}",
         f"--nodes={table.nodes}",
         f"--ntasks-per-node={table.ranks_per_node}",
         f"--cpus-per-task={table.cpus_per_rank}",
@@ -77,7 +78,12 @@ def directives(job: ResolvedJob, run: RunDirectory) -> list[str]:
         "--mem": f"{table.mem_gb_per_node}G" if table.mem_gb_per_node else "",
     }  # fmt: skip
     options += [f"{name}={value}" for name, value in wanted.items() if value]
-    return [*options, *job.scheduler.options, *table.sbatch]
+    return [*options, *(words for words in sbatch_words(job) if not is_comment(words))]
+
+
+def sbatch_words(job: ResolvedJob) -> list[str]:
+    """The options of the site, then those of the job; sbatch takes the last of each."""
+    return [*job.scheduler.options, *job.job.sbatch]
 
 
 def quote_directive(option: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from toolkit.batch.settle import last_open_start, open_word, settle
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError
@@ -53,10 +54,14 @@ Answer = Mapping[str, JobFacts] | ToolkitError
 def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = False) -> RunStatus:
     """The state of one run. `answer` is Slurm's where it was asked for all runs at once; None asks it now."""
     job = recorded_job(run)
+    opened = None
+    if last_open_start(run) is not None:
+        opened, answer = settle(run, slurm_of(job, echo=echo)), None
     ids = job_ids(run)
     job_id = ids[-1] if ids else ""
-    word = final_word(run) or _living_word(run, job_id, answer, echo=echo)
-    if word[0].final:  # the run may have ended between the two looks, and then its own word counts
+    word = open_word(opened, job_id) or final_word(run) or _living_word(run, job_id, answer, echo=echo)
+    # The run may have ended between the two looks, and then its own word counts.
+    if opened is None and word[0].final:
         word = final_word(run) or word
     state, reason, source = word
     attempt = run.last_attempt()

@@ -13,13 +13,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from toolkit.batch.record import make_record
-from toolkit.batch.script import render_script
+from toolkit.batch.script import render_script, sbatch_words
+from toolkit.batch.settle import close_submission, open_submission
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
-from toolkit.rundir.files import read_json, utc_now, write_json, write_text
+from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.rundir.files import read_json, write_json, write_text
 from toolkit.rundir.find import typed_path
 from toolkit.rundir.layout import RunDirectory, create_run
-from toolkit.slurm.commands import NoAnswerError, Slurm
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.submit import UnsettledError, comment_of, token_of
 
 
 @dataclass(frozen=True)
@@ -64,19 +66,39 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
 
     Raises:
         SchedulerRefusedError: sbatch said no.
-        NoAnswerError: nobody knows whether sbatch took the job.
+        UnsettledError: nobody knows whether Slurm took the job; `status` and `resume` ask again.
     """
     from toolkit.batch.executors import LocalScriptExecutor, SlurmScriptExecutor  # submitit is heavy
 
     script = run.script(start)
     if not uses_slurm(job):
         job_id = LocalScriptExecutor(run, script).submit_script().job_id
-    elif shutil.which("srun") is None:
+        close_submission(run, start, job_id)
+        return Submitted(run, start, job_id)
+    if shutil.which("srun") is None:
         raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
-    else:
-        _warn_of_variables()
-        job_id = SlurmScriptExecutor(run, script, slurm_of(job, echo=echo)).submit_script().job_id
-    write_json(run.path / f"submitted-{start:03}.json", {"job_id": job_id, "start": start, "time": utc_now()})
+    _warn_of_variables()
+    token = token_of(run.run_id, start)
+    opened = open_submission(run, start, token)
+    try:
+        executor = SlurmScriptExecutor(
+            run, script, slurm_of(job, echo=echo), comment_of(token, sbatch_words(job))
+        )
+        job_id = executor.submit_script().job_id
+    except UnsettledError as error:
+        raise UnsettledError(
+            error.message,
+            where=str(run.path),
+            fix=f"the run is kept: `toolkit status {run.run_id}` asks again, "
+            f"`toolkit resume {run.run_id}` submits it where Slurm has no such job",
+        ) from error
+    except KeyboardInterrupt:
+        sys.stderr.write(f"toolkit: sbatch was interrupted; `toolkit status {run.run_id}` finds its job\n")
+        raise
+    except ToolkitError:
+        opened.unlink()
+        raise
+    close_submission(run, start, job_id)
     return Submitted(run, start, job_id)
 
 
@@ -88,7 +110,7 @@ def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Su
     """
     try:
         return submit(run, job, 0, echo=echo)
-    except (NoAnswerError, OwnFailureError):
+    except UnsettledError:
         raise  # the job may be in the queue, and needs its folder
     except ToolkitError:
         shutil.rmtree(run.path)

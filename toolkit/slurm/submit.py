@@ -44,6 +44,11 @@ def comment_of(token: str, options: Sequence[str]) -> str:
     return f"{token} {given[-1]}" if given and given[-1] else token
 
 
+def is_comment(option: str) -> bool:
+    """True for an option of sbatch whose words `comment_of` takes up."""
+    return _COMMENT.fullmatch(option) is not None
+
+
 def submit_once(
     slurm: Slurm, script: Path, comment: str, *, options: Sequence[str] = (), patience_s: float = PATIENCE_S,
     say: Callable[[str], object] | None = None,

@@ -1,0 +1,121 @@
+"""One job for one start, whatever sbatch says. Small programs stand for a Slurm that misbehaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolkit.errors import SchedulerRefusedError
+from toolkit.slurm import submit
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.submit import UnsettledError, comment_of, find_by_token, submit_once, token_of
+
+TOKEN = token_of("20261120-142233-9f3a", 3)
+TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+class PretendedSlurm:
+    """sbatch and squeue as shell scripts; `queue` holds what squeue prints."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.queue = folder / "queue"
+        self.queue.touch()
+        self.command("squeue", f"cat {self.queue}")
+        self.command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+
+    def command(self, name: str, body: str) -> None:
+        path = self.folder / name
+        path.write_text(f'#!/bin/bash\necho "$*" >> {self.folder}/{name}.calls\n{body}\n')
+        path.chmod(0o755)
+
+    def calls(self, name: str) -> list[str]:
+        path = self.folder / f"{name}.calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PretendedSlurm:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(submit, "_PAUSES_S", (0.05, 0.1))
+    monkeypatch.setattr(submit, "SETTLE_S", 0.15)
+    return PretendedSlurm(tmp_path)
+
+
+def submitted(patience_s: float = 5.0) -> tuple[str, list[str]]:
+    said: list[str] = []
+    return submit_once(Slurm(), Path("job.sbatch"), TOKEN, patience_s=patience_s, say=said.append), said
+
+
+def test_a_job_that_was_taken_without_an_answer_is_found_and_not_sent_again(
+    pretended: PretendedSlurm,
+) -> None:
+    other = f"toolkit:20261120-142233-9f3a:33\x1f{TOKEN}"
+    rows = f"70\x1f{other}\\n71\x1f{TOKEN} and my words\\n72\x1f(null)"
+    pretended.command("sbatch", f"printf '{rows}\\n' > {pretended.queue}; echo '{TIMED_OUT}' >&2; exit 1")
+    job_id, said = submitted()
+    assert job_id == "71"
+    assert "Socket timed out" in said[0] and "job 71" in said[-1]
+    assert len(pretended.calls("sbatch")) == 1
+
+
+def test_a_job_that_is_nowhere_is_sent_again_after_two_answers(pretended: PretendedSlurm) -> None:
+    once = pretended.folder / "once"
+    failing = f"[ -e {once} ] && {{ echo 8; exit; }}; touch {once}; echo '{TIMED_OUT}' >&2; exit 1"
+    pretended.command("sbatch", failing)
+    assert submitted()[0] == "8"
+    assert len(pretended.calls("sbatch")) == 2
+    assert len(pretended.calls("squeue")) >= 2  # a late request may come between
+
+
+def test_a_late_job_is_found_by_the_second_question(pretended: PretendedSlurm) -> None:
+    """slurmctld went on, answered squeue first, and took the waiting request after it."""
+    pretended.command("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
+    pretended.command("squeue", f"cat {pretended.queue}; echo $'9\\x1f{TOKEN}' > {pretended.queue}")
+    assert submitted()[0] == "9"
+    assert len(pretended.calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize("answer", ["echo 'no number here'", "exec sleep 20"])
+def test_an_answer_without_an_id_and_a_silent_sbatch_are_looked_after(
+    pretended: PretendedSlurm, answer: str
+) -> None:
+    pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue}; {answer}")
+    assert submit_once(Slurm(timeout_s=0.5), Path("job.sbatch"), TOKEN, say=[].append) == "12"
+
+
+def test_a_slurm_that_stays_away_is_given_up_in_time(pretended: PretendedSlurm) -> None:
+    pretended.command("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
+    pretended.command(
+        "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    )
+    with pytest.raises(UnsettledError, match="nobody knows whether Slurm took the job") as error:
+        submitted(patience_s=0.5)
+    assert error.value.exit_code == 3
+    assert len(pretended.calls("sbatch")) == 1
+
+
+def test_a_refusal_is_no_question(pretended: PretendedSlurm) -> None:
+    refused = "sbatch: error: Batch job submission failed: Invalid account"
+    pretended.command("sbatch", f"echo '{refused}' >&2; exit 1")
+    with pytest.raises(SchedulerRefusedError, match="Invalid account") as error:
+        submitted()
+    assert not isinstance(error.value, UnsettledError)
+    assert pretended.calls("squeue") == []
+
+
+def test_ended_jobs_are_found_in_the_accounting(pretended: PretendedSlurm) -> None:
+    pretended.command("sacct", f"printf '5_3\x1f{TOKEN}\\n6\x1f\\n'")
+    assert find_by_token(Slurm(), TOKEN) == "5"
+    assert find_by_token(Slurm(), token_of("another", 0)) is None
+
+
+def test_the_users_comment_stands_behind_the_token(pretended: PretendedSlurm) -> None:
+    assert comment_of(TOKEN, ["--hold", "--comment=a", "--comment=my own words"]) == f"{TOKEN} my own words"
+    assert comment_of(TOKEN, ["--mail-type=END"]) == TOKEN
+    pretended.command("sbatch", "echo 'Welcome to ours, job 7 of the day'; echo '44;cluster'")
+    submit_once(Slurm(), Path("job.sbatch"), f"{TOKEN} my own", options=["--dependency=afterany:3"])
+    assert pretended.calls("sbatch") == [
+        f"--parsable --dependency=afterany:3 --comment={TOKEN} my own job.sbatch"
+    ]

@@ -1,0 +1,104 @@
+"""Submissions that broke off: what was written before sbatch, and how the job is found again by its token."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.rundir.claims import read_claim
+from toolkit.rundir.files import read_json, utc_now, write_json
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.submit import PATIENCE_S, find_by_token
+from toolkit.supervise.allocation import process_start_ticks
+
+
+@dataclass(frozen=True)
+class OpenSubmission:
+    """A start that was handed to sbatch without an answer. `certain`: no job of it exists, and none is on its way."""
+
+    start: int
+    certain: bool
+    reason: str
+
+
+def open_submission(run: RunDirectory, start: int, token: str) -> Path:
+    """Write down that sbatch is about to be called for a start, so that a killed submit can be taken up again."""
+    path = _submitting(run, start)
+    pid = os.getpid()
+    record = {
+        "start": start, "token": token, "host": socket.gethostname(), "pid": pid,
+        "process_started": process_start_ticks(pid), "time": utc_now(),
+    }  # fmt: skip
+    write_json(path, record)
+    return path
+
+
+def close_submission(run: RunDirectory, start: int, job_id: str) -> None:
+    """Write down which job a start has become."""
+    write_json(run.path / f"submitted-{start:03}.json", {"job_id": job_id, "start": start, "time": utc_now()})
+    _submitting(run, start).unlink(missing_ok=True)
+
+
+def last_open_start(run: RunDirectory) -> int | None:
+    """The start whose submission has no end yet; None where every later one is known."""
+    opened = max(_numbers(run, "submitting"), default=-1)
+    return opened if opened > max(_numbers(run, "submitted"), default=-1) else None
+
+
+def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
+    """Ask for the job of a submission that broke off, and write it down where it is found.
+
+    None where nothing is open any more.
+    """
+    start = last_open_start(run)
+    if start is None:
+        return None
+    record = read_json(_submitting(run, start))
+    claim = read_claim(run, start)
+    try:
+        job_id = claim.job_id if claim is not None else find_by_token(slurm, record["token"])
+    except (SchedulerRefusedError, NotFoundError) as error:
+        said = f"nobody knows whether Slurm took start {start}: {error.message}"
+        return OpenSubmission(start, False, said)
+    if job_id is not None:
+        close_submission(run, start, job_id)
+        return None
+    if _is_under_way(record):
+        doing = f"start {start} is being submitted by process {record['pid']} on {record['host']}"
+        return OpenSubmission(start, False, doing)
+    broken = f"the submission of start {start} broke off, and Slurm knows no job with the comment {record['token']}"
+    return OpenSubmission(start, True, broken)
+
+
+def open_word(opened: OpenSubmission | None, job_id: str) -> tuple[RunState, str, str] | None:
+    """State, reason and source of a run with an open submission; None where its earlier jobs say what it is."""
+    if opened is None or (opened.certain and job_id):
+        return None
+    if opened.certain:
+        return RunState.LOST, f"{opened.reason}; `toolkit resume` submits the run", "Slurm"
+    return RunState.UNKNOWN, opened.reason, "none"
+
+
+def _is_under_way(record: dict[str, Any]) -> bool:
+    if record["host"] == socket.gethostname():
+        try:
+            return process_start_ticks(record["pid"]) == record["process_started"]
+        except ProcessLookupError:
+            return False
+    age = datetime.now(UTC) - datetime.fromisoformat(record["time"])
+    return age.total_seconds() < 2 * PATIENCE_S  # another host's processes cannot be seen
+
+
+def _submitting(run: RunDirectory, start: int) -> Path:
+    return run.path / f"submitting-{start:03}.json"
+
+
+def _numbers(run: RunDirectory, word: str) -> list[int]:
+    return [int(path.stem.split("-")[1]) for path in run.path.glob(f"{word}-*.json")]
