@@ -50,7 +50,7 @@ def expression(draw, most_brackets=3, suffixes=True):
 @given(expression())
 def test_what_was_written_is_read_back_in_order(pair):
     text, hosts = pair
-    assert expand_hostlist(text) == hosts
+    assert expand_hostlist(text) == list(dict.fromkeys(hosts))
     assert first_host(text) == hosts[0]
 
 
@@ -62,7 +62,9 @@ def test_scontrol_reads_the_same(tmp_path_factory, pair):
     conf = tmp_path_factory.getbasetemp() / "slurm.conf"
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\n")  # it reads this and asks no controller
     told = Slurm(configuration=str(conf)).call(["scontrol", "show", "hostnames", pair[0]])
-    assert expand_hostlist(pair[0]) == told.split()
+    assert expand_hostlist(pair[0]) == list(
+        dict.fromkeys(told.split())
+    )  # it names a host as often as written
 
 
 @pytest.mark.parametrize(
@@ -75,9 +77,7 @@ def test_real_expressions_mean_what_their_sidecar_says(sidecar):
         with pytest.raises(ToolkitError):
             expand_hostlist(text)
         return
-    hosts = list(
-        dict.fromkeys(expand_hostlist(text))
-    )  # python-hostlist names a host once, Slurm as often as written
+    hosts = expand_hostlist(text)
     assert len(hosts) == truth["count"]
     if "expansion" in truth:
         assert hosts == truth["expansion"]
@@ -93,7 +93,7 @@ def test_real_expressions_mean_what_their_sidecar_says(sidecar):
     [
         ("n[008-010]", ["n008", "n009", "n010"]),
         ("n[9-11]", ["n9", "n10", "n11"]),
-        ("n[1,1],n1", ["n1", "n1", "n1"]),
+        ("n[3-8,1-5],n1", ["n3", "n4", "n5", "n6", "n7", "n8", "n1", "n2"]),
         ("row[0,1]_rack[2-3]", ["row0_rack2", "row0_rack3", "row1_rack2", "row1_rack3"]),
         (" a b,,c\n", ["a", "b", "c"]),
         ("", []),

@@ -1,25 +1,25 @@
-"""Slurm's host lists: `node[1-3,07],login` to names, in order, duplicates kept."""
+"""Slurm's host lists: `node[1-3,07],login` to names, in order, each once."""
 
 from __future__ import annotations
 
 from toolkit.errors import ToolkitError
 
-MOST_HOSTS = 1_000_000
+MOST_HOSTS = 100_000  # a slip of the finger, not a cluster; Slurm takes at most 65,536 for one range
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Every host of an expression, in its order.
+    """Every host of an expression, in its order; of a host that is named twice the first mention counts.
 
     `a[1-3]` counts; leading zeros keep their width (`n[008-010]`); several brackets multiply, the last one
     fastest; commas and blanks between expressions separate.
 
     Raises:
-        ToolkitError: unbalanced or empty brackets, a range that runs backwards, or more than a million hosts.
+        ToolkitError: unbalanced or empty brackets, a range that runs backwards, or more than `MOST_HOSTS`.
     """
     hosts: list[str] = []
     for part in _split(text):
         hosts += _expand_one(part, text, MOST_HOSTS - len(hosts))
-    return hosts
+    return list(dict.fromkeys(hosts))
 
 
 def first_host(text: str) -> str:

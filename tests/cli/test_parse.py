@@ -1,0 +1,75 @@
+"""`toolkit parse` answers the keys that its page lists, for real outputs what their sidecars say."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from toolkit.cli.parse import KINDS, reader_of
+
+ROOT = Path(__file__).parents[2]
+CORPUS = ROOT.parent / "shared" / "corpus"
+SIDECARS = [path for kind in KINDS for path in sorted((CORPUS / kind).glob("*.json"))]
+
+
+def page() -> str:
+    """The part of docs/parse.md that lists kinds and keys."""
+    tables = []
+    for kind in KINDS:
+        _, keys = reader_of(kind)
+        rows = "".join(f"| `{key}` | {meaning} |\n" for key, meaning in keys.items())
+        tables.append(f"## {kind}\n\n`{KINDS[kind].command}`\n\n| key | means |\n|---|---|\n{rows}")
+    return "\n".join(tables)
+
+
+def test_the_page_lists_every_kind_with_its_keys():
+    text = (ROOT / "docs" / "parse.md").read_text()
+    begin, end = "<!-- kinds: begin -->\n", "<!-- kinds: end -->"
+    listed = text[text.index(begin) + len(begin) : text.index(end)]
+    assert listed.strip() == page().strip()
+
+
+@pytest.mark.parametrize(
+    "sidecar", [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in SIDECARS]
+)
+def test_real_outputs_read_as_their_sidecar_says(sidecar, toolkit):
+    record = json.loads(sidecar.read_text())
+    answer = json.loads(toolkit.ok("parse", record["kind"], sidecar.parent / record["file"], "--json"))
+    truth = {
+        key: value for key, value in record["truth"].items() if key in answer and "clustershell" not in key
+    }
+    assert {key: answer[key] for key in truth} == truth
+
+
+@pytest.mark.skipif(not SIDECARS, reason="the real outputs are not here")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_keys_are_those_that_two_sidecars_share(kind):
+    truths = [json.loads(path.read_text())["truth"] for path in SIDECARS if path.parent.name == kind]
+    count = Counter(key for truth in truths for key in truth)
+    assert {key for key, times in count.items() if times >= min(2, len(truths))} == set(reader_of(kind)[1])
+
+
+def test_stdin_text_and_wrong_use(toolkit, monkeypatch, tmp_path):
+    queue = tmp_path / "queue"
+    queue.write_text("JOBID|STATE\n7|RUNNING\n")
+    assert "RUNNING" in toolkit.ok("parse", "squeue", queue)
+
+    unknown = toolkit("parse", "squeu", queue)
+    assert (unknown.code, "did you mean squeue" in unknown.err) == (2, True)
+    missing = toolkit("parse", "squeue", tmp_path / "none")
+    assert (missing.code, "No such file" in missing.err) == (2, True)
+    for kind in KINDS:
+        queue.write_text("\n\nHello, there is nothing here!\x1b[2J\n" if kind != "hostlist" else " \n")
+        other = toolkit("parse", kind, queue)
+        assert (other.code, f"{queue}:" in other.err, "\x1b" in other.err) == (1, True, False), other
+
+
+def test_damage_is_named_and_not_read(toolkit, tmp_path):
+    queue = tmp_path / "queue"
+    queue.write_text("JOBID|STATE|NODES\n7|RUNNING|1\n8|COMPLE\nx|FAILED|1\n")
+    said = toolkit("parse", "squeue", queue, "--json")
+    jobs = json.loads(said.out)["jobs"]
+    assert [job["st"] for job in jobs] == ["RUNNING", None, None]
+    assert "line 3: 2 fields under 3 columns" in said.err
+    assert "line 4: 'x' is no job id" in said.err

@@ -1,0 +1,204 @@
+"""Shapes of Slurm's tables and blocks beside those that the real outputs show, written here after Slurm's formats."""
+
+import pytest
+
+from toolkit.errors import ToolkitError
+from toolkit.slurm.parse_sacct import parse_sacct
+from toolkit.slurm.parse_show import parse_show_job, parse_show_node, parse_show_partition
+from toolkit.slurm.parse_sinfo import parse_sinfo
+from toolkit.slurm.parse_squeue import parse_squeue
+
+QUEUE = """\
+             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)
+        77_[2-9%2]       gpu my job 1     alma PD       0:00      4 (Nodes required for job are DOWN, DRAINED)
+           78+0 x        gpu      het     alma  R       0:05      1 n1
+              79+0       gpu      het     alma  R 1-00:00:05      1 n[1-2]
+                80 long-part  a_name_      bob CG       0:01      1
+"""
+
+
+def jobs(text):
+    facts, warnings = parse_squeue(text)
+    return [tuple(job.values()) for job in facts["jobs"]], warnings
+
+
+def test_blanks_in_cells_empty_cells_and_full_columns():
+    read, warnings = jobs(QUEUE)
+    assert read == [
+        ("77_[2-9%2]", "gpu", "my job 1", "alma", "PD", "0:00", "4", "(Nodes required for job are DOWN, DRAINED)"),
+        (None,) * 8,
+        ("79+0", "gpu", "het", "alma", "R", "1-00:00:05", "1", "n[1-2]"),
+        ("80", "long-part", "a_name_", "bob", "CG", "0:01", "1", ""),
+    ]  # fmt: skip
+    assert len(warnings) == 1 and warnings[0].startswith("line 3:")
+
+
+def test_a_paste_without_the_blanks_before_it():
+    assert jobs(QUEUE.strip()) == jobs(QUEUE)
+
+
+def test_the_long_form_with_its_time_a_prompt_a_second_header_and_windows_line_ends():
+    text = (
+        "$ squeue -l\nThu Mar 07 10:00:00 2024\n"
+        "             JOBID PARTITION     NAME     USER    STATE       TIME TIME_LIMI  NODES NODELIST(REASON)\n"
+        "              1234       gpu    train     alma  RUNNING    1:02:03   4:00:00      2 n[1-2]\n"
+        "Thu Mar 07 10:01:00 2024\n"
+        "             JOBID PARTITION     NAME     USER    STATE       TIME TIME_LIMI  NODES NODELIST(REASON)\n"
+        "              1235       gpu    train     alma  PENDING       0:00   4:00:00      2 (Priority)\n"
+    ).replace("\n", "\r\n")
+    read, warnings = jobs(text)
+    assert (
+        read
+        == [
+            ("1234", "gpu", "train", "alma", "RUNNING", "1:02:03", "2", "n[1-2]"),
+            ("1235", "gpu", "train", "alma", "PENDING", "0:00", "2", "(Priority)"),
+        ]
+        and not warnings
+    )
+
+
+def test_a_name_with_a_line_end_takes_two_lines():
+    text = QUEUE.splitlines()[0] + (
+        "\n                81       gpu     a\nbc     alma  R       0:05      1 n1\n"
+        "                82       gpu      abc     alma  R       0:05      1 n1\n"
+    )
+    read, warnings = jobs(text)
+    assert [job[2] for job in read] == ["a\nbc", "abc"] and not warnings
+
+
+@pytest.mark.parametrize("mark", ["|", "|#", "\t", ";", "~", ","])
+def test_other_delimiters_and_columns(mark):
+    rows = [
+        ("USER", "STATE", "JOBID", "NODELIST", "REASON", ""),
+        ("alma", "RUNNING", "7_1", "n1", "None", ""),
+    ]
+    rows += [("bob", "PENDING", "8", "", "Priority", "")]
+    read, warnings = jobs("\n".join(mark.join(row) for row in rows) + "\n")
+    assert [(job[0], job[4], job[7]) for job in read] == [
+        ("7_1", "RUNNING", "n1"),
+        ("8", "PENDING", "(Priority)"),
+    ]
+    assert not warnings
+
+
+def test_equal_columns_that_touch():
+    text = "JOBID               NAME                STATE               \n"
+    text += "12                  a name of 20 letter!RUNNING             \n"
+    assert jobs(text)[0] == [("12", None, "a name of 20 letter!", None, "RUNNING", None, None, None)]
+
+
+def test_sinfo_by_node_in_sum_and_without_header():
+    by_node = (
+        "NODELIST   NODES PARTITION       STATE CPUS    S:C:T MEMORY TMP_DISK WEIGHT AVAIL_FE REASON\n"
+        "node1          1     main*     drained 8       2:4:1  16000        0      1   (null) bad disk, see ticket\n"
+    )
+    assert parse_sinfo(by_node)[0]["table"] == [
+        {
+            "partition": "main*",
+            "avail": None,
+            "timelimit": None,
+            "nodes": "1",
+            "state": "drained",
+            "nodelist": "node1",
+        }
+    ]
+    in_sum = "PARTITION AVAIL  TIMELIMIT   NODES(A/I/O/T) NODELIST\nmain*        up   infinite        20/3/0/23 n[1-23]\n"
+    assert [tuple(row.values()) for row in parse_sinfo(in_sum)[0]["table"]] == [
+        ("main*", "up", "infinite", "23", None, "n[1-23]")
+    ]
+    facts, warnings = parse_sinfo("main|up|n1\nmain|up|n2\n")
+    assert facts == {"rows": 2, "table": None} and "no header" in warnings[0]
+
+
+def test_sacct_with_dashes_and_with_line_ends_in_a_field():
+    wide = (
+        "JobID           JobName  Partition    Account  AllocCPUS      State ExitCode \n"
+        "------------ ---------- ---------- ---------- ---------- ---------- -------- \n"
+        "12               my job       main        phy          4 CANCELLED+      0:0 \n"
+        "12.batch          batch                   phy          4  COMPLETED      0:0 \n"
+    )
+    facts, warnings = parse_sacct(wide)
+    assert (facts["physical_lines"], facts["columns"], facts["first_columns"][1]) == (4, 7, "JobName")
+    assert (facts["rows_with_other_field_count"], warnings) == ([], ())
+
+    broken = "JobID|Comment|State|\n1|two\nlines|FAILED|\n2|cut\n3|x|COMPLETED|\n"
+    facts, warnings = parse_sacct(broken)
+    assert (facts["columns"], facts["rows_with_other_field_count"]) == (3, [1, 2, 3])
+    assert len(warnings) == 1 and warnings[0].startswith("line 4:")
+
+
+JOB = """\
+JobId=9 HetJobId=9 HetJobOffset=0 JobName=my job a=b
+   UserId=alma(1000) GroupId=users(100) MCS_label=N/A
+   JobState=PENDING Reason=Dependency Dependency=afterok:8(unfulfilled)
+   Requeue=1 Restarts=3 BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:00:00 TimeLimit=1-00:00:00 TimeMin=N/A
+   Partition=gpu AllocNode:Sid=login:1
+   ReqNodeList=(null) ExcNodeList=(null)
+   NodeList=
+   NumNodes=2-2 NumCPUs=8 NumTasks=2 CPUs/Task=4 ReqB:S:C:T=0:0:*:*
+   NewKeyOfSlurm=7 Comment=first line
+second=2 line Switches=1@00:10:00
+   Command=/home/alma/run it.sh --lr=0.1 x=y
+"""
+
+
+@pytest.mark.parametrize("form", ["many lines", "one line", "indented"])
+def test_a_job_with_odd_words(form):
+    text = JOB
+    if form == "one line":
+        text = " ".join(line.strip() for line in JOB.splitlines())
+    if form == "indented":
+        text = "".join("      " + line for line in JOB.splitlines(keepends=True))
+    facts, warnings = parse_show_job("\n" + text + "\n\n" + text.replace("=9", "=10"))
+    assert facts["job_count"] == 2 and not warnings
+    first = facts["jobs"][0]
+    assert (first["JobId"], first["JobName"], first["JobState"], first["NodeList"]) == (
+        "9",
+        "my job a=b",
+        "PENDING",
+        "",
+    )
+    assert (first["Restarts"], first["TimeLimit"], first["NumNodes"], first["AllocTRES"]) == (
+        "3",
+        "1-00:00:00",
+        "2-2",
+        None,
+    )
+
+
+def test_a_name_cannot_say_what_state_a_job_is_in():
+    for name in ("x JobState=COMPLETED", "x\nJobState=COMPLETED", "x\n   JobState=COMPLETED ExitCode=0:0"):
+        facts, warnings = parse_show_job(
+            f"JobId=9 JobName={name}\n   JobState=FAILED Reason=None\n   ExitCode=1:0\n"
+        )
+        assert facts["jobs"][0]["JobState"] is None
+        assert any("two values" in warning for warning in warnings)
+
+
+def test_lines_of_each_node_are_not_the_job_or_partition():
+    detail = "JobId=1 JobName=x\n   JobState=RUNNING\n   JOB_GRES=gpu:2\n"
+    detail += (
+        "     Nodes=n1 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)\n     Nodes=n2 CPU_IDs=1 Mem=1 GRES=gpu:1(IDX:1)\n"
+    )
+    facts, warnings = parse_show_job(detail)
+    assert (facts["jobs"][0]["JobState"], warnings) == ("RUNNING", ())
+    text = "PartitionName=main\n   Default=YES\n   MaxTime=UNLIMITED Nodes=n[1-2]\n   State=DOWN TotalCPUs=8 TotalNodes=2\n"
+    assert parse_show_partition(text)[0]["partitions"][0]["Nodes"] == "n[1-2]"
+
+
+def test_the_reason_of_a_node_without_who_and_when():
+    text = "NodeName=n1 Arch=x86_64\n   OS=Linux 6.1 #1 SMP x=1 \n   State=DOWN+DRAIN \n   Reason=see [t#1], NodeAddr is=bad [root@2024-01-01T00:00:00]\n"
+    node = parse_show_node(text)[0]["nodes"][0]
+    assert node["Reason"] == "see [t#1], NodeAddr is=bad"
+    assert (node["OS"], node["State"]) == ("Linux 6.1 #1 SMP x=1", "DOWN+DRAIN")
+
+
+@pytest.mark.parametrize("read", [parse_squeue, parse_sinfo, parse_sacct, parse_show_job, parse_show_node])
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", "slurm_load_jobs error: Unable to contact slurm controller\n", "{}"]
+)
+def test_what_is_something_else_is_refused_with_its_line(read, text):
+    with pytest.raises(ToolkitError) as error:
+        read(text)
+    assert error.value.exit_code == 1 and error.value.where.startswith("line ")

@@ -1,0 +1,97 @@
+"""`parse`: read the output of another command as the toolkit does. docs/parse.md lists every kind and its keys."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from toolkit.errors import ToolkitError
+
+
+class Kind(NamedTuple):
+    """Where a kind's reader is: `function(text)` returns the values of the module's `keys`, and warnings."""
+
+    module: str
+    function: str
+    keys: str
+    command: str
+
+
+KINDS = {
+    "squeue": Kind("toolkit.slurm.parse_squeue", "parse_squeue", "KEYS", "squeue"),
+    "sacct": Kind("toolkit.slurm.parse_sacct", "parse_sacct", "KEYS", "sacct"),
+    "sinfo": Kind("toolkit.slurm.parse_sinfo", "parse_sinfo", "KEYS", "sinfo"),
+    "scontrol-show-job": Kind("toolkit.slurm.parse_show", "parse_show_job", "JOB_KEYS", "scontrol show job"),
+    "scontrol-show-node": Kind("toolkit.slurm.parse_show", "parse_show_node", "NODE_KEYS", "scontrol show node"),
+    "scontrol-show-partition": Kind(
+        "toolkit.slurm.parse_show", "parse_show_partition", "PARTITION_KEYS", "scontrol show partition"
+    ),
+    "hostlist": Kind("toolkit.slurm.parse_hostlist", "parse_hostlist", "KEYS", "a list of hosts"),
+}  # fmt: skip
+Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
+
+
+def reader_of(kind: str) -> tuple[Reader, dict[str, str]]:
+    """The reader of a kind and the meaning of its keys.
+
+    Raises:
+        ToolkitError: there is no such kind; the nearest is named.
+    """
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind.lower().replace(" ", "-"), KINDS, n=1, cutoff=0.4)
+        raise ToolkitError(
+            f"there is no kind {kind!r}",
+            where="toolkit parse",
+            fix=f"did you mean {near[0]}" if near else f"give one of {', '.join(KINDS)}",
+        )
+    module = importlib.import_module(KINDS[kind].module)
+    return getattr(module, KINDS[kind].function), getattr(module, KINDS[kind].keys)
+
+
+@click.command()
+@click.argument("kind")
+@click.argument("file")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/parse.md has the keys.")
+def parse(kind: str, file: str, as_json: bool) -> None:
+    """Read FILE, which holds the output of a command of KIND; `-` is stdin.
+
+    What is damaged is named on stderr with its line, and its facts are null.
+    """
+    reader, keys = reader_of(kind)
+    text = _text_of(file)
+    try:
+        facts, warnings = reader(text)
+    except ToolkitError as error:
+        error.where = f"{file}:{error.where.removeprefix('line ')}" if error.where else file
+        error.fix = error.fix or f"give the output of `{KINDS[kind].command}`"
+        raise
+    for warning in warnings:
+        click.echo(f"toolkit: {file}: {ascii(warning)[1:-1]}", err=True)
+    answer = {key: facts[key] for key in keys}
+    if as_json:
+        click.echo(json.dumps(answer, indent=1))
+        return
+    for key, value in answer.items():
+        many = isinstance(value, list) and value and isinstance(value[0], dict)
+        click.echo(f"{key}: {'' if many else json.dumps(value)}")
+        for entry in value if many else ():
+            click.echo(f"  {json.dumps(entry)}")
+
+
+def _text_of(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot be read: {error.strerror}",
+            where=file,
+            fix="give a file that you can read, or - for stdin",
+        ) from error
+    return data.decode("utf-8", errors="replace")

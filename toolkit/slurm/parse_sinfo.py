@@ -1,0 +1,47 @@
+"""Read `sinfo`: partitions and the states of their nodes, in the words that were printed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from toolkit.slurm.tables import Row, Table, read_table
+
+KEYS = {
+    "rows": "how many lines are printed; a node stands in one for each of its partitions",
+    "table": "each of them, null where no header tells the columns: partition, avail, timelimit, nodes, state, "
+    "nodelist, as printed, null for a column that was not printed; nodes of `sinfo -s` is the total",
+}
+_COLUMNS = {
+    "partition": ("PARTITION", "PARTITIONNAME"),
+    "avail": ("AVAIL",),
+    "timelimit": ("TIMELIMIT",),
+    "nodes": ("NODES",),
+    "state": ("STATE",),
+    "nodelist": ("NODELIST", "HOSTNAMES"),
+}
+_KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {
+    "NODES(A/I/O/T)",
+    "CPUS(A/I/O/T)",
+}
+_COUNTS = re.compile(r"[0-9.KMG]+/[0-9.KMG]+/[0-9.KMG]+/([0-9.KMG]+)")
+
+
+def parse_sinfo(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The facts of an output of sinfo: (values of `KEYS`, warnings that name the damaged lines).
+
+    Raises:
+        CheckFailedError: it is no output of sinfo.
+    """
+    table = read_table(text, _KNOWN, "sinfo")
+    if table.columns is None:
+        return {"rows": len(table.rows), "table": None}, table.warnings
+    return {"rows": len(table.rows), "table": [_line(table, row) for row in table.rows]}, table.warnings
+
+
+def _line(table: Table, row: Row) -> dict[str, str | None]:
+    line = {key: table.cell(row, *names) for key, names in _COLUMNS.items()}
+    if line["nodes"] is None:
+        counts = _COUNTS.fullmatch(table.cell(row, "NODES(A/I/O/T)") or "")
+        line["nodes"] = counts[1] if counts else None
+    return line

@@ -1,0 +1,121 @@
+"""The `Key=value` blocks that `scontrol show` prints, for a job, a node or a partition, on many lines or on one (`-o`).
+
+Nothing is quoted there: a value may hold blanks, "=" and even line ends (`OS=Linux 6.1 #1 SMP`, a job's name, its
+comment, a node's reason). So a value goes on until the next key that scontrol is known to print, or that looks like one
+where the value before is no free text. A key that stands in one block with two different values has none: one of them
+may be a name that somebody chose so.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from toolkit.errors import CheckFailedError
+from toolkit.slurm.tables import lines_of
+
+# Keys whose value is what somebody wrote, up to the next known key or the end of the line.
+FREE_TEXT = frozenset(
+    "JobName Name Comment AdminComment SystemComment Extra Reason OS Command WorkDir StdErr StdIn StdOut SubmitLine".split()  # noqa: SIM905
+)
+# Every key of scontrol's jobs, nodes and partitions, Slurm 17.11 to 24.11, that may follow a free text.
+KNOWN = FREE_TEXT | frozenset(
+    """JobId ArrayJobId ArrayTaskId ArrayTaskThrottle HetJobId HetJobIdSet HetJobOffset PackJobId PackJobOffset UserId GroupId
+    MCS_label Priority Nice Account QOS WCKey JobState Requeue Restarts BatchFlag Reboot ExitCode DerivedExitCode RunTime
+    TimeLimit TimeMin SubmitTime EligibleTime AccrueTime ResizeTime StartTime EndTime Deadline PreemptEligibleTime
+    PreemptTime SuspendTime SecsPreSuspend LastSchedEval Scheduler Partition AllocNode:Sid ReqNodeList ExcNodeList NodeList
+    SchedNodeList BatchHost FedOrigin FedViableSiblings FedActiveSiblings NumNodes NumCPUs NumTasks CPUs/Task ReqB:S:C:T TRES ReqTRES
+    AllocTRES Socks/Node NtasksPerN:B:S:C CoreSpec ThreadSpec JOB_GRES Nodes CPU_IDs Mem GRES MinCPUsNode MinMemoryNode
+    MinMemoryCPU MinTmpDiskNode Features Gres Reservation DelayBoot OverSubscribe Contiguous Licenses LicensesAlloc Network
+    BurstBuffer Power MailUser MailType CpusPerTres MemPerTres TresBind TresFreq TresPerJob TresPerNode TresPerSocket
+    TresPerTask NtasksPerTRES KillOInInvalidDependent KillOnInvalidDep Shared Switches StepMgrEnabled SegmentSize Container
+    ContainerID Cluster
+    NodeName Arch CoresPerSocket CPUAlloc CPUErr CPUEfctv CPUTot CPULoad AvailableFeatures ActiveFeatures GresDrain GresUsed
+    NodeAddr NodeHostName Port Version RealMemory AllocMem FreeMem Sockets Boards State ThreadsPerCore TmpDisk Weight Owner
+    Partitions ResumeAfterTime CfgTRES CapWatts CurrentWatts AveWatts LowestJoules ConsumedJoules ExtSensorsJoules
+    ExtSensorsWatts ExtSensorsTemp CoreSpecCount CPUSpecList MemSpecLimit NextState ReservationName InstanceId InstanceType
+    BcastAddr DynamicNorm GpuSpec TopologyStr
+    PartitionName AllowGroups AllowAccounts DenyAccounts AllowQos DenyQos AllocNodes Alternate Default QoS DefaultTime
+    DisableRootJobs ExclusiveUser ExclusiveTopo GraceTime Hidden MaxNodes MaxTime MinNodes LLN MaxCPUsPerNode MaxCPUsPerSocket
+    NodeSets PriorityJobFactor PriorityTier RootOnly ReqResv OverTimeLimit PreemptMode TotalCPUs TotalNodes
+    SelectTypeParameters JobDefaults DefMemPerNode DefMemPerCPU MaxMemPerNode MaxMemPerCPU TRESBillingWeights ResumeTimeout
+    SuspendTimeout PowerDownOnIdle Topology""".split()  # noqa: SIM905
+)
+# One for each node, or each group of nodes, below `scontrol show job -d`.
+REPEATED = frozenset({"Nodes", "CPU_IDs", "Mem", "GRES"})
+_KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/()-]*)=")
+
+
+@dataclass
+class Block:
+    """What scontrol says of one thing. `values` as printed, without the blanks around them."""
+
+    line: int
+    values: dict[str, str] = field(default_factory=dict)
+    contested: set[str] = field(default_factory=set)  # keys with two values, which therefore have none
+
+    def get(self, *keys: str) -> str | None:
+        """The value of the first key that was printed."""
+        return next((self.values[key] for key in keys if key in self.values), None)
+
+    def add(self, key: str, value: str) -> None:
+        if key in REPEATED and key in self.values:
+            return
+        if key in self.contested or self.values.get(key, value) != value:
+            self.contested.add(key)
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+
+    def go_on(self, key: str, text: str) -> None:
+        """A further line of a value."""
+        if key in self.values:
+            self.values[key] += "\n" + text
+
+
+def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
+    """Read every block that begins with the key `first`: (blocks in their order, warnings that name the damaged lines).
+
+    Raises:
+        CheckFailedError: no block begins with that key.
+    """
+    blocks: list[Block] = []
+    warnings: list[str] = []
+    last = ""  # the key whose value goes on in a line that begins without one
+    for number, line in enumerate(lines_of(text), 1):
+        before, fields = _fields(line)
+        if fields and fields[0][0] == first and not before:
+            blocks.append(Block(number))
+        if before and blocks and last in FREE_TEXT:
+            blocks[-1].go_on(last, before)
+        elif before or (fields and not blocks):
+            warnings.append(f"line {number}: belongs to no key or no block: {line.strip()[:60]!r}")
+        if blocks:
+            for key, value in fields:
+                blocks[-1].add(key, value)
+            last = fields[-1][0] if fields else last
+        if not line.strip():
+            last = ""
+    if not blocks:
+        shown = next((line.strip() for line in lines_of(text) if line.strip()), "")
+        raise CheckFailedError(f"no block that begins with {first}=: {shown[:60]!r}", where="line 1")
+    for block in blocks:
+        for key in sorted(block.contested):
+            warnings.append(f"line {block.line}: {key} stands there with two values, so that neither counts")
+    return blocks, tuple(warnings)
+
+
+def _fields(line: str) -> tuple[str, list[tuple[str, str]]]:
+    """One line: (the text before its first key, its keys with their values)."""
+    before, fields, key, begin = "", list[tuple[str, str]](), "", 0
+    for match in _KEY.finditer(line):
+        if key in FREE_TEXT and match[1] not in KNOWN:
+            continue  # part of the text
+        if key:
+            fields.append((key, line[begin : match.start()].strip()))
+        else:
+            before = line[: match.start()].strip()
+        key, begin = match[1], match.end()
+    if not key:
+        return line.strip(), fields
+    return before, [*fields, (key, line[begin:].strip())]

@@ -1,0 +1,156 @@
+"""The tables that squeue, sacct and sinfo print, whatever columns and delimiter they were asked for.
+
+A table is delimited (`--parsable`, `-o "%i|%T"`, a delimiter of several letters) or has columns of fixed width. A row
+that does not fit its header keeps its line and loses its cells: nothing is read from a column that cannot be told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from toolkit.errors import CheckFailedError
+from toolkit.slurm.fixed_width import cut_rows
+
+DELIMITERS = ("|#", "\x1f", "\x1e", "|", "\t", ";", "^", "!", "~", ",")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_():/%.+* -]*")
+# What stands around a table: the time above the long forms, a prompt, and what a command says before it answers.
+_AROUND = re.compile(
+    r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d( [A-Z]{3,4})? \d{4}\s*|\S*[$#%>] .*"
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One record: the line where it begins, from 1, and its cells by column; None where they cannot be told apart."""
+
+    line: int
+    cells: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as it was printed.
+
+    `columns` are the names of the header without blanks around them, None where no header was printed. `uneven` are
+    the lines whose number of delimiters is not the header's, counted from 0.
+    """
+
+    columns: tuple[str, ...] | None
+    rows: tuple[Row, ...]
+    lines: int
+    uneven: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+    def cell(self, row: Row, *names: str) -> str | None:
+        """The cell under the first of some column names that was printed; of two columns of a name, the first."""
+        if self.columns is None or row.cells is None:
+            return None
+        name = next((name for name in names if name in self.columns), None)
+        return None if name is None else row.cells[self.columns.index(name)]
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines as a terminal shows them: `str.splitlines` would also break at separators that stand in names."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def read_table(text: str, known: Collection[str], command: str, *, several_lines: bool = False) -> Table:
+    """Read a table whose header holds at least one of the `known` column names, as Slurm writes them.
+
+    `several_lines`: a field may hold line ends, so that a record may be printed on several lines.
+
+    Raises:
+        CheckFailedError: no line of it looks like a table.
+    """
+    lines = lines_of(text)
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise CheckFailedError(f"nothing that {command} prints: the text is empty", where="line 1")
+    for place, (_, line) in enumerate(numbered):
+        delimiter = _delimiter(line, known)
+        if delimiter is not None or _is_header(line.split(), known):
+            strange = [entry for entry in numbered[:place] if not _AROUND.fullmatch(entry[1])]
+            warnings = [f"line {at}: not part of the table: {said[:60]!r}" for at, said in strange]
+            body = [entry for entry in numbered[place + 1 :] if entry[1].strip() != line.strip()]
+            body = [entry for entry in body if not _AROUND.fullmatch(entry[1])]
+            if delimiter is None:
+                return _fixed(line, body, len(lines), warnings)
+            return _delimited(line, delimiter, body, len(lines), warnings, join=several_lines)
+    return _without_header(numbered, len(lines), command)
+
+
+def _is_header(cells: Sequence[str], known: Collection[str]) -> bool:
+    return any(cell in known for cell in cells) and all(_NAME.fullmatch(cell) for cell in cells)
+
+
+def _delimiter(line: str, known: Collection[str]) -> str | None:
+    """What divides the names of a header line; None where it is no delimited header."""
+    for mark in DELIMITERS:
+        if mark in line and _is_header(_split(line, mark), known):
+            return mark
+    return None
+
+
+def _split(line: str, mark: str) -> list[str]:
+    """The names of a header; `--parsable` also ends each line with the delimiter."""
+    cells = [cell.strip() for cell in line.split(mark)]
+    return cells[:-1] if len(cells) > 1 and cells[-1] == "" else cells
+
+
+def _delimited(
+    header: str, mark: str, body: list[tuple[int, str]], lines: int, warnings: list[str], *, join: bool
+) -> Table:
+    columns, fields = tuple(_split(header, mark)), header.count(mark) + 1
+    uneven: list[int] = []
+    rows: list[Row] = []
+    while body:
+        number, text = body[0]
+        used = _lines_of_record(body, mark, fields) if join else 1
+        text = "\n".join(line for _, line in body[:used])
+        if used > 1 or text.count(mark) + 1 != fields:
+            uneven += [at - 1 for at, _ in body[:used]]
+        cells = tuple(cell.strip() for cell in text.split(mark)) if text.count(mark) + 1 == fields else None
+        if cells is None:
+            count = text.count(mark) + 1
+            warnings.append(f"line {number}: {count} fields under {fields} columns; nothing is read from it")
+        rows.append(Row(number, cells and cells[: len(columns)]))
+        body = body[used:]
+    return Table(columns, tuple(rows), lines, tuple(uneven), tuple(warnings))
+
+
+def _lines_of_record(body: list[tuple[int, str]], mark: str, fields: int) -> int:
+    """On how many lines the first record stands: a line end in a field continues it, a line that was cut does not."""
+    marks = body[0][1].count(mark)
+    for used, (_, line) in enumerate(body[1:], 2):
+        if marks + 1 >= fields or line.count(mark) + 1 >= fields:
+            break  # whole already, or the next line is whole by itself
+        marks += line.count(mark)
+        if marks + 1 == fields:
+            return used
+    return 1
+
+
+def _fixed(header: str, body: list[tuple[int, str]], lines: int, warnings: list[str]) -> Table:
+    rows = [
+        Row(number, cells)
+        for (number, _), cells in zip(body, cut_rows(header, [t for _, t in body]), strict=True)
+        if cells != ()
+    ]
+    for row in rows:
+        if row.cells is None:
+            warnings.append(f"line {row.line}: its columns cannot be told apart; nothing is read from it")
+    return Table(tuple(header.split()), tuple(rows), lines, (), tuple(warnings))
+
+
+def _without_header(numbered: list[tuple[int, str]], lines: int, command: str) -> Table:
+    """Rows of which nobody can say what their columns mean; a job's own words are not taken for one."""
+    first = numbered[0][1]
+    mark = next((mark for mark in DELIMITERS if first.count(mark) >= 2), None)
+    widths = {len(text.split(mark)) for _, text in numbered}
+    if mark is None or len(widths) > 1:
+        raise CheckFailedError(f"not what {command} prints: {first[:60]!r}", where=f"line {numbered[0][0]}")
+    warning = f"line {numbered[0][0]}: no header, so that no column's meaning is known"
+    return Table(None, tuple(Row(number, None) for number, _ in numbered), lines, (), (warning,))
