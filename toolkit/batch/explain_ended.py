@@ -1,0 +1,260 @@
+"""Why a run has ended: by its own record, else by what Slurm and the logs say of a job that left none."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+from toolkit.batch.explain import Evidence, Explanation, quote_file
+from toolkit.batch.state import RunStatus
+from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
+from toolkit.rundir.files import read_json_or_none, tail_text
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.slurm.ended import EndedJob, ended_job
+from toolkit.supervise.failures import clean
+from toolkit.supervise.symptoms import Sighting, sight, symptom_named
+
+LINES_SHOWN = 4
+LOG_LINES = 40
+FULL_BYTES = 1 << 20  # a file system with less room than this is full to a run
+
+# Why an attempt ended that did not fail, in words; {reason} is what its record says.
+_ENDS = {
+    "completed": "every rank came to its end",
+    "walltime": "its walltime was over",
+    "preempted": "other jobs took its nodes",
+    "stopped": "it was asked to save and end",
+    "cancelled": "it was cancelled",
+    "stalled": "no rank made a step for too long",
+    "node_lost": "a node failed",
+    "supervisor_failed": "the supervisor could not go on",
+}
+
+
+def explain_ended(run: RunDirectory, status: RunStatus, *, echo: bool = False) -> Explanation:
+    """A run of which nothing more will come by itself."""
+    attempt = run.last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt is not None else None
+    if status.source == "exit.json" and attempt is not None and end is not None:
+        return _by_record(run, status, attempt, end, echo=echo)
+    return _without_record(run, status, echo=echo)
+
+
+def _by_record(
+    run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, end: dict[str, Any], *, echo: bool
+) -> Explanation:
+    """The supervisor wrote down what happened."""
+    symptom = str(end.get("symptom") or end["cause"])
+    if end["cause"] == "cancelled":
+        return _cancelled(run, status, echo=echo)
+    why = cause_in_words(end)
+    evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
+    evidence = [quoted for quoted in evidence if quoted.line not in why]
+    if end.get("rank") is not None or not evidence:
+        evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
+    spent = (
+        end["decision"]
+        if end["cause"] in ("crashed", "stalled", "walltime", "preempted", "node_lost")
+        else ""
+    )
+    return Explanation(
+        symptom, why, follows=f"nothing by itself ({spent})" if spent else "", evidence=evidence,
+        actions=_next_steps(run, status, end), rank=end.get("rank"), host=end.get("host"),
+    )  # fmt: skip
+
+
+def cause_in_words(end: dict[str, Any]) -> str:
+    """What an attempt's record says happened, in one sentence."""
+    known = symptom_named(str(end.get("symptom") or ""))
+    means = known.means if known is not None and not known.plain else _ENDS.get(end["cause"], "")
+    said = str(end["reason"])
+    if end.get("rank") is not None and f"rank {end['rank']} " not in said:
+        said = f"rank {end['rank']} on {end['host']}: {said}"
+    return said if not means or means in said else f"{means}: {said}"
+
+
+def _last_lines(
+    run: RunDirectory, attempt: AttemptDirectory, end: dict[str, Any], told: list[str]
+) -> list[Evidence]:
+    """What the culprit, or the launcher, printed last, without what was `told` already."""
+    path = attempt.logs / "launcher.log" if end.get("rank") is None else attempt.log_file(end["rank"])
+    lines = end.get("last_lines") or []
+    new = [line for line in lines if line.strip(" ^~") and not any(line.strip() in one for one in told)]
+    return [quote_file(run, path, line) for line in new[-LINES_SHOWN:]]
+
+
+def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None) -> list[str]:
+    """The fix, how to look closer, and how to go on from the newest checkpoint."""
+    if status.state is RunState.COMPLETED:
+        return [f"`toolkit ckpt ls {run.run_id}` lists its checkpoints"]
+    fix = str((end or {}).get("fix") or "")
+    steps = [fix] if fix else []
+    if end is not None and end.get("rank") is not None:
+        steps.append(f"`toolkit logs {run.run_id} --rank {end['rank']}` shows all that this rank said")
+    if f"toolkit resume {run.run_id}" not in fix:
+        newest = _newest_checkpoint(run)
+        begin = f"goes on from {newest}" if newest else "begins again: there is no checkpoint"
+        steps.append(f"`toolkit resume {run.run_id}` {begin}")
+    return steps
+
+
+def _newest_checkpoint(run: RunDirectory) -> str:
+    names = [
+        path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()
+    ]
+    return max(names, default="")
+
+
+def _cancelled(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
+    """By whom? `toolkit cancel` leaves a file; Slurm's accounting knows the user; else it stays open."""
+    asked = run.control / "cancel"
+    if asked.exists():
+        return Explanation(
+            "cancelled", f"`toolkit cancel` asked for it at {asked.read_text(encoding='utf-8').strip()}",
+            evidence=[Evidence("control/cancel", asked.read_text(encoding="utf-8").strip())], actions=_next_steps(run, status, None),
+        )  # fmt: skip
+    job = _ask(run, status, echo=echo)
+    if job is not None and job.cancelled_by is not None:
+        mine = " (you)" if job.cancelled_by == os.getuid() else ""
+        why = (
+            f"user {_user_name(job.cancelled_by)}{mine} cancelled it with scancel, not with `toolkit cancel`"
+        )
+    else:
+        why = "scancel or an administrator cancelled it, not `toolkit cancel`; by whom is known only where Slurm keeps accounts"
+    evidence = [Evidence(job.source, job.as_line())] if job is not None else []
+    return Explanation("cancelled_by_other", why, evidence=evidence, actions=_next_steps(run, status, None))
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"with uid {uid}"
+
+
+def _ask(run: RunDirectory, status: RunStatus, *, echo: bool) -> EndedJob | None:
+    job = recorded_job(run)
+    if not uses_slurm(job) or status.job_id.startswith("local-") or not status.job_id:
+        return None
+    return ended_job(slurm_of(job, echo=echo), status.job_id)
+
+
+def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
+    """No attempt left a final word: Slurm's, the log's and the disk's are all there is."""
+    if status.state is RunState.CANCELLED:
+        return _cancelled(run, status, echo=echo)
+    job = _ask(run, status, echo=echo)
+    evidence = (
+        [Evidence(job.source, job.as_line())] if job is not None else [Evidence(status.source, status.reason)]
+    )
+    steps = _next_steps(run, status, None)
+    log = _slurm_log(run, status)
+    seen, line = _sight_log(log)
+    if line:
+        evidence.append(quote_file(run, log, line) if log is not None else Evidence("log", line))
+    if job is not None and (told := _by_slurms_word(run, job, log, evidence, steps)) is not None:
+        return told
+    if seen is not None:
+        fix = seen.symptom.fix.format(run=run.run_id)
+        return Explanation(
+            seen.symptom.word,
+            f"{seen.symptom.means}",
+            evidence=evidence,
+            actions=[*([fix] if fix else []), *steps],
+        )
+    if (full := full_disk(run.path)) is not None:
+        return Explanation(
+            "disk_full", "the run's file system is full, so that not even the result could be written",
+            evidence=[*evidence, full], actions=["make room, then " + steps[0], *steps[1:]],
+        )  # fmt: skip
+    if log is None and not run.start_numbers():
+        return Explanation(
+            "forgotten", "Slurm has forgotten the job, and it left no log: it was cancelled in the queue, or could not start",
+            evidence=evidence, actions=[f"check that compute nodes see {run.whole.path}", *steps],
+        )  # fmt: skip
+    if run.last_attempt() is None or (job is not None and job.state == "FAILED"):
+        return Explanation(
+            "supervisor_failed", "the job's script or the supervisor ended with an error before a result was written",
+            evidence=evidence, actions=[f"`toolkit logs {run.run_id}` shows the error", *steps],
+        )  # fmt: skip
+    return Explanation(
+        "supervisor_lost", "the supervisor vanished before it could write down a result: killed, or its host is gone",
+        evidence=evidence, actions=steps,
+    )  # fmt: skip
+
+
+def _by_slurms_word(
+    run: RunDirectory, job: EndedJob, log: Path | None, evidence: list[Evidence], steps: list[str]
+) -> Explanation | None:
+    """What the states and reasons of Slurm mean where the run itself said nothing."""
+    if job.state == "OUT_OF_MEMORY" or job.reason == "OutOfMemory":
+        known = symptom_named("out_of_memory")
+        assert known is not None  # a word of the table
+        return Explanation(
+            "out_of_memory",
+            known.means,
+            evidence=evidence,
+            actions=[known.fix.format(run=run.run_id), *steps],
+        )
+    if job.state == "NODE_FAIL" or job.reason == "NodeDown":
+        return Explanation(
+            "node_lost", f"a node of {job.nodes or 'the job'} failed", evidence=evidence, actions=steps
+        )
+    if job.state in ("TIMEOUT", "DEADLINE"):
+        return Explanation(
+            "walltime",
+            "Slurm ended it at its time limit",
+            evidence=evidence,
+            actions=[f"{steps[0]}; -t asks for more time"],
+        )
+    if job.state == "PREEMPTED":
+        return Explanation("preempted", "other jobs took its nodes", evidence=evidence, actions=steps)
+    if job.state == "BOOT_FAIL":
+        return Explanation("node_lost", "its nodes did not come up", evidence=evidence, actions=steps)
+    if job.reason == "JobLaunchFailure" or (log is None and job.state == "FAILED"):
+        return _never_started(run, job, evidence)
+    return None
+
+
+def _never_started(run: RunDirectory, job: EndedJob, evidence: list[Evidence]) -> Explanation:
+    """slurmd could not open the log or run the script: nothing of ours was there to say so."""
+    where = job.nodes or "its node"
+    return Explanation(
+        "no_log_folder",
+        f"Slurm could not open the job's log on {where}: the run's folder was not there at the start",
+        evidence=[*evidence, Evidence("run directory", str(run.whole.path))],
+        actions=[
+            f"check that the folder is on a file system that {where} sees: `srun -w {where} ls -d {run.whole.path}`",
+            f"submit it again with --runs on such a file system, or `toolkit resume {run.run_id}` once it is back",
+        ],
+    )
+
+
+def full_disk(path: Path) -> Evidence | None:
+    """A quota of another user's kind is not seen here; a full file system is."""
+    space = os.statvfs(path)
+    left = space.f_bavail * space.f_frsize
+    if left >= FULL_BYTES and space.f_favail != 0:
+        return None
+    return Evidence("df", f"{path}: {left} bytes and {space.f_favail} files are left")
+
+
+def _slurm_log(run: RunDirectory, status: RunStatus) -> Path | None:
+    """The job's log; an array's task has one of its own."""
+    logs = sorted(run.whole.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
+    own = [path for path in logs if path.stem.removeprefix("slurm-") == status.job_id]
+    chosen = own or logs
+    return chosen[-1] if chosen else None
+
+
+def _sight_log(log: Path | None) -> tuple[Sighting | None, str]:
+    """A symptom in the job's log, or its last line, which is the best that is known."""
+    lines = [clean(line) for line in tail_text(log, LOG_LINES)] if log is not None else []
+    seen = sight(lines)
+    if seen is not None:
+        return seen, seen.line
+    told = [line for line in lines if line.strip()]
+    return None, told[-1] if told else ""

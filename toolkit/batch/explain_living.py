@@ -1,0 +1,89 @@
+"""What a run is doing that neither waits in the queue nor has ended, and what happened to it before."""
+
+from __future__ import annotations
+
+import shlex
+import time
+
+from toolkit.batch.explain import Evidence, Explanation, quote_file
+from toolkit.batch.explain_ended import cause_in_words
+from toolkit.batch.state import RunStatus
+from toolkit.batch.submission import recorded_job, uses_slurm
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import RunState
+
+QUIET_S = 60.0  # a step that takes longer is worth a word
+
+
+def explain_living(run: RunDirectory, status: RunStatus) -> Explanation:
+    """A run that is created, running, being cancelled, or of which nobody knows."""
+    if status.state is RunState.CREATED:
+        shell = "sbatch" if uses_slurm(recorded_job(run)) else "bash"
+        return Explanation(
+            "not_submitted", "it was rendered, and nobody submitted it",
+            actions=[f"`{shell} {shlex.quote(str(run.script(0)))}`"],
+        )  # fmt: skip
+    if status.state is RunState.UNKNOWN:
+        return Explanation("no_answer", status.reason, follows="unknown", actions=["ask again later"])
+    if status.state is RunState.CANCELLING:
+        return Explanation(
+            "cancelling", "a cancel was asked; its ranks save and leave", evidence=[Evidence(status.source, status.reason)],
+            follows="it ends by itself, at the latest when Slurm kills it", actions=[f"`toolkit wait {run.run_id}`"],
+        )  # fmt: skip
+    return _running(run)
+
+
+def _running(run: RunDirectory) -> Explanation:
+    attempt = run.last_attempt()
+    actions = [
+        f"`toolkit logs {run.run_id} -f`",
+        f"`toolkit rehearse {run.run_id} preempt` tries whether it would survive",
+    ]
+    if attempt is None:
+        return Explanation(
+            "starting", "the supervisor is starting", follows="it starts the ranks", actions=actions[:1]
+        )
+    before = _earlier_ends(run, attempt)
+    ended = read_json_or_none(attempt.exit_file)
+    if ended is not None:  # between two attempts, or before a requeue
+        return Explanation(
+            str(ended.get("symptom") or ended["cause"]), cause_in_words(ended), follows=f"{ended['next']}: {ended['decision']}",
+            evidence=before, rank=ended.get("rank"), host=ended.get("host"), actions=actions[:1],
+        )  # fmt: skip
+    begun = read_json_or_none(attempt.start_file)
+    wanted = begun["ranks"] if begun is not None else 0
+    here = sum(1 for _ in attempt.ranks.glob("rank-*.json"))
+    silent_s = _silent_s(attempt)
+    stall_s = recorded_job(run).restart.stall_s
+    follows = "it goes on to its end"
+    if silent_s is None:
+        why = (
+            f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, none has made a step"
+        )
+    elif silent_s > QUIET_S:
+        why = f"attempt {attempt.number} of {wanted} ranks has made no step for {silent_s:.0f} s"
+        follows = f"after {stall_s} s without a step (restart.stall_s) the attempt is ended as stalled"
+    else:
+        why = f"attempt {attempt.number} of {wanted} ranks makes steps; the last one {silent_s:.0f} s ago"
+    return Explanation("running", why, follows=follows, evidence=before, actions=actions)
+
+
+def _silent_s(attempt: AttemptDirectory) -> float | None:
+    try:
+        return max(0.0, time.time() - attempt.heartbeat.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+
+
+def _earlier_ends(run: RunDirectory, last: AttemptDirectory) -> list[Evidence]:
+    """How the attempts before the last one ended, the newest two."""
+    ends = []
+    for number in run.attempt_numbers():
+        attempt = run.attempt(number)
+        end = read_json_or_none(attempt.exit_file)
+        if number < last.number and end is not None:
+            ends.append(
+                quote_file(run, attempt.exit_file, f"{end['cause']} at step {end['step']}: {end['reason']}")
+            )
+    return ends[-2:]

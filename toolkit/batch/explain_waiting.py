@@ -1,0 +1,153 @@
+"""Why a run waits in the queue, with the numbers that Slurm's reason leaves out, and whether it can ever start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from toolkit.batch.explain import Evidence, Explanation, Waiting
+from toolkit.batch.state import RunStatus
+from toolkit.batch.submission import recorded_job, slurm_of
+from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import RunDirectory
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.pending import UnusableNode, WaitingJob, partition_limits, unusable_nodes, waiting_jobs
+from toolkit.slurm.reasons import CanStart, pending_reason, reason_name
+
+_NODES_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What is added to a reason: numbers in words, the lines that show them, a better action."""
+
+    words: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    actions: tuple[str, ...] = ()
+    can_start: CanStart | None = None
+
+
+def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False) -> Explanation:
+    """A run that is pending; also one whose supervisor is only starting."""
+    if status.job_id.startswith("local-"):
+        return Explanation("starting", status.reason, follows="its ranks start within seconds")
+    slurm = slurm_of(recorded_job(run), echo=echo)
+    try:
+        rows = waiting_jobs(slurm, status.job_id)
+    except (NotFoundError, SchedulerRefusedError) as error:
+        return Explanation("no_answer", f"Slurm does not answer: {error.message}", actions=[error.fix])
+    waits = next((row for row in rows if row.state == "PENDING"), None)
+    if waits is None:
+        said = rows[0].state if rows else "nothing"
+        return Explanation(
+            "starting", f"Slurm says {said}: its nodes are being prepared", follows="it starts by itself"
+        )
+    name, reason = reason_name(waits.reason or "None"), pending_reason(waits.reason or "None")
+    detail = _DETAILS.get(name, _nothing)(slurm, run, waits)
+    can_start = detail.can_start or reason.can_start
+    start = _as_utc(waits.start)
+    names = {"job": waits.job_id.partition("_")[0], "run": run.run_id, "partition": waits.partition}
+    actions = [*detail.actions, *([reason.fix.format(**names)] if reason.fix else [])]
+    words = f"{reason.words}: {detail.words}" if detail.words else reason.words
+    return Explanation(
+        f"pending_{name}",
+        f"{words} ({name})",
+        follows="" if can_start is CanStart.NEVER else "Slurm starts it by itself",
+        actions=actions or [f"wait; `toolkit wait {run.run_id}` tells when it starts"],
+        evidence=[Evidence("squeue", f"{waits.job_id} PENDING {waits.reason}"), *detail.evidence],
+        waiting=Waiting(
+            name, can_start, not_before=start if name == "BeginTime" else None,
+            estimated_start=None if can_start is CanStart.NEVER else start,
+        ),
+    )  # fmt: skip
+
+
+def _nothing(_slurm: Slurm, _run: RunDirectory, _job: WaitingJob) -> Detail:
+    return Detail()
+
+
+def _time_limit(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+    limits = partition_limits(slurm, job.partition)
+    allowed = ", ".join(f"{one.name} allows {one.time_limit}" for one in limits)
+    lower = [
+        f"`scontrol update JobId={job.job_id} TimeLimit={one.time_limit}` asks for as much as it allows"
+        for one in limits[:1]
+    ]
+    return Detail(f"the job asks for {job.time_limit}, {allowed}", actions=tuple(lower))
+
+
+def _node_limit(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+    limits = partition_limits(slurm, job.partition)
+    words = ", ".join(f"{one.name} has {one.nodes} and allows {one.job_size} a job" for one in limits)
+    down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
+    return Detail(f"the job asks for {job.nodes}, {words}", down.evidence)
+
+
+def _resources(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+    counts = []
+    for one in partition_limits(slurm, job.partition):
+        busy, idle, other, total = (one.node_states.split("/") + [""] * 4)[:4]
+        counts.append(
+            f"of the {total} nodes of {one.name} {busy} are in use, {idle} idle, {other} down or drained"
+        )
+    down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
+    return Detail(f"the job asks for {job.nodes}; {', '.join(counts)}", down.evidence)
+
+
+def _required_nodes(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+    named = re.search(r"UnavailableNodes:(\S+)", job.reason)
+    return _down_nodes(unusable_nodes(slurm, nodes=named[1] if named else job.required_nodes))
+
+
+def _down_nodes(nodes: list[UnusableNode]) -> Detail:
+    words = ", ".join(f"{node.name} is {node.state.rstrip('*')}" for node in nodes[:_NODES_SHOWN])
+    evidence = [
+        Evidence("sinfo", f"{node.name} {node.state}: {node.reason} ({node.user}, {node.since})")
+        for node in nodes[:_NODES_SHOWN]
+        if node.reason
+    ]
+    more = f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else ""
+    return Detail(words + more, tuple(evidence))
+
+
+def _dependency(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+    """`afterok:6(failed)`: the kind, the job, and how it stands."""
+    words = []
+    for kind, other, stands in re.findall(r"(\w+):(\d+(?:_\S+?)?)(?:\((\w+)\))?", job.dependency):
+        words.append(f"{kind}:{other} " + ("has become impossible" if stands == "failed" else "is open"))
+    return Detail(", ".join(words) or job.dependency)
+
+
+def _begin_time(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+    """Also how Slurm holds back a job that was requeued a moment ago."""
+    last = run.last_attempt()
+    end = read_json_or_none(last.exit_file) if last is not None else None
+    if end is not None and not end["final"]:
+        return Detail(f"it was requeued ({end['cause']}), and Slurm holds a requeued job back for a while")
+    return Detail()
+
+
+def _as_utc(local: str) -> str | None:
+    """Slurm prints the cluster's local time, which is this host's."""
+    try:
+        return (
+            datetime.fromisoformat(local).astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        )
+    except ValueError:
+        return None
+
+
+_DETAILS: dict[str, Callable[[Slurm, RunDirectory, WaitingJob], Detail]] = {
+    "PartitionTimeLimit": _time_limit,
+    "PartitionNodeLimit": _node_limit,
+    "Resources": _resources,
+    "Nodes_required_for_job_are_DOWN": _resources,
+    "ReqNodeNotAvail": _required_nodes,
+    "NodeDown": _required_nodes,
+    "Dependency": _dependency,
+    "DependencyNeverSatisfied": _dependency,
+    "BeginTime": _begin_time,
+}

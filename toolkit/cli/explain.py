@@ -1,0 +1,27 @@
+"""`explain`: why a run is in the state it is in, and what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from toolkit.cli.options import find, json_option, print_command_option, runs_option
+
+
+@click.command()
+@click.argument("run", default="last")
+@runs_option
+@json_option
+@print_command_option
+def explain(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
+    """Say why RUN waits, fails or goes on, what follows by itself, and what to do."""
+    from toolkit.batch.explain import explain_run, lines_of
+
+    told = explain_run(find(run, runs), echo=echo)
+    if as_json:
+        click.echo(json.dumps(told.as_json(), indent=1))
+    else:
+        for line in lines_of(told):
+            click.echo(line)

@@ -1,0 +1,112 @@
+"""What the words of a failed rank or of a launcher mean: one stable word for each kind of failure, and what mends it.
+
+docs/explain.md lists the words; `exit.json` carries them. The patterns are what Slurm 22.05 to 24.11, torch 2.11 to
+2.13, Open MPI, MPICH, CUDA and the C library print.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """A kind of failure. `fix` may hold {run}; "" where only the program's author knows one.
+
+    `plain` ones add nothing to what the rank or the supervisor says by itself.
+    """
+
+    word: str
+    means: str
+    fix: str = ""
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A symptom and the line that shows it."""
+
+    symptom: Symptom
+    line: str
+
+
+EXCEPTION = Symptom("exception", "the program raised an exception", "mend the program", plain=True)
+EXIT_CODE = Symptom("exit_code", "the program ended with an exit code of its own", plain=True)
+KILLED = Symptom(
+    "killed", "a signal ended the process; the program did not ask for it",
+    "`dmesg -T` on the node shows whether the kernel did it for memory; `toolkit resume {run}` goes on",
+)  # fmt: skip
+NATIVE_CRASH = Symptom(
+    "native_crash", "native code crashed", 'PYTHONFAULTHANDLER=1 in [env] vars shows where; `toolkit resume {run}` goes on'
+)  # fmt: skip
+OUT_OF_MEMORY = Symptom(
+    "out_of_memory", "the job used more memory than it was given",
+    "`toolkit resume {run} --set job.mem_gb_per_node=GIB` with more, or fewer ranks on a node",
+)  # fmt: skip
+GPU_OUT_OF_MEMORY = Symptom(
+    "gpu_out_of_memory", "a GPU's memory was full",
+    "a smaller train.micro_batch, a larger parallel.shard, or larger GPUs",
+)  # fmt: skip
+DISK_FULL = Symptom(
+    "disk_full", "a file system is full, or a quota is reached",
+    "make room (`df -h`, the site's quota command), then `toolkit resume {run}`",
+)  # fmt: skip
+WRONG_PMI = Symptom(
+    "wrong_pmi", "the launcher and the MPI library do not understand each other: each rank believes to be alone",
+    "the site file's launcher.mpi must be what the MPI was built for; `srun --mpi=list` shows what there is",
+)  # fmt: skip
+NO_INTERPRETER = Symptom(
+    "no_interpreter", "the program to start does not exist on a node",
+    "install it on a file system that all nodes see, and submit with the toolkit that is installed there",
+)  # fmt: skip
+COLLECTIVE_TIMEOUT = Symptom(
+    "collective_timeout", "ranks waited in a collective for one that did not come",
+    "see below what that rank did; where it was only slow, give the group a longer time-out", plain=True,
+)  # fmt: skip
+PEER_LOST = Symptom("peer_lost", "a connection to another rank broke, and no rank says why")
+NODE_LOST = Symptom("node_lost", "a node failed")
+REFUSED = Symptom("refused", "a rank refused its input", plain=True)
+SILENT = Symptom("silent_end", "ranks vanished without a word", plain=True)
+
+SYMPTOMS = (
+    EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, NO_INTERPRETER,
+    COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, SILENT,
+)  # fmt: skip
+
+# The first that fits counts: what is particular stands before what is general.
+_PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
+    (symptom, re.compile(pattern, re.IGNORECASE))
+    for symptom, pattern in (
+        (GPU_OUT_OF_MEMORY, r"(?:CUDA|HIP|XPU) out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"),
+        (OUT_OF_MEMORY,
+         r"exceeded (?:job |step )?memory limit|oom[-_ ]kill|OOM Killed|out[-_ ]of[-_ ]memory(?!\?)|MemoryError|"
+         r"cannot allocate memory|can't allocate memory|std::bad_alloc"),
+        (DISK_FULL, r"No space left on device|Disk quota exceeded|\bENOSPC\b|\bEDQUOT\b"),
+        (WRONG_PMI,
+         r"process management interface|direct launched using \"srun\"|believe to be rank 0 of 1|PMI2?_Init failed|not built with .*PMI support|"
+         r"OPAL ERROR: .*pmix|PMIX ERROR: .*UNREACH|invalid MPI (?:plugin )?type|Couldn't find the specified plugin name for mpi"),
+        (NO_INTERPRETER,
+         r"execve\(\): .*: (?:No such file|Permission denied|Not a directory)|"
+         r"slurm_script: line \d+: /\S+: (?:No such file|cannot execute|Permission denied|Not a directory)"),
+        (NODE_LOST, r"srun: error: Node failure on|DUE TO NODE FAILURE"),
+        (COLLECTIVE_TIMEOUT,
+         r"Timed out waiting \d+ ?ms|Watchdog caught collective operation timeout|failed to pass monitoredBarrier|"
+         r"timed out .*(?:gloo|nccl|collective)"),
+    )
+)  # fmt: skip
+
+
+def sight(lines: Sequence[str]) -> Sighting | None:
+    """The first symptom that some lines show, with the first line that shows it; None when they show none."""
+    for symptom, pattern in _PATTERNS:
+        for line in lines:
+            if pattern.search(line):
+                return Sighting(symptom, line.strip())
+    return None
+
+
+def symptom_named(word: str) -> Symptom | None:
+    """The symptom of a stable word; None for one that is a plain cause, such as `walltime`."""
+    return next((symptom for symptom in SYMPTOMS if symptom.word == word), None)
