@@ -248,8 +248,8 @@ def test_a_wrong_value_of_another_layer_names_it(tmp_path, resolve, layers, mess
             'job.toml:2:job.entry: \'train\' is no entry. Fix: write "file.py:main", "file.py", '
             '"package.module:main", or a list such as ["./a.out"]',
         ),
-        ("[]", "job.toml:2:job.entry: [] is empty. Fix: give "),
-        ('["a", ""]', "job.toml:2:job.entry: ['a', ''] has no form that this key takes. Fix: give "),
+        ("[]", "job.toml:2:job.entry: [] names nothing to run. Fix: give "),
+        ('["", "a"]', "job.toml:2:job.entry: ['', 'a'] names nothing to run. Fix: give "),
         ("5", "job.toml:2:job.entry: 5 has no form that this key takes. Fix: give "),
     ],
 )

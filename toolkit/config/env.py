@@ -16,8 +16,12 @@ _IDENTITY = re.compile(
     r"TOOLKIT_(?!SITES?$|RUNS$|DEVCLUSTER$).*|(PMI|PMIX|OMPI_COMM_WORLD)_.*"
     r"|SLURM_(JOB|STEP|ARRAY|TASK|NTASKS|NODE|NNODES|NPROCS|PROCID|LOCALID|SUBMIT|GTIDS|CONF).*"
 )
+# bash sets these itself, whatever it inherits.
+_OF_BASH = frozenset(
+    {"BASHOPTS", "EUID", "IFS", "OPTIND", "OPTERR", "PPID", "SHELLOPTS", "SHLVL", "UID", "_"}
+)
 
-Names = TypeVar("Names", dict[str, str], list[str])
+Names = TypeVar("Names", bound=dict[str, str] | list[str])
 
 
 def check_variable_names(names: Names) -> Names:
@@ -55,6 +59,14 @@ class EnvTable(Table):
     @classmethod
     def _check_names(cls, names: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
         return check_variable_names(names)
+
+    @field_validator("passed")
+    @classmethod
+    def _check_passed(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name in _OF_BASH:
+                raise refuse_value((), f"{name} is bash's own, and would not arrive", "set it in `vars`")
+        return names
 
     @field_validator("vars")
     @classmethod

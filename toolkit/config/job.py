@@ -33,7 +33,7 @@ class JobTable(Table):
         form="1 to 64 of the characters A-Z a-z 0-9 . _ -",
         derived="the job file's name without .toml",
     )
-    entry: str | list[Text] = key(
+    entry: str | list[str] = key(
         ...,
         "What each rank runs. A file is relative to the job file. With `:function` it is called as "
         "`function(world, config)`; a file alone runs as a script; a list is executed.",
@@ -88,8 +88,8 @@ class JobTable(Table):
     @field_validator("entry")
     @classmethod
     def _check_entry(cls, entry: str | list[str]) -> str | list[str]:
-        if not entry:
-            raise ValueError("is empty")
+        if not entry or not entry[0]:  # further words may be empty
+            raise ValueError("names nothing to run")
         return entry
 
     @field_validator("nodes")

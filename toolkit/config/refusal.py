@@ -100,8 +100,10 @@ def _field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
     return found
 
 
-def field_named(model: type[BaseModel], name: str) -> FieldInfo | None:
-    """Return the field that stands as `name` in a file."""
+def field_named(model: Any, name: str) -> FieldInfo | None:
+    """Return the field that stands as `name` in a file; None also where `model` is no table, as inside [args]."""
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return None
     for attribute, field in model.model_fields.items():
         if name == (field.alias or attribute):
             return field

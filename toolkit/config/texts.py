@@ -21,8 +21,14 @@ def read_text(path: KeyPath, text: str, *, where: str) -> Any:
     Raises:
         ToolkitError: there is no such key, or the text is not of its type.
     """
+    place = f"{where}:{'.'.join(path)}"
     if path[0] == "args":
-        return _toml_value(text, otherwise=text)
+        try:
+            return _toml_value(text, otherwise=text)
+        except (RecursionError, ValueError) as error:  # TOML, but deeper or longer than Python reads
+            raise ToolkitError(
+                f"cannot be read: {error}", where=place, fix="write it in quotes, as a text"
+            ) from error
     annotation, form = _type_of(path, where)
     kinds = _kinds(annotation)
     if kinds == [list] and not text.startswith("["):
@@ -30,9 +36,9 @@ def read_text(path: KeyPath, text: str, *, where: str) -> Any:
     for kind in kinds:
         try:
             return _READERS[kind](text)
-        except ValueError:
+        except (RecursionError, ValueError):
             continue
-    raise ToolkitError(f"{text!r} cannot be read", where=f"{where}:{'.'.join(path)}", fix=f"give {form}")
+    raise ToolkitError(f"{text!r} cannot be read", where=place, fix=f"give {form}")
 
 
 def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
