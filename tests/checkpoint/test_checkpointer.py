@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.commit import commit
 from toolkit.checkpoint.layout import committed_steps
 from toolkit.checkpoint.manifest import read_manifest
-from toolkit.errors import ToolkitError
+from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rundir.claims import claim_attempt
 from toolkit.world.facts import World
 
 
@@ -123,3 +125,20 @@ def test_precision_may_change_between_saving_and_loading(tmp_path):
     wanted = {"x": torch.zeros(2, dtype=torch.bfloat16)}
     checkpoints.load(wanted)
     assert wanted["x"].tolist() == [1.0, 2.5]
+
+
+def test_an_attempt_that_was_given_up_on_cannot_save(run_directory):
+    """Ranks on a node that was cut off may live on, and still see the disk."""
+    claim_attempt(run_directory)
+    old = Checkpointer(run_directory.checkpoints, world(0))
+    kept = old.save(1, x(1), {})
+    claim_attempt(run_directory)
+    new = Checkpointer(run_directory.checkpoints, world(1))
+    newest = new.save(3, x(3), {})
+    with pytest.raises(OwnFailureError, match="attempt 1 has the run now"):
+        old.save(2, x(2), {})
+    part = run_directory.checkpoints / "step-00000002.part-0"
+    part.mkdir()
+    with pytest.raises(OwnFailureError, match="given up on"):  # claimed while the old one was writing
+        commit(part, run_directory.checkpoints / "step-00000002", 0, replace=True)
+    assert list(committed_steps(run_directory.checkpoints).values()) == [kept, newest]

@@ -10,6 +10,10 @@ EXPECTED = {
     Cause.COMPLETED: (Next.END, RunState.COMPLETED, 0),
     Cause.CRASHED: (Next.RESTART, RunState.FAILED, 137),
     Cause.STALLED: (Next.RESTART, RunState.FAILED, 125),
+    Cause.REFUSED: (Next.END, RunState.FAILED, 137),
+    Cause.SUPERVISOR_FAILED: (Next.END, RunState.FAILED, 125),
+    Cause.SUPERVISOR_LOST: (Next.AWAIT, RunState.LOST, 125),
+    Cause.NODE_LOST: (Next.AWAIT, RunState.FAILED, 125),
     Cause.LAUNCH_FAILED: (Next.END, RunState.FAILED, 125),
     Cause.WALLTIME: (Next.REQUEUE, RunState.TIMEOUT, 140),
     Cause.PREEMPTED: (Next.AWAIT, RunState.PREEMPTED, 143),
@@ -19,10 +23,10 @@ EXPECTED = {
 every_cause = pytest.mark.parametrize("cause", list(Cause))
 
 
-def follow(cause, *, budgets=BUDGETS, spent=0, requeue=True, repeated=False):
+def follow(cause, *, budgets=BUDGETS, spent=0, again=Next.REQUEUE, repeated=False):
     row = ENDINGS[cause]
     return decide(
-        cause, budgets=budgets, spent={row.budget: spent}, requeue_allowed=requeue, rank_exit_code=137,
+        cause, budgets=budgets, spent={row.budget: spent}, again=again, rank_exit_code=137,
         repeated_without_progress=repeated,
     )  # fmt: skip
 
@@ -39,8 +43,7 @@ def test_every_cause_has_a_row_and_an_expectation():
 
 def test_every_final_state_is_reached():
     reached = {follow(cause, spent=2).final_state for cause in Cause}
-    # LOST is no verdict: it is what others say of a run whose supervisor vanished without one.
-    assert reached == {state for state in RunState if state.final} - {RunState.LOST}
+    assert reached == {state for state in RunState if state.final}
 
 
 @every_cause
@@ -73,8 +76,15 @@ def test_an_unlimited_budget_is_never_spent(cause):
 
 
 @every_cause
+def test_where_nobody_can_requeue_another_job_follows(cause):
+    usual = EXPECTED[cause][0]
+    follows = Next.FOLLOW_UP if usual in (Next.REQUEUE, Next.AWAIT) else usual
+    assert follow(cause, again=Next.FOLLOW_UP).next is follows
+
+
+@every_cause
 def test_without_a_requeue_only_restarts_in_the_allocation_remain(cause):
-    verdict = follow(cause, requeue=False)
+    verdict = follow(cause, again=None)
     assert verdict.next is (Next.RESTART if EXPECTED[cause][0] is Next.RESTART else Next.END)
     if EXPECTED[cause][0] in (Next.REQUEUE, Next.AWAIT):
         assert "requeue is not allowed" in verdict.reason
@@ -88,6 +98,6 @@ def test_the_same_failure_twice_without_a_step_ends_the_run(cause):
 def test_a_crash_hands_on_the_ranks_exit_code_and_each_cause_its_own_budget():
     verdict = decide(
         Cause.CRASHED, budgets={"crashes": 1, "walltimes": 0, "preemptions": 0},
-        spent={"walltimes": 9, "preemptions": 9}, requeue_allowed=True, rank_exit_code=3,
+        spent={"walltimes": 9, "preemptions": 9}, again=Next.REQUEUE, rank_exit_code=3,
     )  # fmt: skip
     assert (verdict.next, verdict.exit_code) == (Next.RESTART, 3)

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from toolkit.errors import OwnFailureError
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json
 from toolkit.rundir.states import Cause
@@ -73,7 +74,7 @@ def test_every_exit_code_of_a_program_is_a_failure(supervise, local_job, code):
 
 def test_a_program_that_cannot_be_run_says_so(supervise, local_job):
     job = supervise(local_job(["/nowhere/program"], ranks=1))
-    assert job.wait() == 1
+    assert job.wait() == 2
     end = job.end()
     assert "cannot run" in end["reason"] and "program: No such file" in end["reason"]
     assert "executable on the nodes" in end["fix"]
@@ -217,8 +218,7 @@ def test_the_grace_time_is_taken_once(run_directory):
     ends_at = time.monotonic() + 2.0
     request = StopRequest(cause=Cause.WALLTIME)
     watch = AttemptWatch(
-        run_directory, attempt, Shape(1, 1), request,
-        stall_s=900, grace_s=lambda cause: ends_at - time.monotonic(), foreign=True,
+        run_directory, attempt, Shape(1, 1), request, FakeReasons(lambda: ends_at - time.monotonic()), stall_s=900, foreign=True,
     )  # fmt: skip
     ranks = FakeRanks()
     began = time.monotonic()
@@ -232,13 +232,61 @@ def test_a_hang_before_the_first_step_is_a_stall(run_directory, foreign, cause):
     """A script writes no heartbeat, so its silence says nothing: it is ended by the request that comes later."""
     request = StopRequest()
     watch = AttemptWatch(
-        run_directory, claim_attempt(run_directory), Shape(1, 1), request,
-        stall_s=0.5, grace_s=lambda cause: 0.0, foreign=foreign,
+        run_directory, claim_attempt(run_directory), Shape(1, 1), request, FakeReasons(), stall_s=0.5, foreign=foreign,
     )  # fmt: skip
     timer = threading.Timer(1.5, request.ask, [Cause.WALLTIME])
     timer.start()
     assert watch.follow(FakeRanks()).cause is cause
     timer.cancel()
+
+
+def test_a_pause_of_the_file_system_is_waited_out(run_directory, capsys):
+    """The run directory is away for a while, as a file server that fails over; the attempt goes on."""
+    attempt = claim_attempt(run_directory)
+    request = StopRequest()
+    watch = AttemptWatch(
+        run_directory, attempt, Shape(1, 1), request, FakeReasons(), stall_s=900, foreign=False
+    )
+
+    def outage():
+        attempt.heartbeat.symlink_to(attempt.heartbeat)  # every look at it ends with ELOOP
+        time.sleep(1.0)
+        attempt.heartbeat.unlink()
+        time.sleep(0.5)
+        request.ask(Cause.STOPPED)
+        request.kill = True
+
+    thread = threading.Thread(target=outage)
+    thread.start()
+    assert watch.follow(FakeRanks()).cause is Cause.STOPPED
+    thread.join()
+    said = capsys.readouterr().out
+    assert "does not answer" in said
+    assert "answers again" in said
+
+
+def test_a_file_system_that_stays_away_ends_the_attempt_in_words(run_directory, monkeypatch):
+    attempt = claim_attempt(run_directory)
+    monkeypatch.setattr("toolkit.supervise.attempt.FILE_SYSTEM_PATIENCE_S", 0.5)
+    watch = AttemptWatch(
+        run_directory, attempt, Shape(1, 1), StopRequest(), FakeReasons(), stall_s=900, foreign=False
+    )
+    attempt.heartbeat.symlink_to(attempt.heartbeat)
+    with pytest.raises(OwnFailureError, match="has not answered"):
+        watch.follow(FakeRanks())
+
+
+class FakeReasons:
+    """What the supervisor would say of signals: here nobody sends any."""
+
+    def __init__(self, grace_s=lambda: 0.0):
+        self.left_s = grace_s
+
+    def grace_s(self, _cause):
+        return self.left_s()
+
+    def look_at_end(self, _attempt):
+        pass
 
 
 class FakeRanks:
@@ -250,6 +298,9 @@ class FakeRanks:
         return -9 if self.killed else None
 
     def forward_stop(self):
+        return True
+
+    def ask_for_stacks(self):
         return True
 
     def terminate(self):

@@ -65,7 +65,7 @@ def test_ranks_that_vanish_silently_are_named(attempt):
         None,
         137,
     )  # eleven are missing: nobody is the culprit
-    assert "rank 1, 2, 3, 4, 5, 6, 7, 8 ... ended without a word" in end.reason
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 ... ended without a word" in end.reason
 
 
 def test_a_rank_that_srun_names_is_the_culprit(attempt):

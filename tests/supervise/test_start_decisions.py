@@ -3,11 +3,12 @@
 import os
 import signal
 import time
+from datetime import datetime, timedelta
 
 import pytest
 
 from toolkit.rundir.claims import claim_attempt
-from toolkit.rundir.states import Cause
+from toolkit.rundir.states import Cause, Next
 from toolkit.supervise.allocation import Allocation, find_allocation, process_start_ticks, why_terminated
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.launchers import Shape
@@ -21,18 +22,22 @@ def supervisor(run_directory):
     def make(left_s=3600.0, in_slurm=True, warn_s=120):
         allocation = Allocation("7", 1, in_slurm, in_slurm, time.time() + left_s)
         job = {"restart": {"warn_s": warn_s}}
-        return Supervisor(run_directory, job, 0, allocation, Shape(1, 1))
+        return Supervisor(run_directory, job, 0, allocation, Shape(1, 1), run_directory.script(0))
 
     return make
 
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
-    """A scontrol that says one thing; a real Slurm cannot be made to say these on demand."""
+    """A scontrol that says one thing, and a squeue that has forgotten the job; a real Slurm cannot be made to say these on demand."""
 
     def write(body):
         (tmp_path / "scontrol").write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / "scontrol").chmod(0o755)
+        (tmp_path / "squeue").write_text(
+            "#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
+        )
+        (tmp_path / "squeue").chmod(0o755)
 
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     return write
@@ -42,10 +47,25 @@ def scontrol(tmp_path, monkeypatch):
     ("left_s", "cause"),
     [(200, Cause.WALLTIME), (30, Cause.WALLTIME), (220, Cause.PREEMPTED), (3600, Cause.PREEMPTED)],
 )
-def test_usr2_is_walltime_near_the_end_and_preemption_before(supervisor, left_s, cause):
+def test_usr2_is_walltime_near_the_end_and_preemption_before(supervisor, scontrol, left_s, cause):
+    scontrol("exit 1")  # a Slurm that is silent: what was known counts
     one = supervisor(left_s)
     one._on_signal(signal.SIGUSR2, None)
-    assert one.request.cause is cause
+    assert one.request.warned
+    assert one.why_warned() is cause
+
+
+def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, scontrol, run_directory):
+    end = datetime.now() + timedelta(seconds=100)
+    scontrol(f"echo JobId=7 EndTime={end:%Y-%m-%dT%H:%M:%S}")
+    one = supervisor(90_000)
+    assert one.why_warned() is Cause.WALLTIME
+    attempt = claim_attempt(run_directory)
+    one.look_at_end(attempt)  # nothing has moved since
+    assert not attempt.ends_at.exists()
+    one.allocation.ends_at += 1000
+    one.look_at_end(attempt)
+    assert float(attempt.ends_at.read_text()) == pytest.approx(end.timestamp(), abs=1)
 
 
 @pytest.mark.parametrize("first", [None, signal.SIGTERM, signal.SIGUSR2])
@@ -57,23 +77,22 @@ def test_ctrl_c_asks_and_the_second_one_kills_whatever_was_asked_before(supervis
     assert not one.request.kill
     one._on_signal(signal.SIGINT, None)
     assert one.request.kill
-    asked = one.request.cause or one.request.on_terminate
-    assert asked is (Cause.PREEMPTED if first else Cause.STOPPED)  # the first request counts
+    assert one.request.cause is (None if first else Cause.STOPPED)  # the first request counts
 
 
 def test_slurm_ends_a_preempted_job_by_its_own_clock(supervisor):
-    assert supervisor(3600)._grace_s(Cause.PREEMPTED) > 3000
-    assert supervisor(100)._grace_s(Cause.WALLTIME) == pytest.approx(90, abs=1)
-    assert supervisor(5)._grace_s(Cause.WALLTIME) == 1
+    assert supervisor(3600).grace_s(Cause.PREEMPTED) > 3000
+    assert supervisor(100).grace_s(Cause.WALLTIME) == pytest.approx(90, abs=1)
+    assert supervisor(5).grace_s(Cause.WALLTIME) == 1
     for one, cause in ((supervisor(in_slurm=False), Cause.PREEMPTED), (supervisor(), Cause.CANCELLED)):
-        assert one._grace_s(cause) < 30  # Slurm's KillWait
+        assert one.grace_s(cause) < 30  # Slurm's KillWait
 
 
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
         ("JobId=7 JobState=CANCELLED Reason=None", Cause.CANCELLED), ("JobState=TIMEOUT", Cause.WALLTIME),
-        ("JobState=PREEMPTED", Cause.PREEMPTED), ("JobState=RUNNING", Cause.PREEMPTED),
+        ("JobState=PREEMPTED", Cause.PREEMPTED), ("JobState=RUNNING", Cause.PREEMPTED), ("JobState=NODE_FAIL", Cause.NODE_LOST),
     ],
 )  # fmt: skip
 def test_slurm_says_why_it_sent_term(scontrol, said, cause):
@@ -95,10 +114,29 @@ def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(
 def test_an_allocation_is_what_slurm_gave_and_not_what_was_asked():
     batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_END_TIME": "1800000000"}
     assert find_allocation(batch, 2) == Allocation("7", 3, True, True, 1800000000.0)
+    task = find_allocation(batch | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, 2)
+    assert (task.job_id, task.task) == (
+        "5_2",
+        2,
+    )  # its raw id 7 may be the array's, and mean all of its tasks
     assert not find_allocation(batch | {"TOOLKIT_IN_ALLOCATION": "1"}, 2).is_batch
     here = find_allocation(batch | {"TOOLKIT_LOCAL": "1"}, 2)
     assert (here.in_slurm, here.nodes, here.left_s()) == (False, 2, float("inf"))
-    assert not here.can_requeue
+    assert here.next_start(by_requeue=True) is None
+
+
+def test_a_follow_up_job_takes_the_place_of_a_requeue_that_nobody_can_ask_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    batch = Allocation("7", 1, True, True, 0.0)
+    assert batch.next_start(by_requeue=True) is None
+    (tmp_path / "sbatch").touch(mode=0o755)
+    assert batch.next_start(by_requeue=True) is Next.FOLLOW_UP
+    (tmp_path / "scontrol").touch(mode=0o755)
+    assert batch.next_start(by_requeue=True) is Next.REQUEUE
+    assert batch.next_start(by_requeue=False) is Next.FOLLOW_UP  # the site's users may not
+    assert (
+        Allocation("7", 1, True, False, 0.0).next_start(by_requeue=True) is None
+    )  # salloc's shell is no script
 
 
 def test_a_process_that_is_gone_has_no_start(run_directory):

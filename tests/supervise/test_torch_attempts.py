@@ -67,7 +67,7 @@ def test_a_function_whose_file_is_missing_on_the_node(supervise, local_job, tmp_
     job = local_job("loop.py:main", ranks=1, files={"loop.py": LOOP})
     (tmp_path / "loop.py").unlink()
     job = supervise(job)
-    assert job.wait() == 1
+    assert job.wait() == 2
     assert "no such file" in job.end()["reason"]
     assert "file system that all nodes share" in job.end()["fix"]
     assert "Traceback" not in job.rank_log(0)

@@ -1,7 +1,9 @@
 """The stop request as one rank sees it."""
 
 import os
+import shutil
 import signal
+import time
 
 import pytest
 
@@ -80,5 +82,50 @@ def test_a_world_notes_what_was_agreed():
     assert not world.stop_watch.verdict
     assert world.should_stop(3)
     assert world.stop_watch.verdict
-    assert not world.stop_agreed(False)
+    assert not world.stop_agreed(0)
     assert not world.stop_watch.verdict
+
+
+def test_a_save_is_asked_by_a_file_and_once(run_directory, watch, clock):
+    world = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "test", stop_watch=watch)
+    (run_directory.control / "save").touch()
+    assert not world.should_stop(1)
+    assert world.should_save()
+    assert not (run_directory.control / "save").exists()
+    clock[0] += 6
+    assert not world.should_stop(2)
+    assert not world.should_save()
+
+
+@pytest.mark.parametrize(
+    ("asked", "stop", "save"),
+    [
+        ([0, 0], False, False),
+        ([1, 0], False, True),
+        ([0, 2], True, False),
+        ([1, 2], True, False),
+        ([2, 2], True, False),
+    ],
+)
+def test_the_sum_and_the_largest_of_what_ranks_ask_for_mean_the_same(asked, stop, save):
+    for total in (sum(asked), max(asked)):
+        watch = StopWatch()
+        assert (watch.agree(total), watch.save_agreed) == (stop, save)
+
+
+def test_a_pause_of_the_file_system_does_not_end_a_rank(run_directory, watch, clock, capsys):
+    shutil.rmtree(watch.attempt.path)
+    assert not watch.look(1, rank=0)
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_the_time_left_follows_an_end_that_moves(run_directory, watch, clock, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_ENDS_AT", f"{time.time() + 100:.0f}")
+    assert watch.time_left() == pytest.approx(100, abs=2)
+    watch.attempt.ends_at.write_text(f"{time.time() + 500:.0f}\n")
+    assert watch.time_left() == pytest.approx(100, abs=2)  # it is read once a minute
+    clock[0] += 61
+    assert watch.time_left() == pytest.approx(500, abs=2)
+    assert StopWatch().time_left() == pytest.approx(
+        100, abs=2
+    )  # outside a run: what the launcher's variables say

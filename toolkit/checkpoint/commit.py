@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_of
-from toolkit.errors import ToolkitError
+from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rundir.layout import RunDirectory
 
 
 def sync(path: Path) -> None:
@@ -49,13 +50,34 @@ def refuse_existing(final: Path) -> None:
         )
 
 
+def refuse_given_up(directory: Path, attempt: int) -> None:
+    """A run's checkpoints belong to its newest attempt: ranks that live on after it was given up on write none.
+
+    Args:
+        directory: a run's `checkpoints` folder; any other folder has no attempts, and is anybody's.
+
+    Raises:
+        OwnFailureError: a later attempt of the run has begun.
+    """
+    newest = max(RunDirectory(directory.parent).attempt_numbers(), default=attempt)
+    if newest > attempt:
+        raise OwnFailureError(
+            f"attempt {attempt} was given up on: attempt {newest} has the run now", where=str(directory)
+        )
+
+
 def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> None:
     """Make the finished folder `part` the checkpoint `final`.
 
     With `replace` the run's line ends here: an older `final` is deleted after the commit, and checkpoints of
     later steps, which belong to a line that the run has left, get the suffix `.left-<attempt>`.
+
+    Raises:
+        OwnFailureError: with `replace`, when a later attempt of the run has begun.
     """
     sync(part)
+    if replace:
+        refuse_given_up(final.parent, attempt)
     older = _make_room(final, attempt) if replace else None
     refuse_existing(final)
     part.rename(final)

@@ -18,7 +18,7 @@ def save_error(directory: Path, step: int, last: int | None, failure: Checkpoint
     kept = "there is no earlier checkpoint" if last is None else f"step {last} is the last good checkpoint"
     message = f"checkpoint of step {step} was not saved: rank {rank}: {_reason(error)}; {kept}"
     if isinstance(error, ToolkitError):
-        return ToolkitError(message, where=str(directory), fix=error.fix)
+        return _of_its_kind(error)(message, where=str(directory), fix=error.fix)
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = "free space there, or keep fewer checkpoints (checkpoint.keep_last)" if full else ""
     return OwnFailureError(message, where=str(directory), fix=fix)
@@ -31,8 +31,13 @@ def load_error(folder: Path, failure: CheckpointException) -> ToolkitError:
         return error
     if isinstance(error, ToolkitError):
         where = f"{folder}: {error.where}" if error.where else str(folder)
-        return ToolkitError(error.message, where=where, fix=error.fix)
+        return _of_its_kind(error)(error.message, where=where, fix=error.fix)
     return OwnFailureError(f"could not be loaded: rank {rank}: {_reason(error)}", where=str(folder))
+
+
+def _of_its_kind(error: ToolkitError) -> type[ToolkitError]:
+    """A failure of the machine may pass, and is told apart from a refusal, which will not."""
+    return OwnFailureError if isinstance(error, OwnFailureError) else ToolkitError
 
 
 def _first_failure(failure: CheckpointException) -> tuple[int, BaseException]:

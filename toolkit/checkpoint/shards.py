@@ -24,7 +24,7 @@ from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import digest_name
 from toolkit.checkpoint.manifest import FileRecord, Piece, TensorRecord
 from toolkit.checkpoint.names import escape
-from toolkit.errors import ToolkitError
+from toolkit.errors import OwnFailureError
 
 # Tensors of a page and more start on a page; small ones are packed.
 ALIGNMENT_BYTES = 4096
@@ -125,7 +125,7 @@ class ShardReader:
 
         Raises:
             CorruptCheckpointError: it is missing, or HDF5 cannot make sense of it.
-            ToolkitError: the system did not let this host open it, which says nothing about the checkpoint.
+            OwnFailureError: the system did not let this host open it, which says nothing about the checkpoint.
         """
         try:
             self._file = h5py.File(self._path, "r", locking=False)
@@ -194,7 +194,7 @@ def _raise_if_of_the_system(error: Exception, path: Path) -> None:
     """Tell a host that cannot read from a file that is damaged: HDF5's own complaints have no errno."""
     number = error.errno if isinstance(error, OSError) else None
     if number and number != errno.ENOENT:
-        raise ToolkitError(
+        raise OwnFailureError(
             f"cannot be read on {socket.gethostname()}: {errno.errorcode.get(number, number)}: {os.strerror(number)}",
             where=str(path),
             fix="mend or exclude that host; the checkpoint was left as it is",

@@ -25,7 +25,7 @@ from torch.futures import Future
 
 import toolkit
 from toolkit.checkpoint import jsonvalues
-from toolkit.checkpoint.commit import commit, open_part, refuse_existing, sync
+from toolkit.checkpoint.commit import commit, open_part, refuse_existing, refuse_given_up, sync
 from toolkit.checkpoint.digests import digests_of_file
 from toolkit.checkpoint.index import write_index
 from toolkit.checkpoint.layout import MANIFEST, digest_name, part_folder, shard_name
@@ -115,7 +115,9 @@ class HDF5StorageWriter(StorageWriter):
                 "HDF5 checkpoints need collectives", fix="call dcp.save with use_collectives=True"
             )
         if is_coordinator:
-            if not self._replace:
+            if self._replace:
+                refuse_given_up(self._final.parent, self._attempt)
+            else:
                 refuse_existing(self._final)
             open_part(self._final, self._attempt)
 

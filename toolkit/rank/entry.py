@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
 from toolkit.world.facts import World
@@ -46,12 +46,15 @@ def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
             if isinstance(error, ToolkitError)
             else traceback.format_exception_only(error)[-1].strip()
         )
+        # What a machine failed at may pass; what was refused would be refused again.
+        refused = isinstance(error, ToolkitError) and not isinstance(error, OwnFailureError)
+        code = error.exit_code if isinstance(error, ToolkitError) else 1
         write_json(
             attempt.error_file(rank),
-            {"rank": rank, "host": socket.gethostname(), "kind": "exception", "reason": reason, "exit_code": 1,
-             "fix": getattr(error, "fix", ""), "traceback": told, "time": utc_now()},
+            {"rank": rank, "host": socket.gethostname(), "kind": "refused" if refused else "exception", "reason": reason,
+             "exit_code": code, "fix": getattr(error, "fix", ""), "traceback": told, "time": utc_now()},
         )  # fmt: skip
-        _leave_now(1)
+        _leave_now(code)
     _leave_well()
 
 

@@ -7,18 +7,22 @@ their own way, and some not at all; this is the same under all of them. Standard
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import open_append, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 
+STACKS_PATIENCE_S = 2.0
 _PR_SET_PDEATHSIG = 1
 _PASSED_ON = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 _RANK_VARIABLES = {
@@ -56,16 +60,22 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
         durable=False,
     )
     guard_process, launcher = os.getpid(), os.getppid()
+    # Memory that has no name: a rank that never stalls makes no file.
+    stacks = os.memfd_create("stacks")
     child = os.fork()
     if child == 0:
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         _hear_of_parents_death(signal.SIGKILL)  # a rank must not outlive its guard
         if os.getppid() != guard_process:  # it was gone before the kernel knew our wish
             os._exit(1)
         return body()
     _pass_signals_to(child)
+    signal.signal(
+        signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank))
+    )
     _end_with(launcher, child)
     _, status = os.waitpid(child, 0)
-    for number in _PASSED_ON:  # from here on the child's number may be another process's
+    for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the child's number may be another process's
         signal.signal(number, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(status)
     if code == 0:
@@ -93,6 +103,30 @@ def _pass_signals_to(child: int) -> None:
 
     for number in _PASSED_ON:
         signal.signal(number, forward)
+
+
+def _keep_stacks(child: int, stacks: int, path: Path) -> None:
+    """Have the rank write where its threads are, and keep that; one that is stopped or hangs in the kernel cannot."""
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGUSR1)
+    deadline = time.monotonic() + STACKS_PATIENCE_S
+    written = 0
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        before, written = written, os.fstat(stacks).st_size
+        if 0 < written == before:  # it has come to an end
+            break
+    text = os.pread(stacks, written, 0).decode(errors="replace")
+    write_text(path, text or f"no answer: process {child} is in state {_process_state(child)}\n")
+
+
+def _process_state(pid: int) -> str:
+    """The kernel's word for it, such as `T (stopped)` or `D (disk sleep)`; proc(5)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return "gone"
+    return next(line.split(None, 1)[1] for line in status.splitlines() if line.startswith("State:"))
 
 
 def _end_with(launcher: int, child: int) -> None:

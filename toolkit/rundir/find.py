@@ -13,7 +13,8 @@ from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 
-_JOB_ID = re.compile(r"(?P<job>\d+|local-\d+)(?:[._+].*)?")
+_JOB_ID = re.compile(r"(?P<job>\d+|local-\d+)(?:_(?P<task>\d+))?(?:[._+].*)?")
+_TASK = re.compile(r"(?P<run>.+)_(?P<task>\d+)")
 
 
 def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: str = "") -> Path:
@@ -52,8 +53,21 @@ def job_ids(run: RunDirectory) -> list[str]:
 
 
 def has_begun(run: RunDirectory) -> bool:
-    """True when a run was submitted or has started; false when it is only rendered."""
-    return any(run.path.glob("submitted-*.json")) or bool(run.start_numbers())
+    """True when a run was submitted (or perhaps was: `submitting-*`) or has started; false when it is only rendered."""
+    return any(run.path.glob("submitt*-*.json")) or bool(run.start_numbers())
+
+
+def _begun_task(run: RunDirectory, number: int) -> Path:
+    """The folder of a task; the run itself where it has no tasks, whatever the number."""
+    if not run.tasks.exists():
+        return run.path
+    if number in run.task_numbers():
+        return run.task(number).path
+    raise NotFoundError(
+        f"task {number} of run {run.run_id} has not begun",
+        where=str(run.tasks),
+        fix=f"`toolkit status {run.run_id}` shows its tasks",
+    )
 
 
 def find_run(run: str, runs: Path) -> Path:
@@ -61,6 +75,7 @@ def find_run(run: str, runs: Path) -> Path:
 
     Args:
         run: a run id, `last` (the newest run that was submitted or has started), a Slurm job id such as `123`, `123_4` or `123.batch`, or a path.
+            `RUNID_4` and `123_4` are task 4 of an array run, once it has begun.
         runs: the folder of all runs.
 
     Raises:
@@ -86,11 +101,13 @@ def find_run(run: str, runs: Path) -> Path:
     for entry in known:
         if entry.run_id == run or f"{entry.job_name}/{entry.run_id}" == run:
             return entry.path
+    of_task = _TASK.fullmatch(run)
     match = _JOB_ID.fullmatch(run)
-    if match:
-        for entry in known:
-            if match["job"] in job_ids(entry):
-                return entry.path
+    for entry in known:
+        if of_task and entry.run_id == of_task["run"]:
+            return _begun_task(entry, int(of_task["task"]))
+        if match and match["job"] in job_ids(entry):
+            return _begun_task(entry, int(match["task"])) if match["task"] else entry.path
     near = difflib.get_close_matches(run, [entry.run_id for entry in known], n=3, cutoff=0.5)
     hint = (
         f"did you mean {', '.join(near)}"

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,24 +29,49 @@ class RunDirectory:
     path: Path
 
     @property
+    def task_number(self) -> int | None:
+        """The number of this task of an array run; None for a run."""
+        return int(self.path.name) if self.path.parent.name == "tasks" and self.path.name.isdigit() else None
+
+    @property
+    def whole(self) -> RunDirectory:
+        """The run that a task belongs to; the run itself where it is no task."""
+        return self if self.task_number is None else RunDirectory(self.path.parent.parent)
+
+    @property
     def run_id(self) -> str:
-        return self.path.name
+        """`20261120-142233-9f3a`; task 7 of an array run is `20261120-142233-9f3a_7`."""
+        if self.task_number is None:
+            return self.path.name
+        return f"{self.whole.run_id}_{self.task_number}"
 
     @property
     def job_name(self) -> str:
-        return self.path.parent.name
+        return self.whole.path.parent.name
 
     @property
     def job_file(self) -> Path:
-        return self.path / "job.toml"
+        return self.whole.path / "job.toml"
 
     @property
     def record(self) -> Path:
-        return self.path / "record.json"
+        return self.whole.path / "record.json"
 
     @property
     def secret(self) -> Path:
-        return self.path / "secret"
+        return self.whole.path / "secret"
+
+    @property
+    def tasks(self) -> Path:
+        return self.path / "tasks"
+
+    def task(self, number: int) -> RunDirectory:
+        """One task of an array run: a run directory of its own, but for what all tasks share."""
+        return RunDirectory(self.tasks / str(number))
+
+    def task_numbers(self) -> list[int]:
+        """The tasks that have begun."""
+        return _numbers(self.tasks)
 
     @property
     def control(self) -> Path:
@@ -69,7 +95,11 @@ class RunDirectory:
 
     def script(self, start: int) -> Path:
         """The rendered script whose first start is `start`; the first one is plainly `job.sbatch`."""
-        return self.path / ("job.sbatch" if start == 0 else f"job-{start:03}.sbatch")
+        return self.whole.path / "job.sbatch" if start == 0 else self.path / f"job-{start:03}.sbatch"
+
+    def submitted(self, start: int) -> Path:
+        """Written when start `start` was handed to the scheduler."""
+        return self.path / f"submitted-{start:03}.json"
 
     def start(self, number: int) -> Path:
         return self.starts / f"{number:03}"
@@ -120,6 +150,11 @@ class AttemptDirectory:
         return self.path / "stop"
 
     @property
+    def ends_at(self) -> Path:
+        """Written by the supervisor when the allocation's end has moved: seconds since the epoch, UTC."""
+        return self.path / "ends_at"
+
+    @property
     def rendezvous(self) -> Path:
         """Written by rank 0: the address of the store."""
         return self.path / "rendezvous.json"
@@ -139,6 +174,10 @@ class AttemptDirectory:
 
     def error_file(self, rank: int) -> Path:
         return self.errors / f"rank-{rank:05}.json"
+
+    def stack_file(self, rank: int) -> Path:
+        """Where the threads of a rank were when the attempt stalled."""
+        return self.errors / f"rank-{rank:05}.stack"
 
     def rank_file(self, rank: int) -> Path:
         return self.ranks / f"rank-{rank:05}.json"
@@ -162,6 +201,19 @@ def _numbers(folder: Path) -> list[int]:
         return []
 
 
+def make_task(run: RunDirectory, number: int) -> RunDirectory:
+    """Make the folder of a task, as its first supervisor does; a later start of the task finds it."""
+    task = run.task(number)
+    for folder in (run.tasks, task.path, *_folders_of(task)):
+        with suppress(FileExistsError):
+            make_folder(folder)
+    return task
+
+
+def _folders_of(run: RunDirectory) -> tuple[Path, ...]:
+    return run.control, run.starts, run.attempts, run.checkpoints, run.metrics
+
+
 def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirectory:
     """Make an empty run directory with its secret.
 
@@ -172,7 +224,7 @@ def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirecto
         (runs / job_name).mkdir(parents=True, exist_ok=True)
         run = _make_next((runs / job_name).resolve())
         run.path.chmod(0o750 if access == "group" else 0o700)
-        for folder in (run.control, run.starts, run.attempts, run.checkpoints, run.metrics):
+        for folder in _folders_of(run):
             make_folder(folder)
     except OSError as error:
         raise ToolkitError(

@@ -40,7 +40,11 @@ class Cause(StrEnum):
     COMPLETED = "completed"
     CRASHED = "crashed"
     STALLED = "stalled"
+    REFUSED = "refused"
     LAUNCH_FAILED = "launch_failed"
+    SUPERVISOR_FAILED = "supervisor_failed"
+    SUPERVISOR_LOST = "supervisor_lost"
+    NODE_LOST = "node_lost"
     WALLTIME = "walltime"
     PREEMPTED = "preempted"
     STOPPED = "stopped"
@@ -54,6 +58,9 @@ class Next(StrEnum):
     RESTART = "restart"  # new ranks in the same allocation
     REQUEUE = "requeue"  # we ask Slurm for a new start of the same job
     AWAIT = "await_slurm"  # Slurm requeues by itself
+    FOLLOW_UP = (
+        "follow_up"  # another job that begins when this one has ended, where Slurm cannot be asked to requeue
+    )
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,11 @@ ENDINGS: dict[Cause, Ending] = {
         Ending(Cause.COMPLETED, "every rank left its done marker", "", Next.END, RunState.COMPLETED, 0),
         Ending(Cause.CRASHED, "a rank died or failed", "crashes", Next.RESTART, RunState.FAILED, None),
         Ending(Cause.STALLED, "no step for stall_s", "crashes", Next.RESTART, RunState.FAILED, 125),
+        Ending(Cause.REFUSED, "a rank refused its input, and would again", "", Next.END, RunState.FAILED, None),
         Ending(Cause.LAUNCH_FAILED, "the launcher ended before any rank reported in", "", Next.END, RunState.FAILED, 125),
+        Ending(Cause.SUPERVISOR_FAILED, "the supervisor could not go on", "", Next.END, RunState.FAILED, 125),
+        Ending(Cause.SUPERVISOR_LOST, "the supervisor vanished; the next start writes this", "preemptions", Next.AWAIT, RunState.LOST, 125),
+        Ending(Cause.NODE_LOST, "Slurm says that a node failed", "preemptions", Next.AWAIT, RunState.FAILED, 125),
         Ending(Cause.WALLTIME, "USR2 with at most warn_s + 90 s left", "walltimes", Next.REQUEUE, RunState.TIMEOUT, 140),
         Ending(Cause.PREEMPTED, "USR2 with more time left, or TERM and Slurm says preempted", "preemptions", Next.AWAIT, RunState.PREEMPTED, 143),
         Ending(Cause.STOPPED, "control/stop, or INT at the terminal", "", Next.END, RunState.STOPPED, 130),
@@ -104,14 +115,15 @@ def decide(
     *,
     budgets: dict[str, int],
     spent: dict[str, int],
-    requeue_allowed: bool,
+    again: Next | None,
     rank_exit_code: int = 1,
     repeated_without_progress: bool = False,
 ) -> Verdict:
     """Follow the table for one ended attempt.
 
     `budgets` are the `[restart]` keys (-1 is unlimited), `spent` how often each was spent before this end.
-    `requeue_allowed` is false where the job, the site or a local run rules a requeue out.
+    `again` is how this start may be followed by another one: REQUEUE, FOLLOW_UP where nobody can ask Slurm for a
+    requeue, None where the job or a local run rules both out.
     `repeated_without_progress` is true when the same failure came twice with no new step between.
     """
     row = ENDINGS[cause]
@@ -124,10 +136,13 @@ def decide(
         return end(row.when)
     if repeated_without_progress:
         return end("the same failure came twice without a new step")
-    if row.with_budget in (Next.REQUEUE, Next.AWAIT) and not requeue_allowed:
-        return end("a requeue is not allowed (job.requeue, or no Slurm)")
+    follows = row.with_budget
+    if follows is not Next.RESTART:
+        if again is None:
+            return end("a requeue is not allowed (job.requeue, or no Slurm)")
+        follows = Next.FOLLOW_UP if again is Next.FOLLOW_UP else follows
     limit = budgets[row.budget]
     if 0 <= limit <= spent.get(row.budget, 0):
         return end(f"restart.{row.budget} = {limit} is spent")
     left = "unlimited" if limit < 0 else f"{limit - spent.get(row.budget, 0) - 1} left after this"
-    return Verdict(cause, row.with_budget, row.final_state, exit_code, f"restart.{row.budget}: {left}")
+    return Verdict(cause, follows, row.final_state, exit_code, f"restart.{row.budget}: {left}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from toolkit.errors import NotFoundError, SchedulerRefusedError
-from toolkit.rundir.states import Cause
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.rundir.states import Cause, Next
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.states import base_state
+
+STOP_GRACE_S = 22.0  # where KillWait is not known: what its default of 30 s leaves
 
 
 def process_start_ticks(pid: int) -> int:
@@ -32,24 +35,43 @@ def process_start_ticks(pid: int) -> int:
     return int(fields[19])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Allocation:
-    """Where the supervisor lives. `job_id` is `local-<pid>` without Slurm; `ends_at` is 0 without a time limit."""
+    """Where the supervisor lives. `job_id` is `local-<pid>` without Slurm; `ends_at` is 0 without a time limit.
+
+    A task of an array has `ARRAY_TASK` as its job id: its own number may be the array's, and would mean all tasks.
+    """
 
     job_id: str
     nodes: int
     in_slurm: bool
     is_batch: bool
     ends_at: float
+    task: int | None = None
+    node_list: str = ""  # as Slurm writes it
 
     def left_s(self) -> float:
         """Seconds until the end, infinite without a limit."""
         return self.ends_at - time.time() if self.ends_at else float("inf")
 
-    @property
-    def can_requeue(self) -> bool:
-        """Only a batch job can be requeued, and only by `scontrol`."""
-        return self.in_slurm and self.is_batch and shutil.which("scontrol") is not None
+    def look_again(self) -> bool:
+        """Ask Slurm when the job ends, since its limit may have been changed; True when the end has moved."""
+        said = _shown(self.job_id).get("EndTime") if self.in_slurm else None
+        if said is None:
+            return False
+        before, self.ends_at = self.ends_at, _seconds_of(said)
+        return abs(self.ends_at - before) > 1
+
+    def next_start(self, *, by_requeue: bool) -> Next | None:
+        """How this start can be followed by another one: only a batch job can be, and a requeue needs `scontrol`.
+
+        `by_requeue` is false where the site lets no user requeue.
+        """
+        if not (self.in_slurm and self.is_batch):
+            return None
+        if by_requeue and shutil.which("scontrol"):
+            return Next.REQUEUE
+        return Next.FOLLOW_UP if shutil.which("sbatch") else None
 
 
 def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
@@ -58,32 +80,92 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
     if not job_id or environ.get("TOOLKIT_LOCAL"):
         return Allocation(f"local-{os.getpid()}", nodes, in_slurm=False, is_batch=False, ends_at=0.0)
     given = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or nodes)
+    task = environ.get("SLURM_ARRAY_TASK_ID", "")
+    if task and environ.get("SLURM_ARRAY_JOB_ID"):
+        job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{task}"
     # salloc's shell and srun's tasks have the job's variables too; only a batch script is requeued.
     is_batch = environ.get("TOOLKIT_IN_ALLOCATION", "") == ""
-    return Allocation(job_id, given, True, is_batch, _end_time(job_id, environ))
+    return Allocation(
+        job_id,
+        given,
+        True,
+        is_batch,
+        _end_time(job_id, environ),
+        int(task) if task else None,
+        environ.get("SLURM_JOB_NODELIST", ""),
+    )
 
 
 def _end_time(job_id: str, environ: Mapping[str, str]) -> float:
     if environ.get("SLURM_JOB_END_TIME"):
         return float(environ["SLURM_JOB_END_TIME"])
-    end = _shown(job_id).get("EndTime", "Unknown")  # as Slurm's local time, which is this host's
+    return _seconds_of(_shown(job_id).get("EndTime", "Unknown"))
+
+
+def _seconds_of(end: str) -> float:
+    """Slurm's local time, which is this host's, in seconds since the epoch; 0 where there is no end."""
     return 0.0 if end in ("Unknown", "None", "N/A") else datetime.fromisoformat(end).timestamp()
 
 
 def why_terminated(job_id: str) -> Cause:
     """Ask Slurm why it sent TERM. A job that is merely being preempted still counts as running there."""
-    state = base_state(_shown(job_id).get("JobState", ""))
+    state = _state(job_id)
     if state == "CANCELLED":
         return Cause.CANCELLED
     if state in ("TIMEOUT", "DEADLINE"):
         return Cause.WALLTIME
-    return Cause.PREEMPTED
+    return Cause.NODE_LOST if state == "NODE_FAIL" else Cause.PREEMPTED
+
+
+def lost_nodes(allocation: Allocation) -> list[str]:
+    """Nodes of the allocation that Slurm calls down, failed or silent; [] when it does not say."""
+    if not allocation.in_slurm or not allocation.node_list:
+        return []
+    try:
+        text = Slurm(timeout_s=10).call(
+            ["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={allocation.node_list}"]
+        )
+    except (NotFoundError, SchedulerRefusedError) as error:
+        _say_silent(error)
+        return []
+    pairs = [line.split() for line in text.splitlines()]
+    # A `*` says that the node does not answer (sinfo(1), NODE STATE CODES); Slurm calls it down a while later.
+    return sorted(
+        {node for node, state in pairs if state.endswith("*") or state.startswith(("down", "fail"))}
+    )
+
+
+def stop_grace_s(allocation: Allocation) -> float:
+    """How long ranks may save after a cancel: KillWait, but for the time that the record of the end needs."""
+    if not allocation.in_slurm:
+        return STOP_GRACE_S
+    try:
+        text = Slurm(timeout_s=10).call(["scontrol", "show", "config"])
+    except (NotFoundError, SchedulerRefusedError) as error:
+        _say_silent(error)
+        return STOP_GRACE_S
+    match = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
+    return max(5.0, float(match[1]) - 8.0) if match else STOP_GRACE_S
+
+
+def _state(job_id: str) -> str:
+    """The state's own word; "" when Slurm does not say."""
+    try:
+        facts = Slurm(timeout_s=10).jobs([job_id])
+    except (NotFoundError, SchedulerRefusedError) as error:
+        _say_silent(error)
+        return ""
+    return base_state(facts[job_id].state) if job_id in facts else ""
 
 
 def _shown(job_id: str) -> dict[str, str]:
     try:
         text = Slurm(timeout_s=10).call(["scontrol", "--oneliner", "show", "job", job_id])
     except (NotFoundError, SchedulerRefusedError) as error:
-        print(f"toolkit: Slurm does not say: {error}", flush=True)  # noqa: T201
+        _say_silent(error)
         return {}
     return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+
+def _say_silent(error: ToolkitError) -> None:
+    print(f"toolkit: Slurm does not say: {error}", flush=True)  # noqa: T201

@@ -5,31 +5,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end
 from toolkit.supervise.launchers import Ranks, Shape
+from toolkit.supervise.stacks import collect_stacks
+
+T = TypeVar("T")
 
 POLL_S = 0.2
 CONTROL_PERIOD_S = 1.0  # `control/` lies on a shared file system
 SETTLE_S = 1.5  # after the first error: time for the other ranks to say what they saw
+END_PERIOD_S = 300.0  # between questions to Slurm about the end of the allocation
+FILE_SYSTEM_PATIENCE_S = (
+    600.0  # a file server that fails over takes minutes, and the ranks may not even notice
+)
 MARKER_PATIENCE_S = 3.0  # a network file system may show the last markers late
 
 
 @dataclass
 class StopRequest:
-    """What the signal handlers and `control/` ask of the attempt. Handlers only set fields.
-
-    `terminated` says that TERM came; it counts as `on_terminate` unless `control/` says more.
-    """
+    """What is asked of the attempt. Signal handlers only set flags; the watch finds out what they mean."""
 
     cause: Cause | None = None
     kill: bool = False
-    terminated: bool = False
-    on_terminate: Cause = Cause.CANCELLED
+    warned: bool = False  # USR2 came
+    terminated: bool = False  # TERM came
 
     def ask(self, cause: Cause) -> None:
         """The first request counts: a cancel during a preemption's grace time stays a preemption."""
@@ -37,59 +42,121 @@ class StopRequest:
             self.cause = cause
 
 
+class Reasons(Protocol):
+    """Who knows what signals mean, and when the allocation ends: the supervisor, who can ask Slurm."""
+
+    def why_warned(self) -> Cause:
+        """What USR2 means: walltime or preemption."""
+
+    def why_terminated(self) -> Cause:
+        """What TERM means, as far as it can be said while the ranks still run."""
+
+    def grace_s(self, cause: Cause) -> float:
+        """How long ranks may take to save once they were asked to end."""
+
+    def look_at_end(self, attempt: AttemptDirectory) -> None:
+        """Find out whether the allocation's end has moved, and tell the ranks."""
+
+
 @dataclass
 class AttemptWatch:
     """The watch over the ranks of one attempt.
 
-    `stall_s` counts from the launch, then from each step. `grace_s` says how long ranks may take to save once they were
-    asked to end, by the cause. `foreign` ranks have none of our handlers: they are ended instead of asked.
+    `stall_s` counts from the launch, then from each step. `foreign` ranks have none of our handlers: they are ended
+    instead of asked.
     """
 
     run: RunDirectory
     attempt: AttemptDirectory
     shape: Shape
     request: StopRequest
+    reasons: Reasons
     stall_s: float
-    grace_s: Callable[[Cause], float]
     foreign: bool
     _last_beat: int = 0
     _beat_seen_at: float = 0.0
     _control_seen_at: float = float("-inf")
+    _end_seen_at: float = 0.0
+    _failed_at: float | None = None
+    _kill_at: float | None = None  # once asked: the end of the grace time
+    _is_stalled: bool = False
+    _unreadable_since: float | None = None
 
     def follow(self, ranks: Ranks) -> AttemptEnd:
         """Watch until every rank is gone, then say how they ended."""
-        self._beat_seen_at = time.monotonic()
-        kill_at: float | None = None  # once asked: the end of the grace time
-        failed_at: float | None = None
-        while (code := ranks.exit_code()) is None:
-            now = time.monotonic()
-            if failed_at is None and self._has_errors():
-                failed_at = now
-                self.event("rank_failed")
-            if failed_at is not None and now - failed_at > SETTLE_S:
-                ranks.kill()
+        self._beat_seen_at = self._end_seen_at = time.monotonic()
+        while ranks.exit_code() is None:
+            if self._patiently(lambda: self._is_over(ranks)):
                 break
-            self._look_at_control(now)
-            if self.request.cause is not None and kill_at is None:
-                kill_at = now + self.grace_s(self.request.cause)
-                self._ask_to_stop(ranks, self.request.cause)
-            if self.request.kill or (kill_at is not None and now > kill_at):
-                self.event("killed", reason="asked twice" if self.request.kill else "grace time is over")
-                ranks.kill()
-                break
-            if kill_at is None and self._stalled():
-                ranks.kill()
-                return self._with_step(AttemptEnd(Cause.STALLED, f"no step for {self.stall_s:.0f} s", 125))
             time.sleep(POLL_S)
+        if self._is_stalled:
+            return self._with_step(self._end_stalled(ranks))
         ranks.kill()  # the launcher may be gone while one of its ranks is not
         code = ranks.exit_code()
-        return self._with_step(self._classify(code if code is not None else 1))
+        while (end := self._patiently(lambda: self._classify(code if code is not None else 1))) is None:
+            time.sleep(POLL_S)
+        return self._with_step(end)
+
+    def _patiently(self, look: Callable[[], T]) -> T | None:
+        """Do what needs the run directory; None when its file system does not answer just now.
+
+        Raises:
+            OwnFailureError: it has not answered for `FILE_SYSTEM_PATIENCE_S`.
+        """
+        try:
+            result = look()
+        except OSError as error:
+            now = time.monotonic()
+            if self._unreadable_since is None:
+                self._unreadable_since = now
+                say(f"the run directory does not answer ({error}); the ranks go on, and it is tried again")
+            if now - self._unreadable_since > FILE_SYSTEM_PATIENCE_S:
+                raise OwnFailureError(
+                    f"the run directory has not answered for {FILE_SYSTEM_PATIENCE_S:.0f} s: {error.strerror}",
+                    where=str(error.filename or self.run.path),
+                    fix=f"mend its file system, then `toolkit resume {self.run.run_id}`",
+                ) from error
+            return None
+        if self._unreadable_since is not None:
+            say(f"the run directory answers again after {time.monotonic() - self._unreadable_since:.0f} s")
+            self._unreadable_since = None
+        return result
+
+    def _is_over(self, ranks: Ranks) -> bool:
+        """One look at everything that can end the attempt; True when nothing of it is worth waiting for."""
+        now = time.monotonic()
+        if self._failed_at is None and self._has_errors():
+            self._failed_at = now
+            self.event("rank_failed")
+        if self._failed_at is not None and now - self._failed_at > SETTLE_S:
+            return True
+        if now - self._end_seen_at > END_PERIOD_S:
+            self._end_seen_at = now
+            self.reasons.look_at_end(self.attempt)
+        self._look_at_requests(now)
+        cause = self.request.cause
+        if cause is Cause.NODE_LOST:  # its ranks will never answer: there is nothing left to save together
+            return True
+        if cause is not None and self._kill_at is None:
+            self._kill_at = now + self.reasons.grace_s(cause)
+            self._ask_to_stop(ranks, cause)
+        if self.request.kill or (self._kill_at is not None and now > self._kill_at):
+            self.event("killed", reason="asked twice" if self.request.kill else "grace time is over")
+            return True
+        self._is_stalled = self._kill_at is None and self._stalled()
+        return self._is_stalled
+
+    def _end_stalled(self, ranks: Ranks) -> AttemptEnd:
+        self.event("stalled", seconds=round(self.stall_s))
+        where = collect_stacks(self.attempt, self.shape.ranks, ranks)
+        ranks.kill()
+        return AttemptEnd(Cause.STALLED, f"no step for {self.stall_s:.0f} s", 125, last_lines=where)
 
     def event(self, name: str, **details: Any) -> None:
         """Append to the attempt's events, and say it in the job's log."""
         append_line(self.attempt.events, {"time": utc_now(), "event": name, **details})
         told = " ".join(f"{key}={value}" for key, value in details.items())
-        print(f"toolkit: attempt {self.attempt.number}: {name} {told}".rstrip(), flush=True)  # noqa: T201
+        say(f"attempt {self.attempt.number}: {name} {told}".rstrip())
 
     def _ask_to_stop(self, ranks: Ranks, cause: Cause) -> None:
         self.event("stop_requested", cause=cause.value)
@@ -101,14 +168,16 @@ class AttemptWatch:
                 "stop_by_file", note="this launcher forwards no signal; rank 0 reads the flag within 5 s"
             )
 
-    def _look_at_control(self, now: float) -> None:
+    def _look_at_requests(self, now: float) -> None:
         if now - self._control_seen_at >= CONTROL_PERIOD_S or self.request.terminated:
             self._control_seen_at = now
             for name, cause in (("cancel", Cause.CANCELLED), ("stop", Cause.STOPPED)):
-                if (self.run.control / name).exists():
+                if any((run.control / name).exists() for run in {self.run, self.run.whole}):
                     self.request.ask(cause)
-        if self.request.terminated:
-            self.request.ask(self.request.on_terminate)
+        if self.request.cause is None and self.request.warned:
+            self.request.ask(self.reasons.why_warned())
+        if self.request.cause is None and self.request.terminated:
+            self.request.ask(self.reasons.why_terminated())
 
     def _has_errors(self) -> bool:
         return any(self.attempt.errors.glob("rank-*.json"))
@@ -134,7 +203,7 @@ class AttemptWatch:
             if self.request.cause is not None:
                 break
             time.sleep(POLL_S)
-        self._look_at_control(time.monotonic())  # a TERM may have come after the last look
+        self._look_at_requests(time.monotonic())  # a TERM may have come after the last look
         cause = self.request.cause
         ended_foreign = self.foreign and cause is not None  # a script that leaves well on TERM is not done
         if len(ends) == self.shape.ranks and set(ends.values()) == {"done"} and not ended_foreign:
@@ -159,6 +228,11 @@ class AttemptWatch:
 
     def _with_step(self, end: AttemptEnd) -> AttemptEnd:
         return replace(end, step=last_step(self.attempt))
+
+
+def say(text: str) -> None:
+    """One line into the job's log."""
+    print(f"toolkit: {text}", flush=True)  # noqa: T201
 
 
 def last_step(attempt: AttemptDirectory) -> int | None:

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
 
-from toolkit.rundir.files import read_json, tail_text
-from toolkit.rundir.layout import AttemptDirectory
+from toolkit.rundir.files import read_json, read_json_or_none, tail_text
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
+from toolkit.supervise.symptoms import (
+    COLLECTIVE_TIMEOUT,
+    EXCEPTION,
+    EXIT_CODE,
+    KILLED,
+    NATIVE_CRASH,
+    PEER_LOST,
+    REFUSED,
+    SILENT,
+    Symptom,
+    sight,
+)
 
 LAST_LINES = 8
+LINES_SEARCHED = 60  # for what a program says before it explains at length
+LATE_S = 0.5  # ranks that wait together time out together
+_CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # A rank that sees another one vanish fails a moment later, in words like these. It is not the culprit.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer", re.IGNORECASE
@@ -27,7 +47,11 @@ _ESCAPES = re.compile(
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt ended. `rank` and `host` name the culprit, None where no single rank is to blame."""
+    """How an attempt ended. `rank` and `host` name the culprit, None where no single rank is to blame.
+
+    `symptom` is one stable word of docs/explain.md, "" where the cause says it all. `evidence` are pairs of a file
+    below the attempt's folder and the line of it that shows the reason.
+    """
 
     cause: Cause
     reason: str
@@ -37,6 +61,8 @@ class AttemptEnd:
     fix: str = ""
     last_lines: list[str] = field(default_factory=list)
     step: int | None = None
+    symptom: str = ""
+    evidence: list[tuple[str, str]] = field(default_factory=list)
 
 
 def clean(line: str) -> str:
@@ -50,9 +76,11 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
     if not errors:
         return None
     culprit = min(errors, key=lambda error: (_is_consequence(error), error["time"]))
+    if _is_consequence(culprit) and (timed_out := late_to_a_collective(attempt, errors)) is not None:
+        return timed_out
     lines = tail_text(attempt.log_file(culprit["rank"]), LAST_LINES)
-    return AttemptEnd(
-        cause=Cause.CRASHED,
+    end = AttemptEnd(
+        cause=Cause.REFUSED if culprit["kind"] == "refused" else Cause.CRASHED,
         reason=clean(culprit["reason"]),
         exit_code=culprit["exit_code"],
         rank=culprit["rank"],
@@ -60,9 +88,111 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
         fix=culprit.get("fix", ""),
         last_lines=[clean(line) for line in lines],
     )
+    return _with_symptom(end, culprit, attempt)
 
 
-def _is_consequence(error: dict[str, object]) -> bool:
+def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDirectory) -> AttemptEnd:
+    """Recognise the failure by what the rank said, else by what the launcher did."""
+    kind, consequence = culprit["kind"], _is_consequence(culprit)
+    rank_file = f"errors/{attempt.error_file(culprit['rank']).name}"
+    seen = [(rank_file, sight([end.reason]))]
+    if kind == "exit":  # a program that is not ours says it in its log alone
+        log = attempt.log_file(culprit["rank"])
+        seen.append((f"logs/{log.name}", sight([clean(line) for line in tail_text(log, LINES_SEARCHED)])))
+    if kind in ("exit", "signal") or consequence:
+        seen.append(("logs/launcher.log", sight(_launcher_lines(attempt))))
+    found = next(((file, sighting) for file, sighting in seen if sighting is not None), None)
+    if found is None:
+        symptom = _plain_symptom(kind, end, consequence)
+        return replace(
+            end,
+            symptom=symptom.word,
+            fix=end.fix or _fix(symptom, attempt),
+            evidence=[(rank_file, end.reason)],
+        )
+    file, (symptom, line) = found[0], (found[1].symptom, found[1].line)
+    end = replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=[(file, line)])
+    if consequence:  # what the launcher says came first; the rank that met it is not to blame
+        return replace(end, reason=symptom.means, rank=None, host=None, last_lines=_launcher_lines(attempt))
+    return end
+
+
+def _fix(symptom: Symptom, attempt: AttemptDirectory) -> str:
+    return symptom.fix.format(run=RunDirectory(attempt.path.parent.parent).run_id)
+
+
+def _plain_symptom(kind: str, end: AttemptEnd, consequence: bool) -> Symptom:
+    if kind == "refused":
+        return REFUSED
+    if kind == "signal":
+        return NATIVE_CRASH if end.exit_code - 128 in _CRASH_SIGNALS else KILLED
+    if kind == "exit":
+        return EXIT_CODE
+    return PEER_LOST if consequence else EXCEPTION
+
+
+def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
+    """Ranks waited in a collective until its time-out: who did not come? None where no rank timed out.
+
+    torch names nobody. A rank without an error had not failed and so was elsewhere; where each has one, the rank that
+    failed clearly later than those that waited came too late, and met closed connections.
+    """
+    waited = [error for error in errors if _timed_out(error)]
+    if not waited:
+        return None
+    first = min(waited, key=lambda error: str(error["time"]))
+    begun = read_json_or_none(attempt.start_file)
+    ranks = int(begun["ranks"]) if begun is not None else len(errors)
+    failed = {error["rank"]: error for error in errors}
+    late = [rank for rank in range(ranks) if rank not in failed and not attempt.done_marker(rank).exists()]
+    late = late or [
+        error["rank"] for error in errors if error not in waited and _seconds(first, error) > LATE_S
+    ]
+    place = _users_line(first.get("traceback") or [])
+    reason = (
+        f"{_named(late)} did not come to a collective; {_named([error['rank'] for error in waited])} waited"
+        + place
+    )
+    known = read_json_or_none(attempt.rank_file(late[0])) if len(late) == 1 else None
+    return AttemptEnd(
+        Cause.CRASHED, reason, int(first["exit_code"]), late[0] if len(late) == 1 else None,
+        known["host"] if known is not None else None,
+        fix=_fix(COLLECTIVE_TIMEOUT, attempt), symptom=COLLECTIVE_TIMEOUT.word,
+        last_lines=[clean(line) for line in tail_text(attempt.log_file(late[0]), LAST_LINES)] if len(late) == 1 else [],
+        evidence=[(f"errors/{attempt.error_file(first['rank']).name}", clean(str(first["reason"])))],
+    )  # fmt: skip
+
+
+def _timed_out(error: dict[str, Any]) -> bool:
+    seen = sight([str(error["reason"])])
+    return error["kind"] == "exception" and seen is not None and seen.symptom is COLLECTIVE_TIMEOUT
+
+
+def _seconds(first: dict[str, Any], second: dict[str, Any]) -> float:
+    times = [datetime.fromisoformat(str(error["time"])) for error in (first, second)]
+    return (times[1] - times[0]).total_seconds()
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "a rank"
+    listed = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+def _users_line(traceback: Sequence[str]) -> str:
+    """` at late.py:8: dist.all_reduce(x)`: the innermost frame outside of libraries; "" where there is none."""
+    for at in range(len(traceback) - 1, -1, -1):
+        frame = _FRAME.match(traceback[at])
+        if frame and "-packages/" not in frame["file"]:
+            code = traceback[at + 1].strip() if at + 1 < len(traceback) else ""
+            return f" at {frame['file'].rpartition('/')[2]}:{frame['line']}" + (
+                f": {clean(code)}" if code else ""
+            )
+    return ""
+
+
+def _is_consequence(error: dict[str, Any]) -> bool:
     if error["kind"] == "signal":  # launchers send TERM to the ranks that are left
         return error["reason"] == "killed by SIGTERM"
     return error["kind"] == "exception" and bool(_CONSEQUENCE.search(str(error["reason"])))
@@ -70,15 +200,23 @@ def _is_consequence(error: dict[str, object]) -> bool:
 
 def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> AttemptEnd:
     """The launcher is gone, ranks are unfinished and none says why."""
-    lines = [clean(line) for line in tail_text(attempt.logs / "launcher.log", LAST_LINES)]
+    lines = _launcher_lines(attempt)
+    sighting = sight(lines)
+    symptom = sighting.symptom if sighting is not None else SILENT
+    evidence = [("logs/launcher.log", sighting.line)] if sighting is not None else []
     started = sorted(int(path.stem.split("-")[1]) for path in attempt.ranks.glob("rank-*.json"))
     code = _shell_code(launcher_code) or 1
     if not started:
         return AttemptEnd(
             Cause.LAUNCH_FAILED,
-            f"the launcher ended with code {launcher_code} before any rank started",
+            symptom.means
+            if sighting is not None
+            else f"the launcher ended with code {launcher_code} before any rank started",
             code,
+            fix=_fix(symptom, attempt),
             last_lines=lines,
+            symptom=symptom.word if sighting is not None else "",
+            evidence=evidence,
         )
     missing = [rank for rank in range(ranks) if not attempt.done_marker(rank).exists()]
     if not missing:  # the last marker came in sight only now
@@ -89,11 +227,26 @@ def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> Att
     rank = _culprit_by_launcher(lines)
     if rank is None and len(missing) == 1:
         rank = missing[0]
-    listed = ", ".join(map(str, missing[:8])) + (" ..." if len(missing) > 8 else "")
-    reason = f"rank {listed} ended without a word; the launcher's code is {launcher_code}"
+    reason = f"{_named(missing)} ended without a word; the launcher's code is {launcher_code}"
+    if sighting is not None:
+        reason = symptom.means
     host = read_json(attempt.rank_file(rank))["host"] if rank in started else None
     lines = lines or [clean(line) for line in tail_text(attempt.log_file(missing[0]), LAST_LINES)]
-    return AttemptEnd(Cause.CRASHED, reason, code, rank, host, last_lines=lines)
+    return AttemptEnd(
+        Cause.CRASHED,
+        reason,
+        code,
+        rank,
+        host,
+        _fix(symptom, attempt),
+        lines,
+        symptom=symptom.word,
+        evidence=evidence,
+    )
+
+
+def _launcher_lines(attempt: AttemptDirectory) -> list[str]:
+    return [clean(line) for line in tail_text(attempt.logs / "launcher.log", LAST_LINES)]
 
 
 def _culprit_by_launcher(lines: list[str]) -> int | None:

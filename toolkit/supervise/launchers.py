@@ -48,6 +48,9 @@ class Ranks(Protocol):
     def forward_stop(self) -> bool:
         """Ask the ranks to save and end, by signal. False where only the stop flag's file can tell them."""
 
+    def ask_for_stacks(self) -> bool:
+        """Ask the ranks to write where they are, by USR1. False where signals do not reach them."""
+
     def terminate(self) -> None:
         """Send TERM, for programs without handlers of ours; `kill` follows when their time is over."""
 
@@ -65,15 +68,21 @@ class LauncherProcess:
     """Ranks behind one launcher command."""
 
     process: subprocess.Popen[bytes]
-    forwards_usr2: bool
+    forwards_signals: bool
 
     def exit_code(self) -> int | None:
         return self.process.poll()
 
     def forward_stop(self) -> bool:
-        if self.forwards_usr2 and self.process.poll() is None:
-            self.process.send_signal(signal.SIGUSR2)
-        return self.forwards_usr2
+        return self._forward(signal.SIGUSR2)
+
+    def ask_for_stacks(self) -> bool:
+        return self._forward(signal.SIGUSR1)
+
+    def _forward(self, number: signal.Signals) -> bool:
+        if self.forwards_signals and self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.forwards_signals
 
     def terminate(self) -> None:
         if self.process.poll() is None:
@@ -110,9 +119,15 @@ class LocalRanks:
         return None if None in codes else 0
 
     def forward_stop(self) -> bool:
-        for process in self.processes:
+        return self._send(signal.SIGUSR2)
+
+    def ask_for_stacks(self) -> bool:
+        return self._send(signal.SIGUSR1)
+
+    def _send(self, number: signal.Signals) -> bool:
+        for process in self.processes:  # the guards, which pass it on
             if process.poll() is None:
-                process.send_signal(signal.SIGUSR2)
+                process.send_signal(number)
         return True
 
     def terminate(self) -> None:
@@ -160,7 +175,7 @@ def launch_srun(
         *([f"--cpus-per-task={shape.cpus_per_rank}"] if shape.cpus_per_rank else []),
         *options, *RANK_PROGRAM,
     ]  # fmt: skip
-    return LauncherProcess(_start(argv, environment, attempt), forwards_usr2=True)
+    return LauncherProcess(_start(argv, environment, attempt), forwards_signals=True)
 
 
 def launch_mpirun(
@@ -197,7 +212,7 @@ def launch_mpirun(
         argv = [path, *count, "-ppn", str(shape.ranks_per_node), "-bind-to", "none"]
     # Hydra's ranks die of a USR2 that its mpirun gets, so nothing is forwarded through either.
     return LauncherProcess(
-        _start([*argv, *options, *RANK_PROGRAM], environment, attempt), forwards_usr2=False
+        _start([*argv, *options, *RANK_PROGRAM], environment, attempt), forwards_signals=False
     )
 
 

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from toolkit.errors import NotFoundError, OwnFailureError, SchedulerRefusedError
+from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError
 from toolkit.rundir.claims import claim_attempt, claim_start, end_start
-from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json, write_text
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
 from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict, decide
-from toolkit.slurm.commands import Slurm
-from toolkit.supervise.allocation import Allocation, find_allocation, process_start_ticks, why_terminated
-from toolkit.supervise.attempt import AttemptWatch, StopRequest
+from toolkit.supervise.allocation import (
+    STOP_GRACE_S,
+    Allocation,
+    find_allocation,
+    lost_nodes,
+    process_start_ticks,
+    stop_grace_s,
+    why_terminated,
+)
+from toolkit.supervise.attempt import AttemptWatch, StopRequest, say
+from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launchers import Ranks, Shape, find_mpirun, launch_local, launch_mpirun, launch_srun
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
-REQUEUE_PATIENCE_S = 300.0  # after a requeue Slurm ends us; it may take its time
-STOP_GRACE_S = (
-    20.0  # less than Slurm's default KillWait of 30 s, so that the attempt's record is still written
-)
 
 
 @dataclass
@@ -39,12 +45,11 @@ class Supervisor:
     start: int
     allocation: Allocation
     shape: Shape
+    script: Path  # that this start's job runs
     request: StopRequest = field(default_factory=StopRequest)
     interrupted: bool = False
-
-    def __post_init__(self) -> None:
-        if self.allocation.in_slurm:
-            self.request.on_terminate = Cause.PREEMPTED  # until Slurm is asked
+    lost_nodes: list[str] = field(default_factory=list)
+    stop_grace_s: float = STOP_GRACE_S
 
     def handle_signals(self) -> None:
         """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
@@ -56,13 +61,48 @@ class Supervisor:
         if number == signal.SIGINT:
             self.request.kill = self.interrupted
             self.interrupted = True
-            if not self.request.terminated:
+            if not (self.request.terminated or self.request.warned):
                 self.request.ask(Cause.STOPPED)
         elif number == signal.SIGTERM:
             self.request.terminated = True
         else:
-            near = self.allocation.left_s() <= float(self.job["restart"]["warn_s"]) + WALLTIME_SLACK_S
-            self.request.ask(Cause.WALLTIME if near else Cause.PREEMPTED)
+            self.request.warned = True
+
+    def why_warned(self) -> Cause:
+        """USR2 near the end is walltime. The end may have moved since it was read, so Slurm is asked."""
+        self.allocation.look_again()
+        near = self.allocation.left_s() <= float(self.job["restart"]["warn_s"]) + WALLTIME_SLACK_S
+        return Cause.WALLTIME if near else Cause.PREEMPTED
+
+    def why_terminated(self) -> Cause:
+        """TERM in Slurm is a preemption until Slurm is asked for more at the end, or a node of ours is lost now."""
+        if not self.allocation.in_slurm:
+            return Cause.CANCELLED
+        self.lost_nodes = lost_nodes(self.allocation)
+        return Cause.NODE_LOST if self.lost_nodes else Cause.PREEMPTED
+
+    def grace_s(self, cause: Cause) -> float:
+        """How long ranks may take to save, in seconds."""
+        # A preempted job's grace time is the site's, and only Slurm knows it: it ends us by itself.
+        if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
+            return max(1.0, self.allocation.left_s() - 10)
+        return self.stop_grace_s
+
+    def look_at_end(self, attempt: AttemptDirectory) -> None:
+        """Tell the ranks when the allocation's end has moved."""
+        if self.allocation.look_again():
+            write_text(attempt.ends_at, f"{self.allocation.ends_at:.0f}\n")
+            say(f"the allocation's end has moved: {self.allocation.left_s():.0f} s are left")
+
+    def fail(self, error: Exception) -> None:
+        """Write down that the supervisor itself could not go on; whoever calls this raises the error again."""
+        numbers = self.run.attempt_numbers()
+        attempt = self.run.attempt(numbers[-1]) if numbers else claim_attempt(self.run)
+        if not attempt.exit_file.exists():
+            reason = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
+            end = AttemptEnd(Cause.SUPERVISOR_FAILED, reason, OWN_FAILURE, fix=getattr(error, "fix", ""))
+            self._record(attempt, end, self._verdict(end), 0.0)
+        end_start(self.run, self.start, state=RunState.FAILED.value, exit_code=OWN_FAILURE)
 
     def live(self) -> int:
         """Run attempts until the run ends or the allocation does; the exit code is the job's."""
@@ -89,7 +129,7 @@ class Supervisor:
         restart = self.job["restart"]
         watch = AttemptWatch(
             self.run, attempt, self.shape, self.request,
-            stall_s=float(restart["stall_s"]), grace_s=self._grace_s, foreign=is_foreign(self.job["job"]["entry"]),
+            self, stall_s=float(restart["stall_s"]), foreign=is_foreign(self.job["job"]["entry"]),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
         try:
@@ -101,18 +141,12 @@ class Supervisor:
         finally:
             ranks.kill()  # nothing of an attempt outlives it, not even when the watch itself failed
 
-    def _grace_s(self, cause: Cause) -> float:
-        # A preempted job's grace time is the site's, and only Slurm knows it: it ends us by itself.
-        if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
-            return max(1.0, self.allocation.left_s() - 10)
-        return STOP_GRACE_S
-
     def _verdict(self, end: AttemptEnd) -> Verdict:
         cause = end.cause
         if self.allocation.in_slurm:
             cause = self._cause_in_slurm(cause)
-        allowed = bool(self.job["job"]["requeue"]) and self.job["scheduler"].get("can_requeue", True)
-        requeue = allowed and self.allocation.can_requeue
+        by_requeue = bool(self.job["scheduler"].get("can_requeue", True))
+        again = self.allocation.next_start(by_requeue=by_requeue) if self.job["job"]["requeue"] else None
         previous = self._earlier_ends()
         spent: dict[str, int] = {}
         for record in previous:
@@ -121,11 +155,14 @@ class Supervisor:
         repeated = bool(previous) and _same_failure(previous[-1], end)
         return decide(
             cause, budgets={key: int(self.job["restart"][key]) for key in ("crashes", "walltimes", "preemptions")},
-            spent=spent, requeue_allowed=requeue, rank_exit_code=end.exit_code or 1, repeated_without_progress=repeated,
+            spent=spent, again=again, rank_exit_code=end.exit_code or 1, repeated_without_progress=repeated,
         )  # fmt: skip
 
     def _cause_in_slurm(self, cause: Cause) -> Cause:
         """What Slurm says of an end that it asked for. A cancel counts whatever was asked before it."""
+        if cause in (Cause.CRASHED, Cause.STALLED) and self.allocation.nodes > 1:
+            self.lost_nodes = lost_nodes(self.allocation)
+            return Cause.NODE_LOST if self.lost_nodes else cause
         # In a preemption's grace time Slurm may send TERM to the ranks alone.
         unheard = cause is Cause.STOPPED and self.request.cause is None
         if not unheard and not (self.request.terminated and cause in (Cause.PREEMPTED, Cause.WALLTIME)):
@@ -145,18 +182,33 @@ class Supervisor:
         return ends
 
     def _record(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
-        reason = end.reason if end.cause is verdict.cause else f"Slurm ended it ({verdict.cause.value})"
+        reason, host = end.reason, end.host
+        if verdict.cause is Cause.NODE_LOST:
+            reason = f"Slurm says that {', '.join(self.lost_nodes) or 'a node'} failed"
+            host = self.lost_nodes[0] if self.lost_nodes else None
+        elif end.cause is not verdict.cause:
+            reason = f"Slurm ended it ({verdict.cause.value})"
         record = {
             "cause": verdict.cause.value, "next": verdict.next.value, "final": verdict.next is Next.END,
             "state": verdict.final_state.value, "exit_code": verdict.exit_code, "reason": reason,
-            "decision": verdict.reason, "rank": end.rank, "host": end.host, "fix": end.fix,
+            "decision": verdict.reason, "rank": end.rank, "host": host, "fix": end.fix,
             "last_lines": end.last_lines, "step": end.step, "seconds": round(seconds, 3), "time": utc_now(),
+            "symptom": end.symptom if end.symptom and end.cause is verdict.cause else verdict.cause.value,
+            "evidence": end.evidence,
         }  # fmt: skip
-        write_json(attempt.exit_file, record)
-        append_line(
-            attempt.events,
-            {"time": utc_now(), "event": "ended", "cause": verdict.cause.value, "next": verdict.next.value},
-        )
+        try:
+            write_json(attempt.exit_file, record)
+            append_line(
+                attempt.events,
+                {
+                    "time": utc_now(),
+                    "event": "ended",
+                    "cause": verdict.cause.value,
+                    "next": verdict.next.value,
+                },
+            )
+        except OSError as error:  # a full disk must not keep the run from its next start
+            say(f"cannot write {attempt.exit_file}: {error.strerror}; it would say: {json.dumps(record)}")
         place = f" (rank {end.rank} on {end.host})" if end.rank is not None else ""
         say(f"attempt {attempt.number} ended: {verdict.cause.value}{place}: {reason}")
         for line in end.last_lines:
@@ -168,40 +220,29 @@ class Supervisor:
 
     def _leave(self, attempt: AttemptDirectory, verdict: Verdict) -> int:
         state = verdict.final_state.value if verdict.next is Next.END else verdict.next.value
-        end_start(self.run, self.start, state=state, exit_code=verdict.exit_code)
+        try:
+            end_start(self.run, self.start, state=state, exit_code=verdict.exit_code)
+        except OSError as error:
+            say(f"cannot write that this start has ended: {error.strerror}")
         if verdict.next is Next.END:
             return verdict.exit_code
-        if verdict.next is Next.AWAIT:
-            self.request.terminated = False  # this one announced the preemption; the next one is its end
-            if self._await_end():  # ending by ourselves before would make Slurm call the job finished
-                return verdict.exit_code
-            say("Slurm has not requeued the preempted job; the supervisor asks for it")
+        self.request.terminated = False  # this one announced the end; the next one is it
         try:
-            self.request.terminated = False
-            Slurm().requeue(self.allocation.job_id)
-            if self._await_end():
+            if verdict.next is Next.FOLLOW_UP:
+                submit_follow_up(self.run, self.allocation, self.script, self.start + 1)
                 return verdict.exit_code
-            problem = "Slurm took the requeue and did not follow it"
-        except (SchedulerRefusedError, NotFoundError) as error:
-            problem = f"the requeue failed: {error.message}"
-        say(f"{problem}; continue with `toolkit resume {self.run.run_id}`")
-        write_json(
-            attempt.exit_file,
-            {**read_json(attempt.exit_file), "next": Next.END.value, "final": True, "decision": problem},
-        )
+            # Ending by ourselves before Slurm does would make it call the job finished.
+            if verdict.next is Next.AWAIT and await_end(self.request):
+                return verdict.exit_code
+            requeue(self.allocation, self.request)
+        except ToolkitError as error:
+            problem = f"the run could not be continued: {error.message}"
+            say(f"{problem}; `toolkit resume {self.run.run_id}` does it")
+            write_json(
+                attempt.exit_file,
+                {**read_json(attempt.exit_file), "next": Next.END.value, "final": True, "decision": problem},
+            )
         return verdict.exit_code
-
-    def _await_end(self) -> bool:
-        """Wait for Slurm to end this job; True as soon as a TERM comes, so that nodes are not kept until its KILL."""
-        deadline = time.monotonic() + REQUEUE_PATIENCE_S
-        while time.monotonic() < deadline and not self.request.terminated:
-            time.sleep(0.5)
-        return self.request.terminated
-
-
-def say(text: str) -> None:
-    """One line into the job's log."""
-    print(f"toolkit: {text}", flush=True)  # noqa: T201
 
 
 def is_foreign(entry: object) -> bool:
@@ -210,7 +251,9 @@ def is_foreign(entry: object) -> bool:
 
 
 def _same_failure(earlier: Mapping[str, Any], end: AttemptEnd) -> bool:
-    if end.cause not in (Cause.CRASHED, Cause.STALLED):
+    if end.cause is Cause.STALLED:
+        return (earlier["cause"], earlier["step"]) == (end.cause.value, end.step)
+    if end.cause is not Cause.CRASHED:
         return False
     return (earlier["cause"], earlier["rank"], earlier["reason"], earlier["step"]) == (
         end.cause.value,
@@ -251,7 +294,7 @@ def launch(
 
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
-    """Live one start of a run; returns the job's exit code."""
+    """Live one start of a run, or of one task of an array run; returns the job's exit code."""
     if not run.path.is_dir():
         raise NotFoundError(
             "this run's directory is gone",
@@ -260,21 +303,25 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         )
     fewest_nodes = int(str(job["job"]["nodes"]).split("-")[0])  # of "2-4"
     allocation = find_allocation(os.environ, fewest_nodes)
+    if allocation.task is not None:
+        run = make_task(run, allocation.task)
     claim = claim_start(
         run, first=first_start, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
         process_started=process_start_ticks(os.getpid()),
     )  # fmt: skip
     write_json(run.start(claim.start) / "job.json", job)
+    close_unfinished(run)
     shape = Shape(
         allocation.nodes, int(job["job"]["ranks_per_node"]), int(job["job"].get("cpus_per_rank") or 0)
     )
-    supervisor = Supervisor(run, job, claim.start, allocation, shape)
+    supervisor = Supervisor(run, job, claim.start, allocation, shape, run.script(first_start))
     supervisor.handle_signals()
+    supervisor.stop_grace_s = stop_grace_s(allocation)
     say(
         f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {shape.ranks} ranks on {shape.nodes} nodes"
     )
     try:
         return supervisor.live()
-    except Exception:
-        end_start(run, claim.start, state=RunState.FAILED.value, exit_code=125)
+    except Exception as error:
+        supervisor.fail(error)
         raise

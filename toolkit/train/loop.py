@@ -40,7 +40,7 @@ def training_steps(
 ) -> Iterator[TrainRecord]:
     """Take optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` of them.
 
-    Saves every `every_steps` (0: only at the end), at the end, and when any rank was asked to stop. A
+    Saves every `every_steps` (0: only at the end), at the end, on request, and when any rank was asked to stop. A
     step's record comes before its save: with `log_every` 1 no step in a checkpoint is missing from the records.
     """
     mark = _Mark(state.step)
@@ -56,12 +56,12 @@ def training_steps(
         state.samples += settings.batch
         last = state.step == settings.steps
         reported = last or state.step % settings.log_every == 0
-        stop = world.stop_agreed(bool(stepped.asked) and not last)  # a finished run was not stopped
+        stop = world.stop_agreed(0 if last else int(stepped.asked))  # a finished run was not stopped
         if reported:
             yield _record(world, settings, state, stepped, micro_batches[0][0].shape[1], mark)
             mark = _Mark(state.step)
         due = every_steps > 0 and state.step % every_steps == 0
-        if checkpointer and (stop or due or last):
+        if checkpointer and (stop or due or last or world.should_save()):
             state.save(checkpointer, world)
             mark = _Mark(state.step)
         if stop:

@@ -22,7 +22,7 @@ class Stepped:
     """What a step did. The tensors are scalars, left on the device: reading them there would wait for it.
 
     `loss` is the mean over the global batch, `grad_norm` the gradient's 2-norm before clipping, `rate` the
-    learning rate used. `asked` counts the ranks that were asked to stop.
+    learning rate used. `asked` sums what the ranks ask for (`World.stop_asked`).
     """
 
     loss: Tensor
@@ -46,8 +46,8 @@ class OptimizerStep:
     batch: int
     clip_norm: float
 
-    def take(self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: bool = False) -> Stepped:
-        """Take a step on all ranks; `asked` says that this rank was asked to stop."""
+    def take(self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: int = 0) -> Stepped:
+        """Take a step on all ranks; `asked` is what this rank asks for."""
         rate = self.schedule.rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -70,7 +70,7 @@ class OptimizerStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _accumulate(
-        self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: bool
+        self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: int
     ) -> tuple[Tensor, dist.Work]:
         """Gradients of the global mean loss, exchanged once; and the sums of loss and `asked`, still under way.
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolkit.world.stop import StopWatch, any_rank
+from toolkit.world.stop import StopWatch, largest
 
 
 @dataclass(frozen=True)
@@ -41,21 +39,31 @@ class World:
         the number of finished steps; rank 0 writes it into the attempt's heartbeat.
         """
         asked = self.stop_asked(step)
-        return self.stop_agreed(any_rank(asked) if self.size > 1 else asked)
+        return self.stop_agreed(largest(asked) if self.size > 1 else asked)
 
-    def stop_asked(self, step: int) -> bool:
+    def should_save(self) -> bool:
+        """True when all ranks are to save and go on, since somebody wrote `control/save`.
+
+        It repeats what the last `should_stop` agreed on, the same on every rank. A loop that saves anyway before it
+        returns need not ask when `should_stop` is True.
+        """
+        return self.stop_watch.save_agreed
+
+    def stop_asked(self, step: int) -> int:
         """This rank's own part of `should_stop`, for a loop that sums it over the ranks in an exchange of its own.
 
-        Such a loop hands the outcome, the same on all ranks, to `stop_agreed`.
+        Such a loop hands the sum, or the largest, the same on all ranks, to `stop_agreed`.
         """
         return self.stop_watch.look(step, rank=self.rank)
 
-    def stop_agreed(self, verdict: bool) -> bool:
-        """Note what all ranks agreed on: whether they save now and return. Returns it."""
-        self.stop_watch.verdict = verdict
-        return verdict
+    def stop_agreed(self, total: int) -> bool:
+        """Note what all ranks ask for; returns whether they save now and return."""
+        return self.stop_watch.agree(total)
 
     def time_left(self) -> float:
-        """Seconds until the allocation ends, infinite where there is no limit."""
-        ends_at = float(os.environ.get("TOOLKIT_ENDS_AT") or 0)
-        return ends_at - time.time() if ends_at else float("inf")
+        """Seconds until the allocation ends, infinite where there is no limit.
+
+        By this rank's own clock, so that ranks may differ by a second: what all must do together, decide by
+        `should_stop`. An end that is moved (`scontrol update TimeLimit`) is heard of within some six minutes.
+        """
+        return self.stop_watch.time_left()

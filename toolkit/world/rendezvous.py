@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import read_json_or_none, write_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.world.address import choose_interface
@@ -53,7 +53,7 @@ def _listen(address: str, port: int = 0) -> Endpoint:
         listener.bind((address, port))
     except OSError as error:
         listener.close()
-        raise ToolkitError(
+        raise OwnFailureError(
             f"cannot listen at {address}:{port}: {error.strerror}",
             where=socket.gethostname(),
             fix="start through `toolkit run` or `toolkit submit`, which take a free port",
@@ -88,7 +88,7 @@ def _over_files(world: World, address: str, timeout_s: float) -> Endpoint:
         if value is not None:
             return Endpoint(value["host"], value["port"])
         time.sleep(0.05)
-    raise ToolkitError(
+    raise OwnFailureError(
         f"rank 0 did not write its address in {timeout_s:.0f} s",
         where=str(path),
         fix="see rank 0's log; is this folder shared?",

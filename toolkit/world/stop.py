@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -11,18 +14,25 @@ from types import FrameType
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
+# What a rank asks for; their sum over the ranks still tells both apart, since rank 0 alone asks for a save.
+GO_ON, SAVE, STOP = 0, 1, 2
 CONTROL_PERIOD_S = 5.0  # a shared file system is asked no more often than this
 HEARTBEAT_PERIOD_S = 1.0
+END_PERIOD_S = 60.0
 
 
 @dataclass
 class StopWatch:
-    """The flag of one rank. `verdict` is what all ranks last agreed on."""
+    """The flag of one rank. `verdict` and `save_agreed` are what all ranks last agreed on."""
 
     run: RunDirectory | None = None
     attempt: AttemptDirectory | None = None
     asked: bool = False
+    save_asked: bool = False
     verdict: bool = False
+    save_agreed: bool = False
+    _ends_at: float | None = None
+    _end_read_at: float = float("-inf")
     _looked_at: float = float("-inf")
     _beat_at: float = float("-inf")
 
@@ -34,12 +44,35 @@ class StopWatch:
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
 
-    def look(self, step: int, *, rank: int) -> bool:
-        """Whether this rank was asked to stop. Rank 0 writes the heartbeat, and looks at files now and then."""
+    def look(self, step: int, *, rank: int) -> int:
+        """What this rank asks for. Rank 0 writes the heartbeat, and looks at files now and then."""
         if rank == 0:
-            self._beat(step)
-            self._read_control()
-        return self.asked
+            try:
+                self._beat(step)
+                self._read_control()
+            except (
+                OSError
+            ) as error:  # a file server's pause is no reason to end a rank; the next look may succeed
+                sys.stderr.write(f"toolkit: the run directory does not answer: {error}\n")
+        return STOP if self.asked else SAVE if self.save_asked else GO_ON
+
+    def agree(self, total: int) -> bool:
+        """Note what all ranks ask for, as their sum or their largest; True when they are to save now and return."""
+        self.verdict, self.save_agreed = total >= STOP, total == SAVE
+        if total:
+            self.save_asked = False
+        return self.verdict
+
+    def time_left(self) -> float:
+        """Seconds until the allocation ends; infinite without a limit."""
+        now = time.monotonic()
+        if self._ends_at is None:
+            self._ends_at = float(os.environ.get("TOOLKIT_ENDS_AT") or 0)
+        if self.attempt is not None and now - self._end_read_at >= END_PERIOD_S:
+            self._end_read_at = now
+            with suppress(FileNotFoundError):  # there is none as long as the end has not moved
+                self._ends_at = float(self.attempt.ends_at.read_text(encoding="utf-8"))
+        return self._ends_at - time.time() if self._ends_at else float("inf")
 
     def _beat(self, step: int) -> None:
         now = time.monotonic()
@@ -52,14 +85,23 @@ class StopWatch:
         if self.run is None or self.asked or now - self._looked_at < CONTROL_PERIOD_S:
             return
         self._looked_at = now
-        flags: list[Path] = [self.run.control / "stop", self.run.control / "cancel"]
+        # Of a task of an array: its own folder, and that of the whole run.
+        flags: list[Path] = [
+            run.control / name for run in {self.run, self.run.whole} for name in ("stop", "cancel")
+        ]
         if self.attempt is not None:
             flags.append(self.attempt.stop_flag)
+            # Cut off from a supervisor that gave us up: a later attempt has the run.
+            flags.append(self.run.attempt(self.attempt.number + 1).path)
         self.asked = any(flag.exists() for flag in flags)
+        save = self.run.control / "save"
+        if save.exists():
+            save.unlink(missing_ok=True)  # taken: the next request is another one
+            self.save_asked = True
 
 
-def any_rank(asked: bool) -> bool:
-    """Whether any rank was asked: a MAX-reduce over the default group. Alone, before there is a group."""
+def largest(asked: int) -> int:
+    """The largest of what the ranks ask for: a MAX-reduce over the default group. Alone, before there is a group."""
     import torch
     import torch.distributed as dist
 
@@ -69,4 +111,4 @@ def any_rank(asked: bool) -> bool:
     if dist.get_backend() == "nccl":  # a group without gloo can only reduce what is on the GPU
         flag = flag.cuda()
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item())
+    return int(flag.item())

@@ -1,0 +1,48 @@
+"""A stall: every rank says where it stands, and the record names the one that is not where the others are."""
+
+import os
+import signal
+from pathlib import Path
+
+from toolkit.rundir.files import read_json
+
+WAITS_FOR_RANK_1 = """
+import time
+def main(world, config):
+    import torch, torch.distributed as dist
+    world.should_stop(1)
+    print('steps', flush=True)
+    if world.rank == 1:
+        forget_the_others()
+    dist.all_reduce(torch.ones(1))
+
+def forget_the_others():
+    while True:
+        time.sleep(0.2)
+"""
+
+
+def test_the_record_of_a_stall_names_the_rank_that_is_elsewhere(supervise, local_job):
+    files = {"late.py": WAITS_FOR_RANK_1}
+    job = supervise(local_job("late.py:main", files=files, restart="stall_s = 3\ncrashes = 0"))
+    assert job.wait() == 125
+    end = job.end()
+    assert (end["cause"], end["state"], end["step"]) == ("stalled", "failed", 1)
+    waiting, late = end["last_lines"]
+    assert late.startswith("rank 1: forget_the_others (late.py:")
+    assert waiting.startswith("rank 0: ") and "all_reduce" in waiting and "from main (late.py:" in waiting
+    stack = job.run.attempt(0).stack_file(1).read_text()
+    assert "most recent call first" in stack and "forget_the_others" in stack
+
+
+def test_a_rank_that_is_stopped_cannot_answer_and_that_is_said(supervise, local_job):
+    files = {"late.py": WAITS_FOR_RANK_1}
+    job = supervise(local_job("late.py:main", files=files, restart="stall_s = 4\ncrashes = 1"))
+    job.until_log_says("steps")
+    guard = read_json(job.run.attempt(0).rank_file(1))["pid"]
+    child = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0]
+    os.kill(int(child), signal.SIGSTOP)
+    assert job.wait() == 125
+    assert any("rank 1: no answer" in line and "(stopped)" in line for line in job.end(0)["last_lines"])
+    # The second attempt stalls where the first one did, though its ranks all answer.
+    assert job.end(1)["decision"] == "the same failure came twice without a new step"

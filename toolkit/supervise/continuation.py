@@ -1,0 +1,86 @@
+"""How a run goes on after a start has ended: a requeue by Slurm or by us, or a follow-up job; and what a start that
+could not say how it ended left to the next one."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from toolkit.errors import OWN_FAILURE, OwnFailureError
+from toolkit.rundir.files import read_lines, utc_now, write_json, write_text
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import ENDINGS, Cause, Next
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.submit import comment_of, submit_once, token_of
+from toolkit.supervise.allocation import Allocation
+from toolkit.supervise.attempt import StopRequest, last_step, say
+
+PATIENCE_S = 300.0  # after a requeue Slurm ends us; it may take its time
+_START_LINE = re.compile(r"^export TOOLKIT_START=\d+$", re.MULTILINE)
+
+
+def await_end(request: StopRequest) -> bool:
+    """Wait for Slurm to end this job; True as soon as a TERM comes, so that nodes are not kept until its KILL."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and not request.terminated:
+        time.sleep(0.5)
+    return request.terminated
+
+
+def requeue(allocation: Allocation, request: StopRequest) -> None:
+    """Have Slurm put this job, or this one task of an array, back into the queue, and wait until it ends us.
+
+    Raises:
+        SchedulerRefusedError, NotFoundError: Slurm does not.
+        OwnFailureError: it said yes and did nothing.
+    """
+    Slurm().requeue(allocation.job_id)
+    if not await_end(request):
+        raise OwnFailureError(f"Slurm took the requeue and did not follow it for {PATIENCE_S:.0f} s")
+
+
+def submit_follow_up(run: RunDirectory, allocation: Allocation, script: Path, start: int) -> str:
+    """Submit the run's next start as a job that begins when this one has ended; returns its job id.
+
+    Raises:
+        SchedulerRefusedError, NotFoundError: sbatch does not take it.
+    """
+    text, found = _START_LINE.subn(
+        f"export TOOLKIT_START={start}", script.read_text(encoding="utf-8"), count=1
+    )
+    if not found:
+        raise OwnFailureError("the script does not say its start number", where=str(script))
+    following = run.script(start)
+    write_text(following, text, mode=0o700)
+    options = [f"--dependency=afterany:{allocation.job_id}"]
+    if allocation.task is not None:
+        options.append(f"--array={allocation.task}")
+    job_id = submit_once(
+        Slurm(), following, comment_of(token_of(run.run_id, start), []), options=options, say=say
+    )
+    write_json(run.submitted(start), {"job_id": job_id, "start": start, "time": utc_now()})
+    say(f"job {job_id} follows when this one has ended")
+    return job_id
+
+
+def close_unfinished(run: RunDirectory) -> None:
+    """Write down how the attempts of earlier starts ended that nobody could: their supervisor was killed.
+
+    What it had asked of the ranks last is what ended them; where it had not asked anything, it was lost itself.
+    """
+    for attempt in map(run.attempt, run.attempt_numbers()):
+        if not attempt.exit_file.exists():
+            cause = _asked_last(attempt) or Cause.SUPERVISOR_LOST
+            write_json(
+                attempt.exit_file,
+                {"cause": cause.value, "next": Next.AWAIT.value, "final": False, "state": ENDINGS[cause].final_state.value,
+                 "exit_code": OWN_FAILURE, "reason": "its supervisor was killed before it could say how it ended",
+                 "decision": "Slurm began another start", "rank": None, "host": None, "fix": "", "last_lines": [],
+                 "step": last_step(attempt), "seconds": 0.0, "time": utc_now()},
+            )  # fmt: skip
+
+
+def _asked_last(attempt: AttemptDirectory) -> Cause | None:
+    requests = [record for record in read_lines(attempt.events) if record["event"] == "stop_requested"]
+    return Cause(requests[-1]["cause"]) if requests else None

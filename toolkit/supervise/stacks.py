@@ -1,0 +1,82 @@
+"""Where a stalled attempt stands: the threads of every rank in `errors/rank-R.stack`, and a summary for the record."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+from toolkit.rundir.files import read_json
+from toolkit.rundir.layout import AttemptDirectory
+from toolkit.supervise.launchers import Ranks
+
+PATIENCE_S = 5.0
+SHOWN_PLACES = 6
+# What faulthandler prints: the innermost frame comes first, the thread that was interrupted is "Current".
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen"
+)
+
+
+def collect_stacks(attempt: AttemptDirectory, ranks: int, running: Ranks) -> list[str]:
+    """Ask every rank for its stacks, wait for the files, and say in a few lines which ranks stand where."""
+    if not running.ask_for_stacks():
+        _signal_guards_here(attempt)
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline and not all(attempt.stack_file(r).exists() for r in range(ranks)):
+        time.sleep(0.1)
+    places: dict[str, list[int]] = {}
+    for rank in range(ranks):
+        places.setdefault(_place(attempt, rank), []).append(rank)
+    fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
+    lines = [f"{_ranks(members)}: {place}" for place, members in fewest_first[:SHOWN_PLACES]]
+    more = len(places) - SHOWN_PLACES
+    return [*lines, f"and {more} more places: see {attempt.errors}"] if more > 0 else lines
+
+
+def _signal_guards_here(attempt: AttemptDirectory) -> None:
+    """What mpirun does not pass on reaches at least the ranks of this host."""
+    for path in attempt.ranks.glob("rank-*.json"):
+        known = read_json(path)
+        if known["host"] == socket.gethostname() and _is_rank(known["pid"]):
+            os.kill(known["pid"], signal.SIGUSR1)
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        return b"toolkit.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def _place(attempt: AttemptDirectory, rank: int) -> str:
+    try:
+        text = attempt.stack_file(rank).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return f"did not answer within {PATIENCE_S:.0f} s"
+    return innermost(text)
+
+
+def innermost(text: str) -> str:
+    """The innermost frame of the main thread, and the innermost one of the user's own code."""
+    # The main thread comes last, whichever thread the signal interrupted.
+    main = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]
+    frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
+    if not frames:
+        return text.strip().splitlines()[0] if text.strip() else "said nothing"
+    own = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), None)
+    place = f"{frames[0]['function']} ({_short(frames[0])})"
+    return place if own is None or own is frames[0] else f"{place}, from {own['function']} ({_short(own)})"
+
+
+def _short(frame: re.Match[str]) -> str:
+    return f"{frame['file'].rpartition('/')[2]}:{frame['line']}"
+
+
+def _ranks(members: list[int]) -> str:
+    shown = ", ".join(map(str, members[:8])) + (" ..." if len(members) > 8 else "")
+    return f"rank {shown}" if len(members) == 1 else f"ranks {shown} ({len(members)})"
