@@ -75,17 +75,70 @@ def test_the_command_is_echoed_on_stderr_as_a_shell_reads_it(command, capsys):
     assert capsys.readouterr().err == "+ scontrol update 'comment=two words'\n"
 
 
-def test_a_job_is_looked_for_in_the_queue_then_in_accounting_then_at_the_controller(command):
-    command("squeue", "printf '1\\x1fRUNNING\\x1fNone\\x1fn[1-2]\\x1f1:00\\n'")
-    command("sacct", "printf '2\\x1fCANCELLED by 1000\\x1fn1\\x1f0:15\\n'")
-    command("scontrol", 'case $4 in 3) echo "JobId=3 JobState=FAILED Reason=x ExitCode=1:0" ;; '
-                        "*) echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1 ;; esac")  # fmt: skip
-    facts = Slurm().jobs(["1", "2", "3", "4"])
+QUEUE_MARK = "mark=$(sed -n 's/.*JobArrayID:\\([^,]*\\),.*/\\1/p' <<< \"$*\"); "
+ACCOUNTS_MARK = "mark=$(sed -n 's/.*--delimiter=\\(\\S*\\) .*/\\1/p' <<< \"$*\"); "
+
+
+def answer(mark, *rows):
+    """A command that prints rows as Slurm does: the mark behind each cell, a line end behind each row."""
+    cells = "".join("".join(f"{cell}@" for cell in row) + "\n" for row in rows)
+    return f"{mark} sed \"s/@/$mark/g\" <<'END'\n{cells}END"
+
+
+def queued(job, state, reason="None", comment="(null)"):
+    return (job, state, reason, "n1", "1:00", "2026-11-21T02:48:01", "2026-11-21T02:48:01", "1", comment)
+
+
+def test_a_job_is_looked_for_in_the_queue_then_in_accounting(command):
+    command(
+        "squeue",
+        answer(
+            QUEUE_MARK, queued("1", "RUNNING"), queued("5_[2-4,9%2]", "PENDING"), queued("6+0", "RUNNING")
+        ),
+    )
+    command("sacct", answer(ACCOUNTS_MARK, ("2", "CANCELLED by 1000", "0:15", "n1", "2026-11-21T02:48:01"),
+                            ("3", "RUNNING", "0:0", "n1", "2026-11-21T02:48:01"), ("5_1", "FAILED", "1:0", "n1", "x")))  # fmt: skip
+    facts = Slurm().jobs(["1", "2", "3", "4", "5_1", "5_3", "5_5", "6"])
     assert {job: (fact.state, fact.source) for job, fact in facts.items()} == {
         "1": ("RUNNING", "squeue"),
         "2": ("CANCELLED by 1000", "sacct"),
-        "3": ("FAILED", "scontrol"),
-    }  # nobody knows 4: it is left out, not guessed
+        "3": ("", "sacct"),  # accounting lags behind: the queue has forgotten it, so it cannot be running
+        "5_1": ("FAILED", "sacct"),
+        "5_3": ("PENDING", "squeue"),
+        "6": ("RUNNING", "squeue"),
+    }  # nobody knows 4 and 5_5: they are left out, not guessed
+    assert "accounting says RUNNING" in facts["3"].reason
+    assert (facts["2"].cancelled_by, facts["1"].restarts, facts["5_3"].job_id) == (1000, 1, "5_3")
+
+
+@pytest.mark.parametrize("comment", ["a|b\nc", "x\x1fy", "\n9\x1fCOMPLETED", "~~", "JobState=COMPLETED"])
+def test_a_comment_breaks_no_row(command, comment):
+    command("squeue", answer(QUEUE_MARK, queued("1", "FAILED", comment=comment), queued("2", "RUNNING")))
+    facts = Slurm().jobs(["1", "2", "9"])
+    assert {job: fact.state for job, fact in facts.items()} == {"1": "FAILED", "2": "RUNNING"}
+    assert facts["1"].comment == comment.strip()
+
+
+def test_of_a_job_that_was_requeued_the_last_life_counts(command):
+    command("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    lives = [
+        ("1", "COMPLETED", "0:0", "n1", "2026-11-21T03:00:00"),
+        ("1", "PREEMPTED", "0:0", "n1", "2026-11-21T02:00:00"),
+    ]
+    command("sacct", answer(ACCOUNTS_MARK, *lives))
+    assert Slurm().jobs(["1"])["1"].state == "COMPLETED"
+    command("sacct", answer(ACCOUNTS_MARK, *lives[::-1]))
+    assert Slurm().jobs(["1"])["1"].state == "COMPLETED"
+
+
+def test_while_squeue_is_silent_only_an_end_is_a_fact(command):
+    command("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    command(
+        "sacct", answer(ACCOUNTS_MARK, ("1", "TIMEOUT", "0:0", "n1", "x"), ("2", "RUNNING", "0:0", "n1", "x"))
+    )
+    facts = Slurm().jobs(["1", "2", "3"])
+    assert {job: fact.state for job, fact in facts.items()} == {"1": "TIMEOUT", "2": "", "3": ""}
+    assert "Unable to contact" in facts["2"].reason
 
 
 def test_a_controller_that_is_down_is_no_proof_that_a_job_is_gone(command):

@@ -7,6 +7,7 @@ SBATCH_* would win over the script: those that have a key of ours are in the scr
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -14,30 +15,30 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.slurm.job_facts import (
+    JobFacts,
+    base_of,
+    of_jobs,
+    outlived,
+    read_sacct,
+    read_squeue,
+    sacct_argv,
+    squeue_argv,
+)
 from toolkit.slurm.refusals import refusal_of
+from toolkit.slurm.states import run_state
 
 _SCRUBBED = (
     "SBATCH_", "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
+    "SCANCEL_",
 )  # fmt: skip
-_SEPARATOR = "\x1f"  # cannot stand in a job name that we accept
+# For squeue and sacct: the tasks of an array are not cut short (`1_[3,5,...]`).
+_QUERY = {"SLURM_BITSTR_LEN": "0"}
 
 
 class NoAnswerError(SchedulerRefusedError):
     """A command of Slurm's did not end in time; what it asked for may have been done."""
-
-
-@dataclass(frozen=True)
-class JobFacts:
-    """What Slurm says of one job. `state` is Slurm's own word; "" stands for what it does not say."""
-
-    job_id: str
-    state: str
-    reason: str = ""
-    nodes: str = ""
-    time_left: str = ""
-    exit_code: str = ""
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,11 @@ class Slurm:
             environment["SLURM_CONF"] = self.configuration
         return environment
 
-    def call(self, argv: Sequence[str]) -> str:
-        """Run one command and return its stdout.
+    def _environment_of(self, argv: Sequence[str], base: Mapping[str, str] | None) -> dict[str, str]:
+        return self.environment(base) | (_QUERY if argv[0] in ("squeue", "sacct") else {})
+
+    def call(self, argv: Sequence[str], *, base: Mapping[str, str] | None = None) -> str:
+        """Run one command and return its stdout. `base` is the environment that it is given, by default ours.
 
         Raises:
             NotFoundError: the command is not on PATH.
@@ -70,7 +74,7 @@ class Slurm:
             print("+ " + shlex.join(argv), file=sys.stderr)  # noqa: T201  --print-cmd asks for it
         try:
             done = subprocess.run(
-                argv, capture_output=True, text=True, errors="replace", env=self.environment(), timeout=self.timeout_s, check=False,
+                argv, capture_output=True, text=True, errors="replace", env=self._environment_of(argv, base), timeout=self.timeout_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise NoAnswerError(
@@ -83,63 +87,51 @@ class Slurm:
         return done.stdout
 
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:
-        """Facts of each job that Slurm still knows: squeue first, then sacct, then scontrol. Others are left out."""
-        wanted = list(job_ids)
-        facts = self._queued(wanted) if wanted else {}
-        missing = [job for job in wanted if job not in facts]
-        if missing and shutil.which("sacct"):
-            facts |= self._accounted(missing)
-        for job in [job for job in wanted if job not in facts]:
-            shown = self._shown(job)
-            if shown is not None:
-                facts[job] = shown
-        return facts
+        """Facts of each job (`123`) or task (`123_4`) that Slurm still knows: squeue first, then sacct.
 
-    def _queued(self, job_ids: Sequence[str]) -> dict[str, JobFacts]:
-        layout = _SEPARATOR.join(("%i", "%T", "%r", "%N", "%L"))
+        What neither knows is left out. Where squeue does not answer, only an end that accounting knows is a fact; the
+        others have no state, and the reason why.
+
+        Raises:
+            SchedulerRefusedError: nothing is known, since squeue did not answer.
+        """
+        wanted = list(dict.fromkeys(job_ids))
+        if not wanted:
+            return {}
+        silence: ToolkitError | None = None
+        facts: dict[str, JobFacts] = {}
         try:
-            text = self.call(
-                ["squeue", "--noheader", "--states=all", f"--format={layout}", "--jobs=" + ",".join(job_ids)]
-            )
+            facts = self._queued(wanted)
+        except SchedulerRefusedError as error:
+            silence = error
+        missing = [job for job in wanted if job not in facts]
+        ended = self._accounted(missing) if missing and shutil.which("sacct") else {}
+        if silence is None:
+            return facts | {job: outlived(fact) for job, fact in ended.items()}
+        ended = {job: fact for job, fact in ended.items() if run_state(fact.state).final}
+        if not ended:
+            raise silence
+        return {
+            job: ended.get(job, JobFacts(job, "", reason=silence.message, source="none")) for job in wanted
+        }
+
+    def _queued(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
+        mark = _new_mark()
+        try:
+            text = self.call(squeue_argv(dict.fromkeys(map(base_of, wanted)), mark))
         except SchedulerRefusedError as error:
             if "Invalid job id" in error.message:  # what squeue says of one job that it has forgotten
                 return {}
             raise
-        rows = (line.split(_SEPARATOR) for line in text.splitlines())
-        return {
-            row[0].strip(): JobFacts(row[0].strip(), row[1], row[2], row[3], row[4], source="squeue")
-            for row in rows
-            if len(row) == 5
-        }
+        return of_jobs(read_squeue(text, mark), wanted)
 
-    def _accounted(self, job_ids: Sequence[str]) -> dict[str, JobFacts]:
-        argv = ["sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations",
-                "--format=JobIDRaw,State,NodeList,ExitCode", "--jobs=" + ",".join(job_ids)]  # fmt: skip
+    def _accounted(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
+        mark = _new_mark()
         try:
-            text = self.call(argv)
-        except SchedulerRefusedError:  # accounting is off on this cluster; scontrol is asked next
+            text = self.call(sacct_argv(dict.fromkeys(map(base_of, wanted)), mark))
+        except SchedulerRefusedError:  # accounting is off on this cluster, or silent: it adds nothing
             return {}
-        rows = (line.split(_SEPARATOR) for line in text.splitlines())
-        return {
-            row[0]: JobFacts(row[0], row[1], nodes=row[2], exit_code=row[3], source="sacct")
-            for row in rows
-            if len(row) == 4
-        }
-
-    def _shown(self, job_id: str) -> JobFacts | None:
-        try:
-            text = self.call(["scontrol", "--oneliner", "show", "job", job_id])
-        except SchedulerRefusedError as error:
-            if "Invalid job id" in error.message:
-                return None
-            raise
-        fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
-        if "JobState" not in fields:
-            return None
-        return JobFacts(
-            job_id, fields["JobState"], fields.get("Reason", ""), fields.get("NodeList", ""),
-            exit_code=fields.get("ExitCode", ""), source="scontrol",
-        )  # fmt: skip
+        return of_jobs(read_sacct(text, mark), wanted)
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs; Slurm sends TERM to the batch script's children and to the supervisor."""
@@ -148,3 +140,8 @@ class Slurm:
     def requeue(self, job_id: str) -> None:
         """Put a running batch job back into the queue, under the same job id."""
         self.call(["scontrol", "requeue", job_id])
+
+
+def _new_mark() -> str:
+    """What divides cells: made anew for each question, so that nobody can have put it into a name."""
+    return f"~{secrets.token_hex(6)}~"

@@ -1,0 +1,150 @@
+"""What squeue and sacct say of jobs, read so that no name, comment or damaged line can pass for a state.
+
+Cells are divided by a mark that is made anew for each question, so that nobody can have written it into a job's name or
+comment. A record that does not begin with a job id ends the reading: what follows has lost its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from toolkit.slurm.array import parse_array
+from toolkit.slurm.states import run_state
+
+# squeue's --Format types and sacct's --format fields, in our order.
+_QUEUE = "JobArrayID State Reason NodeList TimeLeft StartTime EligibleTime RestartCnt Comment".split()  # noqa: SIM905
+_ACCOUNTS = "JobID State ExitCode NodeList Submit".split()  # noqa: SIM905
+_NOTHING = frozenset({"", "(null)", "None", "N/A", "Unknown", "None assigned"})
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+|_\[[0-9,:%-]+\])?(\+[0-9]+)?", re.ASCII)
+_CANCELLED_BY = re.compile(r"CANCELLED by ([0-9]+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What Slurm says of one job or of one task of an array (`123_4`). "" and None stand for what it does not say.
+
+    `state` is Slurm's own word. Times are Slurm's local ones, `2026-11-21T02:48:01`; `start_time` of a waiting job is
+    an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, which only sacct tells.
+    """
+
+    job_id: str
+    state: str
+    reason: str = ""
+    nodes: str = ""
+    time_left: str = ""
+    exit_code: str = ""
+    source: str = ""
+    start_time: str = ""
+    eligible_time: str = ""
+    restarts: int | None = None
+    comment: str = ""
+    cancelled_by: int | None = None
+
+
+def squeue_argv(jobs: Iterable[str], mark: str) -> list[str]:
+    """Ask for jobs of every state and partition; `jobs` without task numbers."""
+    form = ",".join(f"{name}:{mark}" for name in _QUEUE)
+    return ["squeue", "--noheader", "--all", "--states=all", f"--Format={form}", "--jobs=" + ",".join(jobs)]
+
+
+def sacct_argv(jobs: Iterable[str], mark: str) -> list[str]:
+    """Ask accounting for whole jobs, not their steps."""
+    return ["sacct", "--noheader", "--parsable", f"--delimiter={mark}", "--allocations",
+            "--format=" + ",".join(_ACCOUNTS), "--jobs=" + ",".join(jobs)]  # fmt: skip
+
+
+def read_squeue(text: str, mark: str) -> list[JobFacts]:
+    """The rows of `squeue_argv`'s answer."""
+    return [
+        JobFacts(
+            row["JobArrayID"], row["State"], row["Reason"], row["NodeList"], row["TimeLeft"], source="squeue",
+            start_time=row["StartTime"], eligible_time=row["EligibleTime"], comment=row["Comment"],
+            restarts=int(row["RestartCnt"]) if _is_number(row["RestartCnt"]) else None,
+        )
+        for row in _records(text, mark, _QUEUE)
+    ]  # fmt: skip
+
+
+def read_sacct(text: str, mark: str) -> list[JobFacts]:
+    """The rows of `sacct_argv`'s answer; of a job that was requeued, the life that was submitted last."""
+    newest: dict[str, tuple[str, JobFacts]] = {}
+    for row in _records(text, mark, _ACCOUNTS):
+        by = _CANCELLED_BY.fullmatch(row["State"])
+        facts = JobFacts(
+            row["JobID"], row["State"], nodes=row["NodeList"], exit_code=row["ExitCode"], source="sacct",
+            cancelled_by=int(by[1]) if by else None,
+        )  # fmt: skip
+        if facts.job_id not in newest or row["Submit"] >= newest[facts.job_id][0]:
+            newest[facts.job_id] = (row["Submit"], facts)
+    return [facts for _, facts in newest.values()]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _records(text: str, mark: str, names: list[str]) -> Iterator[dict[str, str]]:
+    """Each record: every cell has the mark behind it, and a line end follows the last one."""
+    cells = text.split(mark)[:-1]
+    for begin in range(0, len(cells), len(names)):
+        record = cells[begin : begin + len(names)]
+        if begin and not record[0].startswith("\n"):
+            return
+        record = [cell.strip() for cell in record]
+        if len(record) < len(names) or not _JOB_ID.fullmatch(record[0]):
+            return
+        yield {name: "" if cell in _NOTHING else cell for name, cell in zip(names, record, strict=True)}
+
+
+def base_of(job_id: str) -> str:
+    """The number that squeue and sacct take: `123` of `123_4`, `123_[5-9%2]` and `123+1`."""
+    return re.split(r"[_+]", job_id, maxsplit=1)[0]
+
+
+def of_jobs(rows: Iterable[JobFacts], wanted: Collection[str]) -> dict[str, JobFacts]:
+    """The facts of the wanted jobs among some rows.
+
+    A task of an array that waits stands in one row with the others (`123_[5-9%2]`). An array or a heterogeneous job that
+    is asked for as a whole is the part of it that is furthest from its end.
+    """
+    found: dict[str, JobFacts] = {}
+    parts: dict[str, list[JobFacts]] = {}
+    for row in rows:
+        found.setdefault(row.job_id, row)
+        parts.setdefault(base_of(row.job_id), []).append(row)
+    for job_id in wanted:
+        base, _, task = job_id.partition("_")
+        if job_id in found or base not in parts:
+            continue
+        if not task:
+            found[job_id] = replace(
+                min(parts[base], key=lambda part: run_state(part.state).final), job_id=job_id
+            )
+        for part in parts[base]:
+            if task and _holds(part.job_id, int(task)):
+                found[job_id] = replace(part, job_id=job_id)
+    return {job_id: found[job_id] for job_id in wanted if job_id in found}
+
+
+def _holds(job_id: str, task: int) -> bool:
+    """Whether `123_[5-9%2]` has a task."""
+    _, bracket, tasks = job_id.partition("_[")
+    return bool(bracket) and task in _tasks(tasks.removesuffix("]"))
+
+
+@lru_cache(maxsize=64)
+def _tasks(text: str) -> frozenset[int]:
+    try:
+        return frozenset(parse_array(text))
+    except ValueError:
+        return frozenset()  # cut short: nobody knows
+
+
+def outlived(facts: JobFacts) -> JobFacts:
+    """What accounting says of a job that the queue has forgotten: an end is an end, anything else lags behind."""
+    if run_state(facts.state).final:
+        return facts
+    return replace(facts, state="", reason=f"accounting says {facts.state}, but squeue knows the job no more")
