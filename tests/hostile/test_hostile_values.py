@@ -62,7 +62,9 @@ def test_variables_of_the_shell_are_passed_on(toolkit, monkeypatch) -> None:
 
 def test_the_sites_values_arrive(toolkit, monkeypatch) -> None:
     """Modules are words of a command of the shell's own; its lines are shell by design."""
-    monkeypatch.setenv("BASH_FUNC_module%%", f'() {{ printf "%s\\0" "$@" >>"{toolkit.folder}/modules"; }}')
+    monkeypatch.setenv(
+        "BASH_FUNC_module%%", f'() {{ printf "%s\\0" "$@" >>"{toolkit.folder}/modules"; LOADEDMODULES+=:; }}'
+    )
     table = ", ".join(f"{name} = {toml(value)}" for name, value in variables("S").items())
     network = ", ".join(f"{name} = {toml(value)}" for name, value in variables("N").items())
     site = toolkit.folder / "odd.toml"
