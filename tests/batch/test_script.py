@@ -147,6 +147,7 @@ def test_only_named_variables_survive(tmp_path: Path) -> None:
     polluted = {
         "SECRET_TOKEN": "s", "PYTHONPATH": "/evil", "LD_PRELOAD": "", "TOOLKIT_START": "9", "VIRTUAL_ENV": "/v",
         "OMP_NUM_THREADS": "64", "SLURM_EXPORT_ENV": "NONE", "SBATCH_PARTITION": "p", "PATHS": "no", "XPATH": "no",
+        "BASH_FUNC_which%%": "() { echo mine; }", "BASH_FUNC_export%%": "() { :; }", "BASH_ENV": "/dev/null",
     }  # fmt: skip
     done = run_by_bash(render_script(job, RUN, 0), Path("/usr/bin/env; #"), {**kept, **polluted}, tmp_path)
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
@@ -172,6 +173,34 @@ def test_a_line_of_the_site_that_fails_ends_the_job(tmp_path: Path, tables: dict
     assert done.returncode == 125
     assert "this line of the site file failed: " in done.stderr
     assert done.stdout == ""
+
+
+# `module load` of Environment Modules 3.2 says nothing by its code; 5 and Lmod do. Only a name that begins with "good" exists.
+TELLING = (
+    'module() { [[ $2 == good* ]] && LOADEDMODULES+=:$2/1.0 || { echo "no module $2" >&2; return 1; }; }'
+)
+SILENT = 'module() { [[ $2 == good* ]] && LOADEDMODULES+=:$2/1.0 || echo "no module $2" >&2; }'
+
+
+@pytest.mark.parametrize("handed_on", [True, False])
+@pytest.mark.parametrize("system", [TELLING, SILENT])
+@pytest.mark.parametrize(
+    ("modules", "missing"), [(["good"], ""), (["good", "good"], ""), (["good", "bad"], "bad")]
+)
+def test_a_module_that_is_missing_is_named(
+    tmp_path: Path, system: str, handed_on: bool, modules: list[str], missing: str
+) -> None:
+    """Also where `module` itself reports success, and where the shell before did not export it."""
+    home = tmp_path / "home"
+    (home / "init").mkdir(parents=True)
+    (home / "init" / "bash").write_text(system)
+    variables = {"PATH": os.environ["PATH"], "MODULESHOME": str(home)}
+    if handed_on:
+        variables = {"PATH": os.environ["PATH"], "BASH_FUNC_module%%": system.removeprefix("module")}
+    job = a_job(tmp_path, site_env=load_site("local").env.model_copy(update={"modules": modules}))
+    done = run_by_bash(render_script(job, RUN, 0), Path("/usr/bin/env; #"), variables, tmp_path)
+    assert done.returncode == (125 if missing else 0), done
+    assert ("this line of the site file failed: module load bad" in done.stderr) == bool(missing)
 
 
 def test_a_resumes_script_says_its_start(tmp_path: Path) -> None:

@@ -119,3 +119,19 @@ def test_the_users_comment_stands_behind_the_token(pretended: PretendedSlurm) ->
     assert pretended.calls("sbatch") == [
         f"--parsable --dependency=afterany:3 --comment={TOKEN} my own job.sbatch"
     ]
+
+
+def test_sbatch_inherits_nothing_of_the_job_around_it(
+    pretended: PretendedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretended.command("sbatch", f"env > {pretended.folder}/seen; echo 1")
+    around = {"SLURM_JOB_ID": "5", "SLURM_MEM_PER_NODE": "3072", "PMIX_RANK": "1", "CUDA_VISIBLE_DEVICES": "0", "TMPDIR": "/job/5"}  # fmt: skip
+    for name, value in {**around, "SLURM_CONF": "/ours", "MINE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    submitted()
+    seen = dict(line.split("=", 1) for line in (pretended.folder / "seen").read_text().splitlines())
+    assert not set(around) & set(seen)
+    assert (seen["SLURM_CONF"], seen["MINE"]) == ("/ours", "1")
+    monkeypatch.delenv("SLURM_JOB_ID")  # on a login node the choice of a GPU is the user's
+    submitted()
+    assert "CUDA_VISIBLE_DEVICES=0\n" in (pretended.folder / "seen").read_text()

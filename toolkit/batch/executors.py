@@ -17,7 +17,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.submit import submit_once
+from toolkit.slurm.submit import submit_once, without_job
 
 # The shell's own pid names the log, 0600 as the run's other files, before anything else runs.
 _START_LOCAL = 'log=$1/slurm-local-$$.out; (umask 077; : >>"$log"); exec >>"$log" 2>&1; exec bash "$2"'
@@ -53,10 +53,9 @@ class SlurmScriptExecutor(SlurmExecutor):
 
 def start_local(run: RunDirectory, script: Path) -> subprocess.Popen[bytes]:
     """Start a script on this machine, in a session of its own: no terminal's Ctrl-C or hang-up reaches it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return subprocess.Popen(
         ["bash", "-c", _START_LOCAL, "toolkit", str(run.path), str(script)],
-        env={**environment, "TOOLKIT_LOCAL": "1"}, stdin=subprocess.DEVNULL, start_new_session=True,
+        env={**without_job(os.environ), "TOOLKIT_LOCAL": "1"}, stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
 
 

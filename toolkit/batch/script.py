@@ -20,8 +20,8 @@ KEPT = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "TERM", "HOSTNAME", "PWD",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "SLURM_*", "SLURMD_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
-    "PMI_*", "PMIX_*", "MODULEPATH", "MODULESHOME", "MODULES_*", "LMOD_*", "__LMOD_*", "BASH_FUNC_*", "BASH_ENV",
-    "TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION",
+    "PMI_*", "PMIX_*", "MODULEPATH", "MODULESHOME", "MODULES_*", "LMOD_*", "__LMOD_*",
+    "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION",
 )  # fmt: skip
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+\[\]-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -47,6 +47,7 @@ def render_script(job: ResolvedJob, run: RunDirectory, start: int) -> str:
         run_directory_comment=_check_path(run),
         start=start,
         kept=[*KEPT, *(_variable(name) for name in job.env.passed)],
+        modules=bool(job.site_env.modules),
         site_lines=site_lines(job),
         python=shlex.quote(sys.executable),
         run_directory=shlex.quote(str(run.path)),
@@ -104,14 +105,14 @@ def site_lines(job: ResolvedJob) -> list[str]:
     One that fails ends the job: ranks would otherwise meet the wrong MPI or CUDA, and nobody would know why.
     """
     table = job.site_env
-    lines = [_or_end(f"module load {shlex.quote(module)}") for module in table.modules]
-    lines += [_or_end(line) for line in table.setup]
+    lines = [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}") for name in table.modules]
+    lines += [_or_end(line, line) for line in table.setup]
     lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in table.vars.items()]
     return lines
 
 
-def _or_end(line: str) -> str:
-    said = shlex.quote(f"toolkit: this line of the site file failed: {line}")
+def _or_end(line: str, told: str) -> str:
+    said = shlex.quote(f"toolkit: this line of the site file failed: {told}")
     return f"{{ {line}\n}} || {{ echo {said} >&2; exit {OWN_FAILURE}; }}"
 
 

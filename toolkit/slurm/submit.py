@@ -8,10 +8,11 @@ second one ends by itself, since a start is claimed once.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,14 @@ _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
 _COMMENT = re.compile(r"--comment[= ](.*)", re.DOTALL)
 # Errors of sbatch after which nobody knows whether the job was taken (slurm_errno.c, 22.05 to 24.11).
 _UNSETTLED = ("timed out", "unable to contact slurm controller", "zero bytes", "connection reset")
+# What a job's batch script and ranks are told of their job. sbatch hands its environment to the new job, where the
+# old numbers would contradict the new ones ("SLURM_MEM_PER_CPU ... and SLURM_MEM_PER_NODE are mutually exclusive").
+_OF_A_JOB = ("SLURM_", "SLURMD_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "PALS_")
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
+# These are a job's own only inside one; on a login node the user may have set them.
+_OF_ITS_NODE = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL", "TMPDIR", "HOSTNAME"}
+)  # fmt: skip
 
 
 class UnsettledError(NoAnswerError):
@@ -42,6 +51,16 @@ def comment_of(token: str, options: Sequence[str]) -> str:
     """A job's whole comment: our token, then the words of the last `--comment` among sbatch's `options`."""
     given = [match[1].strip() for option in options if (match := _COMMENT.fullmatch(option))]
     return f"{token} {given[-1]}" if given and given[-1] else token
+
+
+def without_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without what tells a process which job, step and rank it is."""
+    return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OF_A_JOB)}
+
+
+def _for_another_job(environ: Mapping[str, str]) -> dict[str, str]:
+    outer = _OF_ITS_NODE if "SLURM_JOB_ID" in environ else frozenset()
+    return {name: value for name, value in without_job(environ).items() if name not in outer}
 
 
 def is_comment(option: str) -> bool:
@@ -114,7 +133,8 @@ def job_id_of(output: str) -> str:
 
 
 def _sbatch(slurm: Slurm, script: Path, comment: str, options: Sequence[str]) -> str:
-    return job_id_of(slurm.call(["sbatch", "--parsable", *options, f"--comment={comment}", str(script)]))
+    argv = ["sbatch", "--parsable", *options, f"--comment={comment}", str(script)]
+    return job_id_of(slurm.call(argv, base=_for_another_job(os.environ)))
 
 
 def _is_unsettled(error: SchedulerRefusedError | OwnFailureError) -> bool:
