@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from toolkit.batch.state import RunStatus, run_status
+from toolkit.batch.array_status import task_job_id
+from toolkit.batch.state import RunStatus, newest_job_id, run_status
 from toolkit.batch.submission import recorded_job, slurm_of
-from toolkit.errors import CheckFailedError
+from toolkit.errors import CheckFailedError, NotFoundError
 from toolkit.rundir.files import read_json, utc_now, write_text
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 
 
 def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
-    """Ask a run to end: ranks save at the next step boundary and leave.
+    """Ask a run, or one task of an array run, to end: ranks save at the next step boundary and leave.
 
     Raises:
         CheckFailedError: the run has already ended.
@@ -23,11 +24,40 @@ def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
             where=str(run.path),
             fix="`toolkit history` shows which runs live",
         )
-    write_text(run.control / "cancel", utc_now() + "\n")
+    living = {task.task for task in status.tasks or () if not task.state.final}
+    for part in (run, *(run.task(number) for number in run.task_numbers() if number in living)):
+        write_text(part.control / "cancel", utc_now() + "\n")
     # A local supervisor sees the file within a second. A signal could hit it before it hears signals, or, on
     # another host, hit another process. In somebody's allocation the run ends, not the allocation.
     if not status.job_id.startswith("local-") and not _is_interactive(run):
         slurm_of(recorded_job(run), echo=echo).cancel([status.job_id])
+    return run_status(run)
+
+
+def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatus:
+    """Ask one task of an array run to end, also one that has not begun; the status is the whole run's.
+
+    Raises:
+        NotFoundError: the run has no such task.
+        CheckFailedError: the task has already ended.
+    """
+    tasks = {one.task: one for one in run_status(run).tasks or ()}
+    if task not in tasks:
+        raise NotFoundError(
+            f"run {run.run_id} has no task {task}",
+            where=str(run.path),
+            fix=f"`toolkit status {run.run_id} --json` lists its tasks",
+        )
+    if tasks[task].state.final:
+        raise CheckFailedError(
+            f"task {task} of run {run.run_id} is {tasks[task].state.value}; there is nothing to cancel",
+            where=str(run.path),
+            fix=f"`toolkit status {run.run_id}` shows which tasks live",
+        )
+    if task in run.task_numbers():
+        write_text(run.task(task).control / "cancel", utc_now() + "\n")
+    job_id = task_job_id(run, task, newest_job_id(run))
+    slurm_of(recorded_job(run), echo=echo).cancel([job_id])
     return run_status(run)
 
 

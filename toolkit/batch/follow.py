@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from toolkit.batch.restarts import RestartNews
-from toolkit.batch.state import RunStatus, final_word, run_status
+from toolkit.batch.state import RunStatus, run_status
 from toolkit.config.checks import counted
 from toolkit.errors import INTERRUPTED, OWN_FAILURE, ToolkitError
 from toolkit.metrics.training import TrainRecord, last_record
@@ -23,8 +23,12 @@ from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
 
-MARKER_PERIOD_S = 0.5  # files of the run directory
+MARKER_PERIOD_S = 0.5  # the files of the run directory
 QUERY_PERIODS_S = (2.0, 60.0)  # Slurm: first and longest pause between two questions
+SETTLE_S = (
+    3.0  # how late a file may be seen here, which was written on another host (NFS caches 3 s at least)
+)
+OF_SLURM = ("squeue", "sacct", "Slurm")  # sources of a status that are not the run's own
 LINE_PERIOD_S = 5.0  # where there is no terminal
 
 
@@ -53,6 +57,9 @@ class Follower:
     _pause_s: float = QUERY_PERIODS_S[0]
     _asked_at: float = float("-inf")
     _status: RunStatus | None = None
+    _marks: tuple[int, ...] = ()
+    _marked_at: float = float("-inf")
+    _ended_at: float | None = None
 
     def wait(self) -> RunStatus:
         """Block until the run has ended."""
@@ -74,24 +81,33 @@ class Follower:
                     told, told_at = text, time.monotonic()
                     self.console.print(text, highlight=False, markup=False, soft_wrap=True)
                 last_state = status.state
-                if status.state.final:
+                if status.state.final and self._is_settled(status):
                     return status
                 time.sleep(MARKER_PERIOD_S)
 
     def look(self) -> RunStatus:
-        """A status that is at most a pause old, or new when the run's own files say that it has ended."""
+        """A status that is at most a pause old, and new when the run's own files have changed."""
         now = time.monotonic()
-        ended = final_word(self.run) is not None
+        marks = self._marks
+        if now - self._marked_at >= MARKER_PERIOD_S:
+            marks, self._marked_at = _marks(self.run), now
+        moved = marks != self._marks
         local = self._status is not None and self._status.job_id.startswith("local-")
-        if self._status is None or ended or local or now - self._asked_at >= self._pause_s:
+        if self._status is None or moved or local or now - self._asked_at >= self._pause_s:
             fresh = run_status(self.run)
-            if self._status is not None and not local:
-                changed = fresh.state is not self._status.state
-                self._pause_s = (
-                    QUERY_PERIODS_S[0] if changed else min(self._pause_s * 1.5, QUERY_PERIODS_S[1])
-                )
-            self._status, self._asked_at = fresh, now
+            if moved or (self._status is not None and fresh.state is not self._status.state):
+                self._pause_s = QUERY_PERIODS_S[0]
+            else:
+                self._pause_s = min(self._pause_s * 1.5, QUERY_PERIODS_S[1])
+            self._status, self._asked_at, self._marks = fresh, now, marks
         return self._status
+
+    def _is_settled(self, status: RunStatus) -> bool:
+        """An end that only Slurm tells must last: the run's own word may be on its way through the file system."""
+        if status.source not in OF_SLURM:
+            return True
+        self._ended_at = time.monotonic() if self._ended_at is None else self._ended_at
+        return time.monotonic() - self._ended_at >= SETTLE_S
 
     def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
         head = f"{status.job_name} {status.state.value}"
@@ -121,6 +137,18 @@ class Follower:
         )
         with Progress(*columns, console=self.console, refresh_per_second=4) as bar:
             yield bar, bar.add_task("", total=None)
+
+
+def _marks(run: RunDirectory) -> tuple[int, ...]:
+    """What changes when a start or an attempt of the run, or of one of its tasks, begins or ends."""
+    files = (
+        "submitted-*.json",
+        "starts/*/claim.json",
+        "starts/*/end.json",
+        "attempts/*/start.json",
+        "attempts/*/exit.json",
+    )
+    return tuple(sum(1 for _ in run.path.glob(below + name)) for below in ("", "tasks/*/") for name in files)
 
 
 def follow_to_end(run: RunDirectory) -> int:

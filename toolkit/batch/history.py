@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from toolkit.batch.state import Answer, RunStatus, ask_slurm, final_word, run_status, unreadable
-from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
+from toolkit.batch.living import Answer
+from toolkit.batch.state import RunStatus, ask_slurm, final_word, ids_to_ask, run_status, unreadable
+from toolkit.batch.submission import recorded_job, slurm_of
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
-from toolkit.rundir.find import iterate_runs, job_ids
+from toolkit.rundir.find import has_begun, iterate_runs
 from toolkit.rundir.layout import RunDirectory
 
 
 def list_runs(runs: Path, *, job: str = "", limit: int = 0) -> list[RunStatus]:
-    """The status of each run, newest first; `job` filters by job name, `limit` 0 lists all.
-
-    A run whose files are damaged is listed as unknown, with what is wrong with them.
-    """
+    """The status of each run, newest first; `job` filters by job name, `limit` 0 lists all."""
     chosen = [run for run in iterate_runs(runs) if not job or run.job_name == job]
-    chosen = chosen[:limit] if limit else chosen
+    return statuses_of(chosen[:limit] if limit else chosen)
+
+
+def living_runs(runs: Path, *, echo: bool = False) -> list[RunStatus]:
+    """The status of each run that was submitted and has not ended, newest first."""
+    begun = [run for run in iterate_runs(runs) if has_begun(run) and final_word(run) is None]
+    return [status for status in statuses_of(begun, echo=echo) if not status.state.final]
+
+
+def statuses_of(runs: Sequence[RunDirectory], *, echo: bool = False) -> list[RunStatus]:
+    """The status of some runs, with one question to each cluster.
+
+    A run whose files are damaged is unknown, with what is wrong with them.
+    """
     jobs: dict[RunDirectory, ResolvedJob | ToolkitError] = {}
-    for run in chosen:
+    for run in runs:
         try:
             jobs[run] = recorded_job(run)
         except ToolkitError as error:
             jobs[run] = error
-    answers = _ask_once(jobs)
+    answers = _ask_once(jobs, echo=echo)
     return [
-        unreadable(run, known) if isinstance(known, ToolkitError) else run_status(run, answers.get(_cluster(known), {}))
+        unreadable(run, known)
+        if isinstance(known, ToolkitError)
+        else run_status(run, answers.get(_cluster(known), {}), echo=echo)
         for run, known in jobs.items()
-    ]  # fmt: skip
+    ]
 
 
 def _cluster(job: ResolvedJob) -> str:
     return slurm_of(job).configuration
 
 
-def _ask_once(jobs: dict[RunDirectory, ResolvedJob | ToolkitError]) -> dict[str, Answer]:
+def _ask_once(jobs: Mapping[RunDirectory, ResolvedJob | ToolkitError], *, echo: bool) -> dict[str, Answer]:
     """Each cluster's answer for all of its jobs that may still live."""
     wanted: dict[str, list[str]] = {}
     cluster_jobs: dict[str, ResolvedJob] = {}
     for run, job in jobs.items():
-        ids = job_ids(run)
-        if isinstance(job, ToolkitError) or not uses_slurm(job) or not ids or final_word(run):
-            continue
-        cluster_jobs[_cluster(job)] = job
-        wanted.setdefault(_cluster(job), []).append(ids[-1])
-    return {cluster: ask_slurm(cluster_jobs[cluster], ids) for cluster, ids in wanted.items()}
+        ids = [] if isinstance(job, ToolkitError) else ids_to_ask(run, job)
+        if not isinstance(job, ToolkitError) and ids:
+            cluster_jobs[_cluster(job)] = job
+            wanted.setdefault(_cluster(job), []).extend(ids)
+    return {cluster: ask_slurm(cluster_jobs[cluster], ids, echo=echo) for cluster, ids in wanted.items()}

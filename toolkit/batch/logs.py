@@ -21,7 +21,10 @@ def log_paths(run: RunDirectory, *, rank: str | None = None, attempt: int | None
         NotFoundError: there is no such log yet; those that exist are named.
     """
     if rank is None and attempt is None:
-        paths = sorted(run.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
+        # Slurm opens the logs of an array's tasks in the run's own folder: slurm-ARRAY_TASK.out.
+        end = "" if run.task_number is None else f"_{run.task_number}"
+        found = run.whole.path.glob(f"slurm-*{end}.out")
+        paths = sorted(found, key=lambda path: path.stat().st_mtime)
         if not paths:
             raise NotFoundError(
                 "no log yet",

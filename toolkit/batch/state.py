@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import shlex
-import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from toolkit.batch.array_status import TaskStatus, exit_code_of_end, task_job_id, task_status, word_of_tasks
+from toolkit.batch.living import Answer, Word, local_word, slurm_word
 from toolkit.batch.settle import last_open_start, open_word, settle
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.metrics.training import last_record
-from toolkit.rundir.claims import StartClaim, read_claim
-from toolkit.rundir.files import read_json, read_json_or_none
+from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.find import has_begun, job_ids
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
-from toolkit.slurm.commands import JobFacts
-from toolkit.slurm.states import run_state
-from toolkit.supervise.allocation import process_start_ticks
 
 
 @dataclass(frozen=True)
@@ -41,39 +38,95 @@ class RunStatus:
     step: int | None
     exit_code: int | None
     path: str
+    tasks: tuple[TaskStatus, ...] | None = None  # of an array run
 
     def as_json(self) -> dict[str, Any]:
         """The documented JSON of `status --json`."""
-        return {**asdict(self), "state": self.state.value}
-
-
-# Slurm's facts by job id, or the error where it did not answer.
-Answer = Mapping[str, JobFacts] | ToolkitError
+        tasks = None if self.tasks is None else [task.as_json() for task in self.tasks]
+        return {**asdict(self), "state": self.state.value, "tasks": tasks}
 
 
 def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = False) -> RunStatus:
-    """The state of one run. `answer` is Slurm's where it was asked for all runs at once; None asks it now."""
+    """The state of one run, or of one task of an array run. `answer` is Slurm's where it was asked for all runs at once, for
+    the ids that `ids_to_ask` names; None asks it now.
+    """
     job = recorded_job(run)
     opened = None
     if last_open_start(run) is not None:
         opened, answer = settle(run, slurm_of(job, echo=echo)), None
-    ids = job_ids(run)
-    job_id = ids[-1] if ids else ""
-    word = open_word(opened, job_id) or final_word(run) or _living_word(run, job_id, answer, echo=echo)
-    # The run may have ended between the two looks, and then its own word counts.
-    if opened is None and word[0].final:
-        word = final_word(run) or word
+    job_id = newest_job_id(run)
+    tasks = None
+    word = open_word(opened, job_id)
+    if word is None and job_id and _is_array(run, job):
+        if answer is None:
+            answer = ask_slurm(job, ids_to_ask(run, job), echo=echo)
+        tasks = _task_statuses(run, job, job_id, answer)
+        word = word_of_tasks(job.job.array, tasks)
+    elif word is None:
+        word = final_word(run) or _living_word(run, job, job_id, answer, echo=echo)
+        # The run may have ended between the two looks, and then its own word counts.
+        word = (final_word(run) if word[0].final else None) or word
     state, reason, source = word
     attempt = run.last_attempt()
-    end = read_json_or_none(attempt.exit_file) if attempt else None
     nodes, ranks = _shape(run, job)
     return RunStatus(
         run_id=run.run_id, job_name=run.job_name, state=state, site=job.site.name, job_id=job_id, reason=reason,
         source=source, nodes=nodes, ranks=ranks,
-        starts=len(run.start_numbers()), attempts=len(run.attempt_numbers()),
-        step=_step(run, attempt) if attempt else None,
-        exit_code=end["exit_code"] if end and end["final"] and state.final else None, path=str(run.path),
+        starts=_count(run, tasks, RunDirectory.start_numbers), attempts=_count(run, tasks, RunDirectory.attempt_numbers),
+        step=_step(run, attempt) if attempt else None, exit_code=_exit_code(run, tasks) if state.final else None,
+        path=str(run.path), tasks=tasks,
     )  # fmt: skip
+
+
+def newest_job_id(run: RunDirectory) -> str:
+    """Slurm's id of a run's newest job, or of a task's place in its array; "" before there is any."""
+    ids = job_ids(run)
+    if ids or run.task_number is None:
+        return ids[-1] if ids else ""
+    return f"{newest_job_id(run.whole)}_{run.task_number}"
+
+
+def ids_to_ask(run: RunDirectory, job: ResolvedJob) -> list[str]:
+    """The ids that Slurm is to be asked for: of the run, or of each task of an array that has no final word yet."""
+    job_id = newest_job_id(run)
+    if not job_id or not uses_slurm(job):
+        return []
+    if not _is_array(run, job):
+        return [] if final_word(run) else [job_id]
+    return [task_job_id(run, task, job_id) for task in _tasks(run, job) if final_word(run.task(task)) is None]
+
+
+def _is_array(run: RunDirectory, job: ResolvedJob) -> bool:
+    return job.job.tasks is not None and run.task_number is None
+
+
+def _tasks(run: RunDirectory, job: ResolvedJob) -> list[int]:
+    assert job.job.tasks is not None  # `_is_array` was asked
+    return sorted({*job.job.tasks, *run.task_numbers()})
+
+
+def _task_statuses(
+    run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer
+) -> tuple[TaskStatus, ...]:
+    return tuple(
+        task_status(run, task, task_job_id(run, task, job_id), final_word(run.task(task)), answer)
+        for task in _tasks(run, job)
+    )
+
+
+def _count(
+    run: RunDirectory, tasks: Sequence[TaskStatus] | None, numbers: Callable[[RunDirectory], list[int]]
+) -> int:
+    if tasks is None:
+        return len(numbers(run))
+    return sum(len(numbers(run.task(number))) for number in run.task_numbers())
+
+
+def _exit_code(run: RunDirectory, tasks: Sequence[TaskStatus] | None) -> int | None:
+    """The job's; of an array that of the first task that failed, 0 when all are completed."""
+    if tasks is None:
+        return exit_code_of_end(run)
+    return next((task.exit_code for task in tasks if task.exit_code != 0), 0)
 
 
 def _shape(run: RunDirectory, job: ResolvedJob) -> tuple[int | str, int]:
@@ -118,7 +171,7 @@ def unreadable(run: RunDirectory, error: ToolkitError) -> RunStatus:
     )  # fmt: skip
 
 
-def final_word(run: RunDirectory) -> tuple[RunState, str, str] | None:
+def final_word(run: RunDirectory) -> Word | None:
     """The last attempt's verdict, when no later start was submitted."""
     attempt = run.last_attempt()
     end = read_json_or_none(attempt.exit_file) if attempt else None
@@ -144,76 +197,12 @@ def ask_slurm(job: ResolvedJob, job_ids: list[str], *, echo: bool = False) -> An
 
 
 def _living_word(
-    run: RunDirectory, job_id: str, answer: Answer | None, *, echo: bool
-) -> tuple[RunState, str, str]:
+    run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer | None, *, echo: bool
+) -> Word:
     if not job_id:
         return RunState.CREATED, "rendered, not submitted", "run directory"
     if job_id.startswith("local-"):
-        return _local_word(run, job_id)
-    job = recorded_job(run)
+        return local_word(run, job_id)
     if not uses_slurm(job):
         return RunState.UNKNOWN, f"job {job_id} is not of site {job.site.name}", "run directory"
-    known = ask_slurm(job, [job_id], echo=echo) if answer is None else answer
-    if isinstance(known, ToolkitError):
-        return RunState.UNKNOWN, f"Slurm does not answer: {known.message}", "none"
-    fact = known.get(job_id)
-    if fact is None:
-        lost = f"Slurm does not know job {job_id} any more, and the run left no result"
-        return RunState.LOST, lost, "Slurm"
-    state = run_state(fact.state)
-    claim = _claim_of(run, job_id)
-    if state is RunState.RUNNING and claim is not None and _vanished(run, claim):
-        # `toolkit run` inside salloc: the allocation lives on, its supervisor does not.
-        return RunState.LOST, _gone(claim), "process table"
-    reason = f"Slurm: {fact.state}" + (f" ({fact.reason})" if fact.reason not in ("", "None") else "")
-    if not state.final and (run.control / "cancel").exists():
-        state = RunState.CANCELLING
-    elif state is RunState.COMPLETED:  # Slurm's exit code 0 is no done marker
-        state, reason = RunState.LOST, reason + ", but the run left no result"
-    return state, reason, fact.source
-
-
-def _vanished(run: RunDirectory, claim: StartClaim) -> bool:
-    """The supervisor ran on this host, did not say that it ended, and is gone."""
-    ended = (run.start(claim.start) / "end.json").exists()
-    return claim.host == socket.gethostname() and not ended and not _alive(claim.pid, claim.process_started)
-
-
-def _gone(claim: StartClaim) -> str:
-    return f"the supervisor (process {claim.pid}) is gone and left no result"
-
-
-def _local_word(run: RunDirectory, job_id: str) -> tuple[RunState, str, str]:
-    """Local runs have no scheduler to ask: only the host that they run on knows whether they live."""
-    claim = _claim_of(run, job_id)
-    host = claim.host if claim else str(read_json(run.record)["host"])
-    if host != socket.gethostname():
-        return RunState.UNKNOWN, f"it was started on {host}; ask there", "run directory"
-    cancelling = (run.control / "cancel").exists()
-    if claim is None:
-        if _alive(int(job_id.removeprefix("local-")), None):
-            waiting = RunState.CANCELLING if cancelling else RunState.PENDING
-            return waiting, "the supervisor is starting", "process table"
-        early = "the supervisor ended before it claimed the start; see the run's slurm-local-*.out"
-        return RunState.FAILED, early, "process table"
-    if not _alive(claim.pid, claim.process_started):
-        return RunState.LOST, _gone(claim), "process table"
-    if cancelling:
-        return RunState.CANCELLING, "cancel was asked", "process table"
-    return RunState.RUNNING, f"process {claim.pid} on {claim.host}", "process table"
-
-
-def _claim_of(run: RunDirectory, job_id: str) -> StartClaim | None:
-    for number in reversed(run.start_numbers()):
-        claim = read_claim(run, number)
-        if claim is not None and claim.job_id == job_id:
-            return claim
-    return None
-
-
-def _alive(pid: int, started: int | None) -> bool:
-    try:
-        ticks = process_start_ticks(pid)
-    except ProcessLookupError:
-        return False
-    return started is None or ticks == started
+    return slurm_word(run, job_id, ask_slurm(job, [job_id], echo=echo) if answer is None else answer)

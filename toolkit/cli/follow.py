@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from toolkit.batch.state import RunStatus
 
 
+task_option = click.option("--task", type=click.IntRange(min=0), metavar="T", help="Task T of an array run.")
+
+
 def _table(statuses: Sequence[RunStatus]) -> None:
     """squeue-like columns, each as wide as its widest value."""
     rows = [("RUN", "JOB", "STATE", "JOBID", "SITE", "NODES", "RANKS", "STEP", "REASON")]
@@ -42,19 +45,30 @@ def _table(statuses: Sequence[RunStatus]) -> None:
 
 
 @click.command()
-@click.argument("run", default="last")
+@click.argument("run", nargs=-1)
 @runs_option
 @json_option
 @print_command_option
-def status(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
-    """State of RUN: a run id, a Slurm job id, or `last`."""
+@click.option("--live", is_flag=True, help="All runs that have not ended.")
+def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, live: bool) -> None:
+    """State of each RUN: a run id, a Slurm job id, or `last`, which is the default."""
+    from toolkit.batch.history import living_runs, statuses_of
     from toolkit.batch.state import run_status
 
-    found = run_status(find(run, runs), echo=echo)
-    if as_json:
-        click.echo(json.dumps(found.as_json(), indent=1))
+    if live and run:
+        raise click.UsageError("--live is all runs that live; leave out RUN")
+    if live:
+        found = living_runs(site_runs(runs), echo=echo)
+    elif len(run) <= 1:
+        found = [run_status(find(run[0] if run else "last", runs), echo=echo)]
     else:
-        _table([found])
+        found = statuses_of([find(name, runs) for name in run], echo=echo)
+    if as_json:
+        one_alone = len(run) <= 1 and not live
+        entries = [entry.as_json() for entry in found]
+        click.echo(json.dumps(entries[0] if one_alone else entries, indent=1))
+    else:
+        _table(found)
 
 
 @click.command()
@@ -66,15 +80,22 @@ def status(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
 )
 @click.option("--attempt", type=int, help="Of this attempt [the last].")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=0, help="Only the last lines [all].")
+@task_option
 def logs(
-    run: str, runs: Path | None, follow: bool, rank: str | None, attempt: int | None, lines: int
+    run: str,
+    runs: Path | None,
+    follow: bool,
+    rank: str | None,
+    attempt: int | None,
+    lines: int,
+    task: int | None,
 ) -> None:
     """What RUN wrote: the supervisor's log, or the ranks'."""
     from toolkit.batch.follow import Follower
     from toolkit.batch.logs import read_logs
     from toolkit.batch.state import require_submitted
 
-    directory = find(run, runs)
+    directory = find(run if task is None else f"{find(run, runs).run_id}_{task}", runs)
     if follow:
         require_submitted(directory)
     follower = Follower(directory)
@@ -106,11 +127,13 @@ def wait(run: str, runs: Path | None) -> None:
 @click.argument("run")
 @runs_option
 @print_command_option
-def cancel(run: str, runs: Path | None, echo: bool) -> None:
+@task_option
+def cancel(run: str, runs: Path | None, echo: bool, task: int | None) -> None:
     """Ask RUN to save and end."""
-    from toolkit.batch.cancel import cancel_run
+    from toolkit.batch.cancel import cancel_run, cancel_task
 
-    _table([cancel_run(find(run, runs), echo=echo)])
+    directory = find(run, runs)
+    _table([cancel_run(directory, echo=echo) if task is None else cancel_task(directory, task, echo=echo)])
 
 
 @click.command()

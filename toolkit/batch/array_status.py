@@ -1,0 +1,67 @@
+"""The state of an array run: that of each task, and of all of them in one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.batch.living import Answer, Word, slurm_word
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.find import job_ids
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+
+# What all of them are while some are: the first that any task is in.
+_ORDER = (
+    RunState.CANCELLING, RunState.RUNNING, RunState.PENDING, RunState.UNKNOWN, RunState.FAILED, RunState.LOST,
+    RunState.TIMEOUT, RunState.PREEMPTED, RunState.CANCELLED, RunState.STOPPED, RunState.COMPLETED,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """One task of an array run at one moment. `job_id` is Slurm's, `123_4`."""
+
+    task: int
+    job_id: str
+    state: RunState
+    reason: str
+    exit_code: int | None
+
+    def as_json(self) -> dict[str, Any]:
+        """One of the `tasks` of `status --json`."""
+        return {
+            "task": self.task, "job_id": self.job_id, "state": self.state.value, "reason": self.reason,
+            "exit_code": self.exit_code,
+        }  # fmt: skip
+
+
+def task_job_id(run: RunDirectory, task: int, array_job: str) -> str:
+    """Slurm's id of a task: the one that its last start has, else its place in the array."""
+    ids = job_ids(run.task(task))
+    return ids[-1] if ids else f"{array_job}_{task}"
+
+
+def task_status(run: RunDirectory, task: int, job_id: str, final: Word | None, answer: Answer) -> TaskStatus:
+    """One task: its own final word, else Slurm's."""
+    word = final or slurm_word(run.task(task), job_id, answer)
+    return TaskStatus(
+        task, job_id, word[0], word[1], exit_code_of_end(run.task(task)) if word[0].final else None
+    )
+
+
+def exit_code_of_end(run: RunDirectory) -> int | None:
+    """What the last attempt's end says, when it ended the run or the task."""
+    attempt = run.last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt else None
+    return int(end["exit_code"]) if end and end["final"] else None
+
+
+def word_of_tasks(array: str, tasks: Sequence[TaskStatus]) -> Word:
+    """All tasks in one line: `array 0-9: 3 running, 6 pending, 1 failed`."""
+    counts = Counter(task.state for task in tasks)
+    state = next((state for state in _ORDER if counts[state]), RunState.UNKNOWN)
+    told = ", ".join(f"{counts[one]} {one.value}" for one in RunState if counts[one])
+    return state, f"array {array}: {told}", "tasks"

@@ -1,0 +1,123 @@
+"""The state of a run without a word of its own: what Slurm says of its job, or this host's process table."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.claims import StartClaim, read_claim
+from toolkit.rundir.files import read_json
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.slurm.job_facts import JobFacts
+from toolkit.slurm.states import base_state, run_state
+from toolkit.supervise.allocation import process_start_ticks
+
+# Slurm's facts by job id, or the error where it did not answer.
+Answer = Mapping[str, JobFacts] | ToolkitError
+# State, reason in words, who said it.
+Word = tuple[RunState, str, str]
+SUPERVISOR_LOST = "supervisor lost"
+
+
+def slurm_word(run: RunDirectory, job_id: str, answer: Answer) -> Word:
+    """The state that Slurm gives a run or a task. Its exit code 0 is no done marker, so a completed job alone is lost."""
+    if isinstance(answer, ToolkitError):
+        return RunState.UNKNOWN, f"Slurm does not answer: {answer.message}", "none"
+    claim = _claim_of(run, job_id)
+    open_claim = claim if claim is not None and not _has_ended(run, claim) else None
+    lost = f"; {SUPERVISOR_LOST}: it ended without a word" if open_claim else ""
+    fact = answer.get(job_id)
+    if fact is None:
+        gone = f"Slurm does not know job {job_id} any more, and the run left no result"
+        return RunState.LOST, gone + lost, "Slurm"
+    state, reason = run_state(fact.state), _in_words(fact)
+    if state is RunState.RUNNING and open_claim is not None and _vanished(open_claim):
+        # `toolkit run` inside salloc: the allocation lives on, its supervisor does not.
+        return RunState.LOST, f"{_gone(open_claim)}; {reason}", "process table"
+    if state is RunState.PENDING and open_claim is not None and _lives(run, job_id) > (fact.restarts or 0):
+        # This life of the job has a supervisor already: Slurm's answer is the older one.
+        state, reason = RunState.RUNNING, f"start {open_claim.start} has begun on {open_claim.host}; {reason}"
+    if not state.final and any((one.control / "cancel").exists() for one in (run, run.whole)):
+        return RunState.CANCELLING, reason, fact.source
+    if state is RunState.COMPLETED:
+        return RunState.LOST, reason + ", but the run left no result" + lost, fact.source
+    return state, reason + (lost if state.final else ""), fact.source
+
+
+def _in_words(fact: JobFacts) -> str:
+    """`Slurm: PENDING (Priority)`, and why a requeued or held job waits."""
+    if not fact.state:
+        return fact.reason
+    said = f"Slurm: {fact.state}" + (f" ({fact.reason})" if fact.reason else "")
+    begin = fact.eligible_time or fact.start_time
+    if fact.reason == "BeginTime" and begin:
+        if not fact.restarts:
+            return f"{said}: not before {begin}"
+        return f"{said}: requeued {_times(fact.restarts)}, and Slurm holds a requeued job back until {begin}"
+    if base_state(fact.state) in ("REQUEUE_HOLD", "SPECIAL_EXIT") or fact.reason.startswith("JobHeld"):
+        return f"{said}: held until `scontrol release {fact.job_id}`"
+    if run_state(fact.state) is RunState.PENDING and fact.start_time:
+        return f"{said}, expected to start at {fact.start_time}"
+    return said
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def local_word(run: RunDirectory, job_id: str) -> Word:
+    """Local runs have no scheduler to ask: only the host that they run on knows whether they live."""
+    claim = _claim_of(run, job_id)
+    host = claim.host if claim else str(read_json(run.record)["host"])
+    if host != socket.gethostname():
+        return RunState.UNKNOWN, f"it was started on {host}; ask there", "run directory"
+    cancelling = (run.control / "cancel").exists()
+    if claim is None:
+        if _alive(int(job_id.removeprefix("local-")), None):
+            waiting = RunState.CANCELLING if cancelling else RunState.PENDING
+            return waiting, "the supervisor is starting", "process table"
+        early = "the supervisor ended before it claimed the start; see the run's slurm-local-*.out"
+        return RunState.FAILED, early, "process table"
+    if not _alive(claim.pid, claim.process_started):
+        return RunState.LOST, _gone(claim), "process table"
+    if cancelling:
+        return RunState.CANCELLING, "cancel was asked", "process table"
+    return RunState.RUNNING, f"process {claim.pid} on {claim.host}", "process table"
+
+
+def _gone(claim: StartClaim) -> str:
+    return f"{SUPERVISOR_LOST}: process {claim.pid} is gone and left no result"
+
+
+def _vanished(claim: StartClaim) -> bool:
+    """The supervisor ran on this host and is gone."""
+    return claim.host == socket.gethostname() and not _alive(claim.pid, claim.process_started)
+
+
+def _has_ended(run: RunDirectory, claim: StartClaim) -> bool:
+    return any((run.start(claim.start) / name).exists() for name in ("end.json", "lost.json"))
+
+
+def _claim_of(run: RunDirectory, job_id: str) -> StartClaim | None:
+    return next(iter(_claims(run, job_id)), None)
+
+
+def _lives(run: RunDirectory, job_id: str) -> int:
+    """How many starts a job has had; Slurm's first life is restart 0."""
+    return len(_claims(run, job_id))
+
+
+def _claims(run: RunDirectory, job_id: str) -> list[StartClaim]:
+    """A job's claims, the newest first."""
+    claims = (read_claim(run, number) for number in reversed(run.start_numbers()))
+    return [claim for claim in claims if claim is not None and claim.job_id == job_id]
+
+
+def _alive(pid: int, started: int | None) -> bool:
+    try:
+        ticks = process_start_ticks(pid)
+    except ProcessLookupError:
+        return False
+    return started is None or ticks == started
