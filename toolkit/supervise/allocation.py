@@ -150,12 +150,20 @@ def stop_grace_s(allocation: Allocation) -> float:
 
 def _state(job_id: str) -> str:
     """The state's own word; "" when Slurm does not say."""
+    slurm = Slurm(timeout_s=10)
     try:
-        facts = Slurm(timeout_s=10).jobs([job_id])
+        facts = slurm.jobs([job_id])
+        state = base_state(facts[job_id].state) if job_id in facts else ""
+        if state == "COMPLETING":  # that hides why; but squeue chooses rows by the state behind it
+            for word in ("CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED"):
+                if slurm.call(
+                    ["squeue", "--noheader", f"--jobs={job_id}", f"--states={word}", "--format=%i"]
+                ).strip():
+                    return word
     except (NotFoundError, SchedulerRefusedError) as error:
         _say_silent(error)
         return ""
-    return base_state(facts[job_id].state) if job_id in facts else ""
+    return state
 
 
 def _shown(job_id: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
-from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end
+from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
 from toolkit.supervise.launchers import Ranks, Shape
 from toolkit.supervise.stacks import collect_stacks
 
@@ -91,6 +91,8 @@ class AttemptWatch:
             time.sleep(POLL_S)
         if self._is_stalled:
             return self._with_step(self._end_stalled(ranks))
+        if self._failed_at is not None:
+            self._patiently(lambda: self._find_the_late(ranks))
         ranks.kill()  # the launcher may be gone while one of its ranks is not
         code = ranks.exit_code()
         while (end := self._patiently(lambda: self._classify(code if code is not None else 1))) is None:
@@ -148,9 +150,20 @@ class AttemptWatch:
 
     def _end_stalled(self, ranks: Ranks) -> AttemptEnd:
         self.event("stalled", seconds=round(self.stall_s))
-        where = collect_stacks(self.attempt, self.shape.ranks, ranks)
+        where = collect_stacks(self.attempt, range(self.shape.ranks), ranks)
         ranks.kill()
         return AttemptEnd(Cause.STALLED, f"no step for {self.stall_s:.0f} s", 125, last_lines=where)
+
+    def _find_the_late(self, ranks: Ranks) -> None:
+        """Where ranks gave up waiting for others, have those say where they are before they are killed."""
+        if timed_out(self.attempt) and ranks.exit_code() is None:
+            known = {
+                *self._markers(),
+                *(int(path.stem.split("-")[1]) for path in self.attempt.errors.glob("rank-*.json")),
+            }
+            collect_stacks(
+                self.attempt, [rank for rank in range(self.shape.ranks) if rank not in known], ranks
+            )
 
     def event(self, name: str, **details: Any) -> None:
         """Append to the attempt's events, and say it in the job's log."""

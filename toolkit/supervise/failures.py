@@ -163,6 +163,11 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     )  # fmt: skip
 
 
+def timed_out(attempt: AttemptDirectory) -> bool:
+    """True when a rank gave up waiting for others in a collective."""
+    return any(_timed_out(read_json(path)) for path in attempt.errors.glob("rank-*.json"))
+
+
 def _timed_out(error: dict[str, Any]) -> bool:
     seen = sight([str(error["reason"])])
     return error["kind"] == "exception" and seen is not None and seen.symptom is COLLECTIVE_TIMEOUT

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from toolkit.rundir.files import read_json
@@ -22,15 +23,15 @@ _LIBRARY = re.compile(
 )
 
 
-def collect_stacks(attempt: AttemptDirectory, ranks: int, running: Ranks) -> list[str]:
-    """Ask every rank for its stacks, wait for the files, and say in a few lines which ranks stand where."""
+def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks) -> list[str]:
+    """Ask for stacks, wait for the files, and say in a few lines which ranks stand where."""
     if not running.ask_for_stacks():
         _signal_guards_here(attempt)
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and not all(attempt.stack_file(r).exists() for r in range(ranks)):
+    while time.monotonic() < deadline and not all(attempt.stack_file(r).exists() for r in ranks):
         time.sleep(0.1)
     places: dict[str, list[int]] = {}
-    for rank in range(ranks):
+    for rank in ranks:
         places.setdefault(_place(attempt, rank), []).append(rank)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
     lines = [f"{_ranks(members)}: {place}" for place, members in fewest_first[:SHOWN_PLACES]]
