@@ -29,6 +29,7 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
         _check_gpus(resolved, resolved.partition_limits, site)
         _check_partition(resolved, resolved.partition_limits)
     _check_warning(resolved)
+    _check_container(resolved)
     _check_mesh(resolved)
     if any(name.startswith("train.") for name in resolved.origins):
         _check_batch(resolved)
@@ -66,6 +67,24 @@ def _check_one_node(resolved: ResolvedJob) -> None:
             "job.nodes",
             f"the job needs {resolved.job.min_nodes} nodes and site {resolved.site.name} is this one machine",
             "-N 1, or --site with the name of a cluster",
+        )
+
+
+def _check_container(resolved: ResolvedJob) -> None:
+    runtime, image = resolved.site_container.runtime, resolved.container.image
+    if image and not runtime:
+        raise _refuse(
+            resolved,
+            "container.image",
+            f"the job has an image, and site {resolved.site.name} says nothing of containers",
+            "write [container] runtime into the site file, or leave the image out",
+        )
+    if runtime == "pyxis" and resolved.launcher.kind in ("mpirun", "local"):
+        raise _refuse(
+            resolved,
+            "site_container.runtime",
+            f"pyxis is a part of srun, and launcher.kind is {resolved.launcher.kind!r}",
+            'launcher.kind = "srun"',
         )
 
 

@@ -135,7 +135,7 @@ def _join(
         site_env=site.env,
         network=site.network,
         paths=paths,
-        container=site.container,
+        site_container=site.container,
         origins=origins | _site_origins(site),
     )
 
@@ -209,7 +209,7 @@ def _site_origins(site: Site) -> dict[str, Origin]:
     renamed: dict[str, Origin] = {}
     for name, origin in site.origins.items():
         first = name.partition(".")[0]
-        if first == "env":
+        if first in ("env", "container"):  # a job has tables of these names, too
             renamed[f"site_{name}"] = origin
         elif "." not in name:
             renamed[f"site.{name}"] = origin

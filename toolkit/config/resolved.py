@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from toolkit.config.checkpoint import CheckpointTable
+from toolkit.config.container import ContainerTable, JobContainerTable
 from toolkit.config.data import DataTable
 from toolkit.config.document import leaves
 from toolkit.config.env import EnvTable
@@ -18,7 +19,6 @@ from toolkit.config.origins import Origin
 from toolkit.config.parallel import ParallelTable
 from toolkit.config.restart import RestartTable
 from toolkit.config.site import (
-    ContainerTable,
     GpuTable,
     LauncherTable,
     NetworkTable,
@@ -39,6 +39,9 @@ class JobFile(Table):
 
     job: JobTable = key(..., "What runs, and which resources it asks for.")
     env: EnvTable = key(None, "The ranks' environment.", default_factory=EnvTable)
+    container: JobContainerTable = key(
+        None, "The container that ranks run in.", default_factory=JobContainerTable
+    )
     restart: RestartTable = key(None, "How often a run may start again.", default_factory=RestartTable)
     checkpoint: CheckpointTable = key(None, "When state is saved.", default_factory=CheckpointTable)
     data: DataTable = key(None, "What the job reads.", default_factory=DataTable)
@@ -71,6 +74,7 @@ class ResolvedJob(BaseModel):
 
     job: JobTable
     env: EnvTable
+    container: JobContainerTable
     restart: RestartTable
     checkpoint: CheckpointTable
     data: DataTable
@@ -85,7 +89,7 @@ class ResolvedJob(BaseModel):
     site_env: SiteEnvTable
     network: NetworkTable
     paths: PathsTable
-    container: ContainerTable
+    site_container: ContainerTable
     partition_limits: PartitionTable | None = None
 
     origins: dict[str, Origin] = {}

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import PrivateAttr, StringConstraints, field_validator
 
+from toolkit.config.container import ContainerTable
 from toolkit.config.document import leaves
 from toolkit.config.env import check_variable_names
 from toolkit.config.origins import Origin
@@ -134,15 +135,6 @@ class PathsTable(Table):
     scratch: str = key("", "Fast folder that all nodes see; `~` and $VARIABLES as in `runs`.")
     local_scratch: str = key("", "Folder on the node itself; its $VARIABLES are the node's.")
     access: Literal["user", "group"] = key("user", "Who may read a run: its owner alone, or the group too.")
-
-
-class ContainerTable(Table):
-    """The container that ranks run in; empty for none."""
-
-    image: str = key("", "Image that the runtime knows.")
-    runtime: Literal["", "apptainer", "pyxis", "shifter", "podman-hpc"] = key(
-        "", "What starts the container."
-    )
 
 
 class PartitionTable(Table):

@@ -22,7 +22,6 @@ from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 
-RANK_PROGRAM = [sys.executable, "-P", "-m", "toolkit.rank"]
 _PR_SET_PDEATHSIG = 1
 
 
@@ -142,7 +141,9 @@ class LocalRanks:
             process.wait()
 
 
-def launch_local(shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory) -> Ranks:
+def launch_local(
+    shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory, rank_program: Sequence[str]
+) -> Ranks:
     """Start every rank as a child of the supervisor, on this host."""
     ranks = LocalRanks()
     for rank in range(shape.ranks):
@@ -151,7 +152,7 @@ def launch_local(shape: Shape, environment: Mapping[str, str], attempt: AttemptD
             "LOCAL_WORLD_SIZE": str(shape.ranks), "GROUP_RANK": "0",
         }  # fmt: skip
         try:
-            ranks.processes.append(_start(RANK_PROGRAM, {**environment, **place}, attempt))
+            ranks.processes.append(_start(rank_program, {**environment, **place}, attempt))
         except OwnFailureError:
             ranks.kill()
             raise
@@ -162,6 +163,7 @@ def launch_srun(
     shape: Shape,
     environment: Mapping[str, str],
     attempt: AttemptDirectory,
+    rank_program: Sequence[str],
     *,
     mpi: str,
     options: Sequence[str],
@@ -173,7 +175,7 @@ def launch_srun(
         *([f"--mpi={mpi}"] if mpi else []),
         # Since Slurm 22.05 srun no longer takes the job's --cpus-per-task by itself.
         *([f"--cpus-per-task={shape.cpus_per_rank}"] if shape.cpus_per_rank else []),
-        *options, *RANK_PROGRAM,
+        *options, *rank_program,
     ]  # fmt: skip
     return LauncherProcess(_start(argv, environment, attempt), forwards_signals=True)
 
@@ -182,6 +184,7 @@ def launch_mpirun(
     shape: Shape,
     environment: Mapping[str, str],
     attempt: AttemptDirectory,
+    rank_program: Sequence[str],
     *,
     program: str,
     options: Sequence[str],
@@ -212,7 +215,7 @@ def launch_mpirun(
         argv = [path, *count, "-ppn", str(shape.ranks_per_node), "-bind-to", "none"]
     # Hydra's ranks die of a USR2 that its mpirun gets, so nothing is forwarded through either.
     return LauncherProcess(
-        _start([*argv, *options, *RANK_PROGRAM], environment, attempt), forwards_signals=False
+        _start([*argv, *options, *rank_program], environment, attempt), forwards_signals=False
     )
 
 

@@ -28,6 +28,7 @@ from toolkit.supervise.allocation import (
     why_terminated,
 )
 from toolkit.supervise.attempt import AttemptWatch, StopRequest, say
+from toolkit.supervise.containers import rank_command
 from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
@@ -283,14 +284,19 @@ def launch(
 ) -> Ranks:
     """Start the ranks of one attempt."""
     table = job["launcher"]
-    options = [str(option) for option in table.get("options") or []]
+    run = RunDirectory(attempt.path.parents[1])
+    command = rank_command(job, run, environment, os.environ, launcher=kind)
+    options = [*(str(option) for option in table.get("options") or []), *command.options]
     if kind == "srun":
-        return launch_srun(shape, environment, attempt, mpi=str(table.get("mpi") or ""), options=options)
+        return launch_srun(
+            shape, command.environment, attempt, command.program, mpi=str(table.get("mpi") or ""), options=options
+        )  # fmt: skip
     if kind == "mpirun":
+        program = str(table.get("mpirun") or "")
         return launch_mpirun(
-            shape, environment, attempt, program=str(table.get("mpirun") or ""), options=options
+            shape, command.environment, attempt, command.program, program=program, options=options
         )
-    return launch_local(shape, environment, attempt)
+    return launch_local(shape, command.environment, attempt, command.program)
 
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 
+_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")  # a folder for each, made by NVIDIA's driver
 _KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # where AMD's driver lists its devices
 
 
@@ -27,8 +28,10 @@ def _listed(count: int, names: str | None) -> int:
 
 def _nvidia_gpus() -> int:
     """What NVML counts; 0 without NVIDIA's driver."""
-    import pynvml
-
+    try:
+        import pynvml
+    except ModuleNotFoundError:  # in a container whose image lacks it; MIG devices are not listed there
+        return sum(1 for _ in _NVIDIA_GPUS.glob("*"))
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

@@ -1,0 +1,66 @@
+"""The tables [container] of a site file and of a job file: what ranks run in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import StringConstraints, field_validator
+
+from toolkit.config.table import Table, key
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+_MOUNTS = 'a list such as ["/scratch", "/data/v2:/data", "/sw:/sw:ro"]'
+
+
+class JobContainerTable(Table):
+    """The image that this job's ranks run in; the site says what starts it."""
+
+    image: str = key(
+        "", "Image: a file, a folder or a URL that the runtime knows. Empty takes the site's, if any."
+    )
+    mounts: list[Text] = key(
+        None,
+        "Folders of the host that ranks need beside the run's, the job's and toolkit's, as SOURCE, SOURCE:TARGET or "
+        "SOURCE:TARGET:ro.",
+        form=_MOUNTS,
+        default_factory=list,
+    )
+    python: Text = key("python3", "The image's Python, 3.11 or newer; it runs the ranks.")
+
+    @field_validator("mounts")
+    @classmethod
+    def _check_mounts(cls, mounts: list[str]) -> list[str]:
+        return check_mounts(mounts)
+
+
+class ContainerTable(Table):
+    """How this site runs containers; without a runtime it runs none. Images of all jobs may be named here, too."""
+
+    runtime: Literal["", "apptainer", "pyxis"] = key("", "What starts the container, around each rank.")
+    image: str = key("", "Image of jobs that name none; empty for none.")
+    mounts: list[Text] = key(
+        None, "Folders of the host that every job's ranks need.", form=_MOUNTS, default_factory=list
+    )
+    options: list[Text] = key(
+        None,
+        "More options of the runtime; with pyxis, of srun.",
+        form='a list of options such as ["--nv"]',
+        default_factory=list,
+    )
+
+    @field_validator("mounts")
+    @classmethod
+    def _check_mounts(cls, mounts: list[str]) -> list[str]:
+        return check_mounts(mounts)
+
+
+def check_mounts(mounts: list[str]) -> list[str]:
+    """Refuse what a runtime's own list of mounts would take apart, and folders that are not absolute."""
+    for mount in mounts:
+        parts = mount.split(":")
+        flags = parts[2:]
+        if len(parts) > 3 or flags not in ([], ["ro"], ["rw"]) or "," in mount:
+            raise ValueError(f"holds {mount!r}, which is no SOURCE:TARGET:ro")
+        if not all(part.startswith("/") for part in parts[:2]):
+            raise ValueError(f"holds {mount!r}, which is not absolute")
+    return mounts

@@ -1,0 +1,101 @@
+"""The command of one rank, in a container where the job has an image. The supervisor stays outside.
+
+Inside lie the run directory, the job's folder and toolkit's own package, each at a place where the ranks look for it;
+the image brings Python and what the job imports. Sources: apptainer.org/docs/user/1.3/environment_and_metadata.html,
+bind_paths_and_mounts.html; github.com/NVIDIA/pyxis/wiki/Usage. Both commands are rendered and compared with golden files;
+no image was run with them here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import OwnFailureError
+from toolkit.rundir.layout import RunDirectory
+
+RANK_MODULE = ["-P", "-m", "toolkit.rank"]
+# The package alone is mounted: the folder around it may be a site-packages of another Python's binaries.
+PACKAGE_INSIDE = "/opt/toolkit-of-host"
+_PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class RankCommand:
+    """What a launcher starts, once a rank: `options` are srun's, `environment` is the launcher's whole one."""
+
+    program: list[str]
+    environment: dict[str, str]
+    options: list[str] = field(default_factory=list)
+
+
+def rank_command(
+    job: Mapping[str, Any], run: RunDirectory, environment: Mapping[str, str], base: Mapping[str, str], *,
+    launcher: str, python: str = sys.executable,
+) -> RankCommand:  # fmt: skip
+    """The command of a rank on this site.
+
+    Args:
+        environment: what ranks are to see.
+        base: what the supervisor sees; what differs from it must get into the container against the image's own values.
+        python: the interpreter of ranks outside of containers.
+
+    Raises:
+        OwnFailureError: the site has no such runtime, or its launcher cannot start it.
+    """
+    site, table = job.get("site_container") or {}, job.get("container") or {}
+    image = str(table.get("image") or site.get("image") or "")
+    if not image:
+        return RankCommand([python, *RANK_MODULE], dict(environment))
+    inside = _environment_inside(job, environment)
+    forced = _forced(job, inside, base)
+    mounts = _mounts(job, run, [*(site.get("mounts") or []), *(table.get("mounts") or [])])
+    program = [str(table.get("python") or "python3"), *RANK_MODULE]
+    options = [str(option) for option in site.get("options") or []]
+    folder = str(job["job_directory"])
+    if site.get("runtime") == "apptainer":
+        binds = [word for mount in mounts for word in ("--bind", mount)]
+        # --no-eval: else apptainer's shell would expand the values of APPTAINERENV_*.
+        argv = ["apptainer", "exec", "--no-eval", *options, *binds, "--pwd", folder, image, *program]
+        return RankCommand(argv, {**inside, **{f"APPTAINERENV_{name}": inside[name] for name in forced}})
+    if site.get("runtime") == "pyxis" and launcher == "srun":
+        of_srun = [
+            f"--container-image={image}", f"--container-mounts={','.join(mounts)}", f"--container-workdir={folder}",
+            f"--container-env={','.join(forced)}", *options,
+        ]  # fmt: skip
+        return RankCommand(program, inside, of_srun)
+    raise OwnFailureError(
+        f"the image {image} cannot be run: runtime {site.get('runtime')!r}, launcher {launcher!r}",
+        fix='set [container] runtime in the site file; "pyxis" goes with srun alone',
+    )
+
+
+def _environment_inside(job: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    inside = {**environment, "PYTHONPATH": PACKAGE_INSIDE, "PYTHONNOUSERSITE": "1"}
+    chosen = (job.get("env") or {}).get("vars") or {}
+    if "PYTHONPATH" in chosen:
+        inside["PYTHONPATH"] = f"{PACKAGE_INSIDE}:{chosen['PYTHONPATH']}"
+    if "MPI4PY_LIBMPI" not in chosen:  # the site's is a path of the host; the image has an MPI of its own
+        inside.pop("MPI4PY_LIBMPI", None)
+    return inside
+
+
+def _forced(job: Mapping[str, Any], inside: Mapping[str, str], base: Mapping[str, str]) -> list[str]:
+    """Names that an image may set, too, and must not: everything that site, job and supervisor say themselves."""
+    said = {*((job.get("site_env") or {}).get("vars") or {}), *((job.get("env") or {}).get("pass") or [])}
+    return sorted(name for name in inside if name in said or base.get(name) != inside[name])
+
+
+def _mounts(job: Mapping[str, Any], run: RunDirectory, more: list[str]) -> list[str]:
+    mounts = [f"{_PACKAGE}:{PACKAGE_INSIDE}/toolkit:ro"]
+    for folder in dict.fromkeys([str(run.whole.path), str(job["job_directory"])]):
+        if ":" in folder or "," in folder:
+            raise OwnFailureError(
+                f"the folder {folder!r} cannot be mounted: it holds a colon or a comma",
+                fix="give another folder with --runs, or move the job file",
+            )
+        mounts.append(f"{folder}:{folder}")
+    return [*mounts, *(mount if ":" in mount else f"{mount}:{mount}" for mount in more)]
