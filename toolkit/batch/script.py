@@ -10,6 +10,7 @@ from importlib.resources import files
 
 import jinja2
 
+from toolkit.config.job import JobTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
@@ -64,8 +65,7 @@ def directives(job: ResolvedJob, run: RunDirectory, start: int) -> list[str]:
         "--open-mode=append",
         f"--comment={comment_of(token_of(run.run_id, start), sbatch_words(job))}",
         f"--nodes={table.nodes}",
-        f"--ntasks-per-node={table.ranks_per_node}",
-        f"--cpus-per-task={table.cpus_per_rank}",
+        *_ranks_on_each_node(table),
         "--requeue" if table.requeue else "--no-requeue",
         f"--signal=B:USR2@{job.restart.warn_s}",
     ]
@@ -80,6 +80,17 @@ def directives(job: ResolvedJob, run: RunDirectory, start: int) -> list[str]:
     }  # fmt: skip
     options += [f"{name}={value}" for name, value in wanted.items() if value]
     return [*options, *(words for words in sbatch_words(job) if not is_comment(words))]
+
+
+def _ranks_on_each_node(table: JobTable) -> list[str]:
+    """Options that make room for a node's ranks.
+
+    With tasks for each node Slurm counts those of the fewest nodes, and gives no node more than they fill (seen with
+    22.05: two of four idle nodes for 2-4). Of a range only CPUs are asked for; the step names its tasks itself.
+    """
+    if "-" in str(table.nodes):
+        return [f"--mincpus={table.ranks_per_node * table.cpus_per_rank}"]
+    return [f"--ntasks-per-node={table.ranks_per_node}", f"--cpus-per-task={table.cpus_per_rank}"]
 
 
 def sbatch_words(job: ResolvedJob) -> list[str]:
