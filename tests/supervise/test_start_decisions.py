@@ -28,16 +28,13 @@ def supervisor(run_directory):
 
 
 @pytest.fixture
-def scontrol(tmp_path, monkeypatch):
-    """A scontrol that says one thing, and a squeue that has forgotten the job; a real Slurm cannot be made to say these on demand."""
+def slurm_says(tmp_path, monkeypatch):
+    """A squeue and a scontrol that say one thing; a real Slurm cannot be made to say these on demand."""
 
     def write(body):
-        (tmp_path / "scontrol").write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / "scontrol").chmod(0o755)
-        (tmp_path / "squeue").write_text(
-            "#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
-        )
-        (tmp_path / "squeue").chmod(0o755)
+        for command in ("squeue", "scontrol"):
+            (tmp_path / command).write_text(f"#!/bin/bash\n{body}\n")
+            (tmp_path / command).chmod(0o755)
 
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     return write
@@ -47,17 +44,17 @@ def scontrol(tmp_path, monkeypatch):
     ("left_s", "cause"),
     [(200, Cause.WALLTIME), (30, Cause.WALLTIME), (220, Cause.PREEMPTED), (3600, Cause.PREEMPTED)],
 )
-def test_usr2_is_walltime_near_the_end_and_preemption_before(supervisor, scontrol, left_s, cause):
-    scontrol("exit 1")  # a Slurm that is silent: what was known counts
+def test_usr2_is_walltime_near_the_end_and_preemption_before(supervisor, slurm_says, left_s, cause):
+    slurm_says("exit 1")  # a Slurm that is silent: what was known counts
     one = supervisor(left_s)
     one._on_signal(signal.SIGUSR2, None)
     assert one.request.warned
     assert one.why_warned() is cause
 
 
-def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, scontrol, run_directory):
+def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, slurm_says, run_directory):
     end = datetime.now() + timedelta(seconds=100)
-    scontrol(f"echo JobId=7 EndTime={end:%Y-%m-%dT%H:%M:%S}")
+    slurm_says(f"echo JobId=7 EndTime={end:%Y-%m-%dT%H:%M:%S}")
     one = supervisor(90_000)
     assert one.why_warned() is Cause.WALLTIME
     attempt = claim_attempt(run_directory)
@@ -91,19 +88,22 @@ def test_slurm_ends_a_preempted_job_by_its_own_clock(supervisor):
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
-        ("JobId=7 JobState=CANCELLED Reason=None", Cause.CANCELLED), ("JobState=TIMEOUT", Cause.WALLTIME),
-        ("JobState=PREEMPTED", Cause.PREEMPTED), ("JobState=RUNNING", Cause.PREEMPTED), ("JobState=NODE_FAIL", Cause.NODE_LOST),
+        ("CANCELLED", Cause.CANCELLED), ("TIMEOUT", Cause.WALLTIME), ("PREEMPTED", Cause.PREEMPTED),
+        ("RUNNING", Cause.PREEMPTED), ("NODE_FAIL", Cause.NODE_LOST),
     ],
 )  # fmt: skip
-def test_slurm_says_why_it_sent_term(scontrol, said, cause):
-    scontrol(f"echo '{said}'")
+def test_slurm_says_why_it_sent_term(slurm_says, said, cause):
+    slurm_says(f"echo {said}")
+    assert why_terminated("7") is cause
+    # While a job completes, squeue prints that alone, but chooses rows by the state behind it.
+    slurm_says(f'case "$*" in *--states=all*) echo COMPLETING;; *--states={said}*) echo COMPLETING;; esac')
     assert why_terminated("7") is cause
 
 
 def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(
-    scontrol, capsys, monkeypatch, tmp_path
+    slurm_says, capsys, monkeypatch, tmp_path
 ):
-    scontrol("exit 1")
+    slurm_says("exit 1")
     assert why_terminated("7") is Cause.PREEMPTED
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert why_terminated("7") is Cause.PREEMPTED

@@ -150,16 +150,13 @@ def stop_grace_s(allocation: Allocation) -> float:
 
 def _state(job_id: str) -> str:
     """The state's own word; "" when Slurm does not say."""
+    asked = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%T"]
     slurm = Slurm(timeout_s=10)
     try:
-        facts = slurm.jobs([job_id])
-        state = base_state(facts[job_id].state) if job_id in facts else ""
+        state = base_state(slurm.call([*asked, "--states=all"]))
         if state == "COMPLETING":  # that hides why; but squeue chooses rows by the state behind it
-            for word in ("CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED"):
-                if slurm.call(
-                    ["squeue", "--noheader", f"--jobs={job_id}", f"--states={word}", "--format=%i"]
-                ).strip():
-                    return word
+            ends = ("CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
+            return next((word for word in ends if slurm.call([*asked, f"--states={word}"]).strip()), state)
     except (NotFoundError, SchedulerRefusedError) as error:
         _say_silent(error)
         return ""
