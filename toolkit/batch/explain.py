@@ -103,7 +103,10 @@ def lines_of(told: Explanation) -> Iterator[str]:
     yield f"{status.job_name} {status.run_id}{job} is {status.state.value}{step}"
     yield f"why       {told.why}"
     for quoted in told.evidence:
-        yield f"          {quoted.source}: {clean(quoted.line)}"
+        line = clean(quoted.line)
+        yield (
+            f"          {quoted.source} says so" if line in told.why else f"          {quoted.source}: {line}"
+        )
     if told.waiting is not None:
         yield f"start     {_start_in_words(told.waiting)}"
     if told.events:

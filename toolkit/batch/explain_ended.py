@@ -10,18 +10,29 @@ from typing import Any
 from toolkit.batch.explain import Evidence, Explanation, quote_file
 from toolkit.batch.state import RunStatus
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
+from toolkit.errors import SchedulerRefusedError
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.slurm.ended import EndedJob, ended_job
+from toolkit.slurm.pending import UnusableNode, unusable_nodes
 from toolkit.supervise.failures import clean
-from toolkit.supervise.symptoms import Sighting, sight, symptom_named
+from toolkit.supervise.symptoms import OUT_OF_MEMORY, Sighting, Symptom, sight, symptom_named
 
 LINES_SHOWN = 4
 LOG_LINES = 40
 FULL_BYTES = 1 << 20  # a file system with less room than this is full to a run
 
-# Why an attempt ended that did not fail, in words; {reason} is what its record says.
+_TELL_LAST_LINES = (
+    "exception",
+    "exit_code",
+    "killed",
+    "native_crash",
+    "peer_lost",
+    "collective_timeout",
+    "stalled",
+)
+# Why an attempt ended that did not fail, in words.
 _ENDS = {
     "completed": "every rank came to its end",
     "walltime": "its walltime was over",
@@ -52,8 +63,7 @@ def _by_record(
         return _cancelled(run, status, echo=echo)
     why = cause_in_words(end)
     evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
-    evidence = [quoted for quoted in evidence if quoted.line not in why]
-    if end.get("rank") is not None or not evidence:
+    if symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
     spent = (
         end["decision"]
@@ -70,7 +80,9 @@ def cause_in_words(end: dict[str, Any]) -> str:
     """What an attempt's record says happened, in one sentence."""
     known = symptom_named(str(end.get("symptom") or ""))
     means = known.means if known is not None and not known.plain else _ENDS.get(end["cause"], "")
-    said = str(end["reason"])
+    said = str(end["reason"]).removeprefix(f"ended on request ({end['cause']})").removeprefix("; ")
+    if not said:
+        return means
     if end.get("rank") is not None and f"rank {end['rank']} " not in said:
         said = f"rank {end['rank']} on {end['host']}: {said}"
     return said if not means or means in said else f"{means}: {said}"
@@ -153,18 +165,12 @@ def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Expl
     steps = _next_steps(run, status, None)
     log = _slurm_log(run, status)
     seen, line = _sight_log(log)
-    if line:
-        evidence.append(quote_file(run, log, line) if log is not None else Evidence("log", line))
-    if job is not None and (told := _by_slurms_word(run, job, log, evidence, steps)) is not None:
+    if line and log is not None:
+        evidence.append(quote_file(run, log, line))
+    if job is not None and (told := _by_slurms_word(run, status, job, log, evidence)) is not None:
         return told
     if seen is not None:
-        fix = seen.symptom.fix.format(run=run.run_id)
-        return Explanation(
-            seen.symptom.word,
-            f"{seen.symptom.means}",
-            evidence=evidence,
-            actions=[*([fix] if fix else []), *steps],
-        )
+        return _seen(run, status, seen.symptom, evidence)
     if (full := full_disk(run.path)) is not None:
         return Explanation(
             "disk_full", "the run's file system is full, so that not even the result could be written",
@@ -186,37 +192,48 @@ def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Expl
     )  # fmt: skip
 
 
+def _seen(run: RunDirectory, status: RunStatus, symptom: Symptom, evidence: list[Evidence]) -> Explanation:
+    fix = {"fix": symptom.fix.format(run=run.run_id)}
+    return Explanation(symptom.word, symptom.means, evidence=evidence, actions=_next_steps(run, status, fix))
+
+
 def _by_slurms_word(
-    run: RunDirectory, job: EndedJob, log: Path | None, evidence: list[Evidence], steps: list[str]
+    run: RunDirectory, status: RunStatus, job: EndedJob, log: Path | None, evidence: list[Evidence]
 ) -> Explanation | None:
     """What the states and reasons of Slurm mean where the run itself said nothing."""
+    steps = _next_steps(run, status, None)
     if job.state == "OUT_OF_MEMORY" or job.reason == "OutOfMemory":
-        known = symptom_named("out_of_memory")
-        assert known is not None  # a word of the table
-        return Explanation(
-            "out_of_memory",
-            known.means,
-            evidence=evidence,
-            actions=[known.fix.format(run=run.run_id), *steps],
-        )
+        return _seen(run, status, OUT_OF_MEMORY, evidence)
     if job.state == "NODE_FAIL" or job.reason == "NodeDown":
-        return Explanation(
-            "node_lost", f"a node of {job.nodes or 'the job'} failed", evidence=evidence, actions=steps
-        )
+        down = _down_now(run, job.nodes)
+        why = f"{', '.join(node.name for node in down) or 'a node'} of {job.nodes or 'the job'} failed"
+        evidence = [
+            *evidence,
+            *(Evidence("sinfo", f"{node.name} {node.state}: {node.reason}") for node in down),
+        ]
+        return Explanation("node_lost", why, evidence=evidence, actions=steps)
     if job.state in ("TIMEOUT", "DEADLINE"):
+        more = f"`toolkit resume {run.run_id} -t TIME` with more time"
         return Explanation(
-            "walltime",
-            "Slurm ended it at its time limit",
-            evidence=evidence,
-            actions=[f"{steps[0]}; -t asks for more time"],
+            "walltime", "Slurm ended it at its time limit", evidence=evidence, actions=[more, *steps]
         )
     if job.state == "PREEMPTED":
         return Explanation("preempted", "other jobs took its nodes", evidence=evidence, actions=steps)
     if job.state == "BOOT_FAIL":
         return Explanation("node_lost", "its nodes did not come up", evidence=evidence, actions=steps)
-    if job.reason == "JobLaunchFailure" or (log is None and job.state == "FAILED"):
+    if log is None and job.state == "FAILED":
         return _never_started(run, job, evidence)
     return None
+
+
+def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
+    """Which of a job's nodes still do not serve; those that came back are not told."""
+    if not nodes:
+        return []
+    try:
+        return unusable_nodes(slurm_of(recorded_job(run)), nodes=nodes)
+    except SchedulerRefusedError:  # it answered a moment ago, and this is only a detail
+        return []
 
 
 def _never_started(run: RunDirectory, job: EndedJob, evidence: list[Evidence]) -> Explanation:
@@ -255,6 +272,6 @@ def _sight_log(log: Path | None) -> tuple[Sighting | None, str]:
     lines = [clean(line) for line in tail_text(log, LOG_LINES)] if log is not None else []
     seen = sight(lines)
     if seen is not None:
-        return seen, seen.line
+        return seen, seen.line.partition("; it would say: ")[0]
     told = [line for line in lines if line.strip()]
     return None, told[-1] if told else ""

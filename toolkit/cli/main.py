@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "wait": ("toolkit.cli.follow", "wait", "Wait until a run ends."),
     "cancel": ("toolkit.cli.follow", "cancel", "Ask a run to save and end."),
     "explain": ("toolkit.cli.explain", "explain", "Why a run is as it is, and what to do."),
+    "rehearse": ("toolkit.cli.rehearse", "rehearse", "Let a failure happen to a run, and see what it costs."),
     "history": ("toolkit.cli.follow", "history", "All runs, the newest first."),
     "jobs": ("toolkit.cli.jobs", "jobs", "Jobs that come with the package."),
     "site": ("toolkit.cli.site", "site", "Which cluster is this: list, show, detect."),

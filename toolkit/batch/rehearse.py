@@ -1,0 +1,251 @@
+"""Rehearse a failure: let it happen to a live run now, follow the run until it goes on, and say what that cost.
+
+docs/rehearse.md says for each failure what exactly is done. Everything is read from the run's own files; their times
+and this host's must agree to within a second for the parts to be right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from toolkit.batch.state import final_word, run_status
+from toolkit.errors import CheckFailedError
+from toolkit.metrics.training import last_record
+from toolkit.rundir.files import read_json_or_none, read_lines
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import RunState
+
+POLL_S = 0.3
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a failure cost. Seconds by the wall clock; None for what was not reached.
+
+    steps: done when the failure came. resumed_at: steps done when the next attempt began to step.
+    detect_s: from the failure until the attempt was over, saving included. queue_s: until the next attempt began.
+    start_s: until its last rank had started. first_step_s: until it was at its first step. repeat_s: until it had
+    done a step that was not done before. lost_s: the sum.
+    """
+
+    run_id: str
+    failure: str
+    done: str
+    cause: str
+    attempt: int
+    next_attempt: int
+    steps: int
+    resumed_at: int
+    steps_repeated: int
+    detect_s: float
+    queue_s: float
+    start_s: float
+    first_step_s: float
+    repeat_s: float | None
+    lost_s: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented JSON of `rehearse --json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A failure that has happened. `in_queue` is called again and again between two starts, until it returns True."""
+
+    done: str
+    in_queue: Callable[[], bool] = lambda: True
+
+
+# Lets the failure happen; leaving the block undoes what must not outlast the rehearsal.
+Inject = Callable[[], AbstractContextManager[Injected]]
+
+
+def rehearse(
+    run: RunDirectory, failure: str, inject: Inject, *, timeout_s: float, tell: Callable[[str], None]
+) -> Rehearsal:
+    """Let the failure happen and follow the run until it has done a new step.
+
+    Raises:
+        CheckFailedError: the run is not stepping, it ended, or it did not step again in `timeout_s`.
+    """
+    before = require_stepping(run)
+    begun = time.time()
+    with inject() as injected:
+        tell(injected.done)
+        watch = _Watch(run, before, begun + timeout_s)
+        steps, over, cause = _until_over(watch, tell)
+        failed_at = _asked_at(before, begun) if failure == "walltime" else begun
+        after, started, ranks_at, first = _until_stepping(watch, injected.in_queue, tell)
+        steps = max(steps, first[0])  # the heartbeat lags behind; what was resumed had been done
+        passed = _until_new_step(watch, after, steps, tell)
+    return Rehearsal(
+        run.run_id, failure, injected.done, cause, before.number, after.number, steps, first[0], max(0, steps - first[0]),
+        detect_s=_gap(failed_at, over), queue_s=_gap(over, started), start_s=_gap(started, ranks_at),
+        first_step_s=_gap(ranks_at, first[1]), repeat_s=None if passed is None else _gap(first[1], passed),
+        lost_s=None if passed is None else _gap(failed_at, passed),
+    )  # fmt: skip
+
+
+def require_stepping(run: RunDirectory) -> AttemptDirectory:
+    """The attempt that makes steps now.
+
+    Raises:
+        CheckFailedError: the run does not run, or has not made a step yet.
+    """
+    status = run_status(run)
+    attempt = run.last_attempt()
+    if status.state is not RunState.RUNNING or attempt is None or attempt.exit_file.exists():
+        raise CheckFailedError(
+            f"run {run.run_id} is {status.state.value}; only a running one can be rehearsed",
+            where=str(run.path),
+            fix=f"`toolkit status {run.run_id}`; rehearse it when it makes steps",
+        )
+    if not attempt.heartbeat.exists():
+        raise CheckFailedError(
+            f"run {run.run_id} has not made a step in attempt {attempt.number}",
+            where=str(attempt.heartbeat),
+            fix="wait for its first step; scripts and executables that never call `world.should_stop` have none",
+        )
+    return attempt
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """Looks at the run's files until `deadline`, in seconds since the epoch."""
+
+    run: RunDirectory
+    before: AttemptDirectory
+    deadline: float
+
+    def ticks(self, what: str) -> Iterator[None]:
+        """Go on until the caller has seen `what`.
+
+        Raises:
+            CheckFailedError: the run has ended, or the time is over.
+        """
+        while True:
+            yield
+            ended = final_word(self.run)
+            if ended is not None:
+                raise CheckFailedError(
+                    f"the run ended ({ended[0].value}) before {what}: {ended[1]}",
+                    where=str(self.run.path),
+                    fix=f"`toolkit explain {self.run.run_id}`",
+                )
+            if time.time() > self.deadline:
+                status = run_status(self.run)
+                raise CheckFailedError(
+                    f"gave up before {what}; the run is {status.state.value} ({status.reason})",
+                    where=str(self.run.path),
+                    fix=f"`toolkit wait {self.run.run_id}` follows it on, or give a longer --timeout",
+                )
+            time.sleep(POLL_S)
+
+
+def _until_over(watch: _Watch, tell: Callable[[str], None]) -> tuple[int, float, str]:
+    """Steps done, the moment and the cause of the attempt's end."""
+    attempt = watch.before
+    steps = steps_done(watch.run, attempt)
+    for _ in watch.ticks("the attempt was over"):
+        if _later(watch) is None:  # the records of the next attempt would hide this one's
+            steps = max(steps, steps_done(watch.run, attempt))
+        end = read_json_or_none(attempt.exit_file)
+        if end is not None:
+            tell(f"attempt {attempt.number} ended at step {steps}: {end['cause']}; {end['next']} follows")
+            return steps, _epoch(end["time"]), end["cause"]
+        later = _later(watch)
+        if later is not None and (begun := read_json_or_none(later.start_file)) is not None:
+            # Its supervisor was lost with it, and nobody wrote down the end.
+            return steps, _epoch(begun["time"]), "supervisor_lost"
+    raise AssertionError("ticks never ends by itself")
+
+
+def _until_stepping(
+    watch: _Watch, in_queue: Callable[[], bool], tell: Callable[[str], None]
+) -> tuple[AttemptDirectory, float, float, tuple[int, float]]:
+    """The next attempt, when it began, when its last rank had started, and its first step with the moment."""
+    told, settled = -1, False
+    for _ in watch.ticks("the next attempt made a step"):
+        settled = settled or in_queue()
+        attempt = _later(watch)
+        begun = read_json_or_none(attempt.start_file) if attempt is not None else None
+        if attempt is None or begun is None:
+            continue
+        if attempt.number > told:
+            told = attempt.number
+            tell(f"attempt {attempt.number} begins on {begun['nodes']} nodes with {begun['ranks']} ranks")
+        beat = read_json_or_none(attempt.heartbeat)
+        if beat is not None:
+            ranks = [read_json_or_none(path) for path in attempt.ranks.glob("rank-*.json")]
+            started = _epoch(begun["time"])
+            last = max((_epoch(rank["time"]) for rank in ranks if rank is not None), default=started)
+            return attempt, started, last, (int(beat["step"]), _epoch(beat["time"]))
+    raise AssertionError("ticks never ends by itself")
+
+
+def _until_new_step(
+    watch: _Watch, attempt: AttemptDirectory, steps: int, tell: Callable[[str], None]
+) -> float | None:
+    """When a step was done that had not been done before; None when the time was over first."""
+    tell(f"attempt {attempt.number} makes steps")
+    try:
+        for _ in watch.ticks(f"step {steps + 1}"):
+            beat = read_json_or_none(attempt.heartbeat)
+            if beat is not None and beat["step"] > steps:
+                return _epoch(beat["time"])
+    except CheckFailedError as error:
+        tell(str(error))
+    return None
+
+
+def _later(watch: _Watch) -> AttemptDirectory | None:
+    last = watch.run.last_attempt()
+    return last if last is not None and last.number > watch.before.number else None
+
+
+def steps_done(run: RunDirectory, attempt: AttemptDirectory) -> int:
+    """The steps that anybody wrote down of an attempt: the heartbeat is at most one a second, and lags behind."""
+    beat, record = read_json_or_none(attempt.heartbeat), last_record(run.metrics / "train.jsonl")
+    of_records = record.step if record is not None and record.attempt == attempt.number else 0
+    return max(int(beat["step"]) if beat is not None else 0, of_records)
+
+
+def _asked_at(attempt: AttemptDirectory, otherwise: float) -> float:
+    """When the supervisor was warned of the walltime: what came before was no loss."""
+    asked = [event["time"] for event in read_lines(attempt.events) if event["event"] == "stop_requested"]
+    return _epoch(asked[0]) if asked else otherwise
+
+
+def _epoch(moment: str) -> float:
+    return datetime.fromisoformat(moment).astimezone(UTC).timestamp()
+
+
+def _gap(first: float, second: float) -> float:
+    return round(max(0.0, second - first), 1)
+
+
+def lines_of(cost: Rehearsal) -> Iterator[str]:
+    """The rehearsal for people."""
+    yield f"survived  {cost.failure}: attempt {cost.attempt} ended as {cost.cause}, attempt {cost.next_attempt} goes on"
+    yield f"steps     {cost.steps} were done, it went on from {cost.resumed_at}: {cost.steps_repeated} repeated"
+    repeat = "" if cost.repeat_s is None else f" + repeat {cost.repeat_s}"
+    whole = "no new step yet" if cost.lost_s is None else f"{cost.lost_s} s lost"
+    yield (
+        f"seconds   {whole}: detect and save {cost.detect_s} + queue {cost.queue_s} + start {cost.start_s} "
+        f"+ first step {cost.first_step_s}{repeat}"
+    )
+
+
+def what_is_at_stake(run: RunDirectory, attempt: AttemptDirectory) -> str:
+    """What the run would fall back to, for the question before the failure."""
+    names = [
+        path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()
+    ]
+    kept = f"its newest checkpoint is {max(names)}" if names else "it has no checkpoint yet"
+    return f"{run.job_name} {run.run_id} is at step {steps_done(run, attempt)}; {kept}"

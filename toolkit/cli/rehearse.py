@@ -1,0 +1,91 @@
+"""`rehearse`: a failure on purpose, and what it cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from toolkit.cli.options import find, json_option, print_command_option, runs_option
+
+if TYPE_CHECKING:
+    from toolkit.batch.failures_on_purpose import CutOff
+    from toolkit.batch.rehearse import Injected
+    from toolkit.rundir.layout import RunDirectory
+
+
+@click.command()
+@click.argument("run")
+@click.argument("failure", type=click.Choice(["preempt", "walltime", "kill-rank", "kill-node"]))
+@click.argument("rank", type=click.IntRange(min=0), required=False)
+@runs_option
+@json_option
+@print_command_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--timeout", "timeout_s", type=click.IntRange(min=1), default=600, show_default=True, metavar="SECONDS",
+    help="Give up when the run has not gone on by then.",
+)  # fmt: skip
+def rehearse(
+    run: str, failure: str, rank: int | None, runs: Path | None, as_json: bool, echo: bool, yes: bool, timeout_s: int
+) -> None:  # fmt: skip
+    """Let FAILURE happen to RUN now; say which steps and seconds it cost. RANK is kill-rank's."""
+    from toolkit.batch.failures_on_purpose import choose
+    from toolkit.batch.rehearse import lines_of, require_stepping
+    from toolkit.batch.rehearse import rehearse as follow
+
+    directory = find(run, runs)
+    inject = choose(directory, require_stepping(directory), failure, rank, _cut_off(directory), echo=echo)
+    _ask(directory, failure, yes=yes)
+    cost = follow(
+        directory, failure, inject, timeout_s=timeout_s, tell=lambda line: click.echo(f"toolkit: {line}", err=True)
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(cost.as_json(), indent=1))
+    else:
+        for line in lines_of(cost):
+            click.echo(line)
+
+
+def _ask(run: RunDirectory, failure: str, *, yes: bool) -> None:
+    """Nobody's live run fails by a slip of the hand."""
+    from toolkit.batch.rehearse import require_stepping, what_is_at_stake
+    from toolkit.errors import ToolkitError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ToolkitError(
+            "a rehearsal makes a live run fail, and there is no terminal to ask on", fix="give --yes"
+        )
+    click.echo(what_is_at_stake(run, require_stepping(run)), err=True)
+    click.confirm(f"Let {failure} happen to it now?", abort=True, err=True)
+
+
+def _cut_off(run: RunDirectory) -> CutOff | None:
+    """How to cut a node off: the dev cluster can, no other cluster lets its users."""
+    from toolkit.batch.rehearse import Injected
+    from toolkit.batch.submission import recorded_job
+    from toolkit.devcluster import cluster
+    from toolkit.devcluster.layout import make_layout
+
+    conf = Path(recorded_job(run).scheduler.conf).expanduser()
+    folder = conf.parent.parent
+    layout = make_layout(folder.name, folder)
+    if not layout.spec_file.exists() or layout.slurm_conf != conf:
+        return None
+
+    @contextmanager
+    def cut_off(node: str) -> Iterator[Injected]:
+        cluster.fail(layout, node)
+        try:
+            yield Injected(f"cut {node} off the network; it is connected again at the end")
+        finally:
+            cluster.restore(layout, node)
+
+    return cut_off
