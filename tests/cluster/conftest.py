@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from on_slurm import Site, make_site
 
 from toolkit.devcluster import cluster as devcluster
 from toolkit.devcluster.layout import ClusterSpec, Layout, make_layout
@@ -99,3 +100,9 @@ def shared_path() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="shared-", dir=HOME))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def here(cluster: RunningCluster, shared_path: Path) -> Site:
+    """The cluster as a site, with a folder for job files and runs."""
+    return make_site(cluster, shared_path)

@@ -54,7 +54,7 @@ def test_usr2_is_walltime_near_the_end_and_preemption_before(supervisor, slurm_s
 
 def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, slurm_says, run_directory):
     end = datetime.now() + timedelta(seconds=100)
-    slurm_says(f"echo JobId=7 EndTime={end:%Y-%m-%dT%H:%M:%S}")
+    slurm_says(f"echo {end:%Y-%m-%dT%H:%M:%S}")
     one = supervisor(90_000)
     assert one.why_warned() is Cause.WALLTIME
     attempt = claim_attempt(run_directory)

@@ -56,8 +56,8 @@ class Allocation:
 
     def look_again(self) -> bool:
         """Ask Slurm when the job ends, since its limit may have been changed; True when the end has moved."""
-        said = _shown(self.job_id).get("EndTime") if self.in_slurm else None
-        if said is None:
+        said = _squeue(self.job_id, "%e") if self.in_slurm else ""
+        if not said:
             return False
         before, self.ends_at = self.ends_at, _seconds_of(said)
         return abs(self.ends_at - before) > 1
@@ -99,12 +99,12 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
 def _end_time(job_id: str, environ: Mapping[str, str]) -> float:
     if environ.get("SLURM_JOB_END_TIME"):
         return float(environ["SLURM_JOB_END_TIME"])
-    return _seconds_of(_shown(job_id).get("EndTime", "Unknown"))
+    return _seconds_of(_squeue(job_id, "%e"))
 
 
 def _seconds_of(end: str) -> float:
     """Slurm's local time, which is this host's, in seconds since the epoch; 0 where there is no end."""
-    return 0.0 if end in ("Unknown", "None", "N/A") else datetime.fromisoformat(end).timestamp()
+    return 0.0 if end in ("", "Unknown", "NONE", "N/A") else datetime.fromisoformat(end).timestamp()
 
 
 def why_terminated(job_id: str) -> Cause:
@@ -150,26 +150,21 @@ def stop_grace_s(allocation: Allocation) -> float:
 
 def _state(job_id: str) -> str:
     """The state's own word; "" when Slurm does not say."""
-    asked = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%T"]
-    slurm = Slurm(timeout_s=10)
-    try:
-        state = base_state(slurm.call([*asked, "--states=all"]))
-        if state == "COMPLETING":  # that hides why; but squeue chooses rows by the state behind it
-            ends = ("CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
-            return next((word for word in ends if slurm.call([*asked, f"--states={word}"]).strip()), state)
-    except (NotFoundError, SchedulerRefusedError) as error:
-        _say_silent(error)
-        return ""
+    state = base_state(_squeue(job_id, "%T"))
+    if state == "COMPLETING":  # that hides why; but squeue chooses rows by the state behind it
+        ends = ("CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
+        return next((word for word in ends if _squeue(job_id, "%T", states=word)), state)
     return state
 
 
-def _shown(job_id: str) -> dict[str, str]:
+def _squeue(job_id: str, form: str, *, states: str = "all") -> str:
+    """One field of a job; "" when squeue does not say. Unlike scontrol, every site's nodes have it."""
+    argv = ["squeue", "--noheader", f"--jobs={job_id}", f"--format={form}", f"--states={states}"]
     try:
-        text = Slurm(timeout_s=10).call(["scontrol", "--oneliner", "show", "job", job_id])
+        return Slurm(timeout_s=10).call(argv).strip()
     except (NotFoundError, SchedulerRefusedError) as error:
         _say_silent(error)
-        return {}
-    return dict(word.split("=", 1) for word in text.split() if "=" in word)
+        return ""
 
 
 def _say_silent(error: ToolkitError) -> None:

@@ -1,0 +1,85 @@
+"""The command line on the tests' own cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.rundir.layout import RunDirectory
+
+TOOLKIT = [str(Path(sys.executable).with_name("toolkit"))]
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Site:
+    """The test's cluster as a site, and the command line on it."""
+
+    cluster: Any
+    folder: Path
+    file: Path
+
+    def toolkit(
+        self, *argv: object, timeout_s: float = PATIENCE_S, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        return self.command([*TOOLKIT, *map(str, argv)], timeout_s=timeout_s, **variables)
+
+    def command(
+        self, argv: list[str], *, timeout_s: float = PATIENCE_S, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **self.cluster.env,
+            "TOOLKIT_SITE": str(self.file),
+            "TOOLKIT_RUNS": str(self.folder / "runs"),
+            **variables,
+        }
+        return subprocess.run(
+            argv, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )  # fmt: skip
+
+    def ok(self, *argv: object, **variables: str) -> str:
+        done = self.toolkit(*argv, **variables)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def job(self, command: str, tables: str = "") -> Path:
+        path = self.folder / "work.toml"
+        path.write_text(f"[job]\nentry = ['bash', '-c', '''{command}''']\ntime = '5'\n{tables}")
+        return path
+
+    def submit(self, job: object, *argv: object, **variables: str) -> tuple[str, RunDirectory]:
+        job_id, _, run_id = self.ok("submit", job, "--parsable", *argv, **variables).strip().partition(";")
+        return job_id, self.run(run_id)
+
+    def run(self, run_id: str) -> RunDirectory:
+        (path,) = (self.folder / "runs").glob(f"*/{run_id}")
+        return RunDirectory(path)
+
+    def status(self, run: RunDirectory) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(self.ok("status", run.run_id, "--json"))
+        return status
+
+    def wait(self, run: RunDirectory) -> subprocess.CompletedProcess[str]:
+        return self.toolkit("wait", run.run_id)
+
+
+def make_site(cluster: Any, folder: Path) -> Site:
+    file = folder / "here.toml"
+    file.write_text(
+        f'name = "here"\nextends = "devcluster"\n[scheduler]\nconf = "{cluster.slurm_conf}"\n',
+        encoding="utf-8",
+    )
+    return Site(cluster, folder, file)
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)

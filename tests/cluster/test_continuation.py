@@ -1,0 +1,129 @@
+"""How runs go on without a requeue of ours: follow-up jobs, tasks of an array, a limit that was moved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from on_slurm import Site, wait_for
+
+from toolkit.rundir.layout import RunDirectory
+
+pytestmark = pytest.mark.cluster
+
+# Steps until the test says enough, and saves nothing: only starts and attempts are counted here.
+STEPPING = """
+import sys, time
+from pathlib import Path
+
+def main(world, config):
+    for step in range(1200):
+        if world.should_stop(step) or Path(config.args["enough"]).exists():
+            print(f"{world.time_left():.0f} s left", flush=True)
+            return
+        time.sleep(0.05)
+    sys.exit("nobody said enough")
+"""
+
+
+def stepping(here: Site, tables: str = "", time: str = "0:02:30") -> tuple[Path, Path]:
+    (here.folder / "stepping.py").write_text(STEPPING)
+    enough = here.folder / "enough"
+    job = here.folder / "stepping.toml"
+    job.write_text(
+        f'[job]\nentry = "stepping.py:main"\ntime = "{time}"\n{tables}\n[args]\nenough = "{enough}"\n'
+    )
+    return job, enough
+
+
+def exit_of(run: RunDirectory, attempt: int) -> dict[str, object]:
+    wait_for(run.attempt(attempt).exit_file.exists)
+    return dict(json.loads(run.attempt(attempt).exit_file.read_text()))
+
+
+def path_without_scontrol(folder: Path) -> Path:
+    """As on a node where users' commands are not all installed."""
+    folder.mkdir()
+    for command in ("srun", "sbatch", "squeue", "sinfo", "bash", "env"):
+        (folder / command).symlink_to(str(shutil.which(command)))
+    return folder
+
+
+def test_where_nobody_can_requeue_a_follow_up_job_goes_on(here: Site) -> None:
+    binaries = path_without_scontrol(here.folder / "bin")
+    with here.file.open("a") as site:
+        site.write(f'[env]\nsetup = ["PATH={binaries}"]\n')
+    job, enough = stepping(here)
+    job_id, run = here.submit(job)
+    wait_for(run.attempt(0).heartbeat.exists)
+    here.command(["scancel", "--signal=USR2", "--batch", job_id])
+    end = exit_of(run, 0)
+    assert (end["cause"], end["next"], end["final"]) == ("walltime", "follow_up", False)
+    wait_for(run.submitted(1).exists)
+    following = json.loads(run.submitted(1).read_text())["job_id"]
+    assert following != job_id
+    wait_for(run.attempt(1).heartbeat.exists, 60)
+    status = here.status(run)
+    assert (status["state"], status["job_id"], status["starts"]) == ("running", following, 2)
+    enough.touch()
+    assert here.wait(run).returncode == 0
+
+
+def test_a_task_of_an_array_requeues_itself_only(here: Site) -> None:
+    job, enough = stepping(here, 'array = "0-1"')
+    job_id, run = here.submit(job)
+    tasks = [run.task(0), run.task(1)]
+    for task in tasks:
+        wait_for(task.attempt(0).heartbeat.exists)
+    # The last task's own number is the array's: a requeue by that number would take both.
+    here.command(["scancel", "--signal=USR2", "--batch", f"{job_id}_1"])
+    end = exit_of(tasks[1], 0)
+    assert (end["cause"], end["next"]) == ("walltime", "requeue")
+    restarts = here.command(["squeue", "-h", "-j", job_id, "-r", "-O", "ArrayTaskID:.5,RestartCnt:.5"]).stdout
+    wait_for(lambda: tasks[1].start_numbers() == [0, 1] or requeued_once(here, f"{job_id}_1"), 60)
+    assert requeued_once(here, f"{job_id}_1"), restarts
+    assert not requeued_once(here, f"{job_id}_0")
+    assert tasks[0].attempt_numbers() == [0]
+    enough.touch()
+    wait_for(tasks[0].attempt(0).exit_file.exists)
+    assert exit_of(tasks[0], 0)["cause"] == "completed"
+    here.command(["scancel", job_id])
+
+
+def requeued_once(here: Site, job: str) -> bool:
+    return "Restarts=1 " in here.command(["scontrol", "-o", "show", "job", job]).stdout
+
+
+def test_usr2_is_judged_by_the_limit_of_now(here: Site) -> None:
+    """A day was left when the job began; its user has cut that to two minutes since."""
+    job, enough = stepping(here, time="1-00:00:00")
+    job_id, run = here.submit(job)
+    wait_for(run.attempt(0).heartbeat.exists)
+    assert here.command(["scontrol", "update", f"JobId={job_id}", "TimeLimit=2"]).returncode == 0
+    here.command(["scancel", "--signal=USR2", "--batch", job_id])
+    assert exit_of(run, 0)["cause"] == "walltime"
+    here.command(["scancel", job_id])
+    enough.touch()
+
+
+def test_a_save_on_request_and_the_run_goes_on(here: Site) -> None:
+    (here.folder / "saving.py").write_text(
+        "import time\ndef main(world, config):\n    step = 0\n    while not world.should_stop(step):\n"
+        "        step += 1\n        time.sleep(0.05)\n"
+        "        if world.should_save():\n            print('saved on', world.rank, 'at', step, flush=True)\n"
+    )
+    job = here.folder / "saving.toml"
+    job.write_text('[job]\nentry = "saving.py:main"\nnodes = 2\nranks_per_node = 1\ntime = "5"\n')
+    _, run = here.submit(job)
+    wait_for(run.attempt(0).heartbeat.exists)
+    (run.control / "save").touch()
+    logs = [run.attempt(0).log_file(rank) for rank in (0, 1)]
+    wait_for(lambda: all("saved on" in log.read_text() for log in logs))
+    assert not (run.control / "save").exists()
+    said = [log.read_text().strip().rpartition(" at ")[2] for log in logs]
+    assert said[0] == said[1]  # the same step on all ranks
+    (run.control / "stop").touch()
+    assert here.wait(run).returncode == 130
+    assert here.status(run)["state"] == "stopped"
