@@ -327,3 +327,37 @@ def test_sys_exit_0_after_a_stop_is_a_stop(supervise, local_job):
     (job.run.control / "stop").touch()
     assert job.wait() == 130
     assert (job.end()["cause"], job.run.attempt(0).done_marker(0).read_text()) == ("stopped", "stopped\n")
+
+
+def test_a_supervisor_that_cannot_go_on_says_so_in_the_record(supervise, local_job):
+    settings = local_job(shell("true"))
+    settings["restart"]["stall_s"] = "soon"  # no job file can say this; it stands for any mistake of ours
+    job = supervise(settings)
+    assert job.wait() == 125
+    end = job.end()
+    assert (end["cause"], end["state"], end["final"]) == ("supervisor_failed", "failed", True)
+    assert "ValueError" in end["reason"]
+    assert "Traceback" in job.log  # our own mistake is told whole
+    assert read_json(job.run.start(0) / "end.json")["exit_code"] == 125
+
+
+def test_a_start_after_a_killed_one_writes_down_what_that_could_not(supervise, local_job):
+    job = supervise(local_job(shell("echo ready; sleep 100")))
+    job.until_log_says("ready")
+    job.process.kill()
+    job.process.wait()
+    assert eventually_gone(job)
+    run = job.run
+    (run.start(0) / "lost.json").write_text("{}")  # as `resume` does
+    again = supervise(local_job(shell("true")), start=1)
+    assert again.wait() == 0
+    first = job.end(0)
+    assert (first["cause"], first["final"]) == ("supervisor_lost", False)
+    assert again.end(1)["state"] == "completed"
+
+
+def eventually_gone(job):
+    deadline = time.monotonic() + 10
+    while job.living() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not job.living()

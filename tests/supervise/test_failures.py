@@ -50,6 +50,15 @@ def test_consequences_alone_are_still_told(attempt):
     assert first_failure(attempt).reason == "RuntimeError: Connection reset"
 
 
+def test_a_rank_that_was_killed_with_its_guard_is_the_one_that_the_others_met(attempt):
+    for rank in range(2):
+        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}", "pid": 1, "time": ""})
+    fail(attempt, 0, "RuntimeError: [gloo] Connection closed by peer", 3)
+    end = first_failure(attempt)
+    assert (end.rank, end.host, end.exit_code) == (1, "n1", 137)
+    assert end.reason == "rank 1 ended without a word; rank 0 met closed connections"
+
+
 def test_no_error_is_no_failure_and_a_half_written_one_neither(attempt):
     (attempt.errors / ".rank-00001.json.17.tmp").write_text("{")
     assert first_failure(attempt) is None

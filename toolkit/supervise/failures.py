@@ -78,6 +78,8 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
     culprit = min(errors, key=lambda error: (_is_consequence(error), error["time"]))
     if _is_consequence(culprit) and (timed_out := late_to_a_collective(attempt, errors)) is not None:
         return timed_out
+    if _is_consequence(culprit) and (vanished := _vanished(attempt, errors)) is not None:
+        return vanished
     lines = tail_text(attempt.log_file(culprit["rank"]), LAST_LINES)
     end = AttemptEnd(
         cause=Cause.REFUSED if culprit["kind"] == "refused" else Cause.CRASHED,
@@ -89,6 +91,22 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
         last_lines=[clean(line) for line in lines],
     )
     return _with_symptom(end, culprit, attempt)
+
+
+def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
+    """The one rank that began and left neither an error nor a done marker: it was killed together with its guard."""
+    begun = {int(path.stem.split("-")[1]) for path in attempt.ranks.glob("rank-*.json")}
+    silent = begun - {error["rank"] for error in errors}
+    silent = {rank for rank in silent if not attempt.done_marker(rank).exists()}
+    if len(silent) != 1:
+        return None
+    (rank,) = silent
+    host = read_json(attempt.rank_file(rank))["host"]
+    lines = [clean(line) for line in tail_text(attempt.log_file(rank), LAST_LINES)]
+    reason = f"rank {rank} ended without a word; {_named([error['rank'] for error in errors])} met closed connections"
+    return AttemptEnd(
+        Cause.CRASHED, reason, 128 + signal.SIGKILL, rank, host, last_lines=lines, symptom=SILENT.word
+    )
 
 
 def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDirectory) -> AttemptEnd:
