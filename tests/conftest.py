@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import select
+import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,6 +108,58 @@ def toolkit(
     monkeypatch.setenv("TOOLKIT_SITE", "local")
     monkeypatch.setenv("TOOLKIT_RUNS", str(tmp_path / "runs"))
     return CommandLine(tmp_path, capsys, monkeypatch)
+
+
+class Terminal:
+    """A command on a terminal of its own, as in somebody's window: Ctrl-C and hang-up are the kernel's."""
+
+    def __init__(self, argv: list[str], *, cwd: Path, env: dict[str, str]) -> None:
+        self.screen = ""
+        self.keyboard, inside = pty.openpty()
+        self.process = subprocess.Popen(
+            argv, stdin=inside, stdout=inside, stderr=inside, cwd=cwd, env=env, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(inside)
+
+    def type(self, text: str) -> None:
+        os.write(self.keyboard, text.encode())
+
+    def interrupt(self) -> None:
+        self.type("\x03")
+
+    def until(self, words: str, timeout_s: float = 60.0) -> None:
+        """Read until the screen shows `words`."""
+        deadline = time.monotonic() + timeout_s
+        while words not in self.screen:
+            assert self._read() and time.monotonic() < deadline, (
+                f"no {words!r} on the screen: {self.screen[-3000:]}"
+            )
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """The command's exit code, after everything that it wrote was read."""
+        deadline = time.monotonic() + timeout_s
+        while self._read() or self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it goes on: {self.screen[-3000:]}"
+        return self.process.wait()
+
+    def hang_up(self) -> None:
+        os.close(self.keyboard)
+
+    def _read(self) -> bool:
+        """Take what is there; False once nobody can write any more."""
+        if select.select([self.keyboard], [], [], 0.2)[0]:
+            try:
+                data = os.read(self.keyboard, 65536)
+            except OSError:  # EIO: the last program has closed the terminal
+                return False
+            self.screen += data.decode("utf-8", "replace")
+        return self.process.poll() is None or bool(select.select([self.keyboard], [], [], 0)[0])
+
+
+@pytest.fixture
+def terminal() -> type[Terminal]:
+    return Terminal
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def allocation(toolkit, monkeypatch):
     class CaughtError(Exception):
         pass
 
-    def catch(_run, job):
+    def catch(_run, job, _start):
         started.append((job.job.nodes, job.job.ranks_per_node))
         raise CaughtError
 

@@ -12,6 +12,24 @@ from toolkit.errors import ToolkitError
 
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
+# What a step or an array task says of itself. Of salloc's own interactive step nothing is in the way: it holds no CPUs.
+_OF_STEP = re.compile(
+    r"SLURM_(STEP|SRUN_COMM|CPU_BIND|MEM_BIND|ARRAY_).*|PMIX?_.*"
+    r"|SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NTASKS|NPROCS|TASKS_PER_NODE|NNODES|NODELIST|MPI_TYPE)"
+)
+_INTERACTIVE_STEP = "4294967290"
+
+
+def environment_of_allocation(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment as the allocation's owner has it, also where we run inside a step of it (`srun --pty bash`).
+
+    srun takes many of a step's variables as its own options, and a step that we run in holds CPUs: ours overlaps it.
+    """
+    if environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP) == _INTERACTIVE_STEP:
+        return {name: value for name, value in environ.items() if not name.startswith("SLURM_ARRAY_")}
+    kept = {name: value for name, value in environ.items() if not _OF_STEP.fullmatch(name)}
+    return {**kept, "SLURM_OVERLAP": "1"}
+
 
 def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
     """The nodes of the allocation that we are in; a run here takes all of them.

@@ -7,6 +7,7 @@ machine.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,17 @@ class SlurmScriptExecutor(SlurmExecutor):
         return SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
 
 
+def ignore_interrupts() -> None:
+    """Called between fork and exec: a script does not die of an interrupt before its supervisor hears them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def start_local(run: RunDirectory, script: Path) -> subprocess.Popen[bytes]:
     """Start a script on this machine, in a session of its own: no terminal's Ctrl-C or hang-up reaches it."""
     return subprocess.Popen(
         ["bash", "-c", _START_LOCAL, "toolkit", str(run.path), str(script)],
         env={**without_job(os.environ), "TOOLKIT_LOCAL": "1"}, stdin=subprocess.DEVNULL, start_new_session=True,
+        preexec_fn=ignore_interrupts,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -130,47 +130,50 @@ def render(
 @click.option(
     "--from", "checkpoint", metavar="CKPT", help="Step, folder name or path [the newest that verifies]."
 )
+@click.option("--here", is_flag=True, help="Go on here and now, as `run` does, instead of submitting.")
 @_wait_option
 @_parsable_option
 @print_command_option
 def resume(
-    run: str,
-    runs: Path | None,
-    settings: tuple[str, ...],
-    checkpoint: str | None,
-    wait: bool,
-    parsable: bool,
-    echo: bool,
-    **values: Any,
-) -> None:
+    run: str, runs: Path | None, settings: tuple[str, ...], checkpoint: str | None, here: bool, wait: bool,
+    parsable: bool, echo: bool, **values: Any,
+) -> None:  # fmt: skip
     """Continue RUN from its newest checkpoint as a new job, maybe on another number of ranks.
 
     \b
     toolkit resume last
     toolkit resume last -n 2 --set train.steps=300 --wait
+    toolkit resume last --here
     """
+    from toolkit.batch.allocation import check_here
     from toolkit.batch.resume import prepare_resume, take_back
-    from toolkit.batch.submission import recorded_job
+    from toolkit.batch.submission import recorded_job, uses_slurm
     from toolkit.batch.submission import submit as hand_over
     from toolkit.errors import OwnFailureError, ToolkitError
     from toolkit.slurm.commands import NoAnswerError
 
     directory = find(run, runs)
-    before = recorded_job(directory).job.min_nodes
+    recorded = recorded_job(directory)
+    if here and uses_slurm(recorded):
+        _take_allocation(values, settings)
     job, start = prepare_resume(
         directory,
         settings=settings,
-        flags=flags_of(values, nodes_before=before),
+        flags=flags_of(values, nodes_before=recorded.job.min_nodes),
         checkpoint=checkpoint,
         sbatch=sbatch_options_of(values),
     )
     try:
-        submitted = hand_over(directory, job, start, echo=echo)
+        submitted = None if here else hand_over(directory, job, start, echo=echo)
+        if here:
+            check_here(job, os.environ)
     except (NoAnswerError, OwnFailureError):
         raise  # the job may be in the queue
     except ToolkitError:
         take_back(directory, start)
         raise
+    if submitted is None:
+        _live_here(directory, job, start)
     _announce(submitted, parsable=parsable)
     if wait:
         _follow(directory)
@@ -189,29 +192,45 @@ def run(
     toolkit run mpi_hello -n 4
     salloc -N 2 --ntasks-per-node 4 toolkit run train_lm
     """
-    from rich.console import Console
-
-    from toolkit.batch.allocation import check_here, nodes_of_allocation, tasks_per_node
-    from toolkit.batch.follow import exit_code_of, interrupts_to, report_end
-    from toolkit.batch.foreground import show_output, start_here
-    from toolkit.batch.state import run_status
+    from toolkit.batch.allocation import check_here
     from toolkit.batch.submission import create
     from toolkit.site.detect import choose_site
 
     in_allocation = bool(os.environ.get("SLURM_JOB_ID"))
     chosen = choose_site(site or (None if in_allocation or os.environ.get("TOOLKIT_SITE") else "local")).site
-    if in_allocation and chosen.scheduler.kind == "slurm":
-        values["nodes"] = nodes_of_allocation(os.environ, values.get("nodes"))
-        stated = any(setting.startswith("job.ranks_per_node") for setting in settings)
-        if not stated and values.get("ntasks") is None and values.get("ntasks_per_node") is None:
-            values["ntasks_per_node"] = tasks_per_node(os.environ)
+    if chosen.scheduler.kind == "slurm":
+        _take_allocation(values, settings)
     resolved = _resolve(job, chosen, settings, values, argv)
     check_here(resolved, os.environ)
-    directory = create(resolved, _runs_folder(runs, resolved))
-    click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
-    supervisor = start_here(directory, resolved)
-    with interrupts_to(supervisor.pid):
-        show_output(directory, supervisor, click.echo, partial(click.echo, err=True))
+    _live_here(create(resolved, _runs_folder(runs, resolved), here=True), resolved, 0)
+
+
+def _take_allocation(values: dict[str, Any], settings: tuple[str, ...]) -> None:
+    """Inside an allocation its nodes hold, and its tasks on each node where nothing else is said."""
+    from toolkit.batch.allocation import environment_of_allocation, nodes_of_allocation, tasks_per_node
+
+    if not os.environ.get("SLURM_JOB_ID"):
+        return
+    allocation = environment_of_allocation(os.environ)
+    values["nodes"] = nodes_of_allocation(allocation, values.get("nodes"))
+    stated = any(setting.startswith("job.ranks_per_node") for setting in settings)
+    if not stated and values.get("ntasks") is None and values.get("ntasks_per_node") is None:
+        values["ntasks_per_node"] = tasks_per_node(allocation)
+
+
+def _live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoReturn:
+    """One start of a run in the foreground; the exit code is the job's."""
+    from rich.console import Console
+
+    from toolkit.batch.follow import exit_code_of, report_end
+    from toolkit.batch.foreground import Interrupts, show_output, start_here
+    from toolkit.batch.state import run_status
+
+    earlier = len(directory.attempt_numbers())
+    with Interrupts(directory) as interrupts:
+        click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
+        supervisor = interrupts.supervisor = start_here(directory, job, start)
+        show_output(directory, supervisor, click.echo, partial(click.echo, err=True), first_attempt=earlier)
     status = run_status(directory)
     report_end(status, directory, Console(stderr=True))
     sys.exit(exit_code_of(status))

@@ -192,6 +192,12 @@ class AttemptWatch:
         if self.request.cause is None and self.request.terminated:
             self.request.ask(self.reasons.why_terminated())
 
+    def end_before_launch(self) -> AttemptEnd | None:
+        """The end of an attempt that was asked to stop before any rank was started, as by an early Ctrl-C."""
+        self._look_at_requests(time.monotonic())
+        cause = self.request.cause
+        return AttemptEnd(cause, f"ended on request ({cause.value}) before the launch") if cause else None
+
     def _has_errors(self) -> bool:
         return any(self.attempt.errors.glob("rank-*.json"))
 

@@ -133,6 +133,8 @@ class Supervisor:
             self, stall_s=float(restart["stall_s"]), foreign=is_foreign(self.job["job"]["entry"]),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
+        if (end := watch.end_before_launch()) is not None:
+            return end
         try:
             ranks = launch(launcher, self.job, self.shape, environment, attempt)
         except OwnFailureError as error:

@@ -1,0 +1,64 @@
+"""`toolkit run` on a terminal: Ctrl-C once and twice, before anything hears it, and a terminal that is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
+
+
+@pytest.fixture
+def here(toolkit, terminal):
+    """`toolkit run` of a line of shell on a terminal; the run's state afterwards."""
+
+    class Here:
+        def run(self, command: str, *words: str):
+            self.terminal = terminal(
+                [TOOLKIT, "run", str(toolkit.job(command)), *words], cwd=toolkit.folder, env=dict(os.environ)
+            )
+            return self.terminal
+
+        def status(self) -> dict:
+            return json.loads(toolkit.ok("status", "--json"))
+
+    return Here()
+
+
+def test_ctrl_c_asks_and_twice_kills(here, toolkit) -> None:
+    window = here.run("trap 'echo asked' TERM; echo up; for i in $(seq 600); do sleep 0.1; done")
+    window.until("up")
+    window.interrupt()
+    window.until("Ctrl-C again ends it at once")
+    window.until("asked")
+    window.interrupt()
+    assert window.wait(15) == 130
+    assert here.status()["state"] == "stopped"
+    # What was asked of this start is not asked of the next one.
+    assert toolkit("resume", "last", "--here", "--set", 'job.entry=["echo", "again"]').out == "again\n"
+    assert here.status()["state"] == "completed"
+
+
+def test_ctrl_c_before_the_supervisor_hears_it(here) -> None:
+    """Nothing is lost between the first line on the screen and the first rank."""
+    window = here.run("sleep 60")
+    window.until(", in /")
+    window.interrupt()
+    assert window.wait(30) == 130
+    assert here.status()["state"] == "stopped"
+
+
+def test_a_lost_terminal_ends_no_run(here, toolkit) -> None:
+    gate = toolkit.folder / "gate"
+    window = here.run(f"echo up; until test -e {gate}; do sleep 0.1; done; echo end")
+    window.until("up")
+    window.hang_up()
+    window.process.wait(10)
+    assert here.status()["state"] == "running"
+    gate.touch()
+    assert toolkit("wait", "last").code == 0
+    assert toolkit.ok("logs", "--rank", 0) == "up\nend\n"
