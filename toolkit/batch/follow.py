@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -184,21 +180,3 @@ def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
         console.print(f"    | {line}", markup=False, highlight=False, soft_wrap=True)
     if end and end.get("fix"):
         console.print(f"fix: {end['fix']}", markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def interrupts_to(pid: int) -> Iterator[None]:
-    """While a run lives in the foreground: Ctrl-C goes to its supervisor, which saves and ends; twice kills."""
-
-    def forward(_number: int, _frame: FrameType | None) -> None:
-        print("\ntoolkit: asked the run to save and end; Ctrl-C again ends it at once", file=sys.stderr)  # noqa: T201
-        try:
-            os.kill(pid, signal.SIGINT)
-        except ProcessLookupError:
-            return
-
-    before = signal.signal(signal.SIGINT, forward)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
