@@ -14,6 +14,7 @@ EXPECTED = {
     Cause.SUPERVISOR_FAILED: (Next.END, RunState.FAILED, 125),
     Cause.SUPERVISOR_LOST: (Next.AWAIT, RunState.LOST, 125),
     Cause.NODE_LOST: (Next.AWAIT, RunState.FAILED, 125),
+    Cause.NODE_UNFIT: (Next.REQUEUE, RunState.FAILED, 125),
     Cause.LAUNCH_FAILED: (Next.END, RunState.FAILED, 125),
     Cause.WALLTIME: (Next.REQUEUE, RunState.TIMEOUT, 140),
     Cause.PREEMPTED: (Next.AWAIT, RunState.PREEMPTED, 143),

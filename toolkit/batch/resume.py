@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from toolkit.batch.bad_nodes import nodes_left_out
 from toolkit.batch.script import render_script
 from toolkit.batch.state import require_submitted, run_status
 from toolkit.batch.submission import recorded_job
@@ -16,6 +17,7 @@ from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
+from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.files import utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
 from toolkit.site.load import load_site
@@ -55,7 +57,8 @@ def prepare_resume(
         job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
     _claim_number(run, start, job)
     try:
-        write_text(run.script(start), render_script(job, run, start), mode=0o700)
+        left_out = nodes_left_out(job, runs_of(run))
+        write_text(run.script(start), render_script(job, run, start, left_out=left_out), mode=0o700)
     except ToolkitError:
         take_back(run, start)
         raise

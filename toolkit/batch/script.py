@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import unicodedata
+from collections.abc import Sequence
 from importlib.resources import files
 
 import jinja2
@@ -28,8 +29,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+\[\]-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def render_script(job: ResolvedJob, run: RunDirectory, start: int) -> str:
-    """The script of one submission of a run whose first start is `start`.
+def render_script(job: ResolvedJob, run: RunDirectory, start: int, *, left_out: Sequence[str] = ()) -> str:
+    """The script of one submission of a run whose first start is `start`; it leaves out some nodes more.
 
     Raises:
         ToolkitError: a value holds a control character, or a name to pass is no variable name.
@@ -41,7 +42,7 @@ def render_script(job: ResolvedJob, run: RunDirectory, start: int) -> str:
         files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8")
     )
     return template.render(
-        directives=[quote_directive(option) for option in directives(job, run, start)],
+        directives=[quote_directive(option) for option in directives(job, run, start, left_out)],
         run_id=run.run_id,
         job_name=job.job.name,
         site=job.site.name,
@@ -56,7 +57,7 @@ def render_script(job: ResolvedJob, run: RunDirectory, start: int) -> str:
     )
 
 
-def directives(job: ResolvedJob, run: RunDirectory, start: int) -> list[str]:
+def directives(job: ResolvedJob, run: RunDirectory, start: int, left_out: Sequence[str] = ()) -> list[str]:
     """sbatch's long options, one a directive, unquoted."""
     table = job.job
     options = [
@@ -75,7 +76,7 @@ def directives(job: ResolvedJob, run: RunDirectory, start: int) -> list[str]:
         options.append(job.gpu.request.replace("{count}", str(table.gpus_per_node)))
     wanted = {
         "--time": table.time, "--partition": table.partition, "--account": table.account, "--qos": table.qos,
-        "--constraint": table.constraint, "--nodelist": table.nodelist, "--exclude": table.exclude,
+        "--constraint": table.constraint, "--nodelist": table.nodelist, "--exclude": ",".join(filter(None, [table.exclude, *left_out])),
         "--mem": f"{table.mem_gb_per_node}G" if table.mem_gb_per_node else "",
     }  # fmt: skip
     options += [f"{name}={value}" for name, value in wanted.items() if value]

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from toolkit.batch.bad_nodes import nodes_left_out
 from toolkit.batch.record import make_record
 from toolkit.batch.script import render_script, sbatch_words
 from toolkit.batch.settle import close_submission, open_submission
@@ -44,15 +45,16 @@ def uses_slurm(job: ResolvedJob) -> bool:
     return job.scheduler.kind == "slurm"
 
 
-def create(job: ResolvedJob, runs: Path) -> RunDirectory:
-    """Make the run directory of a new run, with its script and its record.
+def create(job: ResolvedJob, runs: Path, *, here: bool = False) -> RunDirectory:
+    """Make the run directory of a new run, with its script and its record; `here` for nodes that are given already.
 
     Raises:
         ToolkitError: the script cannot be rendered, or the folder cannot be written; no run is left behind.
     """
     run = create_run(runs, job.job.name, access=job.paths.access)
     try:
-        write_text(run.script(0), render_script(job, run, 0), mode=0o700)
+        left_out = [] if here else nodes_left_out(job, runs)
+        write_text(run.script(0), render_script(job, run, 0, left_out=left_out), mode=0o700)
     except ToolkitError:
         shutil.rmtree(run.path)
         raise

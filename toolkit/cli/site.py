@@ -1,15 +1,18 @@
-"""`toolkit site`: which sites are known, what one says, and which one this machine is."""
+"""`toolkit site`: which sites are known, what one says, which one this machine is, and which nodes are left out."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
+
+from toolkit.cli.options import json_option, runs_option, site_runs
 
 
 @click.group()
 def site() -> None:
-    """Which cluster is this: list, show, detect."""
+    """Which cluster is this: list, show, detect, bad-nodes."""
 
 
 @site.command("list")
@@ -66,3 +69,39 @@ def detect(as_json: bool) -> None:
         click.echo(json.dumps({"site": found.site.name, "reason": found.reason}))
     else:
         click.echo(f"{found.site.name}: {found.reason}")
+
+
+@site.command("bad-nodes")
+@runs_option
+@click.option("--clear", "node", metavar="NODE", help="Forget this node, so that jobs may run on it again.")
+@json_option
+def bad_nodes_command(runs: Path | None, node: str | None, as_json: bool) -> None:
+    """List the nodes that submissions leave out: they failed a check or a run within the last day.
+
+    \b
+    toolkit site bad-nodes
+    toolkit site bad-nodes --clear node3
+    """
+    from dataclasses import asdict
+
+    from toolkit.batch.bad_nodes import describe
+    from toolkit.errors import NotFoundError
+    from toolkit.rundir.bad_nodes import bad_nodes, forget_bad_node, sites_with_bad_nodes
+
+    folder = site_runs(runs)
+    sites = sites_with_bad_nodes(folder)
+    if node is not None:
+        forgotten = [forget_bad_node(folder, name, node) for name in sites]
+        if not any(forgotten):
+            raise NotFoundError(
+                f"{node} is not left out",
+                where=str(folder),
+                fix="`toolkit site bad-nodes` lists those that are",
+            )
+        return
+    found = [(name, bad) for name in sites for bad in bad_nodes(folder, name)]
+    if as_json:
+        click.echo(json.dumps([{"site": name, **asdict(bad)} for name, bad in found]))
+    else:
+        for name, bad in found:
+            click.echo(f"{name}: {describe(bad)}")

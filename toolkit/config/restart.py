@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from toolkit.config.table import Table, key
 
 
@@ -13,3 +15,8 @@ class RestartTable(Table):
     preemptions: int = key(-1, "Requeues after preemption; -1 is unlimited.", ge=-1)
     warn_s: int = key(120, "Seconds before walltime at which the ranks are told to save.", ge=1, le=65535)
     stall_s: int = key(900, "Seconds without a step after which the attempt counts as stalled.", ge=1)
+    health: Literal["requeue", "warn", "off"] = key(
+        "requeue",
+        "A check of the nodes before a start's first attempt. A node that fails it is left out for a day; `requeue` also "
+        "gives this start up and begins another one without it, out of the budget of `crashes`.",
+    )

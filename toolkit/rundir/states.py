@@ -45,6 +45,7 @@ class Cause(StrEnum):
     SUPERVISOR_FAILED = "supervisor_failed"
     SUPERVISOR_LOST = "supervisor_lost"
     NODE_LOST = "node_lost"
+    NODE_UNFIT = "node_unfit"
     WALLTIME = "walltime"
     PREEMPTED = "preempted"
     STOPPED = "stopped"
@@ -91,6 +92,7 @@ ENDINGS: dict[Cause, Ending] = {
         Ending(Cause.SUPERVISOR_FAILED, "the supervisor could not go on", "", Next.END, RunState.FAILED, 125),
         Ending(Cause.SUPERVISOR_LOST, "the supervisor vanished; the next start writes this", "preemptions", Next.AWAIT, RunState.LOST, 125),
         Ending(Cause.NODE_LOST, "Slurm says that a node failed", "preemptions", Next.AWAIT, RunState.FAILED, 125),
+        Ending(Cause.NODE_UNFIT, "a node failed the check before the ranks", "crashes", Next.REQUEUE, RunState.FAILED, 125),
         Ending(Cause.WALLTIME, "USR2 with at most warn_s + 90 s left", "walltimes", Next.REQUEUE, RunState.TIMEOUT, 140),
         Ending(Cause.PREEMPTED, "USR2 with more time left, or TERM and Slurm says preempted", "preemptions", Next.AWAIT, RunState.PREEMPTED, 143),
         Ending(Cause.STOPPED, "control/stop, or INT at the terminal", "", Next.END, RunState.STOPPED, 130),

@@ -7,7 +7,7 @@ import re
 import time
 from pathlib import Path
 
-from toolkit.errors import OWN_FAILURE, OwnFailureError
+from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError
 from toolkit.rundir.files import read_lines, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, Cause, Next
@@ -28,20 +28,39 @@ def await_end(request: StopRequest) -> bool:
     return request.terminated
 
 
-def requeue(allocation: Allocation, request: StopRequest) -> None:
+def requeue(allocation: Allocation, request: StopRequest, *, leave_out: str = "") -> None:
     """Have Slurm put this job, or this one task of an array, back into the queue, and wait until it ends us.
+
+    `leave_out` is a host list of nodes that it is not to get again.
 
     Raises:
         SchedulerRefusedError, NotFoundError: Slurm does not.
         OwnFailureError: it said yes and did nothing.
     """
     Slurm().requeue(allocation.job_id)
+    if leave_out:
+        _leave_out(allocation, leave_out)
     if not await_end(request):
         raise OwnFailureError(f"Slurm took the requeue and did not follow it for {PATIENCE_S:.0f} s")
 
 
-def submit_follow_up(run: RunDirectory, allocation: Allocation, script: Path, start: int) -> str:
+def _leave_out(allocation: Allocation, nodes: str) -> None:
+    """Only a job that waits takes this. The requeue's TERM may end the first scontrol, so a second one follows."""
+    for last in (False, True):
+        try:
+            Slurm().call(["scontrol", "update", f"JobId={allocation.job_id}", f"ExcNodeList={nodes}"])
+            return
+        except SchedulerRefusedError as error:
+            if last:
+                say(f"Slurm may give {nodes} to this job again: {error.message}")
+
+
+def submit_follow_up(
+    run: RunDirectory, allocation: Allocation, script: Path, start: int, *, leave_out: str = ""
+) -> str:
     """Submit the run's next start as a job that begins when this one has ended; returns its job id.
+
+    `leave_out` is a host list of nodes that it is not to get.
 
     Raises:
         SchedulerRefusedError, NotFoundError: sbatch does not take it.
@@ -54,6 +73,8 @@ def submit_follow_up(run: RunDirectory, allocation: Allocation, script: Path, st
     following = run.script(start)
     write_text(following, text, mode=0o700)
     options = [f"--dependency=afterany:{allocation.job_id}"]
+    if leave_out:
+        options.append(f"--exclude={leave_out}")
     if allocation.task is not None:
         options.append(f"--array={allocation.task}")
     job_id = submit_once(

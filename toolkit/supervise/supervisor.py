@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError
+from toolkit.rundir.bad_nodes import note_bad_node
 from toolkit.rundir.claims import claim_attempt, claim_start, end_start
 from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
@@ -33,6 +34,7 @@ from toolkit.supervise.continuation import await_end, close_unfinished, requeue,
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launchers import Ranks, Shape, find_mpirun, launch_local, launch_mpirun, launch_srun
+from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_leave_out, unfit_nodes
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
 
@@ -51,6 +53,7 @@ class Supervisor:
     interrupted: bool = False
     lost_nodes: list[str] = field(default_factory=list)
     stop_grace_s: float = STOP_GRACE_S
+    nodes_checked: bool = False
 
     def handle_signals(self) -> None:
         """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
@@ -133,6 +136,12 @@ class Supervisor:
             self, stall_s=float(restart["stall_s"]), foreign=is_foreign(self.job["job"]["entry"]),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
+        if not self.nodes_checked and launcher == "srun":
+            self.nodes_checked = True
+            unfit = unfit_nodes(self.run, self.job, self.start, self.allocation, os.environ)
+            if unfit:
+                reason = "; ".join(map(str, unfit[:4]))
+                return AttemptEnd(Cause.NODE_UNFIT, reason, OWN_FAILURE, host=unfit[0].node, fix=UNFIT_FIX)
         if (end := watch.end_before_launch()) is not None:
             return end
         try:
@@ -189,6 +198,8 @@ class Supervisor:
         if verdict.cause is Cause.NODE_LOST:
             reason = f"Slurm says that {', '.join(self.lost_nodes) or 'a node'} failed"
             host = self.lost_nodes[0] if self.lost_nodes else None
+            for node in self.lost_nodes:
+                note_bad_node(self.run, str(self.job["site"]["name"]), node, "Slurm says that it failed")
         elif end.cause is not verdict.cause:
             reason = f"Slurm ended it ({verdict.cause.value})"
         record = {
@@ -230,14 +241,15 @@ class Supervisor:
         if verdict.next is Next.END:
             return verdict.exit_code
         self.request.terminated = False  # this one announced the end; the next one is it
+        leave_out = nodes_to_leave_out(self.run, self.job)
         try:
             if verdict.next is Next.FOLLOW_UP:
-                submit_follow_up(self.run, self.allocation, self.script, self.start + 1)
+                submit_follow_up(self.run, self.allocation, self.script, self.start + 1, leave_out=leave_out)
                 return verdict.exit_code
             # Ending by ourselves before Slurm does would make it call the job finished.
             if verdict.next is Next.AWAIT and await_end(self.request):
                 return verdict.exit_code
-            requeue(self.allocation, self.request)
+            requeue(self.allocation, self.request, leave_out=leave_out)
         except ToolkitError as error:
             problem = f"the run could not be continued: {error.message}"
             say(f"{problem}; `toolkit resume {self.run.run_id}` does it")

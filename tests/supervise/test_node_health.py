@@ -1,0 +1,86 @@
+"""What is wrong with a node is said with its name and the check; a check that hangs is an answer, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from toolkit.rundir.files import write_json
+from toolkit.rundir.layout import RunDirectory
+from toolkit.supervise import node_check
+from toolkit.supervise.node_health import judge
+
+
+def look(run: RunDirectory, environ: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
+    """Run the program as srun does, on this machine."""
+    claim = run.start(0) / "claim.json"
+    if not claim.exists():
+        claim.parent.mkdir()
+        write_json(claim, {})
+    arguments = {"run": str(run.path), "claim": str(claim), "gpus": 0, "local_scratch": "", **changes}
+    argv = [sys.executable, "-S", "-E", node_check.__file__, json.dumps(arguments)]
+    environment = {**os.environ, "SLURMD_NODENAME": "node7", **(environ or {})}
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment, timeout=30)
+    return dict(json.loads(done.stdout))
+
+
+def test_a_fit_node_says_so_and_leaves_nothing(run_directory: RunDirectory) -> None:
+    before = sorted(run_directory.path.iterdir())
+    answer = look(run_directory)
+    assert (answer["node"], answer["failed"]) == ("node7", {})
+    assert abs(answer["clock"] - time.time()) < 60
+    assert sorted(run_directory.path.iterdir()) == before
+
+
+def test_each_fault_has_its_name(run_directory: RunDirectory, tmp_path: Path) -> None:
+    failed = look(run_directory, claim=str(tmp_path / "not seen here"))["failed"]
+    assert list(failed) == ["run directory"] and "No such file" in failed["run directory"]
+    failed = look(run_directory, {"SCRATCH": str(tmp_path / "none")}, local_scratch="$SCRATCH/mine")["failed"]
+    assert list(failed) == ["local scratch"] and str(tmp_path / "none") in failed["local scratch"]
+    said = node_check.check_space(tmp_path, 2**62, "x")
+    assert f"{tmp_path} has" in said and "are needed" in said
+
+
+def test_a_file_system_that_does_not_answer_is_told_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe that nobody writes to stands for a stale mount: its reader waits for ever."""
+    monkeypatch.setattr(node_check, "CHECK_S", 0.3)
+    os.mkfifo(tmp_path / "stale")
+    arguments = {"run": str(tmp_path), "claim": str(tmp_path / "stale"), "gpus": 0, "local_scratch": ""}
+    began = time.monotonic()
+    assert node_check.look(arguments, "node7") == {"run directory": "no answer in 0 s"}
+    assert time.monotonic() - began < 5
+
+
+def test_fewer_gpus_than_the_job_has_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a driver nothing is known and nothing is claimed."""
+    if not Path("/proc/driver/nvidia/version").exists() and not Path("/sys/class/kfd").exists():
+        assert node_check.check_gpus(4) == ""
+    exists = Path.exists
+    monkeypatch.setattr(
+        Path, "exists", lambda path: str(path).startswith("/proc/driver/nvidia") or exists(path)
+    )
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-1\necho GPU-2\necho 'Unable to determine'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert node_check.check_gpus(2) == ""
+    assert node_check.check_gpus(4) == "the driver shows 2 of 4 GPUs"
+
+
+def test_clocks_and_silent_nodes_are_judged_from_outside() -> None:
+    fit = {"node": "node1", "clock": 1000.5, "failed": {}}
+    late = {"node": "node2", "clock": 930.0, "failed": {}}
+    early = {"node": "node3", "clock": 1100.0, "failed": {"GPUs": "the driver shows 3 of 4 GPUs"}}
+    unfit = judge([fit, late, early], ["node1", "node2", "node3", "node4"], began=1000.0, ended=1001.0)
+    assert [(one.node, one.check) for one in unfit] == [
+        ("node2", "clock"), ("node3", "GPUs"), ("node3", "clock"), ("node4", "answer"),
+    ]  # fmt: skip
+    assert str(unfit[0]) == "node2 failed the check of clock: 70 s away from the batch host's"

@@ -1,0 +1,31 @@
+"""Which nodes a submission leaves out, because they were bad for earlier runs, and what is said of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.rundir.bad_nodes import BadNode, bad_nodes
+from toolkit.slurm.hostlist import expand_hostlist
+
+
+def nodes_left_out(job: ResolvedJob, runs: Path) -> list[str]:
+    """Bad nodes of the job's site, each told on stderr; those that the job itself asks for are not left out."""
+    wanted = set(expand_hostlist(job.job.nodelist))
+    left_out = []
+    for bad in bad_nodes(runs, job.site.name):
+        if bad.node in wanted:
+            sys.stderr.write(f"toolkit: {describe(bad)}; the job asks for it all the same\n")
+        else:
+            clear = f"toolkit site bad-nodes --clear {bad.node}"
+            sys.stderr.write(f"toolkit: {describe(bad)}; it is left out (`{clear}` forgets this)\n")
+            left_out.append(bad.node)
+    return left_out
+
+
+def describe(bad: BadNode) -> str:
+    """One bad node in words."""
+    hours = max(0.0, bad.expires - time.time()) / 3600
+    return f"{bad.node} was bad for run {bad.run_id} ({bad.reason}), remembered for {hours:.0f} h more"

@@ -1,0 +1,104 @@
+"""A program: is this node fit for ranks? It runs once on each node at a start and prints one line of JSON.
+
+Only the standard library and nothing of ours is imported, so that it starts in milliseconds. Each check runs in a
+thread: on a stale network file system a call may never come back, and that is an answer, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CHECK_S = 5.0  # for all checks, which run at the same time
+SHM_FREE_BYTES = 32 * 2**20  # what a small NCCL or gloo group needs
+SCRATCH_FREE_BYTES = 256 * 2**20
+
+
+def check_run_directory(folder: Path, claim: Path, name: str) -> str:
+    """The run is seen as the supervisor sees it, and can be written to."""
+    claim.read_bytes()
+    return _writable(folder, name)
+
+
+def check_space(folder: Path, free_bytes: int, name: str) -> str:
+    """The folder can be written to and has room."""
+    free = shutil.disk_usage(folder).free
+    if free < free_bytes:
+        return f"{folder} has {free >> 20} MiB free, {free_bytes >> 20} are needed"
+    return _writable(folder, name)
+
+
+def check_gpus(expected: int) -> str:
+    """The driver answers for as many GPUs as the job has here. Where no driver is, nothing is known."""
+    if Path("/proc/driver/nvidia/version").exists() and shutil.which("nvidia-smi"):
+        argv = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", check=False, timeout=CHECK_S
+        )
+        found = sum(1 for line in done.stdout.splitlines() if line.startswith(("GPU-", "MIG-")))
+    elif Path("/sys/class/kfd/kfd/topology/nodes").is_dir():
+        nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+        found = sum(1 for path in nodes if path.read_text(encoding="utf-8").strip() != "0")
+    else:
+        return ""
+    return "" if found >= expected else f"the driver shows {found} of {expected} GPUs"
+
+
+def _writable(folder: Path, name: str) -> str:
+    path = folder / f".toolkit-health-{name}-{os.getpid()}"
+    path.write_bytes(b"x" * 4096)
+    path.unlink()
+    return ""
+
+
+def look(arguments: dict[str, Any], name: str) -> dict[str, str]:
+    """Every check that failed, with what was seen."""
+    scratch = os.path.expandvars(arguments["local_scratch"]) or os.environ.get("TMPDIR") or "/tmp"
+    checks: dict[str, Callable[[], str]] = {
+        "run directory": lambda: check_run_directory(Path(arguments["run"]), Path(arguments["claim"]), name),
+        "local scratch": lambda: check_space(Path(scratch), SCRATCH_FREE_BYTES, name),
+        "/dev/shm": lambda: check_space(Path("/dev/shm"), SHM_FREE_BYTES, name),
+    }
+    if arguments["gpus"]:
+        checks["GPUs"] = lambda: check_gpus(int(arguments["gpus"]))
+    said: dict[str, str] = {}
+
+    def run(check: str) -> None:
+        try:
+            said[check] = checks[check]()
+        except subprocess.TimeoutExpired:
+            said[check] = f"nvidia-smi did not answer in {CHECK_S:.0f} s"
+        except OSError as error:
+            said[check] = f"{error.filename or check}: {error.strerror or error}"
+
+    threads = [threading.Thread(target=run, args=(check,), daemon=True) for check in checks]
+    deadline = time.monotonic() + CHECK_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return {
+        check: said.get(check, f"no answer in {CHECK_S:.0f} s") for check in checks if said.get(check) != ""
+    }
+
+
+def main() -> None:
+    """Read the arguments, look, print, and leave without waiting for a thread that hangs."""
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    failed = look(json.loads(sys.argv[1]), node)
+    sys.stdout.write(json.dumps({"node": node, "clock": time.time(), "failed": failed}) + "\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

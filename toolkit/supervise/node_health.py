@@ -1,0 +1,114 @@
+"""The health of an allocation's nodes before ranks start on them: one step over all nodes, seconds at most."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.rundir.bad_nodes import bad_nodes, note_bad_node, runs_of
+from toolkit.rundir.layout import RunDirectory
+from toolkit.slurm.hostlist import expand_hostlist
+from toolkit.supervise import node_check
+from toolkit.supervise.allocation import Allocation
+from toolkit.supervise.attempt import say
+
+STEP_S = 20.0  # for srun, its step and the checks, of which each takes at most node_check.CHECK_S
+PER_NODE_S = 0.02  # more for each node: srun starts them as a tree
+MOST_SKEW_S = 5.0
+UNFIT_FIX = 'tell the site\'s support; `toolkit site bad-nodes` lists what is left out; [restart] health = "warn" goes on'
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A node, the check that it failed, and what was seen."""
+
+    node: str
+    check: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.node} failed the check of {self.check}: {self.said}"
+
+
+def unfit_nodes(
+    run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str]
+) -> list[Unfit]:
+    """Check the nodes as `restart.health` says, note the bad ones; those for which this start is to be given up."""
+    policy = str(job["restart"].get("health") or "off")
+    if policy == "off" or not allocation.in_slurm:
+        return []
+    unfit, unknown = check_nodes(run, job, start, allocation, environ)
+    if unknown:
+        say(f"the nodes' health is not known: {unknown}")
+    for one in unfit:
+        say(str(one))
+        note_bad_node(run, str(job["site"]["name"]), one.node, f"{one.check}: {one.said}")
+    return unfit if policy == "requeue" else []
+
+
+def nodes_to_leave_out(run: RunDirectory, job: Mapping[str, Any]) -> str:
+    """What Slurm is to exclude for the next start: the job's own list, and the nodes that are bad now."""
+    bad = [one.node for one in bad_nodes(runs_of(run), str(job["site"]["name"]))]
+    return ",".join(filter(None, [str(job["job"].get("exclude") or ""), *bad]))
+
+
+def check_nodes(
+    run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str]
+) -> tuple[list[Unfit], str]:
+    """What is wrong with which node, and why nothing is known where the check itself could not run ("" else)."""
+    arguments = {
+        "run": str(run.path),
+        "claim": str(run.start(start) / "claim.json"),
+        "gpus": int(job["job"].get("gpus_per_node") or 0),
+        "local_scratch": str((job.get("paths") or {}).get("local_scratch") or ""),
+    }
+    program = [sys.executable, "-S", "-E", str(Path(node_check.__file__)), json.dumps(arguments)]
+    argv = [
+        "srun", f"--nodes={allocation.nodes}", f"--ntasks={allocation.nodes}", "--ntasks-per-node=1", "--mpi=none",
+        "--kill-on-bad-exit=0", "--input=none", *program,
+    ]  # fmt: skip
+    began = time.time()
+    answers, trouble = _answers(argv, environ, STEP_S + PER_NODE_S * allocation.nodes)
+    if not answers:
+        return [], trouble or "srun started nothing"
+    expected = expand_hostlist(allocation.node_list)
+    return judge(answers, expected, began=began, ended=time.time()), ""
+
+
+def judge(answers: list[dict[str, Any]], expected: list[str], *, began: float, ended: float) -> list[Unfit]:
+    """Read what the nodes said; `began` and `ended` are the batch host's clock around it, in seconds."""
+    unfit = []
+    for answer in answers:
+        node = str(answer["node"])
+        unfit += [Unfit(node, check, said) for check, said in answer["failed"].items()]
+        skew_s = max(began - answer["clock"], answer["clock"] - ended)
+        if skew_s > MOST_SKEW_S:
+            unfit.append(Unfit(node, "clock", f"{skew_s:.0f} s away from the batch host's"))
+    silent = sorted(set(expected) - {str(answer["node"]) for answer in answers})
+    return unfit + [Unfit(node, "answer", "the node did not run the check in time") for node in silent]
+
+
+def _answers(
+    argv: list[str], environ: Mapping[str, str], timeout_s: float
+) -> tuple[list[dict[str, Any]], str]:
+    if shutil.which(argv[0], path=environ.get("PATH")) is None:
+        return [], f"{argv[0]} is not on PATH"
+    process = subprocess.Popen(
+        argv, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+    lines = [line for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
+    said = [line for line in err.splitlines() if line.strip()]
+    return [json.loads(line) for line in lines], said[-1] if said else ""
