@@ -118,12 +118,29 @@ def test_a_save_on_request_and_the_run_goes_on(here: Site) -> None:
     job.write_text('[job]\nentry = "saving.py:main"\nnodes = 2\nranks_per_node = 1\ntime = "5"\n')
     _, run = here.submit(job)
     wait_for(run.attempt(0).heartbeat.exists)
-    (run.control / "save").touch()
+    assert "saves at its next step" in here.ok("save", run.run_id)
     logs = [run.attempt(0).log_file(rank) for rank in (0, 1)]
     wait_for(lambda: all("saved on" in log.read_text() for log in logs))
     assert not (run.control / "save").exists()
     said = [log.read_text().strip().rpartition(" at ")[2] for log in logs]
     assert said[0] == said[1]  # the same step on all ranks
-    (run.control / "stop").touch()
+    here.ok("stop", run.run_id)
     assert here.wait(run).returncode == 130
     assert here.status(run)["state"] == "stopped"
+    refused = here.toolkit("save", run.run_id)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "is stopped, so it cannot save" in refused.stderr
+
+
+def test_a_run_is_requeued_on_request_and_has_saved(here: Site) -> None:
+    job, _ = stepping(here)
+    job_id, run = here.submit(job)
+    wait_for(run.attempt(0).heartbeat.exists)
+    asked = here.toolkit("requeue", run.run_id, "--print-cmd")
+    assert f"+ scontrol requeue {job_id}" in asked.stderr
+    end = exit_of(run, 0)
+    assert (end["next"], end["final"]) == ("await_slurm", False)
+    assert "s left" in run.attempt(0).log_file(0).read_text()
+    wait_for(lambda: here.status(run)["state"] == "pending")
+    assert "requeue" in here.status(run)["reason"]
+    here.command(["scancel", job_id])
