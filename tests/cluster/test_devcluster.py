@@ -188,6 +188,17 @@ def test_a_lost_node_goes_down_and_comes_back(cluster):
     assert cluster.run("srun", "-w", "node4", "hostname") == "node4\n"
 
 
+def test_a_node_that_lost_its_slurmd_keeps_its_processes_and_comes_back(cluster):
+    with subprocess.Popen(["srun", "-w", "node3", "sleep", "4713"], env=cluster.env) as step:
+        wait_for(lambda: cluster.exec("node3", ["pgrep", "-f", "sleep 4713"]).returncode == 0, 10)
+        assert "node3 has lost its slurmd" in typed(cluster, "fail", "--slurmd", "node3")
+        assert devcluster.status(cluster.layout).daemons["slurmd node3"] is False
+        assert cluster.exec("node3", ["pgrep", "-f", "sleep 4713"]).returncode == 0
+        typed(cluster, "restore", "node3")
+        step.terminate()
+    assert cluster.run("srun", "-w", "node3", "hostname") == "node3\n"
+
+
 def test_up_again_starts_what_died_and_nothing_else(cluster):
     spec = cluster.layout.read_spec()
     assert devcluster.up(cluster.layout, spec) is False

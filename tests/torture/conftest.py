@@ -21,7 +21,7 @@ from toolkit.devcluster.layout import ClusterSpec, Layout, make_layout
 from toolkit.errors import ToolkitError
 
 HOME = Path.home() / ".toolkit"  # not /tmp: every node has one of its own
-UNDISTURBED_STEPS = 400
+UNDISTURBED_STEPS = 600
 
 
 @pytest.fixture(scope="session")

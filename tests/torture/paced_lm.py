@@ -1,6 +1,7 @@
 """`train_lm` with a pause in each step, so that a test can hit one, and with a rank that kills itself on request.
 
-It hears of both by its environment: PACE_S, MORTAL_RANK and STEPS_PER_LIFE.
+It hears of both by its environment: PACE_S, MORTAL_RANK, STEPS_PER_LIFE and MORTAL_BY (SIGKILL, or asleep: it stays
+alive and steps no more).
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from itertools import count
 from toolkit.jobs import train_lm
 
 
+def end_this_rank():
+    if os.environ.get("MORTAL_BY") == "asleep":
+        time.sleep(600)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(world, config):
     pace_s = float(os.environ.get("PACE_S", "0"))
     mortal = world.rank == int(os.environ.get("MORTAL_RANK", "-1"))
@@ -22,7 +29,7 @@ def main(world, config):
     def loss_of(model, micro_batch):
         time.sleep(pace_s)
         if next(steps) > last_step and mortal:
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_this_rank()
         return plain(model, micro_batch)
 
     train_lm.loss_of = loss_of

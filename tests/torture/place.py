@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,4 @@ def longest_silence_s(run: RunDirectory) -> float:
         moments.append(read_json(path)["time"])
     moments += [read_json(path)["claimed"] for path in run.starts.glob("*/claim.json")]
     seconds = sorted(datetime.fromisoformat(moment).timestamp() for moment in moments)
-    return round(
-        max((after - before for before, after in zip(seconds, seconds[1:], strict=False)), default=0.0), 1
-    )
+    return round(max((after - before for before, after in pairwise(seconds)), default=0.0), 1)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -49,7 +50,7 @@ def test_restarts_in_a_row(ranks, local, repeats, undisturbed, ledger):
 
 def _seconds_between_steps(run):
     times = [datetime.fromisoformat(line["time"]).timestamp() for line in lines_of(run)]
-    return [after - before for before, after in zip(times, times[1:], strict=False)]
+    return [after - before for before, after in pairwise(times)]
 
 
 @pytest.mark.evidence
@@ -83,7 +84,7 @@ def test_peer_torchrun_restarts(rendezvous, folder, repeats, ledger):
     steps = [line.split() for line in (here / "steps.log").read_text().splitlines()]
     lives = {int(life) for _, life, _ in steps}
     times = [float(moment) for moment, _, _ in steps]
-    between = [after - before for before, after in zip(times, times[1:], strict=False)]
+    between = [after - before for before, after in pairwise(times)]
     ledger.note(
         0, state=f"exit code {code}", losses_equal=None,
         seconds={"median step to step": median(between or [0]), "all": time.monotonic() - began},

@@ -117,20 +117,25 @@ def shape(layout: Layout, node: str, rate: str) -> None:
 
 @devcluster.command()
 @click.argument("node")
+@click.option("--slurmd", is_flag=True, help="Only kill its slurmd: what runs there lives on.")
 @click.pass_obj
-def fail(layout: Layout, node: str) -> None:
+def fail(layout: Layout, node: str, slurmd: bool) -> None:
     """Cut NODE off the network; Slurm marks it down within some 30 s."""
     from toolkit.devcluster import cluster
 
-    cluster.fail(layout, node)
-    click.echo(f"{node} is cut off; Slurm marks it down within some 30 s", err=True)
+    if slurmd:
+        cluster.kill_slurmd(layout, node)
+    else:
+        cluster.fail(layout, node)
+    what = "has lost its slurmd" if slurmd else "is cut off"
+    click.echo(f"{node} {what}; Slurm marks it down within some 30 s", err=True)
 
 
 @devcluster.command()
 @click.argument("node")
 @click.pass_obj
 def restore(layout: Layout, node: str) -> None:
-    """Connect NODE again and wait until Slurm uses it."""
+    """Connect NODE again, start its slurmd if that is gone, and wait until Slurm uses it."""
     from toolkit.devcluster import cluster
 
     cluster.restore(layout, node)

@@ -15,7 +15,7 @@ from toolkit.devcluster import accounting, daemons, network, nodes
 from toolkit.devcluster.configuration import write_folder
 from toolkit.devcluster.layout import CONTROLLER, MOST_GPUS, MOST_NODES, ClusterSpec, Layout
 from toolkit.devcluster.packages import install_command, missing_programs
-from toolkit.devcluster.processes import run_program, wait_until
+from toolkit.devcluster.processes import kill_and_wait, run_program, wait_until
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
 READY_TIMEOUT_S = 30.0
@@ -123,7 +123,7 @@ def _start_all(layout: Layout, spec: ClusterSpec) -> None:
     if spec.accounting:
         accounting.start_accounting(layout, spec)
     daemons.start_slurmctld(layout)
-    daemons.start_slurmds(layout, spec)
+    daemons.start_slurmds(layout, spec.node_names)
     connected = network.links(layout)
     _wait_until_serving(layout, [node for node in spec.node_names if connected[layout.link(node)]])
 
@@ -197,10 +197,28 @@ def fail(layout: Layout, node: str) -> None:
     network.switch_link(layout, node, on=False)
 
 
+def kill_slurmd(layout: Layout, node: str) -> None:
+    """SIGKILL a node's slurmd alone: its jobs live on, and Slurm loses sight of them.
+
+    Raises:
+        OwnFailureError: it does not run.
+    """
+    _require_node(layout, node)
+    slurmd = nodes.process_in_node(layout, node, "slurmd")
+    if slurmd is None:
+        raise OwnFailureError(
+            f"slurmd does not run in {node}",
+            where=str(layout.folder),
+            fix=f"toolkit devcluster restore {node}",
+        )
+    kill_and_wait([slurmd])
+
+
 def restore(layout: Layout, node: str) -> None:
-    """Connect a node again and wait until it serves."""
+    """Connect a node again, start its slurmd where that is gone, and wait until it serves."""
     _require_node(layout, node)
     network.switch_link(layout, node, on=True)
+    daemons.start_slurmds(layout, [node])
     env = daemons.slurm_environment(layout)
     if node_states(layout)[node].startswith(("down", "drain")):
         run_program(["scontrol", "update", f"nodename={node}", "state=resume"], env=env)

@@ -89,8 +89,8 @@ def start_slurmctld(layout: Layout) -> None:
         launch(layout, CONTROLLER, argv, listens(layout, CONTROLLER, layout.first_port)).wait()
 
 
-def start_slurmds(layout: Layout, spec: ClusterSpec) -> None:
-    """Start slurmd in every node where it does not run."""
+def start_slurmds(layout: Layout, names: Sequence[str]) -> None:
+    """Start slurmd in those of the named nodes where it does not run."""
     started = [
         launch(
             layout,
@@ -98,7 +98,7 @@ def start_slurmds(layout: Layout, spec: ClusterSpec) -> None:
             ["slurmd", "-D", "-f", str(layout.slurm_conf)],
             listens(layout, node, layout.first_port + 1),
         )
-        for node in spec.node_names
+        for node in names
         if process_in_node(layout, node, "slurmd") is None
     ]
     for daemon in started:
