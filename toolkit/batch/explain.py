@@ -69,12 +69,15 @@ class Explanation:
 
 def explain_run(run: RunDirectory, *, echo: bool = False) -> Explanation:
     """Read everything that says something about a run: its files, then Slurm."""
+    from toolkit.batch.explain_array import explain_array
     from toolkit.batch.explain_ended import explain_ended
     from toolkit.batch.explain_living import explain_living
     from toolkit.batch.explain_waiting import explain_waiting
 
     status = run_status(run, echo=echo)
-    if status.state.final:
+    if status.tasks is not None and status.state is not RunState.CREATED:
+        told = explain_array(run, status, echo=echo)
+    elif status.state.final:
         told = explain_ended(run, status, echo=echo)
     elif status.state is RunState.PENDING:
         told = explain_waiting(run, status, echo=echo)

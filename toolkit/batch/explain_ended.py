@@ -130,10 +130,8 @@ def _cancelled(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanati
         )  # fmt: skip
     job = _ask(run, status, echo=echo)
     if job is not None and job.cancelled_by is not None:
-        mine = " (you)" if job.cancelled_by == os.getuid() else ""
-        why = (
-            f"user {_user_name(job.cancelled_by)}{mine} cancelled it with scancel, not with `toolkit cancel`"
-        )
+        who = "you" if job.cancelled_by == os.getuid() else f"user {_user_name(job.cancelled_by)}"
+        why = f"{who} cancelled it with scancel, not with `toolkit cancel`"
     else:
         why = "scancel or an administrator cancelled it, not `toolkit cancel`; by whom is known only where Slurm keeps accounts"
     evidence = [Evidence(job.source, job.as_line())] if job is not None else []

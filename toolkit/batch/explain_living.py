@@ -12,6 +12,7 @@ from toolkit.batch.submission import recorded_job, uses_slurm
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.supervise.supervisor import is_foreign
 
 QUIET_S = 60.0  # a step that takes longer is worth a word
 
@@ -55,12 +56,14 @@ def _running(run: RunDirectory) -> Explanation:
     wanted = begun["ranks"] if begun is not None else 0
     here = sum(1 for _ in attempt.ranks.glob("rank-*.json"))
     silent_s = _silent_s(attempt)
-    stall_s = recorded_job(run).restart.stall_s
+    job = recorded_job(run)
+    stall_s = job.restart.stall_s
     follows = "it goes on to its end"
     if silent_s is None:
-        why = (
-            f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, none has made a step"
-        )
+        why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, no step is reported yet"
+        if here == wanted and is_foreign(job.job.entry):
+            why = f"attempt {attempt.number} of {wanted} ranks runs; scripts and executables report no steps"
+        actions = actions[:1]
     elif silent_s > QUIET_S:
         why = f"attempt {attempt.number} of {wanted} ranks has made no step for {silent_s:.0f} s"
         follows = f"after {stall_s} s without a step (restart.stall_s) the attempt is ended as stalled"

@@ -14,7 +14,14 @@ from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.pending import UnusableNode, WaitingJob, partition_limits, unusable_nodes, waiting_jobs
+from toolkit.slurm.pending import (
+    Partition,
+    UnusableNode,
+    WaitingJob,
+    partition_limits,
+    unusable_nodes,
+    waiting_jobs,
+)
 from toolkit.slurm.reasons import CanStart, pending_reason, reason_name
 
 _NODES_SHOWN = 4
@@ -81,9 +88,15 @@ def _time_limit(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
 
 def _node_limit(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
     limits = partition_limits(slurm, job.partition)
-    words = ", ".join(f"{one.name} has {one.nodes} and allows {one.job_size} a job" for one in limits)
+    words = ", ".join(f"{one.name} has {one.nodes}" + _largest(one) for one in limits)
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
     return Detail(f"the job asks for {job.nodes}, {words}", down.evidence)
+
+
+def _largest(partition: Partition) -> str:
+    """`1-2` and `2` are sinfo's words for a partition's smallest and largest job."""
+    most = partition.job_size.rpartition("-")[2]
+    return "" if most == "infinite" else f" and allows {most} a job"
 
 
 def _resources(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:

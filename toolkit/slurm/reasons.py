@@ -180,4 +180,5 @@ def _accounting_limit(name: str) -> PendingReason | None:
         return PendingReason(
             f"{owner} has used up its {what}", _L, "wait for the next accounting period, or " + _ADMIN
         )
-    return PendingReason(f"{owner} uses as many {what} as it may; jobs that end make room", _L)
+    verb = "has" if "jobs" in what else "uses"
+    return PendingReason(f"{owner} {verb} as many {what} as it may; jobs that end make room", _L)

@@ -1,0 +1,49 @@
+"""An array run as a whole: how its tasks stand, why the waiting ones wait, and which failed how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from toolkit.batch.explain import Evidence, Explanation, quote_file
+from toolkit.batch.explain_ended import cause_in_words
+from toolkit.batch.explain_waiting import explain_waiting
+from toolkit.batch.state import RunStatus
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+
+FAILURES_SHOWN = 3
+
+
+def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -> Explanation:
+    """The tasks in one sentence, then what holds the waiting ones, then the first failures."""
+    assert status.tasks is not None  # of an array run
+    failed = [task for task in status.tasks if task.state.final and task.state is not RunState.COMPLETED]
+    waiting = [task for task in status.tasks if task.state is RunState.PENDING]
+    evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task.task)) is not None]
+    closer = [
+        f"`toolkit explain {run.run_id}_{task.task}` says more of task {task.task}" for task in failed[:1]
+    ]
+    if waiting:
+        told = explain_waiting(run, status, echo=echo)
+        return replace(
+            told, why=f"{status.reason}; {told.why}", evidence=[*told.evidence, *evidence],
+            actions=[*closer, *told.actions],
+        )  # fmt: skip
+    if status.state.final:
+        symptom = "tasks_failed" if failed else "completed"
+        return Explanation(symptom, status.reason, evidence=evidence, actions=closer)
+    return Explanation(
+        "running", status.reason, follows="its tasks go on to their ends", evidence=evidence,
+        actions=[*closer, f"`toolkit wait {run.run_id}`"],
+    )  # fmt: skip
+
+
+def _end_of(run: RunDirectory, number: int) -> Evidence | None:
+    attempt = run.task(number).last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt is not None else None
+    return (
+        quote_file(run, attempt.exit_file, cause_in_words(end))
+        if attempt is not None and end is not None
+        else None
+    )
