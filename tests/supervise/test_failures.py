@@ -100,3 +100,55 @@ def test_a_cleaned_line_holds_no_control_character(text):
 )  # fmt: skip
 def test_terminal_escapes_are_removed_whole(raw, shown):
     assert clean(raw) == shown
+
+
+TIMED_OUT = "RuntimeError: [gloo] Timed out waiting 6000ms for recv operation to complete"
+CLOSED = "RuntimeError: [gloo] Connection closed by peer"
+
+
+def begin(attempt, ranks):
+    write_json(attempt.start_file, {"start": 0, "ranks": ranks, "nodes": 1})
+    for rank in range(ranks):
+        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}"})
+
+
+@pytest.mark.parametrize("late", [None, 5])
+def test_the_rank_that_did_not_come_is_named_when_the_others_time_out(attempt, late):
+    """It left no error at all, or came later than the others' patience and met closed connections."""
+    begin(attempt, 3)
+    fail(attempt, 0, TIMED_OUT, 1)
+    fail(attempt, 2, TIMED_OUT, 1)
+    if late is not None:
+        fail(attempt, 1, CLOSED, late)
+    attempt.log_file(1).write_text("reading a slow disk\n")
+    end = first_failure(attempt)
+    assert (end.symptom, end.rank, end.host) == ("collective_timeout", 1, "n1")
+    assert "rank 1 did not come" in end.reason and "ranks 0, 2 waited" in end.reason
+    assert end.last_lines == ["reading a slow disk"]
+    assert end.evidence == [("errors/rank-00000.json", TIMED_OUT)]
+
+
+def test_a_neighbour_that_hears_of_a_time_out_is_not_the_late_one(attempt):
+    """Rank 2 waited, too: the first that gave up closed its connections a moment before its own time was over."""
+    begin(attempt, 3)
+    fail(attempt, 0, TIMED_OUT, 1)
+    fail(attempt, 2, CLOSED, 1)
+    assert first_failure(attempt).rank == 1
+
+
+def test_a_time_out_that_follows_from_a_crash_is_not_the_cause(attempt):
+    begin(attempt, 2)
+    fail(attempt, 0, TIMED_OUT, 1)
+    fail(attempt, 1, "ValueError: labels out of range", 5)
+    assert (first_failure(attempt).rank, first_failure(attempt).symptom) == (1, "exception")
+
+
+def test_what_the_launcher_knows_explains_ranks_that_only_saw_others_vanish(attempt):
+    begin(attempt, 2)
+    fail(attempt, 0, CLOSED, 1)
+    line = "slurmstepd: error: Detected 1 oom_kill event in StepId=16.0. Some of the step tasks have been OOM Killed."
+    (attempt.logs / "launcher.log").write_text(line + "\n")
+    end = first_failure(attempt)
+    assert (end.symptom, end.rank) == ("out_of_memory", None)
+    assert end.evidence == [("logs/launcher.log", line)]
+    assert "mem_gb_per_node" in end.fix

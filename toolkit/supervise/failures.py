@@ -76,10 +76,10 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
     if not errors:
         return None
     culprit = min(errors, key=lambda error: (_is_consequence(error), error["time"]))
-    if _is_consequence(culprit) and (timed_out := late_to_a_collective(attempt, errors)) is not None:
-        return timed_out
-    if _is_consequence(culprit) and (vanished := _vanished(attempt, errors)) is not None:
-        return vanished
+    if _is_consequence(culprit) and sight(_launcher_lines(attempt)) is None:
+        told = late_to_a_collective(attempt, errors) or _vanished(attempt, errors)
+        if told is not None:
+            return told
     lines = tail_text(attempt.log_file(culprit["rank"]), LAST_LINES)
     end = AttemptEnd(
         cause=Cause.REFUSED if culprit["kind"] == "refused" else Cause.CRASHED,
@@ -130,7 +130,9 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
         )
     file, (symptom, line) = found[0], (found[1].symptom, found[1].line)
     end = replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=[(file, line)])
-    if consequence:  # what the launcher says came first; the rank that met it is not to blame
+    if (
+        consequence and file == "logs/launcher.log"
+    ):  # what it says came first; the rank that met it is not to blame
         return replace(end, reason=symptom.means, rank=None, host=None, last_lines=_launcher_lines(attempt))
     return end
 

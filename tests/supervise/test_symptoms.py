@@ -1,0 +1,52 @@
+"""Words of launchers, of torch and of the C library are known for what they mean; the user's own are left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from toolkit.supervise.symptoms import SYMPTOMS, sight, symptom_named
+
+# As they were printed on the dev cluster, or stand in the sources of those who print them.
+SEEN = [
+    ("slurmstepd-node1: error: StepId=16.0 exceeded memory limit (2347798528 > 2147483648), being killed", "out_of_memory"),
+    ("slurmstepd: error: Detected 1 oom_kill event in StepId=16.0. Some of the step tasks have been OOM Killed.", "out_of_memory"),
+    ("slurmstepd: error: Detected 1 oom-kill event(s) in step 16.0 cgroup.", "out_of_memory"),
+    ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: can't allocate memory", "out_of_memory"),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "gpu_out_of_memory"),
+    ("OSError: [Errno 28] No space left on device: 'x'", "disk_full"),
+    ("OSError: [Errno 122] Disk quota exceeded", "disk_full"),
+    ('The application appears to have been direct launched using "srun",', "wrong_pmi"),
+    ("srun: error: Couldn't find the specified plugin name for mpi/pmix_v9 looking at all files", "wrong_pmi"),
+    ("slurmstepd-node2: error: execve(): /opt/venv/bin/python: No such file or directory", "no_interpreter"),
+    ("/spool/job00022/slurm_script: line 29: /opt/venv/bin/python: No such file or directory", "no_interpreter"),
+    ("[rank 0]: gloo/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete", "collective_timeout"),
+    ("[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)", "collective_timeout"),
+    ("srun: error: Node failure on node3", "node_lost"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "word"), SEEN)
+def test_known_words(line: str, word: str) -> None:
+    seen = sight(["srun: Job step aborted: Waiting up to 17 seconds for job step to finish.", line])
+    assert seen is not None
+    assert (seen.symptom.word, seen.line) == (word, line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "killed by SIGKILL (out of memory?)",  # our own guess proves nothing
+        "ValueError: labels out of range: 7 > 5",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'corpus.txt'",
+        "timed out: the data server did not answer",
+        "",
+    ],
+)
+def test_other_words_mean_nothing(line: str) -> None:
+    assert sight([line]) is None
+
+
+def test_a_fix_names_the_run_and_nothing_else() -> None:
+    for symptom in SYMPTOMS:
+        assert "{" not in symptom.fix.format(run="20261120-142233-9f3a")
+        assert symptom_named(symptom.word) is symptom
