@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
+PYTEST = [str(BIN / "pytest"), "-q"]
 EVIDENCE = ROOT / "evidence"
 DEVCLUSTER = "evidence"
 BENCHMARKS = {
@@ -68,11 +70,29 @@ def run(name: str, argv: list[str], environment: dict[str, str], version: str) -
     return done.returncode == 0
 
 
+def torture(check: Callable[..., bool], environment: dict[str, str]) -> list[bool]:
+    """Kills, preemptions and lost nodes: ten times each, then once with accounting; then the table of what was seen."""
+    (EVIDENCE / "torture.jsonl").unlink(missing_ok=True)
+    scenarios = [*PYTEST, "tests/torture", "-m", "cluster or evidence"]
+    ten_times = environment | {"TOOLKIT_TORTURE_REPEATS": "10"}
+    accounted = environment | {"TOOLKIT_TORTURE_ACCOUNTING": "1"}
+    return [
+        check("torture_tests", scenarios, ten_times),
+        check("torture_tests_accounting", [*scenarios, "-k", "not local and not torchrun"], accounted),
+        check("torture", [sys.executable, "tests/torture/ledger.py"], environment),
+    ]
+
+
 def main() -> None:
     EVIDENCE.mkdir(exist_ok=True)
     check = partial(run, version=commit())  # once: the checkout may change while this runs
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    good = [check("tests", [str(BIN / "pytest"), "-q", "-m", "evidence"], environment)]
+    good = [check("tests", [*PYTEST, "-m", "evidence", "--ignore=tests/torture"], environment)]
+    good.append(
+        check(
+            "fuzz", [*PYTEST, "--timeout=1800", "tests/fuzz"], environment | {"TOOLKIT_FUZZ_CASES": "20000"}
+        )
+    )
     good += [check(name, argv, environment) for name, argv in BENCHMARKS.items()]
     if os.geteuid() == 0 and shutil.which("slurmctld"):
         cluster = [str(BIN / "toolkit"), "devcluster", "--name", DEVCLUSTER]
@@ -85,6 +105,7 @@ def main() -> None:
             ]
         finally:
             good.append(check("devcluster_down", [*cluster, "down"], environment))
+        good += torture(check, environment)
     sys.exit(0 if all(good) else 1)
 
 

@@ -22,6 +22,7 @@ from toolkit.errors import ToolkitError
 
 HOME = Path.home() / ".toolkit"  # not /tmp: every node has one of its own
 UNDISTURBED_STEPS = 600
+ACCOUNTING = os.environ.get("TOOLKIT_TORTURE_ACCOUNTING") == "1"
 
 
 @pytest.fixture(scope="session")
@@ -31,22 +32,23 @@ def repeats() -> int:
 
 @pytest.fixture
 def ledger(request: pytest.FixtureRequest) -> Ledger:
-    return Ledger(request.node.name.removeprefix("test_"))
+    name = request.node.name.removeprefix("test_")
+    return Ledger(f"{name} with accounting" if ACCOUNTING else name)
 
 
 @pytest.fixture(scope="session")
 def layout() -> Iterator[Layout]:
     """A dev cluster of 4 nodes; with TOOLKIT_TORTURE_ACCOUNTING=1 with accounting."""
-    accounting = os.environ.get("TOOLKIT_TORTURE_ACCOUNTING") == "1"
     try:
-        devcluster.require_machine(accounting=accounting)
+        devcluster.require_machine(accounting=ACCOUNTING)
     except ToolkitError as error:
         if os.environ.get("TOOLKIT_REQUIRE_CLUSTER") == "1":
             pytest.fail(f"TOOLKIT_REQUIRE_CLUSTER=1, but {error}")
         pytest.skip(str(error))
     name = f"test-{os.getpid()}-torture"
     layout = make_layout(name, HOME / name)
-    devcluster.up(layout, ClusterSpec(nodes=4, gpus=0, link="", accounting=accounting, subnet=""))
+    options = ("SlurmdTimeout=5",)  # a lost node is known sooner
+    devcluster.up(layout, ClusterSpec(4, 0, "", ACCOUNTING, subnet="", options=options))
     yield layout
     devcluster.down(layout)
 
