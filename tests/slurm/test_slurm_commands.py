@@ -75,13 +75,13 @@ def test_the_command_is_echoed_on_stderr_as_a_shell_reads_it(command, capsys):
     assert capsys.readouterr().err == "+ scontrol update 'comment=two words'\n"
 
 
-QUEUE_MARK = "mark=$(sed -n 's/.*JobArrayID:\\([^,]*\\),.*/\\1/p' <<< \"$*\"); "
+QUEUE_MARK = "mark=$(sed -n 's/.*--Format=JobArrayID:\\([^,]*\\),.*/\\1/p' <<< \"$*\"); "
 ACCOUNTS_MARK = "mark=$(sed -n 's/.*--delimiter=\\(\\S*\\) .*/\\1/p' <<< \"$*\"); "
 
 
 def answer(mark, *rows):
-    """A command that prints rows as Slurm does: the mark behind each cell, a line end behind each row."""
-    cells = "".join("".join(f"{cell}@" for cell in row) + "\n" for row in rows)
+    """A command that prints rows as Slurm does: the mark behind each cell, the id at both ends, a line end behind each row."""
+    cells = "".join("".join(f"{cell}@" for cell in (*row, row[0])) + "\n" for row in rows)
     return f"{mark} sed \"s/@/$mark/g\" <<'END'\n{cells}END"
 
 

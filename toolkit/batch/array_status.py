@@ -63,5 +63,5 @@ def word_of_tasks(array: str, tasks: Sequence[TaskStatus]) -> Word:
     """All tasks in one line: `array 0-9: 3 running, 6 pending, 1 failed`."""
     counts = Counter(task.state for task in tasks)
     state = next((state for state in _ORDER if counts[state]), RunState.UNKNOWN)
-    told = ", ".join(f"{counts[one]} {one.value}" for one in RunState if counts[one])
+    told = ", ".join(f"{counts[one]} {one.value}" for one in _ORDER if counts[one])
     return state, f"array {array}: {told}", "tasks"

@@ -1,13 +1,13 @@
 """What squeue and sacct say of jobs, read so that no name, comment or damaged line can pass for a state.
 
 Cells are divided by a mark that is made anew for each question, so that nobody can have written it into a job's name or
-comment. A record that does not begin with a job id ends the reading: what follows has lost its place.
+comment. A record begins and ends with its job id, and one that does not ends the reading: what follows has lost its place.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -15,8 +15,19 @@ from toolkit.slurm.array import parse_array
 from toolkit.slurm.states import run_state
 
 # squeue's --Format types and sacct's --format fields, in our order.
-_QUEUE = "JobArrayID State Reason NodeList TimeLeft StartTime EligibleTime RestartCnt Comment".split()  # noqa: SIM905
-_ACCOUNTS = "JobID State ExitCode NodeList Submit".split()  # noqa: SIM905
+_QUEUE = (
+    "JobArrayID",
+    "State",
+    "Reason",
+    "NodeList",
+    "TimeLeft",
+    "StartTime",
+    "EligibleTime",
+    "RestartCnt",
+    "Comment",
+    "JobArrayID",
+)
+_ACCOUNTS = ("JobID", "State", "ExitCode", "NodeList", "Submit", "JobID")
 _NOTHING = frozenset({"", "(null)", "None", "N/A", "Unknown", "None assigned"})
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|_\[[0-9,:%-]+\])?(\+[0-9]+)?", re.ASCII)
 _CANCELLED_BY = re.compile(r"CANCELLED by ([0-9]+)", re.ASCII)
@@ -86,7 +97,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _records(text: str, mark: str, names: list[str]) -> Iterator[dict[str, str]]:
+def _records(text: str, mark: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
     """Each record: every cell has the mark behind it, and a line end follows the last one."""
     cells = text.split(mark)[:-1]
     for begin in range(0, len(cells), len(names)):
@@ -94,7 +105,7 @@ def _records(text: str, mark: str, names: list[str]) -> Iterator[dict[str, str]]
         if begin and not record[0].startswith("\n"):
             return
         record = [cell.strip() for cell in record]
-        if len(record) < len(names) or not _JOB_ID.fullmatch(record[0]):
+        if len(record) < len(names) or record[0] != record[-1] or not _JOB_ID.fullmatch(record[0]):
             return
         yield {name: "" if cell in _NOTHING else cell for name, cell in zip(names, record, strict=True)}
 

@@ -15,10 +15,11 @@ from toolkit.slurm.fixed_width import cut_rows
 
 DELIMITERS = ("|#", "\x1f", "\x1e", "|", "\t", ";", "^", "!", "~", ",")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_():/%.+* -]*")
-# What stands around a table: the time above the long forms, a prompt, and what a command says before it answers.
-_AROUND = re.compile(
-    r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d( [A-Z]{3,4})? \d{4}\s*|\S*[$#%>] .*"
+# What stands around a table: the time above the long forms, and before it the prompt at which the command was given.
+_TIME = re.compile(
+    r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d( [A-Z]{3,4})? \d{4}\s*", re.ASCII
 )
+_PROMPT = re.compile(r"\S*[$#%>] .*")
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,11 @@ def read_table(text: str, known: Collection[str], command: str, *, several_lines
     for place, (_, line) in enumerate(numbered):
         delimiter = _delimiter(line, known)
         if delimiter is not None or _is_header(line.split(), known):
-            strange = [entry for entry in numbered[:place] if not _AROUND.fullmatch(entry[1])]
+            before = [entry for entry in numbered[:place] if not _TIME.fullmatch(entry[1])]
+            strange = [entry for entry in before if not _PROMPT.fullmatch(entry[1])]
             warnings = [f"line {at}: not part of the table: {said[:60]!r}" for at, said in strange]
             body = [entry for entry in numbered[place + 1 :] if entry[1].strip() != line.strip()]
-            body = [entry for entry in body if not _AROUND.fullmatch(entry[1])]
+            body = [entry for entry in body if not _TIME.fullmatch(entry[1])]
             if delimiter is None:
                 return _fixed(line, body, len(lines), warnings)
             return _delimited(line, delimiter, body, len(lines), warnings, join=several_lines)
