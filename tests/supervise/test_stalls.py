@@ -24,7 +24,7 @@ def forget_the_others():
 
 def test_the_record_of_a_stall_names_the_rank_that_is_elsewhere(supervise, local_job):
     files = {"late.py": WAITS_FOR_RANK_1}
-    job = supervise(local_job("late.py:main", files=files, restart="stall_s = 3\ncrashes = 0"))
+    job = supervise(local_job("late.py:main", files=files, restart="stall_s = 9\ncrashes = 0"))
     assert job.wait() == 125
     end = job.end()
     assert (end["cause"], end["state"], end["step"]) == ("stalled", "failed", 1)
@@ -37,7 +37,7 @@ def test_the_record_of_a_stall_names_the_rank_that_is_elsewhere(supervise, local
 
 def test_a_rank_that_is_stopped_cannot_answer_and_that_is_said(supervise, local_job):
     files = {"late.py": WAITS_FOR_RANK_1}
-    job = supervise(local_job("late.py:main", files=files, restart="stall_s = 4\ncrashes = 1"))
+    job = supervise(local_job("late.py:main", files=files, restart="stall_s = 9\ncrashes = 1"))
     job.until_log_says("steps")
     guard = read_json(job.run.attempt(0).rank_file(1))["pid"]
     child = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0]

@@ -8,11 +8,14 @@ from datetime import datetime, timedelta
 import pytest
 
 from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.files import write_json
 from toolkit.rundir.states import Cause, Next
 from toolkit.supervise.allocation import Allocation, find_allocation, process_start_ticks, why_terminated
+from toolkit.supervise.ending import earlier_ends
 from toolkit.supervise.environment import rank_environment
+from toolkit.supervise.launch import choose_launcher, is_foreign
 from toolkit.supervise.launchers import Shape
-from toolkit.supervise.supervisor import Supervisor, choose_launcher, is_foreign
+from toolkit.supervise.supervisor import Supervisor
 
 
 @pytest.fixture
@@ -137,6 +140,15 @@ def test_a_follow_up_job_takes_the_place_of_a_requeue_that_nobody_can_ask_for(tm
     assert (
         Allocation("7", 1, True, False, 0.0).next_start(by_requeue=True) is None
     )  # salloc's shell is no script
+
+
+def test_budgets_outlive_a_requeue_and_a_follow_up_and_a_resume_refills_them(run_directory):
+    for start, job in ((0, "7"), (1, "7"), (2, "9"), (3, "12")):
+        attempt = claim_attempt(run_directory)
+        write_json(attempt.start_file, {"start": start, "job_id": job})
+        write_json(attempt.exit_file, {"cause": "walltime"})
+    (run_directory.path / "resumed-003.json").write_text("{}")
+    assert [len(earlier_ends(run_directory, start)) for start in range(4)] == [1, 2, 3, 1]
 
 
 def test_a_process_that_is_gone_has_no_start(run_directory):

@@ -12,7 +12,7 @@ from toolkit.batch.submission import recorded_job, uses_slurm
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
-from toolkit.supervise.supervisor import is_foreign
+from toolkit.supervise.launch import is_foreign
 
 QUIET_S = 60.0  # a step that takes longer is worth a word
 

@@ -49,7 +49,10 @@ def rank_command(
     site, table = job.get("site_container") or {}, job.get("container") or {}
     image = str(table.get("image") or site.get("image") or "")
     if not image:
-        return RankCommand([python, *RANK_MODULE], dict(environment))
+        outside = dict(environment)
+        if python != sys.executable:  # a staged one: what ranks call by name comes from beside it
+            outside["PATH"] = f"{Path(python).parent}:{environment.get('PATH', '')}"
+        return RankCommand([python, *RANK_MODULE], outside)
     inside = _environment_inside(job, environment)
     forced = _forced(job, inside, base)
     mounts = _mounts(job, run, [*(site.get("mounts") or []), *(table.get("mounts") or [])])

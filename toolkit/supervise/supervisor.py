@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError
 from toolkit.rundir.bad_nodes import note_bad_node
 from toolkit.rundir.claims import claim_attempt, claim_start, end_start
-from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json, write_text
+from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
-from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict, decide
+from toolkit.rundir.states import Cause, Next, RunState, Verdict
 from toolkit.supervise.allocation import (
     STOP_GRACE_S,
     Allocation,
@@ -29,12 +29,14 @@ from toolkit.supervise.allocation import (
     why_terminated,
 )
 from toolkit.supervise.attempt import AttemptWatch, StopRequest, say
-from toolkit.supervise.containers import rank_command
 from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
+from toolkit.supervise.ending import judge, record_end
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
-from toolkit.supervise.launchers import Ranks, Shape, find_mpirun, launch_local, launch_mpirun, launch_srun
+from toolkit.supervise.launch import choose_launcher, is_foreign, launch
+from toolkit.supervise.launchers import Shape
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_leave_out, unfit_nodes
+from toolkit.supervise.staging import Staged, stage, unstage
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
 
@@ -54,6 +56,7 @@ class Supervisor:
     lost_nodes: list[str] = field(default_factory=list)
     stop_grace_s: float = STOP_GRACE_S
     nodes_checked: bool = False
+    staged: Staged | None = None
 
     def handle_signals(self) -> None:
         """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
@@ -117,6 +120,8 @@ class Supervisor:
             verdict = self._verdict(end)
             self._record(attempt, end, verdict, time.monotonic() - began)
             if verdict.next is not Next.RESTART:
+                if self.staged is not None:
+                    unstage(self.staged, self.allocation, os.environ)
                 return self._leave(attempt, verdict)
 
     def _attempt(self, attempt: AttemptDirectory) -> AttemptEnd:
@@ -145,7 +150,10 @@ class Supervisor:
         if (end := watch.end_before_launch()) is not None:
             return end
         try:
-            ranks = launch(launcher, self.job, self.shape, environment, attempt)
+            if self.staged is None:
+                self.staged = stage(self.run, self.job, self.allocation, os.environ)
+            python = self.staged.python if self.staged else sys.executable
+            ranks = launch(launcher, self.job, self.shape, environment, attempt, python=python)
         except OwnFailureError as error:
             return AttemptEnd(Cause.LAUNCH_FAILED, error.message, 125, fix=error.fix)
         try:
@@ -154,21 +162,10 @@ class Supervisor:
             ranks.kill()  # nothing of an attempt outlives it, not even when the watch itself failed
 
     def _verdict(self, end: AttemptEnd) -> Verdict:
-        cause = end.cause
-        if self.allocation.in_slurm:
-            cause = self._cause_in_slurm(cause)
+        cause = self._cause_in_slurm(end.cause) if self.allocation.in_slurm else end.cause
         by_requeue = bool(self.job["scheduler"].get("can_requeue", True))
         again = self.allocation.next_start(by_requeue=by_requeue) if self.job["job"]["requeue"] else None
-        previous = self._earlier_ends()
-        spent: dict[str, int] = {}
-        for record in previous:
-            budget = ENDINGS[Cause(record["cause"])].budget
-            spent[budget] = spent.get(budget, 0) + 1
-        repeated = bool(previous) and _same_failure(previous[-1], end)
-        return decide(
-            cause, budgets={key: int(self.job["restart"][key]) for key in ("crashes", "walltimes", "preemptions")},
-            spent=spent, again=again, rank_exit_code=end.exit_code or 1, repeated_without_progress=repeated,
-        )  # fmt: skip
+        return judge(self.run, self.job["restart"], self.start, end, cause, again)
 
     def _cause_in_slurm(self, cause: Cause) -> Cause:
         """What Slurm says of an end that it asked for. A cancel counts whatever was asked before it."""
@@ -184,53 +181,21 @@ class Supervisor:
         said = why_terminated(self.allocation.job_id)
         return cause if cause is Cause.WALLTIME and said is Cause.PREEMPTED else said
 
-    def _earlier_ends(self) -> list[dict[str, Any]]:
-        """Ends of this job's earlier attempts; a resume is another job, and begins with full budgets."""
-        ends = []
-        for attempt in map(self.run.attempt, self.run.attempt_numbers()):
-            begun, end = read_json_or_none(attempt.start_file), read_json_or_none(attempt.exit_file)
-            if begun is not None and end is not None and begun["job_id"] == self.allocation.job_id:
-                ends.append(end)
-        return ends
-
     def _record(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
-        reason, host = end.reason, end.host
         if verdict.cause is Cause.NODE_LOST:
-            reason = f"Slurm says that {', '.join(self.lost_nodes) or 'a node'} failed"
-            host = self.lost_nodes[0] if self.lost_nodes else None
+            said = "Slurm says that it failed"
             for node in self.lost_nodes:
-                note_bad_node(self.run, str(self.job["site"]["name"]), node, "Slurm says that it failed")
-        elif end.cause is not verdict.cause:
-            reason = f"Slurm ended it ({verdict.cause.value})"
-        record = {
-            "cause": verdict.cause.value, "next": verdict.next.value, "final": verdict.next is Next.END,
-            "state": verdict.final_state.value, "exit_code": verdict.exit_code, "reason": reason,
-            "decision": verdict.reason, "rank": end.rank, "host": host, "fix": end.fix,
-            "last_lines": end.last_lines, "step": end.step, "seconds": round(seconds, 3), "time": utc_now(),
-            "symptom": end.symptom if end.symptom and end.cause is verdict.cause else verdict.cause.value,
-            "evidence": end.evidence,
-        }  # fmt: skip
-        try:
-            write_json(attempt.exit_file, record)
-            append_line(
-                attempt.events,
-                {
-                    "time": utc_now(),
-                    "event": "ended",
-                    "cause": verdict.cause.value,
-                    "next": verdict.next.value,
-                },
+                note_bad_node(self.run, str(self.job["site"]["name"]), node, said)
+            nodes = ", ".join(self.lost_nodes) or "a node"
+            end = replace(
+                end,
+                reason=f"Slurm says that {nodes} failed",
+                rank=None,
+                host=next(iter(self.lost_nodes), None),
             )
-        except OSError as error:  # a full disk must not keep the run from its next start
-            say(f"cannot write {attempt.exit_file}: {error.strerror}; it would say: {json.dumps(record)}")
-        place = f" (rank {end.rank} on {end.host})" if end.rank is not None else ""
-        say(f"attempt {attempt.number} ended: {verdict.cause.value}{place}: {reason}")
-        for line in end.last_lines:
-            say(f"    | {line}")
-        if end.fix:
-            say(f"fix: {end.fix}")
-        if verdict.cause is not Cause.COMPLETED:
-            say(f"next: {verdict.next.value} ({verdict.reason})")
+        elif end.cause is not verdict.cause:
+            end = replace(end, reason=f"Slurm ended it ({verdict.cause.value})")
+        record_end(attempt, end, verdict, seconds)
 
     def _leave(self, attempt: AttemptDirectory, verdict: Verdict) -> int:
         state = verdict.final_state.value if verdict.next is Next.END else verdict.next.value
@@ -258,59 +223,6 @@ class Supervisor:
                 {**read_json(attempt.exit_file), "next": Next.END.value, "final": True, "decision": problem},
             )
         return verdict.exit_code
-
-
-def is_foreign(entry: object) -> bool:
-    """True for scripts and executables, which have none of our handlers; false for `file.py:main`."""
-    return not (isinstance(entry, str) and ":" in entry)
-
-
-def _same_failure(earlier: Mapping[str, Any], end: AttemptEnd) -> bool:
-    if end.cause is Cause.STALLED:
-        return (earlier["cause"], earlier["step"]) == (end.cause.value, end.step)
-    if end.cause is not Cause.CRASHED:
-        return False
-    return (earlier["cause"], earlier["rank"], earlier["reason"], earlier["step"]) == (
-        end.cause.value,
-        end.rank,
-        end.reason,
-        end.step,
-    )
-
-
-def choose_launcher(job: Mapping[str, Any], allocation: Allocation, shape: Shape) -> str:
-    """The site's launcher; `auto` is srun inside Slurm, else mpirun where there is one, else local."""
-    kind = str(job["launcher"].get("kind") or "auto")
-    if kind == "srun" and not allocation.in_slurm:
-        kind = "auto"
-    if kind != "auto":
-        return kind
-    if allocation.in_slurm:
-        return "srun"
-    if find_mpirun(str(job["launcher"].get("mpirun") or ""), os.environ):
-        return "mpirun"
-    say("no mpirun here: the ranks are started one by one, and find each other without MPI")
-    return "local"
-
-
-def launch(
-    kind: str, job: Mapping[str, Any], shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory
-) -> Ranks:
-    """Start the ranks of one attempt."""
-    table = job["launcher"]
-    run = RunDirectory(attempt.path.parents[1])
-    command = rank_command(job, run, environment, os.environ, launcher=kind)
-    options = [*(str(option) for option in table.get("options") or []), *command.options]
-    if kind == "srun":
-        return launch_srun(
-            shape, command.environment, attempt, command.program, mpi=str(table.get("mpi") or ""), options=options
-        )  # fmt: skip
-    if kind == "mpirun":
-        program = str(table.get("mpirun") or "")
-        return launch_mpirun(
-            shape, command.environment, attempt, command.program, program=program, options=options
-        )
-    return launch_local(shape, command.environment, attempt, command.program)
 
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:

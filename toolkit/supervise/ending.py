@@ -1,0 +1,93 @@
+"""The end of an attempt: what it leads to by the budgets of the run, and how it is written down and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_json
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import ENDINGS, Cause, Next, Verdict, decide
+from toolkit.supervise.attempt import say
+from toolkit.supervise.failures import AttemptEnd
+
+_BUDGETS = ("crashes", "walltimes", "preemptions")
+
+
+def judge(
+    run: RunDirectory,
+    restart: Mapping[str, Any],
+    start: int,
+    end: AttemptEnd,
+    cause: Cause,
+    again: Next | None,
+) -> Verdict:
+    """What the end of an attempt of `start` leads to.
+
+    Args:
+        restart: the job's table.
+        cause: why it ended, as Slurm says; `end.cause` is what the supervisor saw.
+        again: how this start may be followed by another one.
+    """
+    earlier = earlier_ends(run, start)
+    spent = dict.fromkeys(_BUDGETS, 0)
+    for record in earlier:
+        budget = ENDINGS[Cause(record["cause"])].budget
+        if budget:
+            spent[budget] += 1
+    return decide(
+        cause, budgets={key: int(restart[key]) for key in _BUDGETS}, spent=spent, again=again,
+        rank_exit_code=end.exit_code or 1, repeated_without_progress=bool(earlier) and same_failure(earlier[-1], end),
+    )  # fmt: skip
+
+
+def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
+    """Ends of attempts that spent from the budgets that `start` has: those since the last resume, which refills them.
+
+    A requeue keeps its job, and a follow-up job continues one; neither begins anew.
+    """
+    resumed = (int(path.stem.split("-")[1]) for path in run.path.glob("resumed-*.json"))
+    begins = max((number for number in resumed if number <= start), default=0)
+    ends = []
+    for attempt in map(run.attempt, run.attempt_numbers()):
+        begun, end = read_json_or_none(attempt.start_file), read_json_or_none(attempt.exit_file)
+        if begun is not None and end is not None and begins <= begun["start"] <= start:
+            ends.append(end)
+    return ends
+
+
+def same_failure(earlier: Mapping[str, Any], end: AttemptEnd) -> bool:
+    """True when an attempt failed as the one before it did, and no step lies between them."""
+    if end.cause is Cause.STALLED:  # its words say where each rank stood, and differ
+        return (earlier["cause"], earlier["step"]) == (end.cause.value, end.step)
+    if end.cause is not Cause.CRASHED:
+        return False
+    before = (earlier["cause"], earlier["rank"], earlier["reason"], earlier["step"])
+    return before == (end.cause.value, end.rank, end.reason, end.step)
+
+
+def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
+    """Write `exit.json` and say the same in the job's log."""
+    record = {
+        "cause": verdict.cause.value, "next": verdict.next.value, "final": verdict.next is Next.END,
+        "state": verdict.final_state.value, "exit_code": verdict.exit_code, "reason": end.reason,
+        "decision": verdict.reason, "rank": end.rank, "host": end.host, "fix": end.fix,
+        "last_lines": end.last_lines, "step": end.step, "seconds": round(seconds, 3), "time": utc_now(),
+        "symptom": end.symptom if end.symptom and end.cause is verdict.cause else verdict.cause.value,
+        "evidence": end.evidence,
+    }  # fmt: skip
+    event = {"time": utc_now(), "event": "ended", "cause": verdict.cause.value, "next": verdict.next.value}
+    try:
+        write_json(attempt.exit_file, record)
+        append_line(attempt.events, event)
+    except OSError as error:  # a full disk must not keep the run from its next start
+        say(f"cannot write {attempt.exit_file}: {error.strerror}; it would say: {json.dumps(record)}")
+    place = f" (rank {end.rank} on {end.host})" if end.rank is not None else ""
+    say(f"attempt {attempt.number} ended: {verdict.cause.value}{place}: {end.reason}")
+    for line in end.last_lines:
+        say(f"    | {line}")
+    if end.fix:
+        say(f"fix: {end.fix}")
+    if verdict.cause is not Cause.COMPLETED:
+        say(f"next: {verdict.next.value} ({verdict.reason})")
