@@ -25,7 +25,7 @@ def message_of(tmp_path, call):
             "",
             "[restart]\nzzzz = 2",
             "job.toml:5:restart.zzzz: there is no key 'zzzz' in [restart]. "
-            "Fix: remove it, or write one of crashes, walltimes, preemptions, warn_s, stall_s",
+            "Fix: remove it, or write one of crashes, walltimes, preemptions, warn_s, stall_s, health",
         ),
         (
             "",

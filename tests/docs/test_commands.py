@@ -136,7 +136,7 @@ def test_the_site_page_works_as_written(toolkit, monkeypatch: pytest.MonkeyPatch
     script = toolkit.ok("render", "mpi_hello", "--site", "./ourcluster.toml", "-N", 2, "-A", "myproject")
     for directive in ("--partition=gpu", "--account=myproject", "--gres=gpu:4", "--nodes=2"):
         assert f"#SBATCH {directive}\n" in script
-    assert "module load openmpi/5.0\n" in script and "export HF_HOME=/scratch/hf\n" in script
+    assert "load_module openmpi/5.0\n" in script and "export HF_HOME=/scratch/hf\n" in script
     assert "#SBATCH --partition=short\n" in toolkit.ok(
         "render", "mpi_hello", "--site", "./short.toml", "-t", 2, "--set", "restart.warn_s=30"
     )

@@ -79,6 +79,11 @@ def _check_container(resolved: ResolvedJob) -> None:
             f"the job has an image, and site {resolved.site.name} says nothing of containers",
             "write [container] runtime into the site file, or leave the image out",
         )
+    if resolved.env.stage and (image or resolved.site_container.image):
+        raise _refuse(
+            resolved, "env.stage", "ranks in a container run in the image's Python, so there is nothing to stage",
+            "leave env.stage out, or the image",
+        )  # fmt: skip
     if runtime == "pyxis" and resolved.launcher.kind in ("mpirun", "local"):
         raise _refuse(
             resolved,

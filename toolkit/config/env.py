@@ -54,6 +54,19 @@ class EnvTable(Table):
         default_factory=list,
         alias="pass",
     )
+    stage: bool | str = key(
+        False,
+        "Copy the virtual environment that ranks run in to each node's `paths.local_scratch` at a start: `true` for the "
+        "one that toolkit is installed in, or another's folder.",
+        form="true, false, or the path of a virtual environment",
+    )
+
+    @field_validator("stage")
+    @classmethod
+    def _check_stage(cls, stage: bool | str) -> bool | str:
+        if isinstance(stage, str) and not stage.startswith(("/", "~")):
+            raise ValueError("is no absolute path")
+        return stage
 
     @field_validator("vars", "passed")
     @classmethod
