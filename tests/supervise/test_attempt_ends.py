@@ -12,7 +12,7 @@ import time
 import pytest
 
 from toolkit.errors import OwnFailureError
-from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.claims import claim_attempt, claim_start, read_claim
 from toolkit.rundir.files import read_json
 from toolkit.rundir.states import Cause
 from toolkit.supervise.attempt import AttemptWatch, StopRequest
@@ -288,6 +288,9 @@ class FakeReasons:
     def look_at_end(self, _attempt):
         pass
 
+    def refuse_superseded(self):
+        pass
+
 
 class FakeRanks:
     """Ranks that never end by themselves: only the watch's clock is under test."""
@@ -354,6 +357,21 @@ def test_a_start_after_a_killed_one_writes_down_what_that_could_not(supervise, l
     first = job.end(0)
     assert (first["cause"], first["final"]) == ("supervisor_lost", False)
     assert again.end(1)["state"] == "completed"
+
+
+def test_a_supervisor_whose_run_has_gone_on_without_it_leaves_it_alone(supervise, local_job):
+    """Its node was cut off, and Slurm began the job again elsewhere."""
+    job = supervise(local_job(shell("echo ready; sleep 100")))
+    job.until_log_says("ready")
+    other = claim_start(
+        job.run, first=0, job_id=read_claim(job.run, 0).job_id, host="n2", pid=1, process_started=1
+    )
+    assert job.wait() == 125
+    assert f"start {other.start} has this run now" in job.log
+    assert not job.living()
+    assert not job.run.attempt(0).exit_file.exists()
+    assert job.run.attempt_numbers() == [0]
+    assert not (job.run.start(0) / "end.json").exists()
 
 
 def eventually_gone(job):

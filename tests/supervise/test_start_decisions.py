@@ -92,7 +92,7 @@ def test_slurm_ends_a_preempted_job_by_its_own_clock(supervisor):
     ("said", "cause"),
     [
         ("CANCELLED", Cause.CANCELLED), ("TIMEOUT", Cause.WALLTIME), ("PREEMPTED", Cause.PREEMPTED),
-        ("RUNNING", Cause.PREEMPTED), ("NODE_FAIL", Cause.NODE_LOST),
+        ("RUNNING", Cause.PREEMPTED), ("NODE_FAIL", Cause.NODE_LOST), ("COMPLETED", Cause.STOPPED),
     ],
 )  # fmt: skip
 def test_slurm_says_why_it_sent_term(slurm_says, said, cause):

@@ -84,6 +84,23 @@ def _put(run: RunDirectory, claim: StartClaim) -> None:
         ) from None
 
 
+class SupersededError(OwnFailureError):
+    """A later start has the run: whoever still lives an earlier one must leave it alone."""
+
+
+def refuse_superseded(run: RunDirectory, start: int) -> None:
+    """Slurm gives a run to another start while the supervisor of this one may live on, on a node that was cut off.
+
+    Raises:
+        SupersededError: a later start was claimed.
+    """
+    newest = max(run.start_numbers(), default=start)
+    if newest > start:
+        raise SupersededError(
+            f"start {newest} has this run now; start {start} was given up on", where=str(run.path)
+        )
+
+
 def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> None:
     """Record that a start has ended; the next one may be claimed."""
     write_json(run.start(number) / "end.json", {"state": state, "exit_code": exit_code, "time": utc_now()})

@@ -114,6 +114,8 @@ def why_terminated(job_id: str) -> Cause:
         return Cause.CANCELLED
     if state in ("TIMEOUT", "DEADLINE"):
         return Cause.WALLTIME
+    if state == "COMPLETED":  # salloc's shell has ended, or its terminal: the allocation was given back
+        return Cause.STOPPED
     return Cause.NODE_LOST if state == "NODE_FAIL" else Cause.PREEMPTED
 
 
@@ -152,7 +154,7 @@ def _state(job_id: str) -> str:
     """The state's own word; "" when Slurm does not say."""
     state = base_state(_squeue(job_id, "%T"))
     if state == "COMPLETING":  # that hides why; but squeue chooses rows by the state behind it
-        ends = ("CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED")
+        ends = ("CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED", "COMPLETED")
         return next((word for word in ends if _squeue(job_id, "%T", states=word)), state)
     return state
 

@@ -54,6 +54,9 @@ class Reasons(Protocol):
     def grace_s(self, cause: Cause) -> float:
         """How long ranks may take to save once they were asked to end."""
 
+    def refuse_superseded(self) -> None:
+        """Raise SupersededError when another start has the run."""
+
     def look_at_end(self, attempt: AttemptDirectory) -> None:
         """Find out whether the allocation's end has moved, and tell the ranks."""
 
@@ -184,6 +187,7 @@ class AttemptWatch:
     def _look_at_requests(self, now: float) -> None:
         if now - self._control_seen_at >= CONTROL_PERIOD_S or self.request.terminated:
             self._control_seen_at = now
+            self.reasons.refuse_superseded()
             for name, cause in (("cancel", Cause.CANCELLED), ("stop", Cause.STOPPED)):
                 if any((run.control / name).exists() for run in {self.run, self.run.whole}):
                     self.request.ask(cause)

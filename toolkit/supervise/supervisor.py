@@ -15,7 +15,7 @@ from typing import Any
 
 from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError
 from toolkit.rundir.bad_nodes import note_bad_node
-from toolkit.rundir.claims import claim_attempt, claim_start, end_start
+from toolkit.rundir.claims import SupersededError, claim_attempt, claim_start, end_start, refuse_superseded
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
 from toolkit.rundir.states import Cause, Next, RunState, Verdict
@@ -95,6 +95,10 @@ class Supervisor:
             return max(1.0, self.allocation.left_s() - 10)
         return self.stop_grace_s
 
+    def refuse_superseded(self) -> None:
+        """Raise SupersededError when another start has the run: nothing of it is ours to write any more."""
+        refuse_superseded(self.run, self.start)
+
     def look_at_end(self, attempt: AttemptDirectory) -> None:
         """Tell the ranks when the allocation's end has moved."""
         if self.allocation.look_again():
@@ -114,9 +118,11 @@ class Supervisor:
     def live(self) -> int:
         """Run attempts until the run ends or the allocation does; the exit code is the job's."""
         while True:
+            self.refuse_superseded()
             attempt = claim_attempt(self.run)
             began = time.monotonic()
             end = self._attempt(attempt)
+            self.refuse_superseded()
             verdict = self._verdict(end)
             self._record(attempt, end, verdict, time.monotonic() - began)
             if verdict.next is not Next.RESTART:
@@ -254,6 +260,8 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     )
     try:
         return supervisor.live()
+    except SupersededError:
+        raise
     except Exception as error:
         supervisor.fail(error)
         raise
