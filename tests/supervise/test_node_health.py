@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from toolkit.rundir.bad_nodes import bad_nodes, runs_of
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise import node_check
-from toolkit.supervise.node_health import judge
+from toolkit.supervise.allocation import Allocation
+from toolkit.supervise.node_health import judge, nodes_to_leave_out, unfit_nodes
 
 
 def look(run: RunDirectory, environ: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
@@ -84,3 +86,49 @@ def test_clocks_and_silent_nodes_are_judged_from_outside() -> None:
         ("node2", "clock"), ("node3", "GPUs"), ("node3", "clock"), ("node4", "answer"),
     ]  # fmt: skip
     assert str(unfit[0]) == "node2 failed the check of clock: 70 s away from the batch host's"
+
+
+@pytest.mark.parametrize(
+    ("policy", "faulty", "given_up", "noted"),
+    [
+        ("requeue", ["node2"], ["node2"], ["node2"]),
+        ("warn", ["node2"], [], ["node2"]),
+        ("requeue", ["node1", "node2"], [], []),  # no node's fault
+        ("off", ["node2"], [], []),
+    ],
+)
+def test_the_policy_decides_and_bad_nodes_are_noted(
+    run_directory: RunDirectory,
+    tmp_path: Path,
+    policy: str,
+    faulty: list[str],
+    given_up: list[str],
+    noted: list[str],
+) -> None:
+    """A stand-in of srun answers for two nodes."""
+    answers = [
+        {"node": node, "clock": time.time(), "failed": {"/dev/shm": "is full"} if node in faulty else {}}
+        for node in ("node1", "node2")
+    ]
+    lines = "\n".join(map(json.dumps, answers))
+    (tmp_path / "srun").write_text(f"#!/bin/sh\ncat <<'END'\nsome plugin's chatter\n{lines}\nEND\n")
+    (tmp_path / "srun").chmod(0o755)
+    job = {"job": {"gpus_per_node": 0}, "restart": {"health": policy}, "site": {"name": "ours"}, "paths": {}}
+    allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
+    unfit = unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert [one.node for one in unfit] == given_up
+    assert [one.node for one in bad_nodes(runs_of(run_directory), "ours")] == noted
+    assert nodes_to_leave_out(run_directory, {**job, "job": {"exclude": "node9"}}) == ",".join(
+        ["node9", *noted]
+    )
+
+
+def test_a_check_that_cannot_run_accuses_nobody(
+    run_directory: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\necho 'srun: error: Unable to create step' >&2; exit 1\n")
+    (tmp_path / "srun").chmod(0o755)
+    job = {"job": {}, "restart": {"health": "requeue"}, "site": {"name": "ours"}, "paths": {}}
+    allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
+    assert unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == []
+    assert "health is not known: srun: error: Unable to create step" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from typing import Any
 
 CHECK_S = 5.0  # for all checks, which run at the same time
 SHM_FREE_BYTES = 32 * 2**20  # what a small NCCL or gloo group needs
-SCRATCH_FREE_BYTES = 256 * 2**20
+SCRATCH_FREE_BYTES = 64 * 2**20  # of a disk that the site file names; a /tmp may be smaller on purpose
 
 
 def check_run_directory(folder: Path, claim: Path, name: str) -> str:
@@ -50,6 +50,9 @@ def check_gpus(expected: int) -> str:
         found = sum(1 for path in nodes if path.read_text(encoding="utf-8").strip() != "0")
     else:
         return ""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES"))
+    if shown is not None:  # what Slurm gave this step, and it hides the others
+        expected = min(expected, len([name for name in shown.split(",") if name.strip()]))
     return "" if found >= expected else f"the driver shows {found} of {expected} GPUs"
 
 
@@ -62,10 +65,11 @@ def _writable(folder: Path, name: str) -> str:
 
 def look(arguments: dict[str, Any], name: str) -> dict[str, str]:
     """Every check that failed, with what was seen."""
-    scratch = os.path.expandvars(arguments["local_scratch"]) or os.environ.get("TMPDIR") or "/tmp"
+    named = os.path.expandvars(arguments["local_scratch"])
+    scratch = Path(named or os.environ.get("TMPDIR") or "/tmp")
     checks: dict[str, Callable[[], str]] = {
         "run directory": lambda: check_run_directory(Path(arguments["run"]), Path(arguments["claim"]), name),
-        "local scratch": lambda: check_space(Path(scratch), SCRATCH_FREE_BYTES, name),
+        "local scratch": lambda: check_space(scratch, SCRATCH_FREE_BYTES if named else 0, name),
         "/dev/shm": lambda: check_space(Path("/dev/shm"), SHM_FREE_BYTES, name),
     }
     if arguments["gpus"]:

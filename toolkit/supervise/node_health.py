@@ -49,6 +49,10 @@ def unfit_nodes(
         say(f"the nodes' health is not known: {unknown}")
     for one in unfit:
         say(str(one))
+    if allocation.nodes > 1 and len({one.node for one in unfit}) == allocation.nodes:
+        say("every node fails, which is no node's fault: look at the site file and the file systems")
+        return []
+    for one in unfit:
         note_bad_node(run, str(job["site"]["name"]), one.node, f"{one.check}: {one.said}")
     return unfit if policy == "requeue" else []
 
