@@ -26,7 +26,9 @@ class Process:
     namespace: str
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.pid, number)
+        """Signal it; of several that are killed in a row one may have gone with the one before."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
 
 def processes_of(run: RunDirectory, role: str = "", *, rank: int | None = None) -> list[Process]:

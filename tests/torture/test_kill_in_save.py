@@ -18,7 +18,6 @@ MOST_TRIES = 4
 
 
 @pytest.mark.cluster
-@pytest.mark.evidence
 @pytest.mark.timeout(1200)
 def test_kill_of_everything_in_a_save(local, slurm, repeats, ledger):
     """Supervisor, srun, guards and ranks at once, at a random moment of a save, then a resume."""

@@ -17,9 +17,11 @@ PLACES = {"local": (), "slurm": TWO_NODES, "hydra": TWO_NODES, "openmpi": TWO_NO
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "launcher",
-    ["local", pytest.param("slurm", marks=pytest.mark.cluster), "hydra", "openmpi"],
+    [
+        pytest.param("slurm", marks=pytest.mark.cluster),
+        *(pytest.param(name, marks=pytest.mark.evidence) for name in ("local", "hydra", "openmpi")),
+    ],
 )
-@pytest.mark.evidence
 def test_kill_of_a_rank(launcher, request, repeats, undisturbed, ledger):
     place = request.getfixturevalue(launcher)
     steps = STEPS_EACH_LIFE * (repeats + 1)

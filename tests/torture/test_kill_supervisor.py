@@ -14,8 +14,13 @@ LOST = ("lost", "failed")
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("way", ["local", pytest.param("sbatch", marks=pytest.mark.cluster), "salloc"])
-@pytest.mark.evidence
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("sbatch", marks=pytest.mark.cluster),
+        *(pytest.param(name, marks=pytest.mark.evidence) for name in ("local", "salloc")),
+    ],
+)
 def test_kill_of_the_supervisor(way, request, repeats, undisturbed, ledger):
     place = request.getfixturevalue("local" if way == "local" else "slurm")
     seen = []

@@ -62,7 +62,7 @@ def test_kill_of_slurmd(where, slurm, repeats, undisturbed, ledger):
     seen = []
     repeats = (repeats + 1) // 2
     for repeat in range(repeats):
-        run = slurm.submit("-N", "2", "--ntasks-per-node", "1", "-x", "node4", steps=60, pace_s=0.2)
+        run = slurm.submit("-N", "2", "--ntasks-per-node", "1", "-x", "node4", steps=200, pace_s=0.2)
         until(stepped(run, 0, 7))
         assert where in {slurm.node_of(process) for process in processes_of(run, "rank")}
         struck = time.monotonic()
@@ -73,7 +73,7 @@ def test_kill_of_slurmd(where, slurm, repeats, undisturbed, ledger):
         finally:
             devcluster.restore(slurm.layout, where)
         gone = until(lambda run=run: not processes_of(run))
-        equal = losses(run) == {step: undisturbed[step] for step in range(1, 61)}
+        equal = losses(run) == {step: undisturbed[step] for step in range(1, 201)}
         seen.append((state, equal))
         ledger.note(
             repeat, state=state, losses_equal=equal, seconds={"run ended": ended, "all gone": gone}, attempts=history(run),
