@@ -72,11 +72,11 @@ def test_last_without_any_run_says_so(tmp_path):
 
 def test_the_runs_folder_comes_from_flag_variable_site_or_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SCRATCH", "/scratch/me")
     variable = {"TOOLKIT_RUNS": "/from/variable"}
     assert str(runs_folder("/from/flag", variable, "/from/site")) == "/from/flag"
     assert str(runs_folder(None, variable, "/from/site")) == "/from/variable"
-    assert str(runs_folder(None, {}, "$SCRATCH/runs")) == "/scratch/me/runs"
+    assert str(runs_folder(None, {}, "/from/site")) == "/from/site"
+    assert runs_folder("~nobody-of-that-name/runs", {}) == tmp_path / "~nobody-of-that-name/runs"
     assert runs_folder(None, {}) == tmp_path / "runs"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.options import json_option, runs_option, site_runs
 from toolkit.errors import CHECK_FAILED, NotFoundError
 
 if TYPE_CHECKING:
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from toolkit.checkpoint.listing import Summary
     from toolkit.checkpoint.manifest import Manifest
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-runs_option = click.option(
-    "--runs",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The folder of all runs (default: $TOOLKIT_RUNS, else ./runs).",
-)
 step_option = click.option("--step", type=int, help="Only this step.")
 
 
@@ -129,9 +123,9 @@ def _summaries(run: str, runs: Path | None) -> list[Summary]:
 
     path = Path(run)
     if not path.is_dir():
-        from toolkit.rundir.find import find_run, runs_folder
+        from toolkit.rundir.find import find_run
 
-        path = find_run(run, runs_folder(runs, os.environ))
+        path = find_run(run, site_runs(runs))
     return [summarise(folder) for folder in checkpoint_folders(path.absolute())]
 
 
