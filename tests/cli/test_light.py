@@ -19,6 +19,7 @@ LOGIN_COMMANDS = [
     "resume RUN --wait", "jobs list", "jobs copy mpi_hello FOLDER", "site list", "site show local", "site detect",
     "config show JOB", "config schema job", "topo show --help", "ckpt ls CKPT", "ckpt show CKPT", "ckpt verify CKPT",
     "devcluster --help", "devcluster status", "run JOB", "parse hostlist JOB",
+    "explain RUN", "rehearse RUN preempt", "stop RUN", "save RUN", "requeue RUN",
 ]  # fmt: skip
 PROBE = """
 import sys
