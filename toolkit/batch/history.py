@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from toolkit.batch.living import Answer
-from toolkit.batch.state import RunStatus, ask_slurm, final_word, ids_to_ask, run_status, unreadable
+from toolkit.batch.state import RunStatus, ask_slurm, ids_to_ask, run_status, unreadable
 from toolkit.batch.submission import recorded_job, slurm_of
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
@@ -22,7 +22,7 @@ def list_runs(runs: Path, *, job: str = "", limit: int = 0) -> list[RunStatus]:
 
 def living_runs(runs: Path, *, echo: bool = False) -> list[RunStatus]:
     """The status of each run that was submitted and has not ended, newest first."""
-    begun = [run for run in iterate_runs(runs) if has_begun(run) and final_word(run) is None]
+    begun = [run for run in iterate_runs(runs) if has_begun(run)]
     return [status for status in statuses_of(begun, echo=echo) if not status.state.final]
 
 
@@ -38,12 +38,18 @@ def statuses_of(runs: Sequence[RunDirectory], *, echo: bool = False) -> list[Run
         except ToolkitError as error:
             jobs[run] = error
     answers = _ask_once(jobs, echo=echo)
-    return [
-        unreadable(run, known)
-        if isinstance(known, ToolkitError)
-        else run_status(run, answers.get(_cluster(known), {}), echo=echo)
-        for run, known in jobs.items()
-    ]
+    return [_status(run, known, answers, echo=echo) for run, known in jobs.items()]
+
+
+def _status(
+    run: RunDirectory, known: ResolvedJob | ToolkitError, answers: Mapping[str, Answer], *, echo: bool
+) -> RunStatus:
+    if isinstance(known, ToolkitError):
+        return unreadable(run, known)
+    try:
+        return run_status(run, answers.get(_cluster(known), {}), echo=echo)
+    except ToolkitError as error:  # one damaged run hides no other
+        return unreadable(run, error)
 
 
 def _cluster(job: ResolvedJob) -> str:
@@ -55,8 +61,13 @@ def _ask_once(jobs: Mapping[RunDirectory, ResolvedJob | ToolkitError], *, echo: 
     wanted: dict[str, list[str]] = {}
     cluster_jobs: dict[str, ResolvedJob] = {}
     for run, job in jobs.items():
-        ids = [] if isinstance(job, ToolkitError) else ids_to_ask(run, job)
-        if not isinstance(job, ToolkitError) and ids:
+        if isinstance(job, ToolkitError):
+            continue
+        try:
+            ids = ids_to_ask(run, job)
+        except ToolkitError:
+            continue  # a damaged file of the run, which its status names
+        if ids:
             cluster_jobs[_cluster(job)] = job
             wanted.setdefault(_cluster(job), []).extend(ids)
     return {cluster: ask_slurm(cluster_jobs[cluster], ids, echo=echo) for cluster, ids in wanted.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from toolkit.rundir.states import RunState
 
 # Source: slurm.schedmd.com/squeue.html and sacct.html, "JOB STATE CODES", Slurm 22.05 to 24.11.
-_MEANING: dict[str, RunState] = {
+STATES: dict[str, RunState] = {
     "PENDING": RunState.PENDING,
     "CONFIGURING": RunState.PENDING,
     "REQUEUED": RunState.PENDING,
@@ -43,4 +43,4 @@ def base_state(text: str) -> str:
 
 def run_state(slurm_state: str) -> RunState:
     """What a Slurm state means for a run; UNKNOWN for a word that Slurm's manual does not list."""
-    return _MEANING.get(base_state(slurm_state), RunState.UNKNOWN)
+    return STATES.get(base_state(slurm_state), RunState.UNKNOWN)

@@ -1,0 +1,198 @@
+"""What `status` says of runs whose jobs Slurm holds: small programs stand for squeue, the run directories are real."""
+
+import json
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from toolkit.batch import follow
+from toolkit.batch.living import slurm_word
+from toolkit.rundir.claims import claim_start, end_start
+from toolkit.rundir.files import write_json
+from toolkit.rundir.layout import RunDirectory, make_task
+from toolkit.rundir.states import RunState
+from toolkit.slurm.job_facts import JobFacts
+from toolkit.slurm.states import STATES
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCHEMA = json.loads((DOCS / "schemas" / "run-directory.schema.json").read_text())
+SAMPLES = DOCS / "samples"
+FACT = JobFacts("7", "RUNNING", source="squeue", restarts=0)
+
+
+def claim(run, *, job_id="7", number=0):
+    claim_start(run, first=number, job_id=job_id, host="node1", pid=1, process_started=1)
+
+
+def say(run, **facts):
+    """State and reason of job 7."""
+    return slurm_word(run, "7", {"7": replace(FACT, **facts)})[:2]
+
+
+@pytest.mark.parametrize("state", [*STATES, "", "NEW_STATE_OF_SLURM"])
+def test_no_state_of_slurms_completes_a_run(run_directory, state):
+    assert say(run_directory, state=state)[0] not in (RunState.COMPLETED, RunState.CREATED)
+
+
+def test_a_lost_supervisor_is_named_in_slurms_state(run_directory):
+    claim(run_directory)
+    for state, ours in (
+        ("FAILED", "failed"),
+        ("NODE_FAIL", "failed"),
+        ("COMPLETED", "lost"),
+        ("TIMEOUT", "timeout"),
+    ):
+        told, reason = say(run_directory, state=state)
+        assert (told, "supervisor lost" in reason) == (ours, True)
+    vanished = slurm_word(run_directory, "7", {})
+    assert (vanished[0], "supervisor lost" in vanished[1]) == ("lost", True)
+    end_start(run_directory, 0, state="requeued", exit_code=0)
+    assert "supervisor lost" not in say(run_directory, state="CANCELLED by 0")[1]
+
+
+def test_an_older_answer_takes_no_start_back_but_a_requeue_does(run_directory):
+    assert say(run_directory, state="PENDING")[0] is RunState.PENDING
+    claim(run_directory)
+    told, reason = say(run_directory, state="PENDING")
+    assert (told, "start 0 has begun on node1" in reason) == (RunState.RUNNING, True)
+    assert say(run_directory, state="PENDING", restarts=1)[0] is RunState.PENDING  # its next life waits
+
+
+def test_waiting_in_words(run_directory):
+    hold = say(
+        run_directory, state="PENDING", reason="BeginTime", restarts=2, eligible_time="2026-11-21T02:48:01"
+    )
+    assert hold == (
+        RunState.PENDING,
+        "Slurm: PENDING (BeginTime): requeued 2 times, and Slurm holds a requeued job back until 2026-11-21T02:48:01",
+    )
+    assert (
+        "not before 2026"
+        in say(run_directory, state="PENDING", reason="BeginTime", start_time="2026-11-21T02:48")[1]
+    )
+    assert (
+        "`scontrol release 7`"
+        in say(run_directory, state="REQUEUE_HOLD", reason="job requeued in held state")[1]
+    )
+    assert (
+        "expected to start at 2026"
+        in say(run_directory, state="PENDING", start_time="2026-11-21T02:48:01")[1]
+    )
+
+
+@pytest.fixture
+def squeue(tmp_path, monkeypatch):
+    """Answer for squeue: `rows` are (id, state, reason); the calls are counted."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    answer, calls = folder / "answer.json", folder / "calls"
+    calls.touch()
+    program = f"""#!{sys.executable}
+import json, re, sys
+open({str(calls)!r}, "a").write(" ".join(sys.argv) + "\\n")
+mark = re.search("--Format=JobArrayID:([^,]*),", " ".join(sys.argv))[1]
+for job, state, reason in json.load(open({str(answer)!r})):
+    print("".join(cell + mark for cell in (job, state, reason, "n1", "1:00", "N/A", "N/A", "0", "(null)", job)))
+"""
+    (folder / "squeue").write_text(program)
+    (folder / "sacct").write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n")
+    for command in ("squeue", "sacct"):
+        (folder / command).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def say(*rows):
+        answer.write_text(json.dumps(rows))
+        return lambda: calls.read_text().splitlines()
+
+    return say
+
+
+def submitted(toolkit, job_id, name, *, array=""):
+    """A run as `submit` leaves it behind, without Slurm."""
+    job = toolkit.job("true", name=name)
+    toolkit.ok("render", job, "--site", "devcluster", *(("-a", array) if array else ()))
+    (path,) = toolkit.runs.glob(f"{name}/*")
+    write_json(
+        path / "submitted-000.json", {"job_id": job_id, "start": 0, "time": "2026-11-21T02:48:01.000Z"}
+    )
+    return RunDirectory(path)
+
+
+def test_many_runs_are_one_question(toolkit, squeue):
+    runs = [submitted(toolkit, str(number), f"job{number}") for number in range(1, 6)]
+    calls = squeue(*((str(number), "RUNNING", "None") for number in range(1, 5)))
+    told = json.loads(toolkit.ok("status", *(run.run_id for run in runs), "--json"))
+    assert [entry["state"] for entry in told] == ["running"] * 4 + ["lost"]
+    assert len(calls()) == 1
+    living = toolkit.ok("status", "--live")
+    assert [run.run_id in living for run in runs] == [True] * 4 + [False]
+    toolkit.ok("history")
+    assert len(calls()) == 3
+    assert toolkit("status", runs[0].run_id, "--live").code == 2
+
+
+def test_an_array_is_told_by_task(toolkit, squeue):
+    run = submitted(toolkit, "9", "many", array="0-5%2")
+    squeue(
+        ("9_0", "RUNNING", "None"),
+        ("9_1", "FAILED", "NonZeroExitCode"),
+        ("9_[3-5%2]", "PENDING", "JobArrayTaskLimit"),
+    )
+    done = make_task(run, 2)
+    claim(done, job_id="9_2")
+    (done.attempts / "000").mkdir()
+    for name, path in (
+        ("attempt_start", done.attempt(0).start_file),
+        ("attempt_exit", done.attempt(0).exit_file),
+    ):
+        write_json(path, json.loads((SAMPLES / f"{name}.json").read_text()))
+    end = json.loads(done.attempt(0).exit_file.read_text())
+    write_json(done.attempt(0).exit_file, {**end, "final": True, "state": "completed", "exit_code": 0})
+
+    told = json.loads(toolkit.ok("status", "last", "--json"))
+    jsonschema.validate(told, {**SCHEMA, "$ref": "#/$defs/status"})
+    assert (told["state"], told["exit_code"]) == ("running", None)
+    assert told["reason"] == "array 0-5%2: 1 running, 3 pending, 1 failed, 1 completed"
+    assert [task["state"] for task in told["tasks"]] == [
+        "running",
+        "failed",
+        "completed",
+        "pending",
+        "pending",
+        "pending",
+    ]
+    assert json.loads(toolkit.ok("status", "9_2", "--json"))["state"] == "completed"
+
+    squeue(*((f"9_{task}", "COMPLETED", "None") for task in (0, 1, 3, 4, 5)))
+    told = json.loads(toolkit.ok("status", "last", "--json"))
+    assert (told["state"], told["reason"]) == ("lost", "array 0-5%2: 5 lost, 1 completed")
+
+
+def test_a_waiter_asks_ever_more_rarely_and_sees_the_end_at_once(toolkit, squeue, monkeypatch):
+    """Ten minutes of waiting, with a clock that sleeping moves."""
+    run = submitted(toolkit, "7", "long")
+    calls = squeue(("7", "RUNNING", "None"))
+    clock = [0.0]
+    monkeypatch.setattr(follow.time, "monotonic", lambda: clock[0])
+    asked = []
+    follower = follow.Follower(run)
+    while clock[0] < 600:
+        follower.look()
+        asked += [clock[0]] * (len(calls()) - len(asked))
+        clock[0] += follow.MARKER_PERIOD_S
+    pauses = [later - sooner for sooner, later in pairwise(asked)]
+    assert 10 < len(asked) < 25
+    assert (pauses[0], max(pauses)) == (2.0, 60.0)
+    assert pauses == sorted(pauses)
+
+    claim(run)  # a mark of the run's own is news at once, and so is what follows it
+    before = len(calls())
+    follower.look()
+    assert len(calls()) == before + 1
+    clock[0] += 2.0
+    follower.look()
+    assert len(calls()) == before + 2
