@@ -66,7 +66,7 @@ def test_no_error_is_no_failure_and_a_half_written_one_neither(attempt):
 
 def test_ranks_that_vanish_silently_are_named(attempt):
     for rank in range(12):
-        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}"})
+        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}", "pid": 1, "time": ""})
     attempt.done_marker(0).write_text("done\n")
     end = silent_end(attempt, 12, -9)
     assert (end.rank, end.host, end.exit_code) == (
@@ -79,7 +79,7 @@ def test_ranks_that_vanish_silently_are_named(attempt):
 
 def test_a_rank_that_srun_names_is_the_culprit(attempt):
     for rank in range(3):
-        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}"})
+        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}", "pid": 1, "time": ""})
     (attempt.logs / "launcher.log").write_text("srun: error: n2: task 2: Killed\n")
     end = silent_end(attempt, 3, 137)
     assert (end.rank, end.host) == (2, "n2")
@@ -107,9 +107,12 @@ CLOSED = "RuntimeError: [gloo] Connection closed by peer"
 
 
 def begin(attempt, ranks):
-    write_json(attempt.start_file, {"start": 0, "ranks": ranks, "nodes": 1})
+    write_json(
+        attempt.start_file,
+        {"start": 0, "job_id": "7", "host": "n0", "launcher": "srun", "nodes": 1, "ranks": ranks, "time": ""},
+    )
     for rank in range(ranks):
-        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}"})
+        write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}", "pid": 1, "time": ""})
 
 
 @pytest.mark.parametrize("late", [None, 5])
@@ -152,3 +155,25 @@ def test_what_the_launcher_knows_explains_ranks_that_only_saw_others_vanish(atte
     assert (end.symptom, end.rank) == ("out_of_memory", None)
     assert end.evidence == [("logs/launcher.log", line)]
     assert "mem_gb_per_node" in end.fix
+
+
+def test_ranks_that_nccl_aborts_are_read_by_what_their_watchdog_logged(attempt):
+    """The words are those of torch's ProcessGroupNCCL; no NCCL runs on the machines that these tests know."""
+    begin(attempt, 3)
+    for rank in range(3):
+        fail(attempt, rank, "killed by SIGABRT", 1, kind="signal", code=134)
+    waits = "[rank{0}]: [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)\n"
+    told = "[rank1]: [PG ID 0] Received a dump signal due to a collective timeout from rank 0\n"
+    for rank, text in ((0, waits.format(0)), (1, told), (2, waits.format(2))):
+        attempt.log_file(rank).write_text(text)
+    end = first_failure(attempt)
+    assert (end.symptom, end.rank) == ("collective_timeout", 1)
+    assert "Watchdog caught" in end.evidence[0][1]
+
+
+def test_an_abort_that_has_nothing_to_do_with_others_is_the_cause(attempt):
+    begin(attempt, 2)
+    fail(attempt, 0, CLOSED, 1)
+    fail(attempt, 1, "killed by SIGABRT", 2, kind="signal", code=134)
+    attempt.log_file(1).write_text("free(): invalid pointer\n")
+    assert (first_failure(attempt).rank, first_failure(attempt).symptom) == (1, "native_crash")

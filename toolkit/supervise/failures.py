@@ -12,6 +12,7 @@ from typing import Any
 from toolkit.rundir.files import read_json, read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
+from toolkit.supervise.stacks import innermost
 from toolkit.supervise.symptoms import (
     COLLECTIVE_TIMEOUT,
     EXCEPTION,
@@ -27,12 +28,16 @@ from toolkit.supervise.symptoms import (
 
 LAST_LINES = 8
 LINES_SEARCHED = 60  # for what a program says before it explains at length
+LATE_SHOWN = 3
 LATE_S = 0.5  # ranks that wait together time out together
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+# What stands in the log of a rank that native code ended: C++'s last exception, or NCCL's watchdog.
+_LAST_WORDS = re.compile(r"what\(\):|Watchdog caught|dump signal|gloo::")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # A rank that sees another one vanish fails a moment later, in words like these. It is not the culprit.
 _CONSEQUENCE = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer", re.IGNORECASE
+    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer|dump signal",
+    re.IGNORECASE,
 )
 # How srun and Open MPI name a rank that died. Hydra names the first process it knows, whichever died.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
@@ -72,7 +77,7 @@ def clean(line: str) -> str:
 
 def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
     """The failure that the others follow from; None when no rank has left an error."""
-    errors = [read_json(path) for path in sorted(attempt.errors.glob("rank-*.json"))]
+    errors = _errors(attempt)
     if not errors:
         return None
     culprit = min(errors, key=lambda error: (_is_consequence(error), error["time"]))
@@ -91,6 +96,20 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
         last_lines=[clean(line) for line in lines],
     )
     return _with_symptom(end, culprit, attempt)
+
+
+def _errors(attempt: AttemptDirectory) -> list[dict[str, Any]]:
+    """What ranks left in `errors/`, by rank."""
+    return [_with_last_words(read_json(path), attempt) for path in sorted(attempt.errors.glob("rank-*.json"))]
+
+
+def _with_last_words(error: dict[str, Any], attempt: AttemptDirectory) -> dict[str, Any]:
+    """`said`: the reason, but for a rank whose native code gave up: gloo and NCCL abort the process, and log why."""
+    said = str(error["reason"])
+    if error["exit_code"] == 128 + signal.SIGABRT:
+        lines = tail_text(attempt.log_file(error["rank"]), LINES_SEARCHED)
+        said = next((clean(line).strip() for line in lines if _LAST_WORDS.search(line)), said)
+    return {**error, "said": said}
 
 
 def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
@@ -165,9 +184,7 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     ranks = int(begun["ranks"]) if begun is not None else len(errors)
     failed = {error["rank"]: error for error in errors}
     late = [rank for rank in range(ranks) if rank not in failed and not attempt.done_marker(rank).exists()]
-    late = late or [
-        error["rank"] for error in errors if error not in waited and _seconds(first, error) > LATE_S
-    ]
+    late = late or [error["rank"] for error in errors if _came_too_late(error, first)]
     place = _users_line(first.get("traceback") or [])
     reason = (
         f"{_named(late)} did not come to a collective; {_named([error['rank'] for error in waited])} waited"
@@ -179,18 +196,29 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
         known["host"] if known is not None else None,
         fix=_fix(COLLECTIVE_TIMEOUT, attempt), symptom=COLLECTIVE_TIMEOUT.word,
         last_lines=[clean(line) for line in tail_text(attempt.log_file(late[0]), LAST_LINES)] if len(late) == 1 else [],
-        evidence=[(f"errors/{attempt.error_file(first['rank']).name}", clean(str(first["reason"])))],
+        evidence=[(f"errors/{attempt.error_file(first['rank']).name}", clean(first["said"])), *_stacks(attempt, late)],
     )  # fmt: skip
+
+
+def _stacks(attempt: AttemptDirectory, ranks: Sequence[int]) -> list[tuple[str, str]]:
+    """Where late ranks were when the others gave up, if they could still say so."""
+    known = [path for rank in ranks[:LATE_SHOWN] if (path := attempt.stack_file(rank)).exists()]
+    return [(f"errors/{path.name}", innermost(path.read_text("utf-8", "replace"))) for path in known]
 
 
 def timed_out(attempt: AttemptDirectory) -> bool:
     """True when a rank gave up waiting for others in a collective."""
-    return any(_timed_out(read_json(path)) for path in attempt.errors.glob("rank-*.json"))
+    return any(map(_timed_out, _errors(attempt)))
 
 
 def _timed_out(error: dict[str, Any]) -> bool:
-    seen = sight([str(error["reason"])])
-    return error["kind"] == "exception" and seen is not None and seen.symptom is COLLECTIVE_TIMEOUT
+    seen = sight([error["said"]])
+    return _is_consequence(error) and seen is not None and seen.symptom is COLLECTIVE_TIMEOUT
+
+
+def _came_too_late(error: dict[str, Any], first: dict[str, Any]) -> bool:
+    """It met the others' end instead of the end of its own patience: closed connections, or NCCL's word of it."""
+    return not _timed_out(error) and (_seconds(first, error) > LATE_S or "dump signal" in error["said"])
 
 
 def _seconds(first: dict[str, Any], second: dict[str, Any]) -> float:
@@ -219,8 +247,10 @@ def _users_line(traceback: Sequence[str]) -> str:
 
 def _is_consequence(error: dict[str, Any]) -> bool:
     if error["kind"] == "signal":  # launchers send TERM to the ranks that are left
-        return error["reason"] == "killed by SIGTERM"
-    return error["kind"] == "exception" and bool(_CONSEQUENCE.search(str(error["reason"])))
+        return error["reason"] == "killed by SIGTERM" or (
+            error["said"] != error["reason"] and bool(_CONSEQUENCE.search(error["said"]))
+        )
+    return error["kind"] == "exception" and bool(_CONSEQUENCE.search(error["said"]))
 
 
 def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> AttemptEnd:

@@ -1,0 +1,299 @@
+"""Each cause is provoked on a real Slurm, and explained right: symptom, numbers, evidence, and a fix that works as printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from on_slurm import Site, make_site, wait_for
+
+from toolkit.devcluster import cluster as devcluster
+from toolkit.devcluster.layout import ClusterSpec, make_layout
+from toolkit.rundir.layout import RunDirectory
+
+pytestmark = pytest.mark.cluster
+
+# Rank 1 comes to no all-reduce after the third.
+LATE = """
+import datetime, sys, time
+import torch, torch.distributed as dist
+
+def main(world, config):
+    group = dist.new_group(timeout=datetime.timedelta(seconds=3), backend="gloo")
+    for step in range(100):
+        if world.should_stop(step):
+            return
+        if step == 3 and world.rank == 1:
+            print("\\033[31mreading a slow disk\\033[0m", flush=True)
+            time.sleep(100)
+        dist.all_reduce(torch.ones(1), group=group)
+"""
+
+
+@pytest.fixture
+def here(cluster: Any, shared_path: Path) -> Site:
+    return make_site(cluster, shared_path)
+
+
+def explain(here: Site, run: RunDirectory) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(here.ok("explain", run.run_id, "--json"))
+    text = here.ok("explain", run.run_id)
+    assert 3 <= len(text.splitlines()) <= 12, text
+    assert "\x1b" not in text
+    assert told["why"] in text
+    return told
+
+
+def evidence(told: dict[str, Any]) -> str:
+    return "\n".join(f"{one['source']}: {one['line']}" for one in told["evidence"])
+
+
+def do(here: Site, told: dict[str, Any]) -> None:
+    """The first action's command, typed as it is printed."""
+    command = re.search(r"`([^`]+)`", told["actions"][0])
+    assert command, told
+    done = here.command(shlex.split(command[1]))
+    assert done.returncode == 0, (command[1], done)
+
+
+def held_back(here: Site, *sbatch: str) -> RunDirectory:
+    """`true`, with options that keep it in the queue."""
+    return here.submit(here.job("true"), "--set", "job.sbatch=" + json.dumps(sbatch))[1]
+
+
+def reason_of(told: dict[str, Any]) -> tuple[str, str]:
+    return told["waiting"]["reason"], told["waiting"]["can_start"]
+
+
+def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
+    here.command(["scontrol", "update", "nodename=node4", "state=drain", "reason=bad fan"])
+    failed = here.command(["sbatch", "--parsable", "-o", "/dev/null", "--wrap", "exit 1"]).stdout.strip()
+    long = held_back(here, "--partition=short", "--time=10")
+    big = held_back(here, "--nodes=9")
+    held = held_back(here, "--hold")
+    later = held_back(here, "--begin=now+600")
+    drained = held_back(here, "--nodelist=node4")
+    wait_for(
+        lambda: "FAILED" in here.command(["squeue", "-h", "--states=all", "-j", failed, "-o", "%T"]).stdout
+    )
+    orphan = held_back(here, f"--dependency=afterok:{failed}")
+    array = here.submit(here.job("sleep 60"), "--set", "job.array=0-2%1")[1]
+    wait_for(lambda: array.task_numbers(), 60)
+    try:
+        told = {run: explain(here, run) for run in (long, big, held, later, drained, orphan, array)}
+        assert reason_of(told[long]) == ("PartitionTimeLimit", "never")
+        assert "asks for 10:00, short allows 2:00" in told[long]["why"]
+        assert reason_of(told[big]) == ("PartitionNodeLimit", "never")
+        assert "asks for 9, main has 4" in told[big]["why"]
+        assert reason_of(told[held]) == ("JobHeldUser", "never")
+        assert reason_of(told[later]) == ("BeginTime", "not_before")
+        assert told[later]["waiting"]["not_before"].endswith("Z")
+        assert reason_of(told[drained]) == ("ReqNodeNotAvail", "not_before")
+        assert "node4 is drained" in told[drained]["why"] and "bad fan (root" in evidence(told[drained])
+        assert reason_of(told[orphan]) == ("DependencyNeverSatisfied", "never")
+        assert f"afterok:{failed} has become impossible" in told[orphan]["why"]
+        assert reason_of(told[array]) == ("JobArrayTaskLimit", "not_before")
+        assert "1 running" in told[array]["why"]
+        for run in (long, held, orphan):
+            do(here, told[run])
+            assert here.wait(run).returncode == 0
+    finally:
+        here.command(["scontrol", "update", "nodename=node4", "state=resume"])
+        here.command(["scancel", "--user=root"])
+
+
+def test_why_runs_have_ended(here: Site) -> None:
+    (here.folder / "late.py").write_text(LATE)
+    (here.folder / "late.toml").write_text(
+        '[job]\nentry = "late.py:main"\nnodes = 3\nranks_per_node = 1\ntime = "5"\n[restart]\ncrashes = 0\n'
+    )
+    late = here.submit("late.toml")[1]
+    # The toolkit that submits is gone on the node: its interpreter stands in the script.
+    (here.folder / "venv").symlink_to(Path(sys.prefix))
+    entry = [str(here.folder / "venv/bin/python"), "-c", "from toolkit.cli.main import main; main()"]
+    asked = here.command(
+        [*entry, "submit", str(here.job("true")), "--parsable", "--set", 'job.sbatch=["--hold"]']
+    )
+    job_id, _, run_id = asked.stdout.strip().partition(";")
+    gone = here.run(run_id)
+    (here.folder / "venv").unlink()
+    here.command(["scontrol", "release", job_id])
+    # Its folder is not there when Slurm opens the log.
+    job_id, no_log = here.submit(here.job("true"), "--set", 'job.sbatch=["--hold"]')
+    away = no_log.path.rename(here.folder / "away")
+    here.command(["scontrol", "release", job_id])
+    wait_for(lambda: "FAILED" in here.command(["scontrol", "show", "job", job_id]).stdout)
+    away.rename(no_log.path)
+    # srun speaks another PMI than the MPI that mpi4py loads.
+    other = here.folder / "other.toml"
+    other.write_text(here.file.read_text().replace('"here"', '"other"') + '[launcher]\nmpi = "pmi2"\n')
+    pmi = here.submit("mpi_hello", "--ntasks-per-node", 2, TOOLKIT_SITE=str(other))[1]
+    job_id, cancelled = here.submit(here.job("true"), "--set", 'job.sbatch=["--hold"]')
+    here.command(["scancel", job_id])
+
+    told = explain(here, no_log)
+    assert told["symptom"] == "no_log_folder" and str(no_log.path) in evidence(told)
+    told = explain(here, cancelled)
+    assert told["symptom"] == "cancelled_by_other" and "not `toolkit cancel`" in told["why"]
+    here.wait(gone)
+    told = explain(here, gone)
+    assert told["symptom"] == "no_interpreter"
+    assert f"slurm-{told['status']['job_id']}.out" in evidence(
+        told
+    ) and "venv/bin/python: No such file" in evidence(told)
+    here.wait(pmi)
+    told = explain(here, pmi)
+    assert told["symptom"] == "wrong_pmi" and "--mpi=pmix" in told["actions"][0]
+    here.wait(late)
+    told = explain(here, late)
+    assert (told["symptom"], told["rank"]) == ("collective_timeout", 1), told
+    assert "rank 1 did not come" in told["why"] and "ranks 0, 2 waited at late.py:13" in told["why"]
+    assert "rank-1.log: reading a slow disk" in evidence(told)
+
+
+def test_who_cancelled_it_is_known_where_accounts_are_kept(
+    accounting_cluster: Any, shared_path: Path
+) -> None:
+    here = make_site(accounting_cluster, shared_path)
+    job_id, run = here.submit(here.job("true"), "--set", 'job.sbatch=["--hold"]')
+    here.command(["scancel", job_id])
+    wait_for(lambda: "CANCELLED" in here.command(["sacct", "-nX", "-j", job_id, "-o", "State"]).stdout)
+    told = explain(here, run)
+    assert (told["symptom"], "you cancelled it with scancel" in told["why"]) == ("cancelled_by_other", True)
+    assert "sacct" in evidence(told)
+    job_id, run = here.submit(here.job("true"), "--set", 'job.sbatch=["--hold"]')
+    here.ok("cancel", run.run_id)
+    assert here.wait(run).returncode == 143
+    assert explain(here, run)["symptom"] == "cancelled"
+
+
+STEPPING = """
+import time
+def main(world, config):
+    for step in range(3000):
+        if world.should_stop(step):
+            return
+        time.sleep(0.1)
+"""
+
+
+def stepping(here: Site, name: str, lines: str, restart: str = "") -> tuple[str, RunDirectory]:
+    (here.folder / "stepping.py").write_text(STEPPING)
+    path = here.folder / f"{name}.toml"
+    path.write_text(f'[job]\nentry = "stepping.py:main"\n{lines}\n[restart]\nwarn_s = 10\n{restart}\n')
+    return here.submit(path)
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(400)
+def test_ends_that_take_their_time(here: Site) -> None:
+    """Walltime, preemption, a lost node, a killed supervisor."""
+    _, wall = stepping(here, "wall", 'time = "1"', "walltimes = 0")
+    _, node = stepping(here, "node", 'time = "5"\nrequeue = false\nnodes = 2\nnodelist = "node[3-4]"')
+    _, killed = stepping(here, "killed", 'time = "5"\nnodelist = "node2"')
+    wait_for(
+        lambda: all(
+            run.attempt_numbers() and run.attempt(0).heartbeat.exists() for run in (wall, node, killed)
+        ),
+        90,
+    )
+    claim = json.loads((killed.start(0) / "claim.json").read_text())
+    here.cluster.exec("node2", ["kill", "-9", str(claim["pid"])])
+    devcluster.fail(here.cluster.layout, "node4")
+    try:
+        assert here.wait(killed).returncode == 125
+        assert explain(here, killed)["symptom"] in ("supervisor_lost", "supervisor_failed")
+        assert here.toolkit("wait", node.run_id, timeout_s=150).returncode
+        told = explain(here, node)
+        assert told["symptom"] == "node_lost" and "node4" in told["why"]
+        assert here.toolkit("wait", wall.run_id, timeout_s=150).returncode == 140
+        told = explain(here, wall)
+        assert told["symptom"] == "walltime" and "restart.walltimes = 0 is spent" in told["follows"]
+    finally:
+        devcluster.restore(here.cluster.layout, "node4")
+    _, preempted = stepping(
+        here, "pre", 'time = "5"\nrequeue = false\nnodes = 4\ncpus_per_rank = 8\npartition = "low"'
+    )
+    wait_for(lambda: preempted.attempt_numbers() and preempted.attempt(0).heartbeat.exists(), 60)
+    here.command(["sbatch", "-p", "high", "-N4", "-c8", "-o", "/dev/null", "--wrap", "sleep 1"])
+    assert here.toolkit("wait", preempted.run_id, timeout_s=120).returncode == 143
+    assert explain(here, preempted)["symptom"] == "preempted"
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(300)
+def test_a_full_disk_of_a_node(here: Site) -> None:
+    """The checkpoints lie in a tmpfs of node1 that holds one of them and not two."""
+    here.cluster.exec(
+        "node1",
+        ["sh", "-c", "mkdir -p /tmp/full && mount -t tmpfs -o size=600k none /tmp/full && mkdir /tmp/full/c"],
+    )
+    sets = [
+        "train.steps=20",
+        "checkpoint.every_steps=5",
+        "args.layers=1",
+        "args.width=32",
+        "restart.crashes=0",
+        'job.sbatch=["--hold"]',
+    ]
+    job_id, run = here.submit(
+        "train_lm", "-w", "node1", "--ntasks-per-node", 2, *(word for one in sets for word in ("--set", one))
+    )
+    run.checkpoints.rmdir()
+    run.checkpoints.symlink_to("/tmp/full/c")
+    here.command(["scontrol", "release", job_id])
+    try:
+        here.toolkit("wait", run.run_id, timeout_s=120)
+        told = explain(here, run)
+        assert told["symptom"] == "disk_full" and "No space left on device" in told["why"]
+        assert "free space" in told["actions"][0]
+    finally:
+        here.cluster.exec("node1", ["umount", "/tmp/full"])
+
+
+@pytest.fixture
+def strict_cluster() -> Iterator[Any]:
+    """One node that kills jobs for their memory; without cgroups only this way does it."""
+    layout = make_layout("explain-oom", Path.home() / ".toolkit" / "explain-oom")
+    options = ("JobAcctGatherParams=OverMemoryKill", "JobAcctGatherFrequency=task=1")
+    devcluster.up(layout, ClusterSpec(nodes=1, gpus=0, link="", accounting=False, subnet="", options=options))
+
+    env = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("SLURM_")},
+        "SLURM_CONF": str(layout.slurm_conf),
+    }
+    yield SimpleNamespace(layout=layout, slurm_conf=layout.slurm_conf, env=env)
+    devcluster.down(layout)
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(300)
+def test_out_of_memory(strict_cluster: Any, shared_path: Path) -> None:
+    here = make_site(strict_cluster, shared_path)
+    hog = textwrap.dedent(
+        """
+        import time
+        held = []
+        for _ in range(60):
+            held.append(b"x" * 100_000_000)
+            time.sleep(0.2)
+        """
+    )
+    (here.folder / "hog.py").write_text(hog)
+    (here.folder / "hog.toml").write_text(
+        '[job]\nentry = "hog.py"\nranks_per_node = 2\nmem_gb_per_node = 2\ntime = "5"\n[restart]\ncrashes = 0\n'
+    )
+    run = here.submit("hog.toml")[1]
+    here.toolkit("wait", run.run_id, timeout_s=120)
+    told = explain(here, run)
+    assert told["symptom"] == "out_of_memory" and "exceeded" in evidence(told)
+    assert "mem_gb_per_node" in told["actions"][0]
