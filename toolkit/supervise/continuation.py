@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError
@@ -56,11 +57,18 @@ def _leave_out(allocation: Allocation, nodes: str) -> None:
 
 
 def submit_follow_up(
-    run: RunDirectory, allocation: Allocation, script: Path, start: int, *, leave_out: str = ""
+    run: RunDirectory,
+    allocation: Allocation,
+    script: Path,
+    start: int,
+    *,
+    leave_out: str = "",
+    given: Sequence[str] = (),
 ) -> str:
     """Submit the run's next start as a job that begins when this one has ended; returns its job id.
 
-    `leave_out` is a host list of nodes that it is not to get.
+    `leave_out` is a host list of nodes that it is not to get; `given` are the job's own sbatch options, whose comment
+    stands behind ours.
 
     Raises:
         SchedulerRefusedError, NotFoundError: sbatch does not take it.
@@ -78,7 +86,7 @@ def submit_follow_up(
     if allocation.task is not None:
         options.append(f"--array={allocation.task}")
     job_id = submit_once(
-        Slurm(), following, comment_of(token_of(run.run_id, start), []), options=options, say=say
+        Slurm(), following, comment_of(token_of(run.run_id, start), given), options=options, say=say
     )
     write_json(run.submitted(start), {"job_id": job_id, "start": start, "time": utc_now()})
     say(f"job {job_id} follows when this one has ended")

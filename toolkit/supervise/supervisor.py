@@ -215,7 +215,10 @@ class Supervisor:
         leave_out = nodes_to_leave_out(self.run, self.job)
         try:
             if verdict.next is Next.FOLLOW_UP:
-                submit_follow_up(self.run, self.allocation, self.script, self.start + 1, leave_out=leave_out)
+                given = [*self.job["scheduler"].get("options", []), *self.job["job"].get("sbatch", [])]
+                submit_follow_up(
+                    self.run, self.allocation, self.script, self.start + 1, leave_out=leave_out, given=given
+                )  # fmt: skip
                 return verdict.exit_code
             # Ending by ourselves before Slurm does would make it call the job finished.
             if verdict.next is Next.AWAIT and await_end(self.request):
