@@ -114,6 +114,12 @@ def test_resume_submits_what_never_reached_slurm(here: Site) -> None:
     assert under_way["state"] == "unknown" and "is being submitted by process" in under_way["reason"]
     submit.kill()
     submit.communicate()
+    early = here.status(run)
+    assert early["state"] == "unknown" and "ask again" in early["reason"]
+    assert here.toolkit("resume", run.run_id).returncode == 1
+    path = run.path / "submitting-000.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "absent_since": record["absent_since"] - 11}))
     lost = here.status(run)
     assert lost["state"] == "lost" and "Slurm knows no job" in lost["reason"]
     assert here.wait(run).returncode == 125  # at once: nothing more happens by itself

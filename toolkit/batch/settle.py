@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.claims import read_claim
-from toolkit.rundir.files import read_json, utc_now, write_json
+from toolkit.rundir.files import read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.submit import PATIENCE_S, find_by_token
+from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token
 from toolkit.supervise.allocation import process_start_ticks
 
 
@@ -60,11 +61,16 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
     start = last_open_start(run)
     if start is None:
         return None
-    record = read_json(_submitting(run, start))
+    path = _submitting(run, start)
+    record = read_json_or_none(path)
+    if record is None:
+        return None  # settled by somebody else in this moment
     claim = read_claim(run, start)
     try:
         job_id = claim.job_id if claim is not None else find_by_token(slurm, record["token"])
     except (SchedulerRefusedError, NotFoundError) as error:
+        if record.pop("absent_since", None) is not None:
+            write_json(path, record)
         said = f"nobody knows whether Slurm took start {start}: {error.message}"
         return OpenSubmission(start, False, said)
     if job_id is not None:
@@ -74,6 +80,11 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
         doing = f"start {start} is being submitted by process {record['pid']} on {record['host']}"
         return OpenSubmission(start, False, doing)
     broken = f"the submission of start {start} broke off, and Slurm knows no job with the comment {record['token']}"
+    since = record.get("absent_since")
+    if since is None:  # a slurmctld that has just gone on may still have the request before it
+        write_json(path, {**record, "absent_since": time.time()})
+    if since is None or time.time() - since < SETTLE_S:
+        return OpenSubmission(start, False, f"{broken} yet; ask again after {SETTLE_S:.0f} s")
     return OpenSubmission(start, True, broken)
 
 
