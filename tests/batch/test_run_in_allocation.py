@@ -6,7 +6,7 @@ import pytest
 
 from toolkit.batch.foreground import show_output
 from toolkit.rundir.claims import claim_attempt
-from toolkit.rundir.files import write_json
+from toolkit.rundir.files import utc_now, write_json
 
 # As `salloc -N 2 --ntasks-per-node 2 -c 2` sets them, seen on Slurm 22.05.
 ALLOCATION = {
@@ -87,7 +87,8 @@ def test_lines_are_numbered_by_the_ranks_that_the_attempt_has(run_directory) -> 
 
     for ranks in (2, 1):
         attempt = claim_attempt(run_directory)
-        write_json(attempt.start_file, {"ranks": ranks})
+        begun = {"start": 0, "job_id": "1", "nodes": 1, "ranks": ranks, "time": utc_now()}
+        write_json(attempt.start_file, begun)
         attempt.log_file(0).write_text(f"of {ranks}\n")
     lines: list[str] = []
     with subprocess.Popen(["true"]) as supervisor:

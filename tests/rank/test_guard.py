@@ -1,5 +1,6 @@
 """The small parent of each rank: what it writes down, whatever happens to the rank or to itself."""
 
+import json
 import os
 import signal
 import subprocess
@@ -71,7 +72,7 @@ def test_a_ranks_own_words_are_kept(guarded):
     body = "guard_module.write_json(attempt.error_file(2), {'reason': 'mine'}); return 1"
     code, attempt = guarded(body)
     assert code == 1
-    assert read_json(attempt.error_file(2)) == {"reason": "mine"}
+    assert json.loads(attempt.error_file(2).read_text()) == {"reason": "mine"}
 
 
 def test_a_rank_that_saved_and_left_is_not_called_done(guarded):

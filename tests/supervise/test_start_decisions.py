@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from toolkit.rundir.claims import claim_attempt
-from toolkit.rundir.files import write_json
+from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.states import Cause, Next
 from toolkit.supervise.allocation import Allocation, find_allocation, process_start_ticks, why_terminated
 from toolkit.supervise.ending import earlier_ends
@@ -145,8 +145,14 @@ def test_a_follow_up_job_takes_the_place_of_a_requeue_that_nobody_can_ask_for(tm
 def test_budgets_outlive_a_requeue_and_a_follow_up_and_a_resume_refills_them(run_directory):
     for start, job in ((0, "7"), (1, "7"), (2, "9"), (3, "12")):
         attempt = claim_attempt(run_directory)
-        write_json(attempt.start_file, {"start": start, "job_id": job})
-        write_json(attempt.exit_file, {"cause": "walltime"})
+        write_json(
+            attempt.start_file, {"start": start, "job_id": job, "nodes": 1, "ranks": 1, "time": utc_now()}
+        )
+        end = {
+            "cause": "walltime", "next": "requeue", "final": False, "state": "timeout", "exit_code": 140, "reason": "",
+            "rank": None, "host": None, "fix": "", "last_lines": [], "step": None, "time": utc_now(),
+        }  # fmt: skip
+        write_json(attempt.exit_file, end)
     (run_directory.path / "resumed-003.json").write_text("{}")
     assert [len(earlier_ends(run_directory, start)) for start in range(4)] == [1, 2, 3, 1]
 

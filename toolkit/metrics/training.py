@@ -60,6 +60,9 @@ class TrainRecord:
     @classmethod
     def from_line(cls, line: str) -> TrainRecord:
         row = json.loads(line)
+        for name in ("step", "steps", "attempt"):
+            if type(row[name]) is not int:
+                raise ValueError(f"{name} is {row[name]!r}")
         row["loss"] = float.fromhex(row["loss_hex"])
         row["grad_norm"] = math.nan if row["grad_norm"] is None else row["grad_norm"]
         return cls(**row)

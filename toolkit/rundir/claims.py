@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from toolkit.errors import OwnFailureError
@@ -23,6 +23,9 @@ class StartClaim:
     pid: int
     process_started: int
     claimed: str = ""
+
+
+_CLAIM_KEYS = [one.name for one in fields(StartClaim)]
 
 
 def claim_start(
@@ -109,7 +112,7 @@ def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> 
 def read_claim(run: RunDirectory, number: int) -> StartClaim | None:
     """The claim of a start; None when nobody has claimed it."""
     value = read_json_or_none(run.start(number) / "claim.json")
-    return StartClaim(**value) if value else None
+    return StartClaim(**{name: value[name] for name in _CLAIM_KEYS if name in value}) if value else None
 
 
 def _claim(run: RunDirectory, number: int) -> StartClaim:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
+from toolkit.rundir.records import check_record
 
 
 def utc_now() -> str:
@@ -62,13 +63,19 @@ def write_json(path: Path, value: Any, *, mode: int | None = None, durable: bool
 
 
 def read_json(path: Path) -> Any:
-    """Read one JSON document; a damaged one is an error that names the file."""
+    """Read one JSON document; a damaged one is an error that names the file, also where keys are missing."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ToolkitError(
             f"not valid JSON: {error}", where=str(path), fix="restore the file or start a new run"
         ) from error
+    except IsADirectoryError as error:
+        raise ToolkitError(
+            "is a folder and should be a file", where=str(path), fix="restore the file or start a new run"
+        ) from error
+    check_record(value, str(path))
+    return value
 
 
 def read_json_or_none(path: Path) -> Any | None:
@@ -107,11 +114,13 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         if line.strip():
             try:
-                yield json.loads(line)
-            except ValueError as error:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
                 raise ToolkitError(
                     f"not valid JSON: {error}", where=f"{path}:{number}", fix="remove that line"
                 ) from error
+            check_record(value, f"{path}:{number}")
+            yield value
 
 
 def tail_text(path: Path, lines: int, *, limit_bytes: int = 65536) -> list[str]:

@@ -1,0 +1,76 @@
+"""What the JSON files of a run hold at least, so that a damaged one, or another version's, is refused where it is read.
+
+docs/contract.md has the whole of each file; here stand the keys that readers rely on. Further keys are no mistake.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.states import Cause, Next, RunState
+
+# The end of a file's path, and its keys with their types; an enumeration stands for its values.
+_SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
+    (re.compile(r"/record\.json"), {"job": dict, "host": str}),
+    (re.compile(r"/resumed-\d+\.json"), {"job": dict}),
+    (re.compile(r"/submitted-\d+\.json"), {"job_id": str}),
+    (
+        re.compile(r"/starts/\d+/claim\.json"),
+        {"start": int, "job_id": str, "host": str, "pid": int, "process_started": int},
+    ),
+    (
+        re.compile(r"/attempts/\d+/start\.json"),
+        {"start": int, "job_id": str, "nodes": int, "ranks": int, "time": str},
+    ),
+    (
+        re.compile(r"/attempts/\d+/exit\.json"),
+        {"cause": Cause, "next": Next, "final": bool, "state": RunState, "exit_code": int, "reason": str,
+         "rank": int | None, "host": str | None, "fix": str, "last_lines": list[str], "step": int | None, "time": str},
+    ),
+    (re.compile(r"/attempts/\d+/heartbeat"), {"step": int}),
+    (re.compile(r"/attempts/\d+/events\.jsonl"), {"event": str, "time": str}),
+    (re.compile(r"/attempts/\d+/ranks/rank-\d+\.json"), {"rank": int, "host": str, "pid": int}),
+    (
+        re.compile(r"/attempts/\d+/errors/rank-\d+\.json"),
+        {"rank": int, "host": str, "kind": str, "reason": str, "exit_code": int, "time": str},
+    ),
+)  # fmt: skip
+LARGEST = 2**63 - 1
+
+
+def check_record(value: Any, path: str) -> None:
+    """Check what was read from the file `path` of a run.
+
+    Raises:
+        ToolkitError: it is not what stands in such a file.
+    """
+    keys = next((keys for pattern, keys in _SHAPES if pattern.search(path)), None)
+    if keys is None:
+        return
+    if not isinstance(value, dict):
+        raise _refusal(path, "holds no JSON object")
+    for name, kind in keys.items():
+        if name not in value:
+            raise _refusal(path, f"has no {name!r}")
+        if not _fits(value[name], kind):
+            raise _refusal(path, f"has {name} = {value[name]!r:.80}")
+
+
+def _refusal(path: str, said: str) -> ToolkitError:
+    return ToolkitError(
+        f"{said}: another version of toolkit wrote it, or it is damaged",
+        where=path,
+        fix="restore the file or start a new run",
+    )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind in (Cause, Next, RunState):
+        return isinstance(value, str) and value in {member.value for member in kind}
+    if kind == list[str]:
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, kind) and not (isinstance(value, int) and abs(value) > LARGEST)
