@@ -54,6 +54,15 @@ def test_a_lost_supervisor_is_named_in_slurms_state(run_directory):
     assert "supervisor lost" not in say(run_directory, state="CANCELLED by 0")[1]
 
 
+def test_what_was_cancelled_in_the_queue_is_not_lost_when_slurm_forgets_it(run_directory):
+    assert slurm_word(run_directory, "7", {})[0] is RunState.LOST
+    (run_directory.control / "cancel").touch()
+    assert say(run_directory, state="PENDING")[0] is RunState.CANCELLING
+    assert slurm_word(run_directory, "7", {})[0] is RunState.CANCELLED
+    claim(run_directory)  # but what has begun has to say how it ended
+    assert slurm_word(run_directory, "7", {})[0] is RunState.LOST
+
+
 def test_an_older_answer_takes_no_start_back_but_a_requeue_does(run_directory):
     assert say(run_directory, state="PENDING")[0] is RunState.PENDING
     claim(run_directory)

@@ -7,7 +7,7 @@ from toolkit.batch.state import RunStatus, newest_job_id, run_status
 from toolkit.batch.submission import recorded_job, slurm_of
 from toolkit.errors import CheckFailedError, NotFoundError
 from toolkit.rundir.files import read_json, utc_now, write_text
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.states import RunState
 
 
@@ -54,8 +54,8 @@ def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatu
             where=str(run.path),
             fix=f"`toolkit status {run.run_id}` shows which tasks live",
         )
-    if task in run.task_numbers():
-        write_text(run.task(task).control / "cancel", utc_now() + "\n")
+    # Slurm forgets a task that it cancels in the queue at once; and one that begins this moment sees the file.
+    write_text(make_task(run, task).control / "cancel", utc_now() + "\n")
     job_id = task_job_id(run, task, newest_job_id(run))
     slurm_of(recorded_job(run), echo=echo).cancel([job_id])
     return run_status(run)

@@ -29,6 +29,9 @@ def slurm_word(run: RunDirectory, job_id: str, answer: Answer) -> Word:
     open_claim = claim if claim is not None and not _has_ended(run, claim) else None
     lost = f"; {SUPERVISOR_LOST}: it ended without a word" if open_claim else ""
     fact = answer.get(job_id)
+    cancelling = any((one.control / "cancel").exists() for one in (run, run.whole))
+    if fact is None and cancelling and claim is None:
+        return RunState.CANCELLED, f"job {job_id} was cancelled before it began", "run directory"
     if fact is None:
         gone = f"Slurm does not know job {job_id} any more, and the run left no result"
         return RunState.LOST, gone + lost, "Slurm"
@@ -39,7 +42,7 @@ def slurm_word(run: RunDirectory, job_id: str, answer: Answer) -> Word:
     if state is RunState.PENDING and open_claim is not None and _lives(run, job_id) > (fact.restarts or 0):
         # This life of the job has a supervisor already: Slurm's answer is the older one.
         state, reason = RunState.RUNNING, f"start {open_claim.start} has begun on {open_claim.host}; {reason}"
-    if not state.final and any((one.control / "cancel").exists() for one in (run, run.whole)):
+    if cancelling and not state.final:
         return RunState.CANCELLING, reason, fact.source
     if state is RunState.COMPLETED:
         return RunState.LOST, reason + ", but the run left no result" + lost, fact.source
