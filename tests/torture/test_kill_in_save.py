@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from place import TOOLKIT, losses, settings_of, stepped, steps_lost, until
+from place import TOOLKIT, longest_silence_s, losses, settings_of, stepped, steps_lost, until
 from process_table import processes_of
 
 # Some 60 MB a checkpoint, so that a save lasts long enough to be hit.
@@ -47,7 +47,7 @@ def test_kill_of_everything_in_a_save(local, slurm, repeats, ledger):
     for repeat, (parts, verified, bad, seconds) in enumerate(seen):
         ledger.note(
             repeat, state=state, losses_equal=equal, seconds=seconds, half_saves=parts, whole=verified, damaged=bad,
-            steps_lost=steps_lost(run),
+            steps_lost=steps_lost(run), silent_s=longest_silence_s(run),
         )  # fmt: skip
     assert state == "completed" and equal
     assert len(seen) == repeats, "no kill hit a save"
