@@ -221,7 +221,7 @@ def test_ends_that_take_their_time(here: Site) -> None:
     finally:
         devcluster.restore(here.cluster.layout, "node4")
     _, preempted = stepping(
-        here, "pre", 'time = "5"\nrequeue = false\nnodes = 4\ncpus_per_rank = 8\npartition = "low"'
+        here, "pre", 'time = "5"\nrequeue = false\nnodes = 3\ncpus_per_rank = 8\npartition = "low"'
     )
     wait_for(lambda: preempted.attempt_numbers() and preempted.attempt(0).heartbeat.exists(), 60)
     here.command(["sbatch", "-p", "high", "-N4", "-c8", "-o", "/dev/null", "--wrap", "sleep 1"])

@@ -76,8 +76,10 @@ def _cut_off(run: RunDirectory) -> CutOff | None:
 
     conf = Path(recorded_job(run).scheduler.conf).expanduser()
     folder = conf.parent.parent
+    if not (folder / "cluster.json").exists():  # what only a dev cluster's folder has
+        return None
     layout = make_layout(folder.name, folder)
-    if not layout.spec_file.exists() or layout.slurm_conf != conf:
+    if layout.slurm_conf != conf:
         return None
 
     @contextmanager

@@ -63,7 +63,7 @@ NO_INTERPRETER = Symptom(
 )  # fmt: skip
 COLLECTIVE_TIMEOUT = Symptom(
     "collective_timeout", "ranks waited in a collective for one that did not come",
-    "see below what that rank did; where it was only slow, give the group a longer time-out", plain=True,
+    "look at what that rank did; where it was only slow, give the group a longer time-out", plain=True,
 )  # fmt: skip
 PEER_LOST = Symptom("peer_lost", "a connection to another rank broke, and no rank says why")
 NODE_LOST = Symptom("node_lost", "a node failed")
