@@ -52,6 +52,8 @@ def test_the_archive_is_made_again_when_something_changed(venv: Path, tmp_path: 
     second = pack(venv, cache)
     assert second != first and second.stem == digest_of(venv)
     assert sorted(cache.iterdir()) == sorted([first, second])
+    (venv / "new").write_text("")  # of the same size, later
+    assert pack(venv, cache) not in (first, second)
     long_ago = time.time() - KEPT_S - 1
     os.utime(first, (long_ago, long_ago))
     (venv / "new").unlink()

@@ -98,7 +98,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
         sys.stderr.write(f"toolkit: sbatch was interrupted; `toolkit status {run.run_id}` finds its job\n")
         raise
     except ToolkitError:
-        opened.unlink()
+        opened.unlink(missing_ok=True)
         raise
     close_submission(run, start, job_id)
     return Submitted(run, start, job_id)
