@@ -175,15 +175,17 @@ class Supervisor:
 
     def _cause_in_slurm(self, cause: Cause) -> Cause:
         """What Slurm says of an end that it asked for. A cancel counts whatever was asked before it."""
-        if cause in (Cause.CRASHED, Cause.STALLED) and self.allocation.nodes > 1:
-            self.lost_nodes = lost_nodes(self.allocation)
-            return Cause.NODE_LOST if self.lost_nodes else cause
-        # In a preemption's grace time Slurm may send TERM to the ranks alone.
+        # In a preemption's grace time, and from a node whose slurmd is gone, Slurm may send TERM to the ranks alone.
         unheard = cause is Cause.STOPPED and self.request.cause is None
-        if not unheard and not (self.request.terminated and cause in (Cause.PREEMPTED, Cause.WALLTIME)):
-            return cause
-        if (self.run.control / "cancel").exists():
+        by_slurm = unheard or (self.request.terminated and cause in (Cause.PREEMPTED, Cause.WALLTIME))
+        if by_slurm and (self.run.control / "cancel").exists():
             return Cause.CANCELLED
+        if by_slurm or (cause in (Cause.CRASHED, Cause.STALLED) and self.allocation.nodes > 1):
+            self.lost_nodes = lost_nodes(self.allocation)
+            if self.lost_nodes:
+                return Cause.NODE_LOST
+        if not by_slurm:
+            return cause
         said = why_terminated(self.allocation.job_id)
         return cause if cause is Cause.WALLTIME and said is Cause.PREEMPTED else said
 
