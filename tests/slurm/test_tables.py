@@ -81,6 +81,12 @@ def test_other_delimiters_and_columns(mark):
     assert not warnings
 
 
+def test_columns_without_a_width_are_read_where_the_words_tell_them():
+    read, warnings = jobs("JOBID NAME STATE\n222 a job with blanks PENDING\n8 train PENDING\n")
+    assert [(job[0], job[4]) for job in read] == [(None, None), ("8", "PENDING")]
+    assert len(warnings) == 1 and warnings[0].startswith("line 2:")
+
+
 def test_equal_columns_that_touch():
     text = "JOBID               NAME                STATE               \n"
     text += "12                  a name of 20 letter!RUNNING             \n"
@@ -121,10 +127,10 @@ def test_sacct_with_dashes_and_with_line_ends_in_a_field():
     assert (facts["physical_lines"], facts["columns"], facts["first_columns"][1]) == (4, 7, "JobName")
     assert (facts["rows_with_other_field_count"], warnings) == ([], ())
 
-    broken = "JobID|Comment|State|\n1|two\nlines|FAILED|\n2|cut\n3|x|COMPLETED|\n"
+    broken = "JobID|Comment|State|\n1|three\n\nlines|FAILED|\n2|cut\n3|x|COMPLETED|\n"
     facts, warnings = parse_sacct(broken)
-    assert (facts["columns"], facts["rows_with_other_field_count"]) == (3, [1, 2, 3])
-    assert len(warnings) == 1 and warnings[0].startswith("line 4:")
+    assert (facts["columns"], facts["rows_with_other_field_count"]) == (3, [1, 2, 3, 4])
+    assert len(warnings) == 1 and warnings[0].startswith("line 5:")
 
 
 JOB = """\

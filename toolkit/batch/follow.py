@@ -18,6 +18,7 @@ from toolkit.metrics.training import TrainRecord, last_record
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
+from toolkit.supervise.failures import clean
 
 MARKER_PERIOD_S = 0.5  # the files of the run directory
 QUERY_PERIODS_S = (2.0, 60.0)  # Slurm: first and longest pause between two questions
@@ -107,6 +108,8 @@ class Follower:
 
     def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
         head = f"{status.job_name} {status.state.value}"
+        if status.tasks is not None:
+            return f"{head}: {clean(status.reason)}"
         attempt = self.run.last_attempt()
         if status.state is RunState.RUNNING and attempt is None:
             return f"{head}: the supervisor is starting"
@@ -171,12 +174,12 @@ def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
     attempt = run.last_attempt()
     end = read_json_or_none(attempt.exit_file) if attempt else None
     console.print(
-        f"run {status.run_id} is {status.state.value}: {status.reason}",
+        f"run {status.run_id} is {status.state.value}: {clean(status.reason)}",
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
     for line in (end or {}).get("last_lines", []):
-        console.print(f"    | {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"    | {clean(line)}", markup=False, highlight=False, soft_wrap=True)
     if end and end.get("fix"):
-        console.print(f"fix: {end['fix']}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"fix: {clean(end['fix'])}", markup=False, highlight=False, soft_wrap=True)

@@ -20,6 +20,7 @@ _COLUMNS = {
     "state": ("STATE",),
     "nodelist": ("NODELIST", "HOSTNAMES"),
 }
+_WORDS = ("PARTITION", "AVAIL", "TIMELIMIT", "NODES", "STATE")
 _KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {
     "NODES(A/I/O/T)",
     "CPUS(A/I/O/T)",
@@ -36,10 +37,15 @@ def parse_sinfo(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     table = read_table(text, _KNOWN, "sinfo")
     if table.columns is None:
         return {"rows": len(table.rows), "table": None}, table.warnings
-    return {"rows": len(table.rows), "table": [_line(table, row) for row in table.rows]}, table.warnings
+    warnings = list(table.warnings)
+    lines = [_line(table, row, warnings) for row in table.rows]
+    return {"rows": len(lines), "table": lines}, tuple(warnings)
 
 
-def _line(table: Table, row: Row) -> dict[str, str | None]:
+def _line(table: Table, row: Row, warnings: list[str]) -> dict[str, str | None]:
+    if table.has_slipped(row, _WORDS):
+        warnings.append(f"line {row.line}: its columns cannot be told apart; nothing is read from it")
+        row = Row(row.line, None)
     line = {key: table.cell(row, *names) for key, names in _COLUMNS.items()}
     if line["nodes"] is None:
         counts = _COUNTS.fullmatch(table.cell(row, "NODES(A/I/O/T)") or "")

@@ -23,6 +23,7 @@ _COLUMNS = {
     "nodes": ("NODES",),
     "nodelist_reason": ("NODELIST(REASON)",),
 }
+_WORDS = ("PARTITION", "USER", "ST", "STATE", "TIME", "NODES")
 _KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {
     "NODELIST",
     "REASON",
@@ -50,6 +51,9 @@ def _job(table: Table, row: Row, warnings: list[str]) -> dict[str, str | None]:
     job_id = table.cell(row, *_COLUMNS["jobid"])
     if job_id is not None and not _JOB_ID.fullmatch(job_id):
         warnings.append(f"line {row.line}: {job_id[:60]!r} is no job id; nothing is read from it")
+        row = Row(row.line, None)
+    elif table.has_slipped(row, _WORDS):
+        warnings.append(f"line {row.line}: its columns cannot be told apart; nothing is read from it")
         row = Row(row.line, None)
     job = {key: table.cell(row, *names) for key, names in _COLUMNS.items()}
     if job["nodelist_reason"] is None:

@@ -7,7 +7,7 @@ that does not fit its header keeps its line and loses its cells: nothing is read
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from toolkit.errors import CheckFailedError
@@ -51,6 +51,10 @@ class Table:
         name = next((name for name in names if name in self.columns), None)
         return None if name is None else row.cells[self.columns.index(name)]
 
+    def has_slipped(self, row: Row, words: Iterable[str]) -> bool:
+        """Whether a column that holds one word holds several, so that the cells of the row are not its own."""
+        return any(len((self.cell(row, name) or "").split()) > 1 for name in words)
+
 
 def lines_of(text: str) -> list[str]:
     """Lines as a terminal shows them: `str.splitlines` would also break at separators that stand in names."""
@@ -70,14 +74,16 @@ def read_table(text: str, known: Collection[str], command: str, *, several_lines
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise CheckFailedError(f"nothing that {command} prints: the text is empty", where="line 1")
-    for place, (_, line) in enumerate(numbered):
+    for place, (number, line) in enumerate(numbered):
         delimiter = _delimiter(line, known)
         if delimiter is not None or _is_header(line.split(), known):
             before = [entry for entry in numbered[:place] if not _TIME.fullmatch(entry[1])]
             strange = [entry for entry in before if not _PROMPT.fullmatch(entry[1])]
             warnings = [f"line {at}: not part of the table: {said[:60]!r}" for at, said in strange]
-            body = [entry for entry in numbered[place + 1 :] if entry[1].strip() != line.strip()]
-            body = [entry for entry in body if not _TIME.fullmatch(entry[1])]
+            body = list(enumerate(lines[number:], number + 1)) if several_lines else numbered[place + 1 :]
+            body = [
+                entry for entry in body if entry[1].strip() != line.strip() and not _TIME.fullmatch(entry[1])
+            ]
             if delimiter is None:
                 return _fixed(line, body, len(lines), warnings)
             return _delimited(line, delimiter, body, len(lines), warnings, join=several_lines)
@@ -110,6 +116,9 @@ def _delimited(
     rows: list[Row] = []
     while body:
         number, text = body[0]
+        if not text.strip():
+            body = body[1:]
+            continue
         used = _lines_of_record(body, mark, fields) if join else 1
         text = "\n".join(line for _, line in body[:used])
         if used > 1 or text.count(mark) + 1 != fields:
