@@ -210,3 +210,19 @@ def test_a_working_folder_that_is_no_text(toolkit, monkeypatch) -> None:
     toolkit.ok("render", toolkit.job("true"))
     (record,) = toolkit.runs.glob("work/*/record.json")
     assert json.loads(record.read_text())["working_directory"] == str(folder)
+
+
+def test_a_log_keeps_its_bytes_in_a_file_and_only_colours_on_a_terminal(toolkit, terminal) -> None:
+    escapes = "\x1b[31mred\x1b[0m \x1b]0;owned\x07title \x1b[2Jclear \x9b1mbold \x08\x7fdel"
+    (toolkit.folder / "escapes").write_text(escapes + "\n10%\r90%\r100%\n", newline="")
+    run = toolkit.submit(toolkit.job("cat escapes; exit 3", more="[restart]\ncrashes = 0\n"))
+    toolkit("wait", run.run_id)
+    assert toolkit.ok("logs", "--rank", 0) == escapes + "\n10%\r90%\r100%\n"
+    command = str(Path(sys.executable).with_name("toolkit"))
+    for words in (["logs", "--rank", "0"], ["status"], ["wait"], ["explain"], ["history"]):
+        window = terminal([command, *words], cwd=toolkit.folder, env=dict(os.environ))
+        window.wait()
+        for letters in ("\x1b]", "\x07", "\x1b[2Jc", "\x9b", "\x7f", "owned"):
+            assert letters not in window.screen, (words, window.screen)
+        if words[0] == "logs":
+            assert window.screen == "\x1b[31mred\x1b[0m title clear bold del\x1b[0m\r\n100%\r\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,8 +11,10 @@ from pathlib import Path
 
 from toolkit.errors import NotFoundError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.supervise.failures import clean
 
 FOLLOW_PERIOD_S = 0.3
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
 def log_paths(run: RunDirectory, *, rank: str | None = None, attempt: int | None = None) -> list[Path]:
@@ -72,6 +75,15 @@ def rank_logs(attempt: AttemptDirectory) -> list[Path]:
 def rank_label(path: Path) -> str:
     """What stands before each line where several ranks are shown."""
     return f"[{path.stem.removeprefix('rank-')}] "
+
+
+def for_terminal(line: str) -> str:
+    """A program's line as a terminal may have it: its colours, without other escapes, which could move the cursor, set
+    the title or answer as a keyboard. Of a progress bar's many states the last one stays.
+    """
+    parts = _COLOUR.split(line.rstrip("\r").rpartition("\r")[2])  # every second part is a colour
+    shown = "".join(part if place % 2 else clean(part) for place, part in enumerate(parts))
+    return shown + "\x1b[0m" if len(parts) > 1 else shown
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.options import find, json_option, print_command_option, runs_option, site_runs
+from toolkit.cli.options import echo_log, find, json_option, print_command_option, runs_option, site_runs
 
 if TYPE_CHECKING:
     from toolkit.batch.state import RunStatus
@@ -21,6 +21,8 @@ task_option = click.option("--task", type=click.IntRange(min=0), metavar="T", he
 
 def _table(statuses: Sequence[RunStatus]) -> None:
     """squeue-like columns, each as wide as its widest value."""
+    from toolkit.supervise.failures import clean
+
     rows = [("RUN", "JOB", "STATE", "JOBID", "SITE", "NODES", "RANKS", "STEP", "REASON")]
     for status in statuses:
         step = "" if status.step is None else str(status.step)
@@ -39,9 +41,8 @@ def _table(statuses: Sequence[RunStatus]) -> None:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     for row in rows:
-        click.echo(
-            " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + " " + row[-1]
-        )
+        line = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + " " + row[-1]
+        click.echo(clean(line.replace("\n", " ")))
 
 
 @click.command()
@@ -107,7 +108,7 @@ def logs(
         follow=follow,
         over=lambda: follower.look().state.final,
     ):
-        click.echo(line)
+        echo_log(line)
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -111,6 +112,15 @@ def find(run: str, runs: Path | None) -> RunDirectory:
     from toolkit.rundir.layout import RunDirectory
 
     return RunDirectory(find_run(run, site_runs(runs)))
+
+
+def echo_log(line: str) -> None:
+    """Print a line that a program wrote: as it is into a file or a pipe, without harmful escapes on a terminal."""
+    from toolkit.batch.logs import for_terminal
+
+    click.echo(
+        for_terminal(line) if sys.stdout.isatty() else line, color=True
+    )  # click would take out colours, too
 
 
 json_option = click.option(

@@ -12,6 +12,7 @@ import click
 
 from toolkit.cli.options import (
     Command,
+    echo_log,
     find,
     flags_of,
     job_options,
@@ -230,7 +231,7 @@ def _live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoRetur
     with Interrupts(directory) as interrupts:
         click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
         supervisor = interrupts.supervisor = start_here(directory, job, start)
-        show_output(directory, supervisor, click.echo, partial(click.echo, err=True), first_attempt=earlier)
+        show_output(directory, supervisor, echo_log, partial(click.echo, err=True), first_attempt=earlier)
     status = run_status(directory)
     report_end(status, directory, Console(stderr=True))
     sys.exit(exit_code_of(status))

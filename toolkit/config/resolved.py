@@ -139,5 +139,6 @@ class ResolvedJob(BaseModel):
 
 
 def as_json(value: Any) -> str:
-    """Write one value as a table shows it; dates of TOML as text."""
-    return json.dumps(value, default=str, ensure_ascii=False)
+    """Write one value as a table shows it; dates of TOML as text, and what a terminal would obey as its number."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
