@@ -126,3 +126,12 @@ def test_resume_submits_what_never_reached_slurm(here: Site) -> None:
     here.ok("resume", run.run_id)
     assert here.wait(run).returncode == 0
     assert len(jobs_of(here, run)) == 1
+
+
+def test_a_script_that_was_given_to_sbatch_is_waited_for_while_it_is_pending(here: Site) -> None:
+    here.ok("render", here.job("true"))
+    run = the_run(here)
+    assert here.wait(run).returncode == 1  # it is rendered only
+    job_id = here.command(["sbatch", "--parsable", "--begin=now+2", str(run.script(0))]).stdout.strip()
+    assert here.wait(run).returncode == 0
+    assert here.status(run)["job_id"] == job_id

@@ -16,7 +16,7 @@ from toolkit.rundir.files import read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token
+from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token, token_of
 from toolkit.supervise.allocation import process_start_ticks
 
 
@@ -86,6 +86,17 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
     if since is None or time.time() - since < SETTLE_S:
         return OpenSubmission(start, False, f"{broken} yet; ask again after {SETTLE_S:.0f} s")
     return OpenSubmission(start, True, broken)
+
+
+def was_given_by_hand(run: RunDirectory, slurm: Slurm) -> bool:
+    """True where a rendered script waits in the queue because somebody gave it to sbatch; this is written down."""
+    try:
+        job_id = find_by_token(slurm, token_of(run.run_id, 0))
+    except (SchedulerRefusedError, NotFoundError):
+        return False
+    if job_id is not None:
+        close_submission(run, 0, job_id)
+    return job_id is not None
 
 
 def open_word(opened: OpenSubmission | None, job_id: str) -> tuple[RunState, str, str] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.batch.array_status import TaskStatus, exit_code_of_end, task_job_id, task_status, word_of_tasks
 from toolkit.batch.living import Answer, Word, local_word, slurm_word
-from toolkit.batch.settle import last_open_start, open_word, settle
+from toolkit.batch.settle import last_open_start, open_word, settle, was_given_by_hand
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError
@@ -157,7 +157,10 @@ def require_submitted(run: RunDirectory) -> None:
         CheckFailedError: it was neither submitted nor has it started.
     """
     if not has_begun(run):
-        shell = "sbatch" if uses_slurm(recorded_job(run)) else "bash"
+        job = recorded_job(run)
+        if uses_slurm(job) and was_given_by_hand(run, slurm_of(job)):
+            return
+        shell = "sbatch" if uses_slurm(job) else "bash"
         raise CheckFailedError(
             f"run {run.run_id} is rendered, not submitted", fix=f"`{shell} {shlex.quote(str(run.script(0)))}`"
         )

@@ -5,11 +5,14 @@ The rendered script has already removed what no list names; here the job's own v
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.launchers import Shape
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def rank_environment(
@@ -22,7 +25,10 @@ def rank_environment(
         job: the resolved job.
         ends_at: the end of the allocation in seconds since the epoch, 0 when it has none.
     """
-    environment = dict(base)
+    # The script cannot remove what bash cannot name (`foo-bar`); exported functions are of a module system by now.
+    environment = {
+        name: value for name, value in base.items() if _NAME.fullmatch(name) or name.startswith("BASH_FUNC_")
+    }
     for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"):
         environment.pop(name, None)  # said to the supervisor; a submit from inside a rank must not hear it
     environment |= {
