@@ -94,3 +94,28 @@ def test_lines_are_numbered_by_the_ranks_that_the_attempt_has(run_directory) -> 
     with subprocess.Popen(["true"]) as supervisor:
         show_output(run_directory, supervisor, lines.append, lines.append)
     assert lines == ["[0] of 2", "of 1"]
+
+
+def test_a_step_around_us_is_left_behind() -> None:
+    """`srun --pty bash`: its one task, its CPU mask and its PMIx are not the ranks'."""
+    from toolkit.batch.allocation import environment_of_allocation, nodes_of_allocation, tasks_per_node
+
+    step = {
+        "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1", "SLURM_NNODES": "1",
+        "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_PROCID": "0", "PMIX_RANK": "0", "PMI_RANK": "0",
+    }  # fmt: skip
+    inside = environment_of_allocation({**ALLOCATION, **step, "HOME": "/h", "SLURM_CPUS_PER_TASK": "2"})
+    kept = {
+        name: ALLOCATION[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_CPUS_PER_NODE")
+    }
+    assert inside == {**kept, "HOME": "/h", "SLURM_CPUS_PER_TASK": "2", "SLURM_OVERLAP": "1"}
+    assert (nodes_of_allocation(inside, None), tasks_per_node(inside)) == ("2", None)
+
+
+@pytest.mark.parametrize("more", [{}, {"SLURM_STEP_ID": "4294967290"}])
+def test_sallocs_own_shell_is_no_step(more: dict[str, str]) -> None:
+    from toolkit.batch.allocation import environment_of_allocation, tasks_per_node
+
+    inside = environment_of_allocation({**ALLOCATION, **more, "SLURM_ARRAY_TASK_ID": "3"})
+    assert inside == {**ALLOCATION, **more}
+    assert tasks_per_node(inside) == "2"
