@@ -87,6 +87,13 @@ def test_columns_without_a_width_are_read_where_the_words_tell_them():
     assert len(warnings) == 1 and warnings[0].startswith("line 2:")
 
 
+def test_a_blank_in_a_name_and_an_empty_column_are_not_taken_for_each_other():
+    """Nothing is aligned here, so eight words could be the eight cells; `root` is no state, though."""
+    text = "JOBID PARTITION NAME USER ST TIME NODES NODELIST(REASON)\n123 main my job root CD 0:10 1\n"
+    read, warnings = jobs(text)
+    assert read == [(None,) * 8] and "line 2" in warnings[0]
+
+
 def test_equal_columns_that_touch():
     text = "JOBID               NAME                STATE               \n"
     text += "12                  a name of 20 letter!RUNNING             \n"

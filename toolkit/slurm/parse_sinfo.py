@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from toolkit.slurm.tables import Row, Table, read_table
+from toolkit.slurm.tables import COUNT, ONE_WORD, Row, Table, read_table
 
 KEYS = {
     "rows": "how many lines are printed; a node stands in one for each of its partitions",
@@ -20,7 +20,7 @@ _COLUMNS = {
     "state": ("STATE",),
     "nodelist": ("NODELIST", "HOSTNAMES"),
 }
-_WORDS = ("PARTITION", "AVAIL", "TIMELIMIT", "NODES", "STATE")
+_FORMS = {"PARTITION": ONE_WORD, "AVAIL": ONE_WORD, "TIMELIMIT": ONE_WORD, "NODES": COUNT, "STATE": ONE_WORD}
 _KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {
     "NODES(A/I/O/T)",
     "CPUS(A/I/O/T)",
@@ -43,7 +43,7 @@ def parse_sinfo(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _line(table: Table, row: Row, warnings: list[str]) -> dict[str, str | None]:
-    if table.has_slipped(row, _WORDS):
+    if table.has_slipped(row, _FORMS):
         warnings.append(f"line {row.line}: its columns cannot be told apart; nothing is read from it")
         row = Row(row.line, None)
     line = {key: table.cell(row, *names) for key, names in _COLUMNS.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from toolkit.slurm.tables import Row, Table, read_table
+from toolkit.slurm.tables import COUNT, ONE_WORD, Row, Table, read_table
 
 KEYS = {
     "rows": "how many jobs are printed; an array that waits is one row",
@@ -23,7 +23,15 @@ _COLUMNS = {
     "nodes": ("NODES",),
     "nodelist_reason": ("NODELIST(REASON)",),
 }
-_WORDS = ("PARTITION", "USER", "ST", "STATE", "TIME", "NODES")
+_STATE = re.compile(r"[A-Z_]+")
+_FORMS = {
+    "PARTITION": ONE_WORD,
+    "USER": ONE_WORD,
+    "ST": _STATE,
+    "STATE": _STATE,
+    "TIME": ONE_WORD,
+    "NODES": COUNT,
+}
 _KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {
     "NODELIST",
     "REASON",
@@ -52,7 +60,7 @@ def _job(table: Table, row: Row, warnings: list[str]) -> dict[str, str | None]:
     if job_id is not None and not _JOB_ID.fullmatch(job_id):
         warnings.append(f"line {row.line}: {job_id[:60]!r} is no job id; nothing is read from it")
         row = Row(row.line, None)
-    elif table.has_slipped(row, _WORDS):
+    elif table.has_slipped(row, _FORMS):
         warnings.append(f"line {row.line}: its columns cannot be told apart; nothing is read from it")
         row = Row(row.line, None)
     job = {key: table.cell(row, *names) for key, names in _COLUMNS.items()}

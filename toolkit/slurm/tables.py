@@ -7,13 +7,15 @@ that does not fit its header keeps its line and loses its cells: nothing is read
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from toolkit.errors import CheckFailedError
 from toolkit.slurm.fixed_width import cut_rows
 
 DELIMITERS = ("|#", "\x1f", "\x1e", "|", "\t", ";", "^", "!", "~", ",")
+ONE_WORD = re.compile(r"\S+")
+COUNT = re.compile(r"[0-9.]+[KMG]?(-[0-9.]+[KMG]?)?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_():/%.+* -]*")
 # What stands around a table: the time above the long forms, and before it the prompt at which the command was given.
 _TIME = re.compile(
@@ -51,9 +53,10 @@ class Table:
         name = next((name for name in names if name in self.columns), None)
         return None if name is None else row.cells[self.columns.index(name)]
 
-    def has_slipped(self, row: Row, words: Iterable[str]) -> bool:
-        """Whether a column that holds one word holds several, so that the cells of the row are not its own."""
-        return any(len((self.cell(row, name) or "").split()) > 1 for name in words)
+    def has_slipped(self, row: Row, forms: Mapping[str, re.Pattern[str]]) -> bool:
+        """Whether a cell has not the form of its column, so that the cells of the row are not its own."""
+        cells = ((self.cell(row, name), form) for name, form in forms.items())
+        return any(cell and not form.fullmatch(cell) for cell, form in cells)
 
 
 def lines_of(text: str) -> list[str]:
