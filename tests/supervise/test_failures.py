@@ -137,6 +137,8 @@ def test_a_neighbour_that_hears_of_a_time_out_is_not_the_late_one(attempt):
     fail(attempt, 0, TIMED_OUT, 1)
     fail(attempt, 2, CLOSED, 1)
     assert first_failure(attempt).rank == 1
+    fail(attempt, 1, CLOSED, 5)
+    assert first_failure(attempt).rank == 1
 
 
 def test_a_time_out_that_follows_from_a_crash_is_not_the_cause(attempt):
