@@ -55,8 +55,11 @@ def the_run(here: Site) -> RunDirectory:
     return RunDirectory(path)
 
 
-def test_ctrl_c_in_a_step_saves_and_the_run_goes_on_there(here: Site, window) -> None:
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("mpirun", marks=pytest.mark.evidence)])
+def test_ctrl_c_in_a_step_saves_and_the_run_goes_on_there(here: Site, window, launcher: str) -> None:
     """In `srun --pty`, which holds the CPUs that the ranks need, and whose own number of tasks is one."""
+    with here.file.open("a") as site:  # with Open MPI's mpirun ranks hear of a stop by a file
+        site.write(f'[launcher]\nkind = "{launcher}"\nmpirun = "/usr/bin/mpirun"\n')
     shell = window("salloc", "-N1", "--ntasks-per-node=2", "srun", "-n1", "--pty")
     shell.type(f"{TOOLKIT[0]} run {TINY}; echo code=$? of it\n")
     run = the_run(here)

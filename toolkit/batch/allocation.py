@@ -28,7 +28,13 @@ def environment_of_allocation(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP) == _INTERACTIVE_STEP:
         return {name: value for name, value in environ.items() if not name.startswith("SLURM_ARRAY_")}
     kept = {name: value for name, value in environ.items() if not _OF_STEP.fullmatch(name)}
-    return {**kept, "SLURM_OVERLAP": "1"}
+    # Open MPI reads the nodes and their slots here; salloc without a number of tasks counts the CPUs, too.
+    of_job = {
+        "SLURM_NODELIST": "SLURM_JOB_NODELIST", "SLURM_NNODES": "SLURM_JOB_NUM_NODES",
+        "SLURM_TASKS_PER_NODE": "SLURM_JOB_CPUS_PER_NODE",
+    }  # fmt: skip
+    whole = {name: environ[source] for name, source in of_job.items() if source in environ}
+    return {**kept, **whole, "SLURM_OVERLAP": "1"}
 
 
 def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
