@@ -13,9 +13,10 @@ from toolkit.slurm.hostlist import expand_hostlist
 
 def nodes_left_out(job: ResolvedJob, runs: Path) -> list[str]:
     """Bad nodes of the job's site, each told on stderr; those that the job itself asks for are not left out."""
-    wanted = set(expand_hostlist(job.job.nodelist))
+    known = bad_nodes(runs, job.site.name)
+    wanted = set(expand_hostlist(job.job.nodelist)) if known else set()  # else Slurm alone judges the list
     left_out = []
-    for bad in bad_nodes(runs, job.site.name):
+    for bad in known:
         if bad.node in wanted:
             sys.stderr.write(f"toolkit: {describe(bad)}; the job asks for it all the same\n")
         else:
