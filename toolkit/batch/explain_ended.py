@@ -93,6 +93,8 @@ def _last_lines(
 ) -> list[Evidence]:
     """What the culprit, or the launcher, printed last, without what was `told` already."""
     path = attempt.logs / "launcher.log" if end.get("rank") is None else attempt.log_file(end["rank"])
+    if end["cause"] == "stalled":
+        path = attempt.errors  # where each rank stands, from the stacks in it
     lines = end.get("last_lines") or []
     new = [line for line in lines if line.strip(" ^~") and not any(line.strip() in one for one in told)]
     return [quote_file(run, path, line) for line in new[-LINES_SHOWN:]]
