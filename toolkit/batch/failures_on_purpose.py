@@ -55,7 +55,9 @@ def choose(
     job = recorded_job(run)
     job_id = job_ids(run)[-1]
     slurm = None if job_id.startswith("local-") else slurm_of(job, echo=echo)
-    _require_a_next_start(run, kind, job_id)
+    # Slurm sees a node that was cut off; where only its ranks die, it is a crash.
+    cause = Cause.NODE_LOST if kind == "kill-node" and cut_off is not None else _CAUSES[kind]
+    _require_a_next_start(run, kind, cause, job_id)
     if kind == "kill-rank":
         return _rank(attempt, _known_rank(attempt, rank), slurm, job_id)
     if slurm is None:
@@ -71,10 +73,10 @@ def choose(
     return _preempt(slurm, job_id)
 
 
-def _require_a_next_start(run: RunDirectory, kind: str, job_id: str) -> None:
+def _require_a_next_start(run: RunDirectory, kind: str, cause: Cause, job_id: str) -> None:
     """A rehearsal must not end a run whose budget is spent."""
     job = recorded_job(run)
-    budget = ENDINGS[_CAUSES[kind]].budget
+    budget = ENDINGS[cause].budget
     limit = int(getattr(job.restart, budget))
     spent = 0
     for attempt in map(run.attempt, run.attempt_numbers()):
@@ -86,7 +88,7 @@ def _require_a_next_start(run: RunDirectory, kind: str, job_id: str) -> None:
             f"restart.{budget} = {limit} is spent ({spent} so far): {kind} would end this run",
             fix=f"submit it with --set restart.{budget}={spent + 1} or more",
         )
-    if kind in ("preempt", "walltime") and not (job.job.requeue and job.scheduler.kind == "slurm"):
+    if cause is not Cause.CRASHED and not job.job.requeue:
         raise CheckFailedError(
             f"this run may not be requeued: {kind} would end it", fix="submit it with job.requeue = true"
         )
