@@ -89,5 +89,6 @@ def test_peer_torchrun_restarts(rendezvous, folder, repeats, ledger):
         0, state=f"exit code {code}", losses_equal=None,
         seconds={"median step to step": median(between or [0]), "all": time.monotonic() - began},
         restarts_allowed=restarts, restarts_that_stepped=len(lives - {0}), last_step=int(steps[-1][2]),
+        lives_that_failed=(here / "log.txt").read_text().count("failed (exitcode"),
     )  # fmt: skip
     assert 0 in lives  # the script itself works
