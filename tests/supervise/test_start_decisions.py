@@ -88,28 +88,35 @@ def test_slurm_ends_a_preempted_job_by_its_own_clock(supervisor):
         assert one.grace_s(cause) < 30  # Slurm's KillWait
 
 
+IN_THE_END, LONG_BEFORE = 20, 3600
+
+
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("said", "left_s", "is_batch", "cause"),
     [
-        ("CANCELLED", Cause.CANCELLED), ("TIMEOUT", Cause.WALLTIME), ("PREEMPTED", Cause.PREEMPTED),
-        ("RUNNING", Cause.PREEMPTED), ("NODE_FAIL", Cause.NODE_LOST), ("COMPLETED", Cause.STOPPED),
+        ("CANCELLED|0|N/A|", LONG_BEFORE, True, Cause.CANCELLED),
+        ("TIMEOUT|0|N/A|", LONG_BEFORE, True, Cause.WALLTIME),
+        ("RUNNING|0|N/A|", LONG_BEFORE, True, Cause.PREEMPTED),  # its grace time has begun
+        ("NODE_FAIL|0|N/A|", LONG_BEFORE, True, Cause.NODE_LOST),
+        ("COMPLETING|1|N/A|", LONG_BEFORE, True, Cause.PREEMPTED),  # it was requeued, for the second time
+        ("COMPLETING|0|2026-11-21T03:00:00|", LONG_BEFORE, True, Cause.PREEMPTED),
+        ("COMPLETING|0|N/A|", LONG_BEFORE, True, Cause.CANCELLED),
+        ("COMPLETING|0|N/A|", IN_THE_END, True, Cause.WALLTIME),
+        ("COMPLETING|0|N/A|", LONG_BEFORE, False, Cause.STOPPED),  # salloc gave it back
     ],
-)  # fmt: skip
-def test_slurm_says_why_it_sent_term(slurm_says, said, cause):
-    slurm_says(f"echo {said}")
-    assert why_terminated("7") is cause
-    # While a job completes, squeue prints that alone, but chooses rows by the state behind it.
-    slurm_says(f'case "$*" in *--states=all*) echo COMPLETING;; *--states={said}*) echo COMPLETING;; esac')
-    assert why_terminated("7") is cause
+)
+def test_slurm_says_why_it_sent_term(slurm_says, said, left_s, is_batch, cause):
+    slurm_says(f"echo '{said}'")
+    assert why_terminated(Allocation("7", 1, True, is_batch, time.time() + left_s)) is cause
 
 
 def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(
     slurm_says, capsys, monkeypatch, tmp_path
 ):
     slurm_says("exit 1")
-    assert why_terminated("7") is Cause.PREEMPTED
+    assert why_terminated(Allocation("7", 1, True, True, 0.0)) is Cause.PREEMPTED
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert why_terminated("7") is Cause.PREEMPTED
+    assert why_terminated(Allocation("7", 1, True, True, 0.0)) is Cause.PREEMPTED
     assert find_allocation({"SLURM_JOB_ID": "7"}, 1).ends_at == 0
     assert capsys.readouterr().out.count("Slurm does not say") == 3
 

@@ -16,6 +16,12 @@ from toolkit.rundir.states import Cause, Next
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.states import base_state
 
+END_SLACK_S = 45.0  # Slurm looks for time limits that are over every 30 s
+_NOTHING = frozenset({"", "Unknown", "None", "NONE", "N/A"})
+_ENDED = {
+    "CANCELLED": Cause.CANCELLED, "TIMEOUT": Cause.WALLTIME, "DEADLINE": Cause.WALLTIME,
+    "NODE_FAIL": Cause.NODE_LOST, "COMPLETED": Cause.STOPPED,
+}  # fmt: skip
 STOP_GRACE_S = 22.0  # where KillWait is not known: what its default of 30 s leaves
 
 
@@ -49,6 +55,7 @@ class Allocation:
     ends_at: float
     task: int | None = None
     node_list: str = ""  # as Slurm writes it
+    restarts: int = 0  # requeues before this start
 
     def left_s(self) -> float:
         """Seconds until the end, infinite without a limit."""
@@ -56,7 +63,7 @@ class Allocation:
 
     def look_again(self) -> bool:
         """Ask Slurm when the job ends, since its limit may have been changed; True when the end has moved."""
-        said = _squeue(self.job_id, "%e") if self.in_slurm else ""
+        said = _squeue(self.job_id, "EndTime") if self.in_slurm else ""
         if not said:
             return False
         before, self.ends_at = self.ends_at, _seconds_of(said)
@@ -93,30 +100,37 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
         _end_time(job_id, environ),
         int(task) if task else None,
         environ.get("SLURM_JOB_NODELIST", ""),
+        int(environ.get("SLURM_RESTART_COUNT") or 0),
     )
 
 
 def _end_time(job_id: str, environ: Mapping[str, str]) -> float:
     if environ.get("SLURM_JOB_END_TIME"):
         return float(environ["SLURM_JOB_END_TIME"])
-    return _seconds_of(_squeue(job_id, "%e"))
+    return _seconds_of(_squeue(job_id, "EndTime"))
 
 
 def _seconds_of(end: str) -> float:
     """Slurm's local time, which is this host's, in seconds since the epoch; 0 where there is no end."""
-    return 0.0 if end in ("", "Unknown", "NONE", "N/A") else datetime.fromisoformat(end).timestamp()
+    return 0.0 if end in _NOTHING else datetime.fromisoformat(end).timestamp()
 
 
-def why_terminated(job_id: str) -> Cause:
+def why_terminated(allocation: Allocation) -> Cause:
     """Ask Slurm why it sent TERM. A job that is merely being preempted still counts as running there."""
-    state = _state(job_id)
-    if state == "CANCELLED":
-        return Cause.CANCELLED
-    if state in ("TIMEOUT", "DEADLINE"):
+    said = _squeue(allocation.job_id, "State:|,RestartCnt:|,PreemptTime:|").split("|")
+    if len(said) < 3:
+        return Cause.PREEMPTED  # squeue is silent
+    state, restarts, preempted = base_state(said[0]), said[1].strip(), said[2].strip()
+    if state != "COMPLETING":
+        return _ENDED.get(state, Cause.PREEMPTED)
+    # That word hides why the job ends; what else is said of it does not.
+    if preempted not in _NOTHING or (restarts.isdigit() and int(restarts) > allocation.restarts):
+        return Cause.PREEMPTED  # or requeued on request: either way Slurm begins it again
+    if allocation.left_s() < END_SLACK_S:
         return Cause.WALLTIME
-    if state == "COMPLETED":  # salloc's shell has ended, or its terminal: the allocation was given back
-        return Cause.STOPPED
-    return Cause.NODE_LOST if state == "NODE_FAIL" else Cause.PREEMPTED
+    return (
+        Cause.CANCELLED if allocation.is_batch else Cause.STOPPED
+    )  # salloc's shell has ended, or its terminal
 
 
 def lost_nodes(allocation: Allocation) -> list[str]:
@@ -150,18 +164,9 @@ def stop_grace_s(allocation: Allocation) -> float:
     return max(5.0, float(match[1]) - 8.0) if match else STOP_GRACE_S
 
 
-def _state(job_id: str) -> str:
-    """The state's own word; "" when Slurm does not say."""
-    state = base_state(_squeue(job_id, "%T"))
-    if state == "COMPLETING":  # that hides why; but squeue chooses rows by the state behind it
-        ends = ("CANCELLED", "NODE_FAIL", "TIMEOUT", "PREEMPTED", "COMPLETED")
-        return next((word for word in ends if _squeue(job_id, "%T", states=word)), state)
-    return state
-
-
-def _squeue(job_id: str, form: str, *, states: str = "all") -> str:
-    """One field of a job; "" when squeue does not say. Unlike scontrol, every site's nodes have it."""
-    argv = ["squeue", "--noheader", f"--jobs={job_id}", f"--format={form}", f"--states={states}"]
+def _squeue(job_id: str, form: str) -> str:
+    """Fields of a job; "" when squeue does not say. Unlike scontrol, every site's nodes have it."""
+    argv = ["squeue", "--noheader", f"--jobs={job_id}", f"--Format={form}", "--states=all"]
     try:
         return Slurm(timeout_s=10).call(argv).strip()
     except (NotFoundError, SchedulerRefusedError) as error:

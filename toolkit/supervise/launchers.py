@@ -56,6 +56,9 @@ class Ranks(Protocol):
     def kill(self) -> None:
         """End the ranks now."""
 
+    def abandon(self) -> None:
+        """End the ranks without a word to Slurm, where the job's steps are somebody else's by now."""
+
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies. Called between fork and exec."""
@@ -96,6 +99,12 @@ class LauncherProcess:
         _signal_group(self.process, signal.SIGKILL)  # also what an ended launcher left in its session
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(5.0)
+
+    def abandon(self) -> None:
+        # srun would have Slurm cancel its step by number, and a later start counts its steps from 0 again. Its ranks
+        # end with it: they lose their launcher.
+        _signal_group(self.process, signal.SIGKILL)
+        self.process.wait()
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -139,6 +148,9 @@ class LocalRanks:
             _signal_group(process, signal.SIGKILL)
         for process in self.processes:
             process.wait()
+
+    def abandon(self) -> None:
+        self.kill()
 
 
 def launch_local(

@@ -82,11 +82,11 @@ class Supervisor:
         return Cause.WALLTIME if near else Cause.PREEMPTED
 
     def why_terminated(self) -> Cause:
-        """TERM in Slurm is a preemption until Slurm is asked for more at the end, or a node of ours is lost now."""
+        """TERM in Slurm: a node of ours is lost, or Slurm says why; a preemption's grace time looks like nothing yet."""
         if not self.allocation.in_slurm:
             return Cause.CANCELLED
         self.lost_nodes = lost_nodes(self.allocation)
-        return Cause.NODE_LOST if self.lost_nodes else Cause.PREEMPTED
+        return Cause.NODE_LOST if self.lost_nodes else why_terminated(self.allocation)
 
     def grace_s(self, cause: Cause) -> float:
         """How long ranks may take to save, in seconds."""
@@ -164,6 +164,9 @@ class Supervisor:
             return AttemptEnd(Cause.LAUNCH_FAILED, error.message, 125, fix=error.fix)
         try:
             return watch.follow(ranks)
+        except SupersededError:
+            ranks.abandon()
+            raise
         finally:
             ranks.kill()  # nothing of an attempt outlives it, not even when the watch itself failed
 
@@ -186,7 +189,7 @@ class Supervisor:
                 return Cause.NODE_LOST
         if not by_slurm:
             return cause
-        said = why_terminated(self.allocation.job_id)
+        said = why_terminated(self.allocation)
         return cause if cause is Cause.WALLTIME and said is Cause.PREEMPTED else said
 
     def _record(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
