@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_main_job import TOOLKIT, Site, make_site, wait_for
+from on_slurm import TOOLKIT, Site, make_site, wait_for
 
 import toolkit
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hostile_values import FOLDERS, NO_RUNS, VALUES, canaries, check_shown, variables, write_job
-from test_main_job import Site, make_site, wait_for
+from on_slurm import Site, make_site, wait_for
 
 from toolkit.rundir.layout import RunDirectory
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_main_job import TOOLKIT, Site, make_site, wait_for
+from on_slurm import TOOLKIT, Site, make_site, wait_for
 
 from toolkit.rundir.layout import RunDirectory
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from test_main_job import TOOLKIT, Site, make_site, wait_for
+from on_slurm import TOOLKIT, Site, make_site, wait_for
 
 from toolkit.devcluster.nodes import process_in_node
 from toolkit.rundir.layout import RunDirectory

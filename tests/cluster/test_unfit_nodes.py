@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_main_job import Site, make_site
+from on_slurm import Site, make_site
 
 from toolkit.rundir.files import read_json
 
