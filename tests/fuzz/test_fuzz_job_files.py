@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from datetime import date, datetime, time
 from pathlib import Path
@@ -88,7 +89,11 @@ qos = "low"
 WHOLE = "".join(f'[job]\nentry = ["true"]\n[args]\n{line}\n' for line in ("a = 1",))
 FLAGS = ("-N", "-n", "-c", "-t", "-p", "-A", "-q", "-a", "-J", "-C", "-w", "-x", "-o", "-e", "-d", "--ntasks-per-node",
          "--gpus-per-node", "--set", "--site", "--runs")  # fmt: skip
-ANY_TEXT = st.text(st.characters(exclude_characters="\0"), max_size=12)
+# What a command line and an environment can hold: texts, and bytes that are none.
+ANY_TEXT = st.one_of(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12),
+    st.binary(max_size=12).map(lambda value: os.fsdecode(value.replace(b"\0", b""))),
+)
 
 
 def told_well(said: Any, *files: Path) -> None:
