@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import pytest
@@ -18,8 +17,7 @@ SILENT_S = 60.0
 
 
 def await_idle_nodes(place):
-    """An earlier scenario may still be ending on some node; and the nodes that it lost on purpose are no bad ones."""
-    shutil.rmtree(place.folder / "runs" / ".bad-nodes", ignore_errors=True)
+    """An earlier scenario may still be ending on some node."""
     until(lambda: set(devcluster.node_states(place.layout).values()) == {"idle"})
 
 

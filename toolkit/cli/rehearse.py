@@ -73,7 +73,6 @@ def _cut_off(run: RunDirectory) -> CutOff | None:
     from toolkit.batch.submission import recorded_job
     from toolkit.devcluster import cluster
     from toolkit.devcluster.layout import make_layout
-    from toolkit.rundir.bad_nodes import forget_bad_node, runs_of
 
     conf = Path(recorded_job(run).scheduler.conf).expanduser()
     folder = conf.parent.parent
@@ -90,7 +89,5 @@ def _cut_off(run: RunDirectory) -> CutOff | None:
             yield Injected(f"cut {node} off the network; it is connected again at the end")
         finally:
             cluster.restore(layout, node)
-            # The supervisor has noted a bad node, and this one is not.
-            forget_bad_node(runs_of(run.whole), recorded_job(run).site.name, node)
 
     return cut_off

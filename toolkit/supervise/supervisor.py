@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError
-from toolkit.rundir.bad_nodes import note_bad_node
 from toolkit.rundir.claims import SupersededError, claim_attempt, claim_start, end_start, refuse_superseded
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
@@ -194,9 +193,6 @@ class Supervisor:
 
     def _record(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
         if verdict.cause is Cause.NODE_LOST:
-            said = "Slurm says that it failed"
-            for node in self.lost_nodes:
-                note_bad_node(self.run, str(self.job["site"]["name"]), node, said)
             nodes = ", ".join(self.lost_nodes) or "a node"
             end = replace(
                 end,
