@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 
 import jsonschema
+import pytest
 
+from toolkit.errors import ToolkitError
 from toolkit.rundir.bad_nodes import (
     bad_nodes,
     forget_bad_node,
@@ -44,3 +46,10 @@ def test_a_node_can_be_forgotten(run_directory: RunDirectory) -> None:
     assert forget_bad_node(runs_of(run_directory), "ours", "node3")
     assert not forget_bad_node(runs_of(run_directory), "ours", "node3")
     assert bad_nodes(runs_of(run_directory), "ours") == []
+
+
+def test_a_damaged_note_is_refused_by_its_name(run_directory: RunDirectory) -> None:
+    note_bad_node(run_directory, "ours", "node3", "it failed")
+    (runs_of(run_directory) / ".bad-nodes" / "ours" / "node3.json").write_text('{"node": "node3"}')
+    with pytest.raises(ToolkitError, match=r"node3\.json"):
+        bad_nodes(runs_of(run_directory), "ours")

@@ -1,6 +1,7 @@
 """Small files of a run: whole or not at all, as open as their folder, one JSON line a record."""
 
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -32,6 +33,21 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_part(tmp_path, monk
         write_json(path, {"code": 2})
     assert read_json(path) == {"code": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["exit.json"]
+
+
+def test_a_line_that_finds_no_room_leaves_no_half_of_itself(tmp_path):
+    """A later line would stand behind that half, and no reader could take the file any more."""
+    path = tmp_path / "events.jsonl"
+    append_line(path, {"event": "started", "time": "now"})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, before[1]))  # room for 5 bytes more
+    try:
+        with pytest.raises(OSError, match="No space"):
+            append_line(path, {"event": "stalled", "time": "now"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    append_line(path, {"event": "ended", "time": "now"})
+    assert [line["event"] for line in read_lines(path)] == ["started", "ended"]
 
 
 @pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o700, 0o600), (0o750, 0o640)])

@@ -7,7 +7,7 @@ these nodes out.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from toolkit.rundir.files import read_json_or_none, write_json
@@ -49,7 +49,7 @@ def bad_nodes(runs: Path, site: str) -> list[BadNode]:
         if value is None:
             continue  # forgotten by somebody else in this moment
         if value["expires"] > time.time():
-            found.append(BadNode(**value))
+            found.append(BadNode(**{one.name: value[one.name] for one in fields(BadNode)}))
         else:
             path.unlink(missing_ok=True)
     return found

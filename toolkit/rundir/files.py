@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -94,10 +95,17 @@ def open_append(path: Path) -> int:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line. Only the file's one writer calls this: appends are not atomic over NFS."""
+    """Append one JSON line, or nothing. Only the file's one writer calls this: appends are not atomic over NFS."""
     line = json.dumps(record, ensure_ascii=False) + "\n"
-    with os.fdopen(open_append(path), "ab") as stream:
-        stream.write(line.encode())
+    with os.fdopen(open_append(path), "ab", buffering=0) as stream:
+        before = os.fstat(stream.fileno()).st_size
+        try:
+            written = stream.write(line.encode())
+            if written != len(line.encode()):  # the disk was full in the middle of it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            stream.truncate(before)  # the next line would stand behind half of this one
+            raise
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

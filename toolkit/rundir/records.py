@@ -16,6 +16,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     (re.compile(r"/record\.json"), {"job": dict, "host": str}),
     (re.compile(r"/resumed-\d+\.json"), {"job": dict}),
     (re.compile(r"/submitted-\d+\.json"), {"job_id": str}),
+    (re.compile(r"/\.bad-nodes/[^/]+/[^/]+\.json"), {"node": str, "reason": str, "run_id": str, "noted": float, "expires": float}),
     (
         re.compile(r"/starts/\d+/claim\.json"),
         {"start": int, "job_id": str, "host": str, "pid": int, "process_started": int},
