@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import write_json
+from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import clean, first_failure, silent_end
 
 
@@ -179,3 +180,9 @@ def test_an_abort_that_has_nothing_to_do_with_others_is_the_cause(attempt):
     fail(attempt, 1, "killed by SIGABRT", 2, kind="signal", code=134)
     attempt.log_file(1).write_text("free(): invalid pointer\n")
     assert (first_failure(attempt).rank, first_failure(attempt).symptom) == (1, "native_crash")
+
+
+def test_what_the_machine_failed_at_is_not_laid_to_the_program(attempt):
+    fail(attempt, 0, "checkpoint of step 5 was not saved: rank 0: Input/output error", 3, kind="failed")
+    end = first_failure(attempt)
+    assert (end.cause, end.symptom, end.fix) == (Cause.CRASHED, "failed", "")  # it may pass: restarted

@@ -46,16 +46,21 @@ def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
             if isinstance(error, ToolkitError)
             else traceback.format_exception_only(error)[-1].strip()
         )
-        # What a machine failed at may pass; what was refused would be refused again.
-        refused = isinstance(error, ToolkitError) and not isinstance(error, OwnFailureError)
         code = error.exit_code if isinstance(error, ToolkitError) else 1
         write_json(
             attempt.error_file(rank),
-            {"rank": rank, "host": socket.gethostname(), "kind": "refused" if refused else "exception", "reason": reason,
+            {"rank": rank, "host": socket.gethostname(), "kind": _kind(error), "reason": reason,
              "exit_code": code, "fix": getattr(error, "fix", ""), "traceback": told, "time": utc_now()},
         )  # fmt: skip
         _leave_now(code)
     _leave_well()
+
+
+def _kind(error: BaseException) -> str:
+    """What was refused would be refused again; what the machine or we failed at may pass."""
+    if isinstance(error, OwnFailureError):
+        return "failed"
+    return "refused" if isinstance(error, ToolkitError) else "exception"
 
 
 def _leave_well() -> NoReturn:

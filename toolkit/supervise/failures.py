@@ -17,6 +17,7 @@ from toolkit.supervise.symptoms import (
     COLLECTIVE_TIMEOUT,
     EXCEPTION,
     EXIT_CODE,
+    FAILED,
     KILLED,
     NATIVE_CRASH,
     PEER_LOST,
@@ -161,13 +162,11 @@ def _fix(symptom: Symptom, attempt: AttemptDirectory) -> str:
 
 
 def _plain_symptom(kind: str, end: AttemptEnd, consequence: bool) -> Symptom:
-    if kind == "refused":
-        return REFUSED
     if kind == "signal":
         return NATIVE_CRASH if end.exit_code - 128 in _CRASH_SIGNALS else KILLED
-    if kind == "exit":
-        return EXIT_CODE
-    return PEER_LOST if consequence else EXCEPTION
+    if kind in ("exception", "failed") and consequence:
+        return PEER_LOST
+    return {"refused": REFUSED, "failed": FAILED, "exit": EXIT_CODE, "exception": EXCEPTION}[kind]
 
 
 def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
@@ -250,7 +249,7 @@ def _is_consequence(error: dict[str, Any]) -> bool:
         return error["reason"] == "killed by SIGTERM" or (
             error["said"] != error["reason"] and bool(_CONSEQUENCE.search(error["said"]))
         )
-    return error["kind"] == "exception" and bool(_CONSEQUENCE.search(error["said"]))
+    return error["kind"] in ("exception", "failed") and bool(_CONSEQUENCE.search(error["said"]))
 
 
 def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> AttemptEnd:

@@ -68,11 +68,12 @@ COLLECTIVE_TIMEOUT = Symptom(
 PEER_LOST = Symptom("peer_lost", "a connection to another rank broke, and no rank says why")
 NODE_LOST = Symptom("node_lost", "a node failed")
 REFUSED = Symptom("refused", "a rank refused its input", plain=True)
+FAILED = Symptom("failed", "what toolkit does for the program could not be done on this machine", plain=True)
 SILENT = Symptom("silent_end", "ranks vanished without a word", plain=True)
 
 SYMPTOMS = (
     EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, NO_INTERPRETER,
-    COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, SILENT,
+    COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED, SILENT,
 )  # fmt: skip
 
 # The first that fits counts: what is particular stands before what is general.
