@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.claims import claim_attempt
-from toolkit.rundir.layout import create_run, new_run_id
+from toolkit.rundir.layout import create_run, make_task, new_run_id
 
 MOMENTS = st.datetimes(min_value=datetime(2020, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))
 
@@ -55,3 +55,14 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path):
     with pytest.raises(ToolkitError, match="cannot make a run directory") as error:
         create_run(tmp_path / "file", "job")
     assert "--runs" in error.value.fix
+
+
+def test_what_was_asked_of_an_array_counts_for_tasks_that_were_not_resumed_since(run_directory):
+    first, second = make_task(run_directory, 1), make_task(run_directory, 2)
+    (run_directory.control / "cancel").touch()
+    assert first.is_asked("cancel") and second.is_asked("cancel") and not first.is_asked("stop")
+    run_directory.resumed(1).touch()
+    second.start(1).mkdir()
+    assert (first.is_asked("cancel"), second.is_asked("cancel")) == (True, False)
+    (second.control / "cancel").touch()
+    assert second.is_asked("cancel")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,9 @@ from toolkit.errors import OwnFailureError
 from toolkit.rundir.claims import claim_attempt, claim_start, read_claim
 from toolkit.rundir.files import read_json
 from toolkit.rundir.states import Cause
-from toolkit.supervise.attempt import AttemptWatch, StopRequest
+from toolkit.supervise.attempt import AttemptWatch
 from toolkit.supervise.launchers import Shape
+from toolkit.supervise.requests import StopRequest
 
 
 def shell(text):
@@ -276,6 +278,38 @@ def test_a_file_system_that_stays_away_ends_the_attempt_in_words(run_directory, 
         watch.follow(FakeRanks())
 
 
+def test_signals_reach_the_ranks_while_the_file_system_is_away(run_directory, monkeypatch):
+    """The first one asks them to save, though nobody can look up why it came; a second Ctrl-C ends them."""
+    request = StopRequest(terminated=True)
+    reasons = FakeReasons()
+    monkeypatch.setattr(reasons, "refuse_superseded", Path("/dev/null/none").stat)
+    watch = AttemptWatch(
+        run_directory, claim_attempt(run_directory), Shape(1, 1), request, reasons, stall_s=900, foreign=False
+    )
+    ranks = FakeRanks()
+    timer = threading.Timer(0.5, setattr, [request, "kill", True])
+    timer.start()
+    with pytest.raises(OwnFailureError, match="has not answered"):
+        watch.follow(ranks)
+    assert ranks.asked
+    assert ranks.killed
+
+
+def test_the_ranks_are_asked_although_the_disk_is_full(run_directory, capsys):
+    """Neither the event nor the flag file can be written; the signal needs none of them."""
+    attempt = claim_attempt(run_directory)
+    for path in (attempt.events, attempt.stop_flag):
+        path.mkdir()  # every write to it fails
+    request = StopRequest(cause=Cause.WALLTIME)
+    watch = AttemptWatch(
+        run_directory, attempt, Shape(1, 1), request, FakeReasons(lambda: 0.5), stall_s=900, foreign=False
+    )
+    ranks = FakeRanks()
+    assert watch.follow(ranks).cause is Cause.WALLTIME
+    assert ranks.asked
+    assert "cannot write" in capsys.readouterr().out
+
+
 class FakeReasons:
     """What the supervisor would say of signals: here nobody sends any."""
 
@@ -296,11 +330,13 @@ class FakeRanks:
     """Ranks that never end by themselves: only the watch's clock is under test."""
 
     killed = False
+    asked = False
 
     def exit_code(self):
         return -9 if self.killed else None
 
     def forward_stop(self):
+        self.asked = True
         return True
 
     def ask_for_stacks(self):
@@ -352,6 +388,7 @@ def test_a_start_after_a_killed_one_writes_down_what_that_could_not(supervise, l
     assert eventually_gone(job)
     run = job.run
     (run.start(0) / "lost.json").write_text("{}")  # as `resume` does
+    run.attempt(0).heartbeat.write_text("")  # its node lost power before the disk had it
     again = supervise(local_job(shell("true")), start=1)
     assert again.wait() == 0
     first = job.end(0)

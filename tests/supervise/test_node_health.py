@@ -18,6 +18,7 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise import node_check
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.node_health import judge, nodes_to_leave_out, unfit_nodes
+from toolkit.supervise.requests import StopRequest
 
 
 def look(run: RunDirectory, environ: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
@@ -115,7 +116,9 @@ def test_the_policy_decides_and_bad_nodes_are_noted(
     (tmp_path / "srun").chmod(0o755)
     job = {"job": {"gpus_per_node": 0}, "restart": {"health": policy}, "site": {"name": "ours"}, "paths": {}}
     allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
-    unfit = unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    unfit = unfit_nodes(
+        run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest()
+    )
     assert [one.node for one in unfit] == given_up
     assert [one.node for one in bad_nodes(runs_of(run_directory), "ours")] == noted
     assert nodes_to_leave_out(run_directory, {**job, "job": {"exclude": "node9"}}) == ",".join(
@@ -130,5 +133,8 @@ def test_a_check_that_cannot_run_accuses_nobody(
     (tmp_path / "srun").chmod(0o755)
     job = {"job": {}, "restart": {"health": "requeue"}, "site": {"name": "ours"}, "paths": {}}
     allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
-    assert unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == []
+    assert (
+        unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest())
+        == []
+    )
     assert "health is not known: srun: error: Unable to create step" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from toolkit.supervise.ending import earlier_ends
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.launch import choose_launcher, is_foreign
 from toolkit.supervise.launchers import Shape
+from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.supervisor import Supervisor
 
 
@@ -25,7 +26,9 @@ def supervisor(run_directory):
     def make(left_s=3600.0, in_slurm=True, warn_s=120):
         allocation = Allocation("7", 1, in_slurm, in_slurm, time.time() + left_s)
         job = {"restart": {"warn_s": warn_s}}
-        return Supervisor(run_directory, job, 0, allocation, Shape(1, 1), run_directory.script(0))
+        return Supervisor(
+            run_directory, job, 0, allocation, Shape(1, 1), run_directory.script(0), StopRequest()
+        )
 
     return make
 
@@ -50,7 +53,7 @@ def slurm_says(tmp_path, monkeypatch):
 def test_usr2_is_walltime_near_the_end_and_preemption_before(supervisor, slurm_says, left_s, cause):
     slurm_says("exit 1")  # a Slurm that is silent: what was known counts
     one = supervisor(left_s)
-    one._on_signal(signal.SIGUSR2, None)
+    one.request.on_signal(signal.SIGUSR2, None)
     assert one.request.warned
     assert one.why_warned() is cause
 
@@ -72,10 +75,10 @@ def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, slurm_s
 def test_ctrl_c_asks_and_the_second_one_kills_whatever_was_asked_before(supervisor, first):
     one = supervisor()
     if first:
-        one._on_signal(first, None)
-    one._on_signal(signal.SIGINT, None)
+        one.request.on_signal(first, None)
+    one.request.on_signal(signal.SIGINT, None)
     assert not one.request.kill
-    one._on_signal(signal.SIGINT, None)
+    one.request.on_signal(signal.SIGINT, None)
     assert one.request.kill
     assert one.request.cause is (None if first else Cause.STOPPED)  # the first request counts
 

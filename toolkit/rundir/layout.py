@@ -57,6 +57,10 @@ class RunDirectory:
     def record(self) -> Path:
         return self.whole.path / "record.json"
 
+    def newest_record(self) -> Path:
+        """The file with the job as it was last submitted: the last resume's, else `record.json`."""
+        return max(self.whole.path.glob("resumed-*.json"), default=self.record)
+
     @property
     def secret(self) -> Path:
         return self.whole.path / "secret"
@@ -76,6 +80,18 @@ class RunDirectory:
     @property
     def control(self) -> Path:
         return self.path / "control"
+
+    def is_asked(self, request: str) -> bool:
+        """True where `control/` holds a request such as "stop".
+
+        What was asked of a whole array counts for its tasks, but not for one that was resumed: who asks, writes it
+        into the folders of those that live, too.
+        """
+        if (self.control / request).exists():
+            return True
+        if self.task_number is None or not (self.whole.control / request).exists():
+            return False
+        return not any(self.whole.resumed(number).exists() for number in self.start_numbers())
 
     @property
     def starts(self) -> Path:
@@ -100,6 +116,10 @@ class RunDirectory:
     def submitted(self, start: int) -> Path:
         """Written when start `start` was handed to the scheduler."""
         return self.path / f"submitted-{start:03}.json"
+
+    def resumed(self, start: int) -> Path:
+        """Written by the resume that began start `start`."""
+        return self.path / f"resumed-{start:03}.json"
 
     def start(self, number: int) -> Path:
         return self.starts / f"{number:03}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -26,8 +27,11 @@ def main() -> int:
     except ToolkitError as error:
         print(f"toolkit: {error}", file=sys.stderr)  # noqa: T201
         return OWN_FAILURE
-    except Exception:  # noqa: BLE001  the outermost frame: our own mistake is told whole, with the code for it
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001  the outermost frame: our own mistake is told whole, with the code for it
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            sys.stderr.write(f"toolkit: {error}. Fix: make room there (`df`, the site's quota command)\n")
+        else:
+            traceback.print_exc()
         return OWN_FAILURE
 
 

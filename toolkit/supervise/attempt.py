@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from toolkit.errors import OwnFailureError
+from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
 from toolkit.supervise.launchers import Ranks, Shape
+from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.stacks import collect_stacks
 
 T = TypeVar("T")
@@ -21,25 +22,8 @@ POLL_S = 0.2
 CONTROL_PERIOD_S = 1.0  # `control/` lies on a shared file system
 SETTLE_S = 1.5  # after the first error: time for the other ranks to say what they saw
 END_PERIOD_S = 300.0  # between questions to Slurm about the end of the allocation
-FILE_SYSTEM_PATIENCE_S = (
-    600.0  # a file server that fails over takes minutes, and the ranks may not even notice
-)
+FILE_SYSTEM_PATIENCE_S = 600.0  # a file server that fails over takes minutes; ranks may not even notice
 MARKER_PATIENCE_S = 3.0  # a network file system may show the last markers late
-
-
-@dataclass
-class StopRequest:
-    """What is asked of the attempt. Signal handlers only set flags; the watch finds out what they mean."""
-
-    cause: Cause | None = None
-    kill: bool = False
-    warned: bool = False  # USR2 came
-    terminated: bool = False  # TERM came
-
-    def ask(self, cause: Cause) -> None:
-        """The first request counts: a cancel during a preemption's grace time stays a preemption."""
-        if self.cause is None:
-            self.cause = cause
 
 
 class Reasons(Protocol):
@@ -81,6 +65,8 @@ class AttemptWatch:
     _control_seen_at: float = float("-inf")
     _end_seen_at: float = 0.0
     _failed_at: float | None = None
+    _are_told: bool = False
+    _is_flagged: bool = False
     _kill_at: float | None = None  # once asked: the end of the grace time
     _is_stalled: bool = False
     _unreadable_since: float | None = None
@@ -89,18 +75,20 @@ class AttemptWatch:
         """Watch until every rank is gone, then say how they ended."""
         self._beat_seen_at = self._end_seen_at = time.monotonic()
         while ranks.exit_code() is None:
-            if self._patiently(lambda: self._is_over(ranks)):
+            # Neither a pause of the file system nor a slow answer of Slurm's may keep these two waiting.
+            self._tell_ranks(ranks)
+            if self._is_time_over() or self._patiently(lambda: self._is_over(ranks)):
                 break
             time.sleep(POLL_S)
         if self._is_stalled:
-            return self._with_step(self._end_stalled(ranks))
+            return self._end_stalled(ranks)
         if self._failed_at is not None:
             self._patiently(lambda: self._find_the_late(ranks))
         ranks.kill()  # the launcher may be gone while one of its ranks is not
         code = ranks.exit_code()
-        while (end := self._patiently(lambda: self._classify(code if code is not None else 1))) is None:
+        while (end := self._patiently(lambda: self._end_with_step(code if code is not None else 1))) is None:
             time.sleep(POLL_S)
-        return self._with_step(end)
+        return end
 
     def _patiently(self, look: Callable[[], T]) -> T | None:
         """Do what needs the run directory; None when its file system does not answer just now.
@@ -115,9 +103,9 @@ class AttemptWatch:
             if self._unreadable_since is None:
                 self._unreadable_since = now
                 say(f"the run directory does not answer ({error}); the ranks go on, and it is tried again")
-            if now - self._unreadable_since > FILE_SYSTEM_PATIENCE_S:
+            if now - self._unreadable_since > FILE_SYSTEM_PATIENCE_S or self.request.kill:
                 raise OwnFailureError(
-                    f"the run directory has not answered for {FILE_SYSTEM_PATIENCE_S:.0f} s: {error.strerror}",
+                    f"the run directory has not answered for {now - self._unreadable_since:.0f} s: {error.strerror}",
                     where=str(error.filename or self.run.path),
                     fix=f"mend its file system, then `toolkit resume {self.run.run_id}`",
                 ) from error
@@ -125,7 +113,28 @@ class AttemptWatch:
         if self._unreadable_since is not None:
             say(f"the run directory answers again after {time.monotonic() - self._unreadable_since:.0f} s")
             self._unreadable_since = None
+            self._beat_seen_at = time.monotonic()  # ranks may have waited for it, too: that was no stall
         return result
+
+    def _tell_ranks(self, ranks: Ranks) -> None:
+        """Have the ranks save and end, by signal: that needs no file, and no word of Slurm's on what it meant."""
+        if self._are_told or not self.request.came:
+            return
+        self._are_told = True
+        if self.foreign:
+            ranks.terminate()
+        elif not ranks.forward_stop():
+            note = "this launcher forwards no signal; rank 0 reads the flag within 5 s"
+            self.event("stop_by_file", note=note)
+
+    def _is_time_over(self) -> bool:
+        if self.request.kill:
+            self.event("killed", reason="asked twice")
+        elif self._kill_at is not None and time.monotonic() > self._kill_at:
+            self.event("killed", reason="grace time is over")
+        else:
+            return False
+        return True
 
     def _is_over(self, ranks: Ranks) -> bool:
         """One look at everything that can end the attempt; True when nothing of it is worth waiting for."""
@@ -144,18 +153,19 @@ class AttemptWatch:
             return True
         if cause is not None and self._kill_at is None:
             self._kill_at = now + self.reasons.grace_s(cause)
-            self._ask_to_stop(ranks, cause)
-        if self.request.kill or (self._kill_at is not None and now > self._kill_at):
-            self.event("killed", reason="asked twice" if self.request.kill else "grace time is over")
-            return True
+            self.event("stop_requested", cause=cause.value)
+        if cause is not None and not self._is_flagged:
+            write_text(self.attempt.stop_flag, cause.value + "\n")
+            self._is_flagged = True
         self._is_stalled = self._kill_at is None and self._stalled()
         return self._is_stalled
 
     def _end_stalled(self, ranks: Ranks) -> AttemptEnd:
         self.event("stalled", seconds=round(self.stall_s))
-        where = collect_stacks(self.attempt, range(self.shape.ranks), ranks)
+        where = self._patiently(lambda: collect_stacks(self.attempt, range(self.shape.ranks), ranks))
         ranks.kill()
-        return AttemptEnd(Cause.STALLED, f"no step for {self.stall_s:.0f} s", 125, last_lines=where)
+        said, step = f"no step for {self.stall_s:.0f} s", self._patiently(lambda: last_step(self.attempt))
+        return AttemptEnd(Cause.STALLED, said, 125, last_lines=where or [], step=step)
 
     def _find_the_late(self, ranks: Ranks) -> None:
         """Where ranks gave up waiting for others, have those say where they are before they are killed."""
@@ -169,27 +179,20 @@ class AttemptWatch:
             )
 
     def event(self, name: str, **details: Any) -> None:
-        """Append to the attempt's events, and say it in the job's log."""
-        append_line(self.attempt.events, {"time": utc_now(), "event": name, **details})
+        """Say in the job's log what happens, and append it to the attempt's events. A full disk changes nothing else."""
         told = " ".join(f"{key}={value}" for key, value in details.items())
         say(f"attempt {self.attempt.number}: {name} {told}".rstrip())
-
-    def _ask_to_stop(self, ranks: Ranks, cause: Cause) -> None:
-        self.event("stop_requested", cause=cause.value)
-        write_text(self.attempt.stop_flag, cause.value + "\n")
-        if self.foreign:
-            ranks.terminate()
-        elif not ranks.forward_stop():
-            self.event(
-                "stop_by_file", note="this launcher forwards no signal; rank 0 reads the flag within 5 s"
-            )
+        try:
+            append_line(self.attempt.events, {"time": utc_now(), "event": name, **details})
+        except OSError as error:
+            say(f"cannot write {self.attempt.events}: {error.strerror}")
 
     def _look_at_requests(self, now: float) -> None:
         if now - self._control_seen_at >= CONTROL_PERIOD_S or self.request.terminated:
             self._control_seen_at = now
             self.reasons.refuse_superseded()
             for name, cause in (("cancel", Cause.CANCELLED), ("stop", Cause.STOPPED)):
-                if any((run.control / name).exists() for run in {self.run, self.run.whole}):
+                if self.run.is_asked(name):
                     self.request.ask(cause)
         if self.request.cause is None and self.request.warned:
             self.request.ask(self.reasons.why_warned())
@@ -249,8 +252,8 @@ class AttemptWatch:
             found[int(path.stem.split("-")[1])] = path.read_text(encoding="utf-8").strip()
         return found
 
-    def _with_step(self, end: AttemptEnd) -> AttemptEnd:
-        return replace(end, step=last_step(self.attempt))
+    def _end_with_step(self, code: int) -> AttemptEnd:
+        return replace(self._classify(code), step=last_step(self.attempt))
 
 
 def say(text: str) -> None:
@@ -259,6 +262,10 @@ def say(text: str) -> None:
 
 
 def last_step(attempt: AttemptDirectory) -> int | None:
-    """The last step boundary that rank 0 wrote down, None before the first."""
-    beat: Mapping[str, Any] | None = read_json_or_none(attempt.heartbeat)
+    """The last step boundary that rank 0 wrote down; None before the first, and where a lost node left half a file."""
+    try:
+        beat: Mapping[str, Any] | None = read_json_or_none(attempt.heartbeat)
+    except ToolkitError as error:  # it is not waited for until it is on the disk
+        say(f"which step attempt {attempt.number} had reached is not known: {error}")
+        return None
     return None if beat is None else int(beat["step"])

@@ -15,7 +15,8 @@ from toolkit.rundir.states import ENDINGS, Cause, Next
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import comment_of, submit_once, token_of
 from toolkit.supervise.allocation import Allocation
-from toolkit.supervise.attempt import StopRequest, last_step, say
+from toolkit.supervise.attempt import last_step, say
+from toolkit.supervise.requests import StopRequest
 
 PATIENCE_S = 300.0  # after a requeue Slurm ends us; it may take its time
 _START_LINE = re.compile(r"^export TOOLKIT_START=\d+$", re.MULTILINE)

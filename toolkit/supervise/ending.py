@@ -47,7 +47,7 @@ def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
 
     A requeue keeps its job, and a follow-up job continues one; neither begins anew.
     """
-    resumed = (int(path.stem.split("-")[1]) for path in run.path.glob("resumed-*.json"))
+    resumed = (int(path.stem.split("-")[1]) for path in run.whole.path.glob("resumed-*.json"))
     begins = max((number for number in resumed if number <= start), default=0)
     ends = []
     for attempt in map(run.attempt, run.attempt_numbers()):

@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 
 _PR_SET_PDEATHSIG = 1
+END_S = 5.0  # for a process that was sent TERM, and again for one that was killed
 
 
 @dataclass(frozen=True)
@@ -91,23 +92,34 @@ class LauncherProcess:
             _signal_group(self.process, signal.SIGTERM)
 
     def kill(self) -> None:
-        # srun and mpirun take their ranks with them on TERM; one that does not answer is killed with its session.
-        if self.process.poll() is None:
-            _signal_group(self.process, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(5.0)
-        _signal_group(self.process, signal.SIGKILL)  # also what an ended launcher left in its session
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(5.0)
+        end_session(self.process)
 
     def abandon(self) -> None:
         # srun would have Slurm cancel its step by number, and a later start counts its steps from 0 again. Its ranks
         # end with it: they lose their launcher.
         _signal_group(self.process, signal.SIGKILL)
-        self.process.wait()
+        _wait_for(self.process)
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def end_session(process: subprocess.Popen[Any]) -> None:
+    """End a process that leads its own session: srun and mpirun take their ranks with them on TERM.
+
+    One that does not answer is killed with its session.
+    """
+    if process.poll() is None:
+        _signal_group(process, signal.SIGTERM)
+        _wait_for(process)
+    _signal_group(process, signal.SIGKILL)  # also what an ended launcher left in its session
+    _wait_for(process)
+
+
+def _wait_for(process: subprocess.Popen[Any]) -> None:
+    """Not for ever: a file system that hangs keeps even a process that was killed."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+
+
+def _signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
     """Signal a process that leads its own session, and all of that session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
@@ -147,7 +159,7 @@ class LocalRanks:
         for process in self.processes:
             _signal_group(process, signal.SIGKILL)
         for process in self.processes:
-            process.wait()
+            _wait_for(process)
 
     def abandon(self) -> None:
         self.kill()

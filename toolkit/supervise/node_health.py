@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -12,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolkit.errors import ToolkitError
 from toolkit.rundir.bad_nodes import bad_nodes, note_bad_node, runs_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.supervise import node_check
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.attempt import say
+from toolkit.supervise.commands import run_command
+from toolkit.supervise.requests import StopRequest
 
 STEP_S = 20.0  # for srun, its step and the checks, of which each takes at most node_check.CHECK_S
 PER_NODE_S = 0.02  # more for each node: srun starts them as a tree
@@ -38,13 +39,14 @@ class Unfit:
 
 
 def unfit_nodes(
-    run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str]
-) -> list[Unfit]:
+    run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str],
+    request: StopRequest,
+) -> list[Unfit]:  # fmt: skip
     """Check the nodes as `restart.health` says, note the bad ones; those for which this start is to be given up."""
     policy = str(job["restart"].get("health") or "off")
     if policy == "off" or not allocation.in_slurm:
         return []
-    unfit, unknown = check_nodes(run, job, start, allocation, environ)
+    unfit, unknown = check_nodes(run, job, start, allocation, environ, request)
     if unknown:
         say(f"the nodes' health is not known: {unknown}")
     for one in unfit:
@@ -53,19 +55,32 @@ def unfit_nodes(
         say("every node fails, which is no node's fault: look at the site file and the file systems")
         return []
     for one in unfit:
-        note_bad_node(run, str(job["site"]["name"]), one.node, f"{one.check}: {one.said}")
+        _remember(run, job, one.node, f"{one.check}: {one.said}")
     return unfit if policy == "requeue" else []
+
+
+def _remember(run: RunDirectory, job: Mapping[str, Any], node: str, said: str) -> None:
+    """Note a bad node; a full disk must not keep the run from its next start."""
+    try:
+        note_bad_node(run, str(job["site"]["name"]), node, said)
+    except OSError as error:
+        say(f"cannot note that {node} is bad: {error}")
 
 
 def nodes_to_leave_out(run: RunDirectory, job: Mapping[str, Any]) -> str:
     """What Slurm is to exclude for the next start: the job's own list, and the nodes that are bad now."""
-    bad = [one.node for one in bad_nodes(runs_of(run), str(job["site"]["name"]))]
+    bad = []
+    try:
+        bad = [one.node for one in bad_nodes(runs_of(run), str(job["site"]["name"]))]
+    except (OSError, ToolkitError) as error:
+        say(f"which nodes are bad cannot be read, so none is left out: {error}")
     return ",".join(filter(None, [str(job["job"].get("exclude") or ""), *bad]))
 
 
 def check_nodes(
-    run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str]
-) -> tuple[list[Unfit], str]:
+    run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str],
+    request: StopRequest,
+) -> tuple[list[Unfit], str]:  # fmt: skip
     """What is wrong with which node, and why nothing is known where the check itself could not run ("" else)."""
     arguments = {
         "run": str(run.path),
@@ -79,9 +94,11 @@ def check_nodes(
         "--kill-on-bad-exit=0", "--input=none", *program,
     ]  # fmt: skip
     began = time.time()
-    answers, trouble = _answers(argv, environ, STEP_S + PER_NODE_S * allocation.nodes)
-    if not answers:
-        return [], trouble or "srun started nothing"
+    done = run_command(argv, environ, timeout_s=STEP_S + PER_NODE_S * allocation.nodes, request=request)
+    lines = [line for line in done.out.splitlines() if line.startswith("{") and line.endswith("}")]
+    answers = [json.loads(line) for line in lines]
+    if not answers or request.came:  # where the step was given up, a node's silence means nothing
+        return [], done.problem or "srun started nothing"
     expected = expand_hostlist(allocation.node_list)
     return judge(answers, expected, began=began, ended=time.time()), ""
 
@@ -97,22 +114,3 @@ def judge(answers: list[dict[str, Any]], expected: list[str], *, began: float, e
             unfit.append(Unfit(node, "clock", f"{skew_s:.0f} s away from the batch host's"))
     silent = sorted(set(expected) - {str(answer["node"]) for answer in answers})
     return unfit + [Unfit(node, "answer", "the node did not run the check in time") for node in silent]
-
-
-def _answers(
-    argv: list[str], environ: Mapping[str, str], timeout_s: float
-) -> tuple[list[dict[str, Any]], str]:
-    if shutil.which(argv[0], path=environ.get("PATH")) is None:
-        return [], f"{argv[0]} is not on PATH"
-    process = subprocess.Popen(
-        argv, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-    lines = [line for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
-    said = [line for line in err.splitlines() if line.strip()]
-    return [json.loads(line) for line in lines], said[-1] if said else ""

@@ -11,11 +11,11 @@ import hashlib
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,11 @@ from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.attempt import say
+from toolkit.supervise.commands import run_command
+from toolkit.supervise.requests import StopRequest
 
 STEP_S = 600.0  # for the broadcast, and for the unpacking
+UNSTAGE_S = 60.0
 KEPT_S = 7 * 86400.0  # archives that no start has used for so long are removed
 
 
@@ -42,12 +45,14 @@ class Staged:
 
 
 def stage(
-    run: RunDirectory, job: Mapping[str, Any], allocation: Allocation, environ: Mapping[str, str]
-) -> Staged | None:
+    run: RunDirectory, job: Mapping[str, Any], allocation: Allocation, environ: Mapping[str, str],
+    request: StopRequest,
+) -> Staged | None:  # fmt: skip
     """Bring the environment that `env.stage` names to the disk of every node; None where none is named.
 
     Raises:
-        OwnFailureError: it is no virtual environment, the site has no local disk, or a node could not take it.
+        OwnFailureError: it is no virtual environment, the site has no local disk, a node could not take it, or the
+            start is asked to end.
     """
     chosen = (job.get("env") or {}).get("stage") or False
     if not chosen:
@@ -70,10 +75,10 @@ def stage(
             fix="write local_scratch into the site file, or leave env.stage out",
         )
     began = time.monotonic()
-    archive = pack(source, runs_of(run) / ".environments")
+    archive = pack(source, runs_of(run) / ".environments", request)
     packed = time.monotonic()
     folder = Path(scratch) / f"toolkit-env-{allocation.job_id}-{archive.stem[:16]}"
-    _spread(archive, folder, allocation, environ)
+    _spread(archive, folder, allocation, environ, request)
     say(
         f"staged {source} ({archive.stat().st_size >> 20} MiB) to {folder} of {allocation.nodes} nodes: "
         f"packed in {packed - began:.1f} s, spread in {time.monotonic() - packed:.1f} s"
@@ -83,37 +88,57 @@ def stage(
 
 def unstage(staged: Staged, allocation: Allocation, environ: Mapping[str, str]) -> None:
     """Remove a staged environment from every node; a node that does not answer keeps it, and this is said."""
-    problem = _on_every_node(["rm", "-rf", str(staged.folder)], allocation, environ, timeout_s=60)
+    remove = ["rm", "-rf", str(staged.folder)]
+    # What was asked of this start is why it ends: a request of its own lets the step go on.
+    problem = _on_every_node(remove, allocation, environ, StopRequest(), timeout_s=UNSTAGE_S)
     if problem:
         say(f"{staged.folder} was not removed everywhere: {problem}")
 
 
-def pack(source: Path, cache: Path) -> Path:
+def pack(source: Path, cache: Path, request: StopRequest) -> Path:
     """The archive of an environment, made unless the cache has it; its name is the digest of what it holds.
 
     The digest covers names, sizes and times of all files, not their contents: these are tens of thousands.
+
+    Raises:
+        OwnFailureError: it cannot be packed, or the start is asked to end.
     """
-    cache.mkdir(mode=0o700, exist_ok=True)
-    archive = cache / f"{digest_of(source)}.tar"
-    if archive.exists():
-        os.utime(archive)
-        return archive
-    for old in cache.glob("*.tar*"):
-        if time.time() - old.stat().st_mtime > KEPT_S:
-            old.unlink(missing_ok=True)
-    draft = cache / f"{archive.name}.{socket.gethostname()}.{os.getpid()}"
     try:
-        with tarfile.open(draft, "w") as stream:
-            stream.add(source, arcname=".")
-        draft.rename(archive)
+        cache.mkdir(mode=0o700, exist_ok=True)
+        archive = cache / f"{digest_of(source)}.tar"
+        if not archive.exists():
+            _remove_old(cache)
+            _write_archive(source, archive, request)
+        os.utime(archive)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise OwnFailureError(
             f"cannot pack {source}: {error.strerror}",
             where=str(error.filename or cache),
             fix="leave env.stage out",
         ) from error
     return archive
+
+
+def _remove_old(cache: Path) -> None:
+    for old in cache.glob("*.tar*"):
+        with suppress(FileNotFoundError):  # another start has removed it
+            if time.time() - old.stat().st_mtime > KEPT_S:
+                old.unlink()
+
+
+def _write_archive(source: Path, archive: Path, request: StopRequest) -> None:
+    def go_on(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        if request.came:
+            raise OwnFailureError(f"packing {source} was given up, since this start is asked to end")
+        return member
+
+    draft = archive.with_name(f"{archive.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        with tarfile.open(draft, "w") as stream:
+            stream.add(source, arcname=".", filter=go_on)
+        draft.rename(archive)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def digest_of(source: Path) -> str:
@@ -133,18 +158,21 @@ def digest_of(source: Path) -> str:
     return digest.hexdigest()
 
 
-def _spread(archive: Path, folder: Path, allocation: Allocation, environ: Mapping[str, str]) -> None:
+def _spread(
+    archive: Path, folder: Path, allocation: Allocation, environ: Mapping[str, str], request: StopRequest
+) -> None:
     """Send the archive along Slurm's tree where there is sbcast; else every node reads it from the shared disk."""
     local = Path(f"{folder}.tar")
     if shutil.which("sbcast", path=environ.get("PATH")):
-        problem = _run(["sbcast", "--force", str(archive), str(local)], environ, STEP_S)
+        argv = ["sbcast", "--force", str(archive), str(local)]
+        problem = run_command(argv, environ, timeout_s=STEP_S, request=request).problem
         source = local
     else:
         problem, source = "", archive
     if not problem:
         script = 'mkdir -m 700 -p "$1" && tar -xf "$2" -C "$1" && rm -f "$3"'
         unpack = ["sh", "-c", script, "unpack", str(folder), str(source), str(local)]
-        problem = _on_every_node(unpack, allocation, environ, timeout_s=STEP_S)
+        problem = _on_every_node(unpack, allocation, environ, request, timeout_s=STEP_S)
     if problem:
         raise OwnFailureError(
             f"the environment did not reach every node: {problem}",
@@ -154,24 +182,11 @@ def _spread(archive: Path, folder: Path, allocation: Allocation, environ: Mappin
 
 
 def _on_every_node(
-    command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], *, timeout_s: float
-) -> str:
+    command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], request: StopRequest, *, timeout_s: float
+) -> str:  # fmt: skip
     """Run a command once on each node; "" or what went wrong."""
     argv = [
         "srun", f"--nodes={allocation.nodes}", f"--ntasks={allocation.nodes}", "--ntasks-per-node=1", "--mpi=none",
         "--input=none", *command,
     ]  # fmt: skip
-    return _run(argv, environ, timeout_s)
-
-
-def _run(argv: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str:
-    try:
-        done = subprocess.run(
-            argv, env=dict(environ), capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"{argv[0]} did not end in {timeout_s:.0f} s"
-    except OSError as error:
-        return f"cannot start {argv[0]}: {error.strerror}"
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return "" if done.returncode == 0 else (lines[0] if lines else f"{argv[0]} ended with {done.returncode}")
+    return run_command(argv, environ, timeout_s=timeout_s, request=request).problem

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError
@@ -27,7 +25,7 @@ from toolkit.supervise.allocation import (
     stop_grace_s,
     why_terminated,
 )
-from toolkit.supervise.attempt import AttemptWatch, StopRequest, say
+from toolkit.supervise.attempt import AttemptWatch, say
 from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
 from toolkit.supervise.ending import judge, record_end
 from toolkit.supervise.environment import rank_environment
@@ -35,6 +33,7 @@ from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign, launch
 from toolkit.supervise.launchers import Shape
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_leave_out, unfit_nodes
+from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.staging import Staged, stage, unstage
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
@@ -50,29 +49,11 @@ class Supervisor:
     allocation: Allocation
     shape: Shape
     script: Path  # that this start's job runs
-    request: StopRequest = field(default_factory=StopRequest)
-    interrupted: bool = False
+    request: StopRequest
     lost_nodes: list[str] = field(default_factory=list)
     stop_grace_s: float = STOP_GRACE_S
     nodes_checked: bool = False
     staged: Staged | None = None
-
-    def handle_signals(self) -> None:
-        """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
-        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal must not end a run
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            self.request.kill = self.interrupted
-            self.interrupted = True
-            if not (self.request.terminated or self.request.warned):
-                self.request.ask(Cause.STOPPED)
-        elif number == signal.SIGTERM:
-            self.request.terminated = True
-        else:
-            self.request.warned = True
 
     def why_warned(self) -> Cause:
         """USR2 near the end is walltime. The end may have moved since it was read, so Slurm is asked."""
@@ -106,13 +87,15 @@ class Supervisor:
 
     def fail(self, error: Exception) -> None:
         """Write down that the supervisor itself could not go on; whoever calls this raises the error again."""
-        numbers = self.run.attempt_numbers()
-        attempt = self.run.attempt(numbers[-1]) if numbers else claim_attempt(self.run)
-        if not attempt.exit_file.exists():
-            reason = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
-            end = AttemptEnd(Cause.SUPERVISOR_FAILED, reason, OWN_FAILURE, fix=getattr(error, "fix", ""))
-            self._record(attempt, end, self._verdict(end), 0.0)
-        end_start(self.run, self.start, state=RunState.FAILED.value, exit_code=OWN_FAILURE)
+        reason = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
+        end = AttemptEnd(Cause.SUPERVISOR_FAILED, reason, OWN_FAILURE, fix=getattr(error, "fix", ""))
+        try:
+            attempt = self.run.last_attempt() or claim_attempt(self.run)
+            if not attempt.exit_file.exists():
+                self._record(attempt, end, self._verdict(end), 0.0)
+            end_start(self.run, self.start, state=RunState.FAILED.value, exit_code=OWN_FAILURE)
+        except OSError as problem:
+            say(f"cannot write that the supervisor failed: {problem}")
 
     def live(self) -> int:
         """Run attempts until the run ends or the allocation does; the exit code is the job's."""
@@ -125,8 +108,6 @@ class Supervisor:
             verdict = self._verdict(end)
             self._record(attempt, end, verdict, time.monotonic() - began)
             if verdict.next is not Next.RESTART:
-                if self.staged is not None:
-                    unstage(self.staged, self.allocation, os.environ)
                 return self._leave(attempt, verdict)
 
     def _attempt(self, attempt: AttemptDirectory) -> AttemptEnd:
@@ -146,21 +127,15 @@ class Supervisor:
             self, stall_s=float(restart["stall_s"]), foreign=is_foreign(self.job["job"]["entry"]),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
-        if not self.nodes_checked and launcher == "srun":
-            self.nodes_checked = True
-            unfit = unfit_nodes(self.run, self.job, self.start, self.allocation, os.environ)
-            if unfit:
-                reason = "; ".join(map(str, unfit[:4]))
-                return AttemptEnd(Cause.NODE_UNFIT, reason, OWN_FAILURE, host=unfit[0].node, fix=UNFIT_FIX)
-        if (end := watch.end_before_launch()) is not None:
-            return end
         try:
-            if self.staged is None:
-                self.staged = stage(self.run, self.job, self.allocation, os.environ)
+            end = watch.end_before_launch() or self._unfit(launcher) or self._stage()
+            # What was asked while the nodes were prepared comes before how that went.
+            if (end := watch.end_before_launch() or end) is not None:
+                return end
             python = self.staged.python if self.staged else sys.executable
             ranks = launch(launcher, self.job, self.shape, environment, attempt, python=python)
         except OwnFailureError as error:
-            return AttemptEnd(Cause.LAUNCH_FAILED, error.message, 125, fix=error.fix)
+            return _launch_failed(error)
         try:
             return watch.follow(ranks)
         except SupersededError:
@@ -168,6 +143,25 @@ class Supervisor:
             raise
         finally:
             ranks.kill()  # nothing of an attempt outlives it, not even when the watch itself failed
+
+    def _unfit(self, launcher: str) -> AttemptEnd | None:
+        """The end of a start, before its first ranks, with nodes that are not fit for them."""
+        if self.nodes_checked or launcher != "srun":
+            return None
+        self.nodes_checked = True
+        unfit = unfit_nodes(self.run, self.job, self.start, self.allocation, os.environ, self.request)
+        if not unfit:
+            return None
+        reason = "; ".join(map(str, unfit[:4]))
+        return AttemptEnd(Cause.NODE_UNFIT, reason, OWN_FAILURE, host=unfit[0].node, fix=UNFIT_FIX)
+
+    def _stage(self) -> AttemptEnd | None:
+        """Stage the ranks' environment, once a start; the end of an attempt where it cannot be."""
+        try:
+            self.staged = self.staged or stage(self.run, self.job, self.allocation, os.environ, self.request)
+        except OwnFailureError as error:
+            return _launch_failed(error)
+        return None
 
     def _verdict(self, end: AttemptEnd) -> Verdict:
         cause = self._cause_in_slurm(end.cause) if self.allocation.in_slurm else end.cause
@@ -180,7 +174,7 @@ class Supervisor:
         # In a preemption's grace time, and from a node whose slurmd is gone, Slurm may send TERM to the ranks alone.
         unheard = cause is Cause.STOPPED and self.request.cause is None
         by_slurm = unheard or (self.request.terminated and cause in (Cause.PREEMPTED, Cause.WALLTIME))
-        if by_slurm and (self.run.control / "cancel").exists():
+        if by_slurm and self.run.is_asked("cancel"):
             return Cause.CANCELLED
         if by_slurm or (cause in (Cause.CRASHED, Cause.STALLED) and self.allocation.nodes > 1):
             self.lost_nodes = lost_nodes(self.allocation)
@@ -210,6 +204,8 @@ class Supervisor:
             end_start(self.run, self.start, state=state, exit_code=verdict.exit_code)
         except OSError as error:
             say(f"cannot write that this start has ended: {error.strerror}")
+        if self.staged is not None:
+            unstage(self.staged, self.allocation, os.environ)
         if verdict.next is Next.END:
             return verdict.exit_code
         self.request.terminated = False  # this one announced the end; the next one is it
@@ -225,14 +221,16 @@ class Supervisor:
             if verdict.next is Next.AWAIT and await_end(self.request):
                 return verdict.exit_code
             requeue(self.allocation, self.request, leave_out=leave_out)
-        except ToolkitError as error:
-            problem = f"the run could not be continued: {error.message}"
+        except (ToolkitError, OSError) as error:
+            problem = f"the run could not be continued: {error.message if isinstance(error, ToolkitError) else error}"
             say(f"{problem}; `toolkit resume {self.run.run_id}` does it")
-            write_json(
-                attempt.exit_file,
-                {**read_json(attempt.exit_file), "next": Next.END.value, "final": True, "decision": problem},
-            )
+            end_it = {"next": Next.END.value, "final": True, "decision": problem}
+            write_json(attempt.exit_file, {**read_json(attempt.exit_file), **end_it})
         return verdict.exit_code
+
+
+def _launch_failed(error: OwnFailureError) -> AttemptEnd:
+    return AttemptEnd(Cause.LAUNCH_FAILED, error.message, OWN_FAILURE, fix=error.fix)
 
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
@@ -243,26 +241,28 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
             where=str(run.path),
             fix="submit the job again",
         )
+    request = StopRequest()
+    request.hear_signals()  # before anything is claimed: a signal's own way of ending us would leave no word
     fewest_nodes = int(str(job["job"]["nodes"]).split("-")[0])  # of "2-4"
     allocation = find_allocation(os.environ, fewest_nodes)
+    script = run.script(first_start)
     if allocation.task is not None:
         run = make_task(run, allocation.task)
+        script = run.script(first_start) if run.script(first_start).exists() else script
     claim = claim_start(
         run, first=first_start, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
         process_started=process_start_ticks(os.getpid()),
     )  # fmt: skip
-    write_json(run.start(claim.start) / "job.json", job)
-    close_unfinished(run)
     shape = Shape(
         allocation.nodes, int(job["job"]["ranks_per_node"]), int(job["job"].get("cpus_per_rank") or 0)
     )
-    supervisor = Supervisor(run, job, claim.start, allocation, shape, run.script(first_start))
-    supervisor.handle_signals()
-    supervisor.stop_grace_s = stop_grace_s(allocation)
-    say(
-        f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {shape.ranks} ranks on {shape.nodes} nodes"
-    )
+    supervisor = Supervisor(run, job, claim.start, allocation, shape, script, request)
+    place = f"{shape.ranks} ranks on {shape.nodes} nodes"
+    say(f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {place}")
     try:
+        write_json(run.start(claim.start) / "job.json", job)
+        close_unfinished(run)
+        supervisor.stop_grace_s = stop_grace_s(allocation)
         return supervisor.live()
     except SupersededError:
         raise

@@ -6,9 +6,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from toolkit.rundir.files import utc_now, write_json
@@ -47,13 +45,11 @@ class StopWatch:
     def look(self, step: int, *, rank: int) -> int:
         """What this rank asks for. Rank 0 writes the heartbeat, and looks at files now and then."""
         if rank == 0:
-            try:
-                self._beat(step)
-                self._read_control()
-            except (
-                OSError
-            ) as error:  # a file server's pause is no reason to end a rank; the next look may succeed
-                sys.stderr.write(f"toolkit: the run directory does not answer: {error}\n")
+            for use_files in (lambda: self._beat(step), self._read_control):
+                try:
+                    use_files()
+                except OSError as error:  # a file server's pause is no reason to end a rank
+                    _tell(error)
         return STOP if self.asked else SAVE if self.save_asked else GO_ON
 
     def agree(self, total: int) -> bool:
@@ -70,8 +66,12 @@ class StopWatch:
             self._ends_at = float(os.environ.get("TOOLKIT_ENDS_AT") or 0)
         if self.attempt is not None and now - self._end_read_at >= END_PERIOD_S:
             self._end_read_at = now
-            with suppress(FileNotFoundError):  # there is none as long as the end has not moved
+            try:
                 self._ends_at = float(self.attempt.ends_at.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                pass  # there is none as long as the end has not moved
+            except OSError as error:
+                _tell(error)
         return self._ends_at - time.time() if self._ends_at else float("inf")
 
     def _beat(self, step: int) -> None:
@@ -85,19 +85,20 @@ class StopWatch:
         if self.run is None or self.asked or now - self._looked_at < CONTROL_PERIOD_S:
             return
         self._looked_at = now
-        # Of a task of an array: its own folder, and that of the whole run.
-        flags: list[Path] = [
-            run.control / name for run in {self.run, self.run.whole} for name in ("stop", "cancel")
-        ]
+        asked = any(map(self.run.is_asked, ("stop", "cancel")))
         if self.attempt is not None:
-            flags.append(self.attempt.stop_flag)
+            asked = asked or self.attempt.stop_flag.exists()
             # Cut off from a supervisor that gave us up: a later attempt has the run.
-            flags.append(self.run.attempt(self.attempt.number + 1).path)
-        self.asked = any(flag.exists() for flag in flags)
+            asked = asked or self.run.attempt(self.attempt.number + 1).path.exists()
+        self.asked = self.asked or asked  # a signal may have come meanwhile
         save = self.run.control / "save"
         if save.exists():
             save.unlink(missing_ok=True)  # taken: the next request is another one
             self.save_asked = True
+
+
+def _tell(error: OSError) -> None:
+    sys.stderr.write(f"toolkit: the run directory does not answer: {error}\n")
 
 
 def largest(asked: int) -> int:

@@ -1,0 +1,50 @@
+"""Commands that prepare a start end with it: a Ctrl-C during ten minutes of staging is heard at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from toolkit.errors import OwnFailureError
+from toolkit.supervise.commands import run_command
+from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.staging import pack
+
+PATHS = {"PATH": "/usr/bin:/bin"}
+
+
+def test_a_request_ends_a_command_and_what_it_started(tmp_path: Path) -> None:
+    request = StopRequest()
+    script = f"echo so far; (sleep 2; touch {tmp_path}/later) & wait"
+    timer = threading.Timer(0.5, setattr, [request, "terminated", True])
+    timer.start()
+    began = time.monotonic()
+    done = run_command(["sh", "-c", script], PATHS, timeout_s=60, request=request)
+    assert time.monotonic() - began < 2
+    assert done.out == "so far\n"
+    assert "asked to end" in done.problem
+    time.sleep(2)
+    assert not (tmp_path / "later").exists()
+
+
+def test_a_command_says_why_it_failed() -> None:
+    request = StopRequest()
+
+    def problem(*argv: str, timeout_s: float = 60) -> str:
+        return run_command(argv, PATHS, timeout_s=timeout_s, request=request).problem
+
+    assert problem("true") == ""
+    assert problem("sh", "-c", "echo broken >&2; exit 3") == "broken"
+    assert problem("sh", "-c", "exit 3") == "sh ended with 3"
+    assert problem("sleep", "60", timeout_s=0.3) == "sleep did not end in 0 s"
+    assert problem("/no/such/program") == "cannot start /no/such/program: No such file or directory"
+
+
+def test_packing_ends_when_the_start_does(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    with pytest.raises(OwnFailureError, match="asked to end"):
+        pack(tmp_path / "env", tmp_path / "cache", StopRequest(interrupted=True, terminated=True))
+    assert list((tmp_path / "cache").iterdir()) == []
