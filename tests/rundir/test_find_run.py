@@ -8,13 +8,15 @@ from toolkit.rundir.files import write_json
 from toolkit.rundir.find import find_run, job_ids, runs_folder
 from toolkit.rundir.layout import create_run
 
+RECORD = {"job": {"job": {"array": ""}}, "host": "n1"}
+
 
 @pytest.fixture
 def runs(tmp_path):
     """Two runs of two jobs: the older one was submitted as 122 and 123, the newer one as 4567."""
     older, newer = create_run(tmp_path, "train_lm"), create_run(tmp_path, "hello")
     for run in (older, newer):
-        write_json(run.record, {})
+        write_json(run.record, RECORD)
     write_json(older.path / "submitted-000.json", {"job_id": "122"})
     write_json(older.path / "submitted-001.json", {"job_id": "123"})
     claim_start(newer, first=0, job_id="4567", host="n1", pid=1, process_started=1)
@@ -25,6 +27,12 @@ def runs(tmp_path):
 def test_a_job_id_in_any_form_finds_its_run(runs, text):
     folder, older, _ = runs
     assert find_run(text, folder) == older.path
+
+
+def test_a_task_is_found_before_it_begins(runs):
+    folder, older, _ = runs
+    write_json(older.record, {**RECORD, "job": {"job": {"array": "0-9"}}})
+    assert find_run("123_4", folder) == find_run(f"{older.run_id}_4", folder) == older.task(4).path
 
 
 def test_id_job_and_id_last_and_path_find_a_run(runs):
@@ -83,7 +91,7 @@ def test_the_runs_folder_comes_from_flag_variable_site_or_here(tmp_path, monkeyp
 def test_last_is_the_newest_that_was_submitted_or_has_started(runs):
     folder, _, newer = runs
     rendered = create_run(folder, "rendered")
-    write_json(rendered.record, {})
+    write_json(rendered.record, RECORD)
     assert find_run("last", folder) == newer.path
     (newer.start(0) / "claim.json").unlink()
     newer.start(0).rmdir()
@@ -93,6 +101,6 @@ def test_last_is_the_newest_that_was_submitted_or_has_started(runs):
 
 def test_last_of_runs_that_are_only_rendered_says_so(tmp_path):
     rendered = create_run(tmp_path, "rendered")
-    write_json(rendered.record, {})
+    write_json(rendered.record, RECORD)
     with pytest.raises(NotFoundError, match=f"{rendered.run_id} is only rendered"):
         find_run("last", tmp_path)

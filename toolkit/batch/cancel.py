@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from toolkit.batch.array_status import task_job_id
 from toolkit.batch.state import RunStatus, newest_job_id, run_status
-from toolkit.batch.submission import recorded_job, slurm_of
-from toolkit.errors import CheckFailedError, NotFoundError
-from toolkit.rundir.files import read_json, utc_now, write_text
+from toolkit.batch.submission import is_interactive, recorded_job, slurm_of
+from toolkit.errors import CheckFailedError
+from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.states import RunState
 
 
 def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
-    """Ask a run, or one task of an array run, to end: ranks save at the next step boundary and leave.
+    """Ask a whole run to end: ranks save at the next step boundary and leave.
 
     Raises:
         CheckFailedError: the run has already ended.
@@ -29,7 +29,7 @@ def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
         write_text(part.control / "cancel", utc_now() + "\n")
     # A local supervisor sees the file within a second. A signal could hit it before it hears signals, or, on
     # another host, hit another process. In somebody's allocation the run ends, not the allocation.
-    if not status.job_id.startswith("local-") and not _is_interactive(run):
+    if not status.job_id.startswith("local-") and not is_interactive(run):
         slurm_of(recorded_job(run), echo=echo).cancel([status.job_id])
     return run_status(run)
 
@@ -38,19 +38,12 @@ def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatu
     """Ask one task of an array run to end, also one that has not begun; the status is the whole run's.
 
     Raises:
-        NotFoundError: the run has no such task.
         CheckFailedError: the task has already ended.
     """
-    tasks = {one.task: one for one in run_status(run).tasks or ()}
-    if task not in tasks:
-        raise NotFoundError(
-            f"run {run.run_id} has no task {task}",
-            where=str(run.path),
-            fix=f"`toolkit status {run.run_id} --json` lists its tasks",
-        )
-    if tasks[task].state.final:
+    state = run_status(run.task(task)).state
+    if state.final or state is RunState.CREATED:
         raise CheckFailedError(
-            f"task {task} of run {run.run_id} is {tasks[task].state.value}; there is nothing to cancel",
+            f"task {task} of run {run.run_id} is {state.value}; there is nothing to cancel",
             where=str(run.path),
             fix=f"`toolkit status {run.run_id}` shows which tasks live",
         )
@@ -59,7 +52,3 @@ def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatu
     job_id = task_job_id(run, task, newest_job_id(run))
     slurm_of(recorded_job(run), echo=echo).cancel([job_id])
     return run_status(run)
-
-
-def _is_interactive(run: RunDirectory) -> bool:
-    return any(read_json(path).get("interactive") for path in sorted(run.path.glob("submitted-*.json"))[-1:])

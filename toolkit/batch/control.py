@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.batch.state import RunStatus, run_status
-from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
+from toolkit.batch.submission import is_interactive, recorded_job, slurm_of, uses_slurm
 from toolkit.errors import CheckFailedError
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import RunDirectory
@@ -34,6 +34,11 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
     if not uses_slurm(job) or status.job_id.startswith("local-"):
         raise CheckFailedError(
             f"run {run.run_id} is in no queue: it runs on {job.site.name}",
+            fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
+        )
+    if is_interactive(run):
+        raise CheckFailedError(
+            f"run {run.run_id} is in no queue: it lives in the allocation {status.job_id}",
             fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
         )
     slurm_of(job, echo=echo).requeue(status.job_id)

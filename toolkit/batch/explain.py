@@ -106,7 +106,7 @@ def lines_of(told: Explanation) -> Iterator[str]:
     yield f"{status.job_name} {status.run_id}{job} is {status.state.value}{step}"
     yield f"why       {told.why}"
     for quoted in told.evidence:
-        line = clean(quoted.line)
+        line = clean(quoted.line).replace("\n", " ")
         yield (
             f"          {quoted.source} says so" if line in told.why else f"          {quoted.source}: {line}"
         )

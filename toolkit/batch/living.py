@@ -54,6 +54,8 @@ def _in_words(fact: JobFacts) -> str:
     if not fact.state:
         return fact.reason
     said = f"Slurm: {fact.state}" + (f" ({fact.reason})" if fact.reason else "")
+    if run_state(fact.state) is not RunState.PENDING:
+        return said  # the times and the reason are those of its last wait
     begin = fact.eligible_time or fact.start_time
     if fact.reason == "BeginTime" and begin:
         if not fact.restarts:
@@ -61,7 +63,7 @@ def _in_words(fact: JobFacts) -> str:
         return f"{said}: requeued {_times(fact.restarts)}, and Slurm holds a requeued job back until {begin}"
     if base_state(fact.state) in ("REQUEUE_HOLD", "SPECIAL_EXIT") or fact.reason.startswith("JobHeld"):
         return f"{said}: held until `scontrol release {fact.job_id}`"
-    if run_state(fact.state) is RunState.PENDING and fact.start_time:
+    if fact.start_time:
         return f"{said}, expected to start at {fact.start_time}"
     return said
 

@@ -36,6 +36,12 @@ def log_paths(run: RunDirectory, *, rank: str | None = None, attempt: int | None
             )
         return paths
     numbers = run.attempt_numbers()
+    if not numbers and run.task_numbers():
+        raise NotFoundError(
+            f"the ranks of an array run write by task, and run {run.run_id} is an array",
+            where=str(run.path),
+            fix=f"give --task T too; `toolkit status {run.run_id} --json` lists the tasks",
+        )
     if not numbers:
         raise NotFoundError(
             "no attempt has begun",

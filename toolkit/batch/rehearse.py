@@ -99,6 +99,11 @@ def require_stepping(run: RunDirectory) -> AttemptDirectory:
         CheckFailedError: the run does not run, or has not made a step yet.
     """
     status = run_status(run)
+    if status.tasks is not None:
+        raise CheckFailedError(
+            f"run {run.run_id} is an array, and a failure happens to one task",
+            fix=f"`toolkit rehearse {run.run_id}_T ...` with the number of a task as T",
+        )
     attempt = run.last_attempt()
     if status.state is not RunState.RUNNING or attempt is None or attempt.exit_file.exists():
         raise CheckFailedError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from toolkit.batch.bad_nodes import nodes_left_out
 from toolkit.batch.script import render_script
-from toolkit.batch.state import require_submitted, run_status
+from toolkit.batch.state import RunStatus, require_submitted, run_status
 from toolkit.batch.submission import recorded_job
 from toolkit.config.amend import amend_job
 from toolkit.config.origins import Flag
@@ -20,6 +20,7 @@ from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.files import utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
 from toolkit.site.load import load_site
 
 
@@ -28,6 +29,8 @@ def prepare_resume(
     sbatch: Sequence[str] = (),
 ) -> tuple[ResolvedJob, int]:  # fmt: skip
     """Write the script of the run's next start; returns its job and its start number.
+
+    A task of an array is resumed as an array of that task alone, which is a start of its whole run.
 
     Args:
         settings, flags: values that replace recorded ones, as for a submit.
@@ -40,34 +43,57 @@ def prepare_resume(
         ToolkitError: a value is wrong, or the site cannot serve the new shape.
     """
     require_submitted(run)
-    start = max([-1, *run.start_numbers(), *_submitted_starts(run)]) + 1
-    status = run_status(
-        run
-    )  # after the count: a resume that was done in between is seen here or at the claim
+    whole = run.whole
+    starts = [part.start_numbers() for part in (whole, *map(whole.task, whole.task_numbers()))]
+    start = max([-1, *_submitted_starts(whole), *(number for numbers in starts for number in numbers)]) + 1
+    # After the count: a resume that was done in between is seen here or at the claim. Of an array all tasks must have
+    # ended: those that wait know their job only from the run's newest submission.
+    status = run_status(whole)
     if not status.state.final:
         raise CheckFailedError(
-            f"run {run.run_id} is {status.state.value} ({status.reason})",
-            fix=f"wait for it, or `toolkit cancel {run.run_id}`",
+            f"run {whole.run_id} is {status.state.value} ({status.reason})",
+            fix=f"wait for it, or `toolkit cancel {whole.run_id}`",
         )
     recorded = recorded_job(run)
+    flags = _tasks_to_resume(run, recorded, status, settings) | dict(flags or {})
     job = amend_job(recorded, site=site_of(recorded), settings=settings, flags=flags).with_sbatch(sbatch)
     source = find_checkpoint(run, checkpoint) if checkpoint is not None else None
     if source is not None:
         # Without an origin of its own: the next resume takes the newest checkpoint again.
         job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
-    _claim_number(run, start, job)
+    _claim_number(whole, start, job)
     try:
-        left_out = nodes_left_out(job, runs_of(run))
-        write_text(run.script(start), render_script(job, run, start, left_out=left_out), mode=0o700)
+        left_out = nodes_left_out(job, runs_of(whole))
+        write_text(whole.script(start), render_script(job, whole, start, left_out=left_out), mode=0o700)
     except ToolkitError:
-        take_back(run, start)
+        take_back(whole, start)
         raise
     if source is not None:
         set_aside_newer(run, source, start)
-    for flag in ("stop", "cancel"):
-        (run.control / flag).unlink(missing_ok=True)
-    _close_lost_starts(run)
+    for part in (run, *map(run.task, run.task_numbers())):
+        for flag in ("stop", "cancel"):
+            (part.control / flag).unlink(missing_ok=True)
+        _close_lost_starts(part)
     return job, start
+
+
+def _tasks_to_resume(
+    run: RunDirectory, recorded: ResolvedJob, status: RunStatus, settings: Sequence[str]
+) -> dict[str, Flag]:
+    """The array of one task, or of those that are not completed where some are; the user's own words win."""
+    if recorded.job.tasks is None or any(setting.startswith("job.array=") for setting in settings):
+        return {}
+    if run.task_number is not None:
+        return {"job.array": Flag(str(run.task_number), "the task that is resumed")}
+    tasks = status.tasks or ()
+    left = [task.task for task in tasks if task.state is not RunState.COMPLETED] or [
+        task.task for task in tasks
+    ]
+    if left == sorted(recorded.job.tasks):
+        return {}
+    at_once = f"%{recorded.job.tasks.at_once}" if recorded.job.tasks.at_once else ""
+    sys.stderr.write(f"toolkit: {len(left)} of {len(tasks)} tasks go on; completed ones stay as they are\n")
+    return {"job.array": Flag(",".join(map(str, left)) + at_once, "the tasks that are not completed")}
 
 
 def _claim_number(run: RunDirectory, start: int, job: ResolvedJob) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from dataclasses import dataclass
@@ -10,11 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none, utc_now, write_json
+from toolkit.rundir.find import array_in, newest_record
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.slurm.array import parse_array
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token, token_of
 from toolkit.supervise.allocation import process_start_ticks
@@ -29,22 +30,33 @@ class OpenSubmission:
     reason: str
 
 
-def open_submission(run: RunDirectory, start: int, token: str) -> Path:
-    """Write down that sbatch is about to be called for a start, so that a killed submit can be taken up again."""
-    path = _submitting(run, start)
-    pid = os.getpid()
-    record = {
-        "start": start, "token": token, "host": socket.gethostname(), "pid": pid,
-        "process_started": process_start_ticks(pid), "time": utc_now(),
-    }  # fmt: skip
-    write_json(path, record)
-    return path
-
-
 def close_submission(run: RunDirectory, start: int, job_id: str) -> None:
-    """Write down which job a start has become."""
-    write_json(run.path / f"submitted-{start:03}.json", {"job_id": job_id, "start": start, "time": utc_now()})
-    _submitting(run, start).unlink(missing_ok=True)
+    """Write down which job a start has become; also in the tasks that it starts again, whose last word it outdates."""
+    again = tasks_in(newest_record(run)) if run.task_numbers() else ()
+    for task in run.task_numbers():
+        if task in again:
+            write_json(run.task(task).submitted(start), _submitted(start, f"{job_id}_{task}"))
+    write_json(run.submitted(start), _submitted(start, job_id))
+    run.submitting(start).unlink(missing_ok=True)
+
+
+def _submitted(start: int, job_id: str) -> dict[str, Any]:
+    return {"job_id": job_id, "start": start, "time": utc_now()}
+
+
+def tasks_in(record: Path) -> frozenset[int]:
+    """The tasks of an array as `record.json` or `resumed-SSS.json` has them.
+
+    Raises:
+        ToolkitError: the file is damaged.
+    """
+    array = array_in(record)
+    try:
+        return frozenset(parse_array(array)) if array else frozenset()
+    except ValueError as error:
+        raise ToolkitError(
+            f"the record is damaged: {error}", where=f"{record}:job.array", fix="submit the job anew"
+        ) from error
 
 
 def last_open_start(run: RunDirectory) -> int | None:
@@ -61,7 +73,7 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
     start = last_open_start(run)
     if start is None:
         return None
-    path = _submitting(run, start)
+    path = run.submitting(start)
     record = read_json_or_none(path)
     if record is None:
         return None  # settled by somebody else in this moment
@@ -116,10 +128,6 @@ def _is_under_way(record: dict[str, Any]) -> bool:
             return False
     age = datetime.now(UTC) - datetime.fromisoformat(record["time"])
     return age.total_seconds() < 2 * PATIENCE_S  # another host's processes cannot be seen
-
-
-def _submitting(run: RunDirectory, start: int) -> Path:
-    return run.path / f"submitting-{start:03}.json"
 
 
 def _numbers(run: RunDirectory, word: str) -> list[int]:

@@ -9,13 +9,13 @@ from typing import Any
 
 from toolkit.batch.array_status import TaskStatus, exit_code_of_end, task_job_id, task_status, word_of_tasks
 from toolkit.batch.living import Answer, Word, local_word, slurm_word
-from toolkit.batch.settle import last_open_start, open_word, settle, was_given_by_hand
+from toolkit.batch.settle import last_open_start, open_word, settle, tasks_in, was_given_by_hand
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.metrics.training import last_record
 from toolkit.rundir.files import read_json_or_none
-from toolkit.rundir.find import has_begun, job_ids
+from toolkit.rundir.find import has_begun, job_ids, newest_record
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
 
@@ -61,7 +61,8 @@ def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = 
         if answer is None:
             answer = ask_slurm(job, ids_to_ask(run, job), echo=echo)
         tasks = _task_statuses(run, job, job_id, answer)
-        word = word_of_tasks(job.job.array, tasks)
+        asked = job.job.tasks is not None and len(job.job.tasks) == len(tasks)
+        word = word_of_tasks(job.job.array if asked else f"of {len(tasks)} tasks", tasks)
     elif word is None:
         word = final_word(run) or _living_word(run, job, job_id, answer, echo=echo)
         # The run may have ended between the two looks, and then its own word counts.
@@ -101,8 +102,9 @@ def _is_array(run: RunDirectory, job: ResolvedJob) -> bool:
 
 
 def _tasks(run: RunDirectory, job: ResolvedJob) -> list[int]:
-    assert job.job.tasks is not None  # `_is_array` was asked
-    return sorted({*job.job.tasks, *run.task_numbers()})
+    """Those of the last submission, those that have begun, and those of the first one: a resume may leave some out."""
+    first = tasks_in(run.record) if newest_record(run) != run.record else ()
+    return sorted({*(job.job.tasks or ()), *run.task_numbers(), *first})
 
 
 def _task_statuses(
@@ -150,15 +152,30 @@ def _step(run: RunDirectory, attempt: AttemptDirectory) -> int | None:
     return max((step for step in steps if step is not None), default=None)
 
 
+def require_task(run: RunDirectory) -> None:
+    """Refuse a task that its array run has not; one that has not begun is known, too.
+
+    Raises:
+        NotFoundError: there is no such task.
+    """
+    job = recorded_job(run)
+    if run.task_number not in _tasks(run.whole, job):
+        raise NotFoundError(
+            f"run {run.whole.run_id} has no task {run.task_number}",
+            where=str(run.whole.path),
+            fix=f"give one of its tasks, {job.job.array}",
+        )
+
+
 def require_submitted(run: RunDirectory) -> None:
     """Refuse a run that is only rendered: nothing of it will happen by itself.
 
     Raises:
         CheckFailedError: it was neither submitted nor has it started.
     """
-    if not has_begun(run):
-        job = recorded_job(run)
-        if uses_slurm(job) and was_given_by_hand(run, slurm_of(job)):
+    if not has_begun(run.whole):
+        job = recorded_job(run.whole)
+        if uses_slurm(job) and was_given_by_hand(run.whole, slurm_of(job)):
             return
         shell = "sbatch" if uses_slurm(job) else "bash"
         raise CheckFailedError(

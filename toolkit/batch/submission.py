@@ -15,14 +15,16 @@ from pydantic import ValidationError
 from toolkit.batch.bad_nodes import nodes_left_out
 from toolkit.batch.record import make_record
 from toolkit.batch.script import render_script, sbatch_words
-from toolkit.batch.settle import close_submission, open_submission
+from toolkit.batch.settle import close_submission
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import read_json, write_json, write_text
-from toolkit.rundir.find import typed_path
+from toolkit.rundir.find import newest_record, typed_path
 from toolkit.rundir.layout import RunDirectory, create_run
+from toolkit.rundir.submissions import open_submission
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import UnsettledError, comment_of, token_of
+from toolkit.supervise.allocation import process_start_ticks
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ def slurm_of(job: ResolvedJob, *, echo: bool = False) -> Slurm:
 def uses_slurm(job: ResolvedJob) -> bool:
     """False for the site where ranks start on this machine."""
     return job.scheduler.kind == "slurm"
+
+
+def is_interactive(run: RunDirectory) -> bool:
+    """True where the newest start lives in somebody's allocation, which no request of ours may end."""
+    return any(read_json(path).get("interactive") for path in sorted(run.path.glob("submitted-*.json"))[-1:])
 
 
 def create(job: ResolvedJob, runs: Path, *, here: bool = False) -> RunDirectory:
@@ -81,7 +88,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
         raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
     _warn_of_variables()
     token = token_of(run.run_id, start)
-    opened = open_submission(run, start, token)
+    opened = open_submission(run, start, token, process_started=process_start_ticks(os.getpid()))
     try:
         executor = SlurmScriptExecutor(
             run, script, slurm_of(job, echo=echo), comment_of(token, sbatch_words(job))
@@ -123,8 +130,7 @@ def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Su
 
 def recorded_job(run: RunDirectory) -> ResolvedJob:
     """The job of a run as it was last submitted, with every layer applied."""
-    later = sorted(run.path.glob("resumed-*.json"))
-    path = later[-1] if later else run.record
+    path = newest_record(run)
     value: dict[str, Any] = read_json(path)
     try:
         return ResolvedJob.model_validate(value["job"])

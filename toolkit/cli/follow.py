@@ -14,9 +14,23 @@ from toolkit.cli.options import echo_log, find, json_option, print_command_optio
 
 if TYPE_CHECKING:
     from toolkit.batch.state import RunStatus
+    from toolkit.rundir.layout import RunDirectory
 
 
 task_option = click.option("--task", type=click.IntRange(min=0), metavar="T", help="Task T of an array run.")
+
+
+def _part(run: str, task: int | None, runs: Path | None) -> RunDirectory:
+    """RUN, or with --task that task of it."""
+    from toolkit.errors import NotFoundError
+
+    directory = find(run, runs)
+    if task is None:
+        return directory
+    part = find(f"{directory.whole.run_id}_{task}", runs)
+    if part.task_number is None:
+        raise NotFoundError(f"run {part.run_id} is no array", where=f"--task {task}", fix="leave --task out")
+    return part
 
 
 def _table(statuses: Sequence[RunStatus]) -> None:
@@ -96,7 +110,7 @@ def logs(
     from toolkit.batch.logs import read_logs
     from toolkit.batch.state import require_submitted
 
-    directory = find(run if task is None else f"{find(run, runs).run_id}_{task}", runs)
+    directory = _part(run, task, runs)
     if follow:
         require_submitted(directory)
     follower = Follower(directory)
@@ -133,8 +147,10 @@ def cancel(run: str, runs: Path | None, echo: bool, task: int | None) -> None:
     """Ask RUN to save and end."""
     from toolkit.batch.cancel import cancel_run, cancel_task
 
-    directory = find(run, runs)
-    _table([cancel_run(directory, echo=echo) if task is None else cancel_task(directory, task, echo=echo)])
+    directory = _part(run, task, runs)
+    number = directory.task_number
+    whole = directory.whole
+    _table([cancel_run(whole, echo=echo) if number is None else cancel_task(whole, number, echo=echo)])
 
 
 @click.command()

@@ -111,7 +111,12 @@ def find(run: str, runs: Path | None) -> RunDirectory:
     from toolkit.rundir.find import find_run
     from toolkit.rundir.layout import RunDirectory
 
-    return RunDirectory(find_run(run, site_runs(runs)))
+    found = RunDirectory(find_run(run, site_runs(runs)))
+    if found.task_number is not None:
+        from toolkit.batch.state import require_task
+
+        require_task(found)
+    return found
 
 
 def echo_log(line: str) -> None:

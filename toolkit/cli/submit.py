@@ -153,12 +153,13 @@ def resume(
     from toolkit.errors import OwnFailureError, ToolkitError
     from toolkit.slurm.commands import NoAnswerError
 
-    directory = find(run, runs)
+    part = find(run, runs)
+    directory = part.whole
     recorded = recorded_job(directory)
     if here and uses_slurm(recorded):
         _take_allocation(values, settings)
     job, start = prepare_resume(
-        directory,
+        part,
         settings=settings,
         flags=flags_of(values, nodes_before=recorded.job.min_nodes),
         checkpoint=checkpoint,
@@ -177,7 +178,7 @@ def resume(
         _live_here(directory, job, start)
     _announce(submitted, parsable=parsable)
     if wait:
-        _follow(directory)
+        _follow(part)
 
 
 @click.command()

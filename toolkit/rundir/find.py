@@ -40,16 +40,31 @@ def iterate_runs(runs: Path) -> Iterator[RunDirectory]:
 
 def job_ids(run: RunDirectory) -> list[str]:
     """The job ids of a run, each once, the newest last: those that submission recorded and those that claimed."""
-    by_start: list[tuple[int, str]] = []
-    for path in run.path.glob("submitted-*.json"):
-        recorded = read_json_or_none(path) or {}
-        by_start.append((int(path.stem.split("-")[1]), str(recorded.get("job_id", ""))))
-    for number in run.start_numbers():
-        claim = read_claim(run, number)
-        if claim is not None:
-            by_start.append((number, claim.job_id))
+    by_start = _submissions(run) + _claims(run)
+    if not by_start:  # an array that was given to sbatch by hand: its tasks know its job
+        of_tasks = (claim for number in run.task_numbers() for claim in _claims(run.task(number)))
+        by_start = [
+            (start, array)
+            for start, job in of_tasks
+            for array, of_array, _ in [job.partition("_")]
+            if of_array
+        ]
     newest_first = [job for _, job in sorted(by_start, key=lambda item: item[0], reverse=True) if job]
     return list(dict.fromkeys(newest_first))[::-1]
+
+
+def _submissions(run: RunDirectory) -> list[tuple[int, str]]:
+    """The starts that were handed to the scheduler, with their job ids."""
+    found = []
+    for path in run.path.glob("submitted-*.json"):
+        recorded = read_json_or_none(path) or {}
+        found.append((int(path.stem.split("-")[1]), str(recorded.get("job_id", ""))))
+    return found
+
+
+def _claims(run: RunDirectory) -> list[tuple[int, str]]:
+    claims = ((number, read_claim(run, number)) for number in run.start_numbers())
+    return [(number, claim.job_id) for number, claim in claims if claim is not None]
 
 
 def has_begun(run: RunDirectory) -> bool:
@@ -57,17 +72,20 @@ def has_begun(run: RunDirectory) -> bool:
     return any(run.path.glob("submitt*-*.json")) or bool(run.start_numbers())
 
 
-def _begun_task(run: RunDirectory, number: int) -> Path:
-    """The folder of a task; the run itself where it has no tasks, whatever the number."""
-    if not run.tasks.exists():
-        return run.path
-    if number in run.task_numbers():
-        return run.task(number).path
-    raise NotFoundError(
-        f"task {number} of run {run.run_id} has not begun",
-        where=str(run.tasks),
-        fix=f"`toolkit status {run.run_id}` shows its tasks",
-    )
+def _task(run: RunDirectory, number: int) -> Path:
+    """The folder of a task, which is there once it has begun; the run itself where it is no array, whatever the number."""
+    return run.task(number).path if array_in(newest_record(run)) else run.path
+
+
+def newest_record(run: RunDirectory) -> Path:
+    """The file with the job as it was last submitted: the last resume's, else `record.json`."""
+    return max(run.whole.path.glob("resumed-*.json"), default=run.record)
+
+
+def array_in(record: Path) -> str:
+    """`job.array` of `record.json` or `resumed-SSS.json`; "" for what is no array."""
+    job = (read_json_or_none(record) or {}).get("job", {}).get("job", {})
+    return str(job.get("array", "")) if isinstance(job, dict) else ""
 
 
 def find_run(run: str, runs: Path) -> Path:
@@ -75,7 +93,7 @@ def find_run(run: str, runs: Path) -> Path:
 
     Args:
         run: a run id, `last` (the newest run that was submitted or has started), a Slurm job id such as `123`, `123_4` or `123.batch`, or a path.
-            `RUNID_4` and `123_4` are task 4 of an array run, once it has begun.
+            `RUNID_4` and `123_4` are the folder of task 4, which is there once the task has begun.
         runs: the folder of all runs.
 
     Raises:
@@ -105,9 +123,9 @@ def find_run(run: str, runs: Path) -> Path:
     match = _JOB_ID.fullmatch(run)
     for entry in known:
         if of_task and entry.run_id == of_task["run"]:
-            return _begun_task(entry, int(of_task["task"]))
+            return _task(entry, int(of_task["task"]))
         if match and match["job"] in job_ids(entry):
-            return _begun_task(entry, int(match["task"])) if match["task"] else entry.path
+            return _task(entry, int(match["task"])) if match["task"] else entry.path
     near = difflib.get_close_matches(run, [entry.run_id for entry in known], n=3, cutoff=0.5)
     hint = (
         f"did you mean {', '.join(near)}"
