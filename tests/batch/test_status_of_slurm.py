@@ -83,6 +83,8 @@ def test_waiting_in_words(run_directory):
         "not before 2026"
         in say(run_directory, state="PENDING", reason="BeginTime", start_time="2026-11-21T02:48")[1]
     )
+    held = say(run_directory, state="CANCELLED", reason="JobHeldUser", start_time="2026-11-21T02:48:01")
+    assert held == (RunState.CANCELLED, "Slurm: CANCELLED (JobHeldUser)")
     assert (
         "`scontrol release 7`"
         in say(run_directory, state="REQUEUE_HOLD", reason="job requeued in held state")[1]
@@ -105,7 +107,7 @@ import json, re, sys
 open({str(calls)!r}, "a").write(" ".join(sys.argv) + "\\n")
 mark = re.search("--Format=JobArrayID:([^,]*),", " ".join(sys.argv))[1]
 for job, state, reason in json.load(open({str(answer)!r})):
-    print("".join(cell + mark for cell in (job, state, reason, "n1", "1:00", "N/A", "N/A", "0", "(null)", job)))
+    print("".join(cell + mark for cell in (job, state, reason, "n1", "1:00", "N/A", "N/A", "0", *6 * ["(null)"], "N/A", job)))
 """
     (folder / "squeue").write_text(program)
     (folder / "sacct").write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n")
@@ -118,6 +120,24 @@ for job, state, reason in json.load(open({str(answer)!r})):
         return lambda: calls.read_text().splitlines()
 
     return say
+
+
+@pytest.fixture
+def sbatch(squeue, tmp_path):
+    """Answer for sbatch: job 8, whatever is submitted."""
+    for command, line in (("sbatch", "echo 8"), ("srun", "exit 1")):
+        (tmp_path / "bin" / command).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / command).chmod(0o755)
+
+
+def end_attempt(task, *, start=0, **end):
+    """The task's attempt 0 as its supervisor leaves it behind."""
+    (task.attempts / "000").mkdir()
+    for name, path, more in (
+        ("attempt_start", task.attempt(0).start_file, {"start": start}),
+        ("attempt_exit", task.attempt(0).exit_file, {"final": True, **end}),
+    ):
+        write_json(path, {**json.loads((SAMPLES / f"{name}.json").read_text()), **more})
 
 
 def submitted(toolkit, job_id, name, *, array=""):
@@ -153,14 +173,7 @@ def test_an_array_is_told_by_task(toolkit, squeue):
     )
     done = make_task(run, 2)
     claim(done, job_id="9_2")
-    (done.attempts / "000").mkdir()
-    for name, path in (
-        ("attempt_start", done.attempt(0).start_file),
-        ("attempt_exit", done.attempt(0).exit_file),
-    ):
-        write_json(path, json.loads((SAMPLES / f"{name}.json").read_text()))
-    end = json.loads(done.attempt(0).exit_file.read_text())
-    write_json(done.attempt(0).exit_file, {**end, "final": True, "state": "completed", "exit_code": 0})
+    end_attempt(done, state="completed", exit_code=0)
 
     told = json.loads(toolkit.ok("status", "last", "--json"))
     jsonschema.validate(told, {**SCHEMA, "$ref": "#/$defs/status"})
@@ -179,6 +192,74 @@ def test_an_array_is_told_by_task(toolkit, squeue):
     squeue(*((f"9_{task}", "COMPLETED", "None") for task in (0, 1, 3, 4, 5)))
     told = json.loads(toolkit.ok("status", "last", "--json"))
     assert (told["state"], told["reason"]) == ("lost", "array 0-5%2: 5 lost, 1 completed")
+
+
+def states_of(told):
+    return {task["job_id"]: task["state"] for task in told["tasks"]}
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_resumed_array_runs_what_is_not_completed_and_forgets_old_ends(toolkit, squeue):
+    run = submitted(toolkit, "7", "many", array="0-3%2")
+    completed, cancelled = make_task(run, 0), make_task(run, 1)
+    for task, state in ((completed, "completed"), (cancelled, "cancelled")):
+        for number in (0, 1):  # each was requeued once: the resume is start 2
+            claim(task, job_id=f"7_{task.task_number}", number=number)
+            end_start(task, number, state=state, exit_code=0)
+        end_attempt(task, start=1, state=state, exit_code=0)
+    (cancelled.control / "cancel").touch()
+    squeue(("7_[2-3%2]", "CANCELLED", "None"))
+    assert "2 cancelled" not in toolkit.ok("status", run.run_id)  # 3 are, and 1 is completed
+
+    toolkit.ok("resume", run.run_id)
+    assert "#SBATCH --array=1,2,3%2" in run.script(2).read_text()
+    squeue(("8_[1-3%2]", "PENDING", "None"))
+    told = json.loads(toolkit.ok("status", run.run_id, "--json"))
+    assert states_of(told) == {"7_0": "completed", "8_1": "pending", "8_2": "pending", "8_3": "pending"}
+    assert not (cancelled.control / "cancel").exists()
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_one_task_is_resumed_once_all_have_ended(toolkit, squeue):
+    run = submitted(toolkit, "7", "many", array="0-2")
+    failed = make_task(run, 1)
+    claim(failed, job_id="7_1")
+    end_start(failed, 0, state="failed", exit_code=1)
+    end_attempt(failed, state="failed", exit_code=1)
+    squeue(("7_0", "CANCELLED", "None"), ("7_[2]", "PENDING", "None"))
+    assert "is pending" in toolkit("resume", f"{run.run_id}_1").err
+    squeue(("7_[0,2]", "CANCELLED", "None"))
+    toolkit.ok("resume", f"{run.run_id}_1")
+    assert "#SBATCH --array=1\n" in run.script(1).read_text()
+    squeue(("8_1", "COMPLETED", "None"))
+    told = json.loads(toolkit.ok("status", run.run_id, "--json"))
+    assert states_of(told) == {"8_0": "lost", "8_1": "lost", "8_2": "lost"}  # never completed without a word
+
+
+def test_a_task_that_has_not_begun_has_a_status_and_one_that_is_none_has_not(toolkit, squeue):
+    run = submitted(toolkit, "9", "many", array="0-5%2")
+    squeue(("9_[0-5%2]", "PENDING", "Resources"))
+    for name in ("9_4", f"{run.run_id}_4"):
+        assert json.loads(toolkit.ok("status", name, "--json"))["state"] == "pending"
+    said = toolkit("status", "9_6")
+    assert (said.code, "has no task 6" in said.err) == (4, True)
+    assert "no log yet" in toolkit("logs", "9_4").err
+    make_task(run, 0)
+    assert "--task T" in toolkit("logs", "9", "--rank", "0").err
+    alone = submitted(toolkit, "10", "alone")
+    squeue(("10", "RUNNING", "None"))
+    assert "is no array" in toolkit("logs", alone.run_id, "--task", "1").err
+
+
+def test_the_tasks_of_an_array_that_was_given_to_sbatch_by_hand_are_found(toolkit, squeue):
+    run = submitted(toolkit, "9", "many", array="0-1")
+    (run.path / "submitted-000.json").unlink()
+    claim(make_task(run, 0), job_id="11_0")
+    squeue(("11_0", "RUNNING", "None"), ("11_[1]", "PENDING", "None"))
+    assert states_of(json.loads(toolkit.ok("status", run.run_id, "--json"))) == {
+        "11_0": "running",
+        "11_1": "pending",
+    }
 
 
 def test_a_waiter_asks_ever_more_rarely_and_sees_the_end_at_once(toolkit, squeue, monkeypatch):

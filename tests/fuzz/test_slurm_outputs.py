@@ -98,6 +98,7 @@ def test_a_damaged_output_is_read_or_refused_and_states_only_what_it_holds(kind,
 FATES = ("PENDING", "RUNNING", "FAILED", "TIMEOUT", "CANCELLED by 1000", "REQUEUE_HOLD", "NODE_FAIL", "")
 MARK = "~5e1f0c9ab3d2~"
 QUEUE_CELLS = ("None", "n[1-2]", "1:00", "2026-11-21T02:48:01", "N/A", "1")
+ASKED_CELLS = ("main", "1", "5:00", "N/A", "(null)", "(null)")
 WORDS = st.text(max_size=12) | st.sampled_from(
     ["COMPLETED", "1002", MARK[:-1], "\n1001", "a|b\nJobState=COMPLETED"]
 )
@@ -119,7 +120,9 @@ def test_no_accident_completes_a_job(data, fate, comment, name, source):
     """Jobs 1001 and 1003 are not complete; 1002 is, and stands between them."""
     states = {"1001": fate, "1002": "COMPLETED", "1003": fate}
     if source == "squeue":
-        text = "".join(record(job, state, *QUEUE_CELLS, comment) for job, state in states.items())
+        text = "".join(
+            record(job, state, *QUEUE_CELLS, comment, *ASKED_CELLS) for job, state in states.items()
+        )
         rows = read_squeue(data.draw(damaged(text)), MARK)
     else:
         text = "".join(
@@ -137,7 +140,7 @@ def test_no_accident_completes_a_job(data, fate, comment, name, source):
     data=st.data(), state=st.text(max_size=20) | st.sampled_from(["COMPLETED", "COMPLETING", "COMPLETED+"])
 )
 def test_a_run_without_a_result_is_never_complete(data, state):
-    text = record("1001", state, *QUEUE_CELLS, "(null)")
+    text = record("1001", state, *QUEUE_CELLS, "(null)", *ASKED_CELLS)
     facts = of_jobs(read_squeue(data.draw(damaged(text) | st.just(text)), MARK), ["1001"])
     word = slurm_word(RunDirectory(Path("/nowhere/job/run")), "1001", facts)
     assert word[0] is not RunState.COMPLETED

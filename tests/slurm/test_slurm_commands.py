@@ -86,7 +86,9 @@ def answer(mark, *rows):
 
 
 def queued(job, state, reason="None", comment="(null)"):
-    return (job, state, reason, "n1", "1:00", "2026-11-21T02:48:01", "2026-11-21T02:48:01", "1", comment)
+    times = ("1:00", "2026-11-21T02:48:01", "2026-11-21T02:48:01")
+    ask = ("main", "1", "5:00", "N/A", "(null)", "(null)")
+    return (job, state, reason, "n1", *times, "1", comment, *ask)
 
 
 def test_a_job_is_looked_for_in_the_queue_then_in_accounting(command):

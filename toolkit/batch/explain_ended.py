@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import pwd
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from toolkit.batch.explain import Evidence, Explanation, quote_file
 from toolkit.batch.state import RunStatus
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
-from toolkit.errors import SchedulerRefusedError
+from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
-from toolkit.slurm.ended import EndedJob, ended_job
-from toolkit.slurm.pending import UnusableNode, unusable_nodes
+from toolkit.slurm.job_facts import JobFacts
+from toolkit.slurm.partitions import UnusableNode, unusable_nodes
+from toolkit.slurm.states import base_state
 from toolkit.supervise.failures import clean
 from toolkit.supervise.symptoms import OUT_OF_MEMORY, Sighting, Symptom, sight, symptom_named
 
@@ -136,7 +138,7 @@ def _cancelled(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanati
         why = f"{who} cancelled it with scancel, not with `toolkit cancel`"
     else:
         why = "scancel or an administrator cancelled it, not `toolkit cancel`; by whom is known only where Slurm keeps accounts"
-    evidence = [Evidence(job.source, job.as_line())] if job is not None else []
+    evidence = [Evidence(job.source, _as_line(job))] if job is not None else []
     return Explanation("cancelled_by_other", why, evidence=evidence, actions=_next_steps(run, status, None))
 
 
@@ -147,11 +149,31 @@ def _user_name(uid: int) -> str:
         return f"with uid {uid}"
 
 
-def _ask(run: RunDirectory, status: RunStatus, *, echo: bool) -> EndedJob | None:
+def _ask(run: RunDirectory, status: RunStatus, *, echo: bool) -> JobFacts | None:
     job = recorded_job(run)
     if not uses_slurm(job) or status.job_id.startswith("local-") or not status.job_id:
         return None
-    return ended_job(slurm_of(job, echo=echo), status.job_id)
+    slurm = slurm_of(job, echo=echo)
+    try:
+        known = slurm.jobs([status.job_id]).get(status.job_id)
+    except (NotFoundError, SchedulerRefusedError):  # `run_status` has said so already
+        return None
+    if known is None:
+        return None
+    known = replace(known, state=base_state(known.state))
+    if known.state == "CANCELLED" and known.cancelled_by is None:
+        accounted = slurm.accounted([status.job_id]).get(status.job_id)  # it alone knows by whom
+        if accounted is not None and accounted.cancelled_by is not None:
+            return replace(known, cancelled_by=accounted.cancelled_by, source="sacct")
+    return known
+
+
+def _as_line(job: JobFacts) -> str:
+    """The job's row as a quotation."""
+    by = f" by {job.cancelled_by}" if job.cancelled_by is not None else ""
+    return " ".join(
+        word for word in (job.job_id, job.state + by, job.reason, job.exit_code, job.nodes) if word
+    )
 
 
 def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
@@ -160,7 +182,7 @@ def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Expl
         return _cancelled(run, status, echo=echo)
     job = _ask(run, status, echo=echo)
     evidence = (
-        [Evidence(job.source, job.as_line())] if job is not None else [Evidence(status.source, status.reason)]
+        [Evidence(job.source, _as_line(job))] if job is not None else [Evidence(status.source, status.reason)]
     )
     steps = _next_steps(run, status, None)
     log = _slurm_log(run, status)
@@ -198,7 +220,7 @@ def _seen(run: RunDirectory, status: RunStatus, symptom: Symptom, evidence: list
 
 
 def _by_slurms_word(
-    run: RunDirectory, status: RunStatus, job: EndedJob, log: Path | None, evidence: list[Evidence]
+    run: RunDirectory, status: RunStatus, job: JobFacts, log: Path | None, evidence: list[Evidence]
 ) -> Explanation | None:
     """What the states and reasons of Slurm mean where the run itself said nothing."""
     steps = _next_steps(run, status, None)
@@ -236,7 +258,7 @@ def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
         return []
 
 
-def _never_started(run: RunDirectory, job: EndedJob, evidence: list[Evidence]) -> Explanation:
+def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -> Explanation:
     """slurmd could not open the log or run the script: nothing of ours was there to say so."""
     where = job.nodes or "its node"
     return Explanation(

@@ -13,16 +13,12 @@ from toolkit.batch.submission import recorded_job, slurm_of
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.pending import (
-    Partition,
-    UnusableNode,
-    WaitingJob,
-    partition_limits,
-    unusable_nodes,
-    waiting_jobs,
-)
+from toolkit.slurm.job_facts import JobFacts, base_of
+from toolkit.slurm.partitions import Partition, UnusableNode, partition_limits, unusable_nodes
 from toolkit.slurm.reasons import CanStart, pending_reason, reason_name
+from toolkit.slurm.states import run_state
 
 _NODES_SHOWN = 4
 
@@ -42,21 +38,28 @@ def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False)
     if status.job_id.startswith("local-"):
         return Explanation("starting", status.reason, follows="its ranks start within seconds")
     slurm = slurm_of(recorded_job(run), echo=echo)
+    tasks = [task.job_id for task in status.tasks or () if task.state is RunState.PENDING]
+    job_id = (tasks or [status.job_id])[0]
     try:
-        rows = waiting_jobs(slurm, status.job_id)
+        waits = slurm.jobs([job_id]).get(job_id)
     except (NotFoundError, SchedulerRefusedError) as error:
         return Explanation("no_answer", f"Slurm does not answer: {error.message}", actions=[error.fix])
-    waits = next((row for row in rows if row.state == "PENDING"), None)
-    if waits is None:
-        said = rows[0].state if rows else "nothing"
+    if waits is None or not waits.state:
+        said = waits.reason if waits is not None else f"it does not know job {job_id} any more"
         return Explanation(
-            "starting", f"Slurm says {said}: its nodes are being prepared", follows="it starts by itself"
+            "no_answer", f"Slurm says nothing of its state: {said}", actions=["ask again later"]
+        )
+    if waits.state == "CONFIGURING" or run_state(waits.state) is not RunState.PENDING:
+        return Explanation(
+            "starting",
+            f"Slurm says {waits.state}: its nodes are being prepared",
+            follows="it starts by itself",
         )
     name, reason = reason_name(waits.reason or "None"), pending_reason(waits.reason or "None")
     detail = _DETAILS.get(name, _nothing)(slurm, run, waits)
     can_start = detail.can_start or reason.can_start
-    start = _as_utc(waits.start)
-    names = {"job": waits.job_id.partition("_")[0], "run": run.run_id, "partition": waits.partition}
+    start = _as_utc(waits.start_time)
+    names = {"job": base_of(job_id), "run": run.run_id, "partition": waits.partition}
     actions = [*detail.actions, *([reason.fix.format(**names)] if reason.fix else [])]
     words = f"{reason.words}: {detail.words}" if detail.words else reason.words
     return Explanation(
@@ -64,7 +67,7 @@ def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False)
         f"{words} ({name})",
         follows="" if can_start is CanStart.NEVER else "Slurm starts it by itself",
         actions=actions or [f"wait; `toolkit wait {run.run_id}` tells when it starts"],
-        evidence=[Evidence("squeue", f"{waits.job_id} PENDING {waits.reason}"), *detail.evidence],
+        evidence=[Evidence("squeue", f"{job_id} {waits.state} {waits.reason}".strip()), *detail.evidence],
         waiting=Waiting(
             name, can_start, not_before=start if name == "BeginTime" else None,
             estimated_start=None if can_start is CanStart.NEVER else start,
@@ -72,25 +75,25 @@ def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False)
     )  # fmt: skip
 
 
-def _nothing(_slurm: Slurm, _run: RunDirectory, _job: WaitingJob) -> Detail:
+def _nothing(_slurm: Slurm, _run: RunDirectory, _job: JobFacts) -> Detail:
     return Detail()
 
 
-def _time_limit(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+def _time_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     limits = partition_limits(slurm, job.partition)
     allowed = ", ".join(f"{one.name} allows {one.time_limit}" for one in limits)
     lower = [
-        f"`scontrol update JobId={job.job_id} TimeLimit={one.time_limit}` asks for as much as it allows"
+        f"`scontrol update JobId={base_of(job.job_id)} TimeLimit={one.time_limit}` asks for as much as it allows"
         for one in limits[:1]
     ]
     return Detail(f"the job asks for {job.time_limit}, {allowed}", actions=tuple(lower))
 
 
-def _node_limit(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+def _node_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     limits = partition_limits(slurm, job.partition)
     words = ", ".join(f"{one.name} has {one.nodes}" + _largest(one) for one in limits)
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
-    return Detail(f"the job asks for {job.nodes}, {words}", down.evidence)
+    return Detail(f"the job asks for {job.node_count}, {words}", down.evidence)
 
 
 def _largest(partition: Partition) -> str:
@@ -99,7 +102,7 @@ def _largest(partition: Partition) -> str:
     return "" if most == "infinite" else f" and allows {most} a job"
 
 
-def _resources(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+def _resources(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     counts = []
     for one in partition_limits(slurm, job.partition):
         busy, idle, other, total = (one.node_states.split("/") + [""] * 4)[:4]
@@ -107,10 +110,10 @@ def _resources(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
             f"of the {total} nodes of {one.name} {busy} are in use, {idle} idle, {other} down or drained"
         )
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
-    return Detail(f"the job asks for {job.nodes}; {', '.join(counts)}", down.evidence)
+    return Detail(f"the job asks for {job.node_count}; {', '.join(counts)}", down.evidence)
 
 
-def _required_nodes(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+def _required_nodes(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     named = re.search(r"UnavailableNodes:(\S+)", job.reason)
     return _down_nodes(unusable_nodes(slurm, nodes=named[1] if named else job.required_nodes))
 
@@ -126,7 +129,7 @@ def _down_nodes(nodes: list[UnusableNode]) -> Detail:
     return Detail(words + more, tuple(evidence))
 
 
-def _dependency(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     """`afterok:6(failed)`: the kind, the job, and how it stands."""
     words = []
     for kind, other, stands in re.findall(r"(\w+):(\d+(?:_\S+?)?)(?:\((\w+)\))?", job.dependency):
@@ -134,7 +137,7 @@ def _dependency(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
     return Detail(", ".join(words) or job.dependency)
 
 
-def _begin_time(slurm: Slurm, run: RunDirectory, job: WaitingJob) -> Detail:
+def _begin_time(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     """Also how Slurm holds back a job that was requeued a moment ago."""
     last = run.last_attempt()
     end = read_json_or_none(last.exit_file) if last is not None else None
@@ -153,7 +156,7 @@ def _as_utc(local: str) -> str | None:
         return None
 
 
-_DETAILS: dict[str, Callable[[Slurm, RunDirectory, WaitingJob], Detail]] = {
+_DETAILS: dict[str, Callable[[Slurm, RunDirectory, JobFacts], Detail]] = {
     "PartitionTimeLimit": _time_limit,
     "PartitionNodeLimit": _node_limit,
     "Resources": _resources,

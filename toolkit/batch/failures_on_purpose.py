@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from toolkit.batch.rehearse import Inject, Injected
-from toolkit.batch.submission import recorded_job, slurm_of
+from toolkit.batch.submission import is_interactive, recorded_job, slurm_of
 from toolkit.errors import CheckFailedError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.find import job_ids
@@ -53,6 +53,11 @@ def choose(
         CheckFailedError: it would end the run, or cannot be done to it.
     """
     job = recorded_job(run)
+    if kind != "kill-rank" and is_interactive(run):
+        raise CheckFailedError(
+            f"run {run.run_id} lives in an allocation that Slurm does not start again: {kind} would end it",
+            fix="rehearse kill-rank N, or submit it",
+        )
     job_id = job_ids(run)[-1]
     slurm = None if job_id.startswith("local-") else slurm_of(job, echo=echo)
     # Slurm sees a node that was cut off; where only its ranks die, it is a crash.
@@ -202,13 +207,17 @@ def _walltime(slurm: Slurm, job_id: str, warn_s: int) -> Inject:
 
 def _limits(slurm: Slurm, job_id: str) -> tuple[str, float, float]:
     """The limit in Slurm's words, the begin and the end in seconds since the epoch."""
-    text = slurm.call(["squeue", "--noheader", f"--jobs={job_id}", "--format=%l\x1f%S\x1f%e"])
-    limit, began, end = (word.strip() for word in text.strip().split("\x1f"))
-    if limit == "UNLIMITED":
+    fact = slurm.jobs([job_id]).get(job_id)
+    if fact is None or not (fact.start_time and fact.end_time):
+        raise CheckFailedError(
+            f"Slurm does not say when job {job_id} ends", fix="look at `toolkit status`, and try again"
+        )
+    if fact.time_limit == "UNLIMITED":
         raise CheckFailedError(
             f"job {job_id} has no time limit", fix="rehearse preempt, or submit it with -t"
         )
-    return limit, datetime.fromisoformat(began).timestamp(), datetime.fromisoformat(end).timestamp()
+    began, end = (datetime.fromisoformat(moment).timestamp() for moment in (fact.start_time, fact.end_time))
+    return fact.time_limit, began, end
 
 
 @dataclass

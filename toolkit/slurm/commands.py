@@ -7,7 +7,6 @@ SBATCH_* would win over the script: those that have a key of ours are in the scr
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ from toolkit.slurm.job_facts import (
     sacct_argv,
     squeue_argv,
 )
+from toolkit.slurm.records import new_mark
 from toolkit.slurm.refusals import refusal_of
 from toolkit.slurm.states import run_state
 
@@ -105,7 +105,7 @@ class Slurm:
         except SchedulerRefusedError as error:
             silence = error
         missing = [job for job in wanted if job not in facts]
-        ended = self._accounted(missing) if missing and shutil.which("sacct") else {}
+        ended = self.accounted(missing)
         if silence is None:
             return facts | {job: outlived(fact) for job, fact in ended.items()}
         ended = {job: fact for job, fact in ended.items() if run_state(fact.state).final}
@@ -116,7 +116,7 @@ class Slurm:
         }
 
     def _queued(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
-        mark = _new_mark()
+        mark = new_mark()
         try:
             text = self.call(squeue_argv(dict.fromkeys(map(base_of, wanted)), mark))
         except SchedulerRefusedError as error:
@@ -125,8 +125,11 @@ class Slurm:
             raise
         return of_jobs(read_squeue(text, mark), wanted)
 
-    def _accounted(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
-        mark = _new_mark()
+    def accounted(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
+        """What accounting says of some jobs or tasks; it alone knows who cancelled one. {} where none is kept."""
+        if not wanted or shutil.which("sacct") is None:
+            return {}
+        mark = new_mark()
         try:
             text = self.call(sacct_argv(dict.fromkeys(map(base_of, wanted)), mark))
         except SchedulerRefusedError:  # accounting is off on this cluster, or silent: it adds nothing
@@ -140,8 +143,3 @@ class Slurm:
     def requeue(self, job_id: str) -> None:
         """Put a running batch job back into the queue, under the same job id."""
         self.call(["scontrol", "requeue", job_id])
-
-
-def _new_mark() -> str:
-    """What divides cells: made anew for each question, so that nobody can have put it into a name."""
-    return f"~{secrets.token_hex(6)}~"

@@ -1,7 +1,6 @@
 """What squeue and sacct say of jobs, read so that no name, comment or damaged line can pass for a state.
 
-Cells are divided by a mark that is made anew for each question, so that nobody can have written it into a job's name or
-comment. A record begins and ends with its job id, and one that does not ends the reading: what follows has lost its place.
+A record begins and ends with its job id; how records are kept apart stands in records.py.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from toolkit.slurm.array import parse_array
+from toolkit.slurm.records import read_records
 from toolkit.slurm.states import run_state
 
 # squeue's --Format types and sacct's --format fields, in our order.
@@ -25,10 +25,15 @@ _QUEUE = (
     "EligibleTime",
     "RestartCnt",
     "Comment",
+    "Partition",
+    "NumNodes",
+    "TimeLimit",
+    "EndTime",
+    "Dependency",
+    "ReqNodes",
     "JobArrayID",
 )
 _ACCOUNTS = ("JobID", "State", "ExitCode", "NodeList", "Submit", "JobID")
-_NOTHING = frozenset({"", "(null)", "None", "N/A", "Unknown", "None assigned"})
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|_\[[0-9,:%-]+\])?(\+[0-9]+)?", re.ASCII)
 _CANCELLED_BY = re.compile(r"CANCELLED by ([0-9]+)", re.ASCII)
 
@@ -38,7 +43,8 @@ class JobFacts:
     """What Slurm says of one job or of one task of an array (`123_4`). "" and None stand for what it does not say.
 
     `state` is Slurm's own word. Times are Slurm's local ones, `2026-11-21T02:48:01`; `start_time` of a waiting job is
-    an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, which only sacct tells.
+    an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, which only sacct tells. The fields
+    from `partition` on only squeue tells.
     """
 
     job_id: str
@@ -53,6 +59,12 @@ class JobFacts:
     restarts: int | None = None
     comment: str = ""
     cancelled_by: int | None = None
+    partition: str = ""
+    node_count: str = ""
+    time_limit: str = ""
+    end_time: str = ""
+    dependency: str = ""
+    required_nodes: str = ""
 
 
 def squeue_argv(jobs: Iterable[str], mark: str) -> list[str]:
@@ -73,7 +85,9 @@ def read_squeue(text: str, mark: str) -> list[JobFacts]:
         JobFacts(
             row["JobArrayID"], row["State"], row["Reason"], row["NodeList"], row["TimeLeft"], source="squeue",
             start_time=row["StartTime"], eligible_time=row["EligibleTime"], comment=row["Comment"],
-            restarts=int(row["RestartCnt"]) if _is_number(row["RestartCnt"]) else None,
+            restarts=int(row["RestartCnt"]) if _is_number(row["RestartCnt"]) else None, partition=row["Partition"],
+            node_count=row["NumNodes"], time_limit=row["TimeLimit"], end_time=row["EndTime"],
+            dependency=row["Dependency"], required_nodes=row["ReqNodes"],
         )
         for row in _records(text, mark, _QUEUE)
     ]  # fmt: skip
@@ -98,16 +112,10 @@ def _is_number(text: str) -> bool:
 
 
 def _records(text: str, mark: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Each record: every cell has the mark behind it, and a line end follows the last one."""
-    cells = text.split(mark)[:-1]
-    for begin in range(0, len(cells), len(names)):
-        record = cells[begin : begin + len(names)]
-        if begin and not record[0].startswith("\n"):
+    for record in read_records(text, mark, len(names)):
+        if not _JOB_ID.fullmatch(record[0]):
             return
-        record = [cell.strip() for cell in record]
-        if len(record) < len(names) or record[0] != record[-1] or not _JOB_ID.fullmatch(record[0]):
-            return
-        yield {name: "" if cell in _NOTHING else cell for name, cell in zip(names, record, strict=True)}
+        yield dict(zip(names, record, strict=True))
 
 
 def base_of(job_id: str) -> str:

@@ -1,0 +1,59 @@
+"""What sinfo says of partitions and of the nodes that cannot serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.records import new_mark, read_records
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition's limits as sinfo prints them; `node_states` counts its nodes: allocated, idle, other, all."""
+
+    name: str
+    state: str
+    time_limit: str
+    nodes: str
+    node_states: str
+    job_size: str
+
+
+@dataclass(frozen=True)
+class UnusableNode:
+    """A node that is down or drained, with the reason that somebody gave."""
+
+    name: str
+    state: str
+    reason: str
+    user: str
+    since: str
+
+
+def partition_limits(slurm: Slurm, names: str) -> list[Partition]:
+    """The limits of some partitions, whose names stand between commas.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+    """
+    return [Partition(*cells) for cells in _sinfo(slurm, f"--partition={names}", columns="%R %a %l %D %F %s")]
+
+
+def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> list[UnusableNode]:
+    """Nodes of a partition, or of a hostlist, that are down, drained or draining, each once.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+    """
+    which = f"--nodes={nodes}" if nodes else f"--partition={partition}"
+    states = "--states=down,drain,fail,maint,no_respond"
+    rows = _sinfo(slurm, "--Node", states, which, columns="%N %T %E %u %H")
+    return list({cells[0]: UnusableNode(*cells) for cells in rows}.values())
+
+
+def _sinfo(slurm: Slurm, *options: str, columns: str) -> list[list[str]]:
+    mark, names = new_mark(), columns.split()
+    form = "".join(name + mark for name in [*names, names[0]])
+    text = slurm.call(["sinfo", "--noheader", *options, f"--format={form}"])
+    return [record[:-1] for record in read_records(text, mark, len(names) + 1)]
