@@ -57,10 +57,6 @@ class RunDirectory:
     def record(self) -> Path:
         return self.whole.path / "record.json"
 
-    def newest_record(self) -> Path:
-        """The file with the job as it was last submitted: the last resume's, else `record.json`."""
-        return max(self.whole.path.glob("resumed-*.json"), default=self.record)
-
     @property
     def secret(self) -> Path:
         return self.whole.path / "secret"
@@ -112,6 +108,10 @@ class RunDirectory:
     def script(self, start: int) -> Path:
         """The rendered script whose first start is `start`; the first one is plainly `job.sbatch`."""
         return self.whole.path / "job.sbatch" if start == 0 else self.path / f"job-{start:03}.sbatch"
+
+    def submitting(self, start: int) -> Path:
+        """Written before sbatch is called for start `start`, removed once it has answered."""
+        return self.path / f"submitting-{start:03}.json"
 
     def submitted(self, start: int) -> Path:
         """Written when start `start` was handed to the scheduler."""

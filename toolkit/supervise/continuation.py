@@ -3,18 +3,20 @@ could not say how it ended left to the next one."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError
+from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.files import read_lines, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, Cause, Next
+from toolkit.rundir.submissions import open_submission
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.submit import comment_of, submit_once, token_of
-from toolkit.supervise.allocation import Allocation
+from toolkit.slurm.submit import UnsettledError, comment_of, submit_once, token_of
+from toolkit.supervise.allocation import Allocation, process_start_ticks
 from toolkit.supervise.attempt import last_step, say
 from toolkit.supervise.requests import StopRequest
 
@@ -86,10 +88,17 @@ def submit_follow_up(
         options.append(f"--exclude={leave_out}")
     if allocation.task is not None:
         options.append(f"--array={allocation.task}")
-    job_id = submit_once(
-        Slurm(), following, comment_of(token_of(run.run_id, start), given), options=options, say=say
-    )
+    token = token_of(run.run_id, start)
+    opened = open_submission(run, start, token, process_started=process_start_ticks(os.getpid()))
+    try:
+        job_id = submit_once(Slurm(), following, comment_of(token, given), options=options, say=say)
+    except UnsettledError:
+        raise  # the job may be in the queue: whoever asks for the run's status looks for it
+    except ToolkitError:
+        opened.unlink()
+        raise
     write_json(run.submitted(start), {"job_id": job_id, "start": start, "time": utc_now()})
+    opened.unlink()
     say(f"job {job_id} follows when this one has ended")
     return job_id
 

@@ -1,0 +1,24 @@
+"""Submissions: what is written down before sbatch is called for a start, so that one that breaks off can be settled."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from toolkit.rundir.files import utc_now, write_json
+from toolkit.rundir.layout import RunDirectory
+
+
+def open_submission(run: RunDirectory, start: int, token: str, *, process_started: int) -> Path:
+    """Write down that this process is about to call sbatch for a start; whoever has the answer removes the file.
+
+    `process_started` is the kernel's start time of this process, in clock ticks since boot.
+    """
+    path = run.submitting(start)
+    record = {
+        "start": start, "token": token, "host": socket.gethostname(), "pid": os.getpid(),
+        "process_started": process_started, "time": utc_now(),
+    }  # fmt: skip
+    write_json(path, record)
+    return path
