@@ -15,6 +15,7 @@ from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.states import Cause, Next
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.states import base_state
+from toolkit.supervise.log import say
 
 END_SLACK_S = 45.0  # Slurm looks for time limits that are over every 30 s
 _NOTHING = frozenset({"", "Unknown", "None", "NONE", "N/A"})
@@ -175,4 +176,4 @@ def _squeue(job_id: str, form: str) -> str:
 
 
 def _say_silent(error: ToolkitError) -> None:
-    print(f"toolkit: Slurm does not say: {error}", flush=True)  # noqa: T201
+    say(f"Slurm does not say: {error}")

@@ -13,6 +13,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
 from toolkit.supervise.launchers import Ranks, Shape
+from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.stacks import collect_stacks
 
@@ -254,11 +255,6 @@ class AttemptWatch:
 
     def _end_with_step(self, code: int) -> AttemptEnd:
         return replace(self._classify(code), step=last_step(self.attempt))
-
-
-def say(text: str) -> None:
-    """One line into the job's log."""
-    print(f"toolkit: {text}", flush=True)  # noqa: T201
 
 
 def last_step(attempt: AttemptDirectory) -> int | None:

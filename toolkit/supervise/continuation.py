@@ -17,7 +17,8 @@ from toolkit.rundir.submissions import open_submission
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import UnsettledError, comment_of, submit_once, token_of
 from toolkit.supervise.allocation import Allocation, process_start_ticks
-from toolkit.supervise.attempt import last_step, say
+from toolkit.supervise.attempt import last_step
+from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
 PATIENCE_S = 300.0  # after a requeue Slurm ends us; it may take its time

@@ -9,8 +9,8 @@ from typing import Any
 from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, Cause, Next, Verdict, decide
-from toolkit.supervise.attempt import say
 from toolkit.supervise.failures import AttemptEnd
+from toolkit.supervise.log import say
 
 _BUDGETS = ("crashes", "walltimes", "preemptions")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.allocation import Allocation
-from toolkit.supervise.attempt import say
 from toolkit.supervise.containers import rank_command
 from toolkit.supervise.launchers import Ranks, Shape, find_mpirun, launch_local, launch_mpirun, launch_srun
+from toolkit.supervise.log import say
 
 
 def is_foreign(entry: object) -> bool:

@@ -16,8 +16,8 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.supervise import node_check
 from toolkit.supervise.allocation import Allocation
-from toolkit.supervise.attempt import say
 from toolkit.supervise.commands import run_command
+from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
 STEP_S = 20.0  # for srun, its step and the checks, of which each takes at most node_check.CHECK_S

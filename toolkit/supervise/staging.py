@@ -24,8 +24,8 @@ from toolkit.errors import OwnFailureError
 from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.allocation import Allocation
-from toolkit.supervise.attempt import say
 from toolkit.supervise.commands import run_command
+from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
 STEP_S = 600.0  # for the broadcast, and for the unpacking

@@ -25,13 +25,14 @@ from toolkit.supervise.allocation import (
     stop_grace_s,
     why_terminated,
 )
-from toolkit.supervise.attempt import AttemptWatch, say
+from toolkit.supervise.attempt import AttemptWatch
 from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
 from toolkit.supervise.ending import judge, record_end
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign, launch
 from toolkit.supervise.launchers import Shape
+from toolkit.supervise.log import say
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_leave_out, unfit_nodes
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.staging import Staged, stage, unstage
