@@ -124,6 +124,17 @@ def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(
     assert capsys.readouterr().out.count("Slurm does not say") == 3
 
 
+def test_a_slurm_that_hangs_is_waited_for_once(slurm_says, monkeypatch, capsys):
+    """Each question would take 10 of the 30 s between TERM and KILL, and the record of the end would be lost."""
+    monkeypatch.setattr("toolkit.supervise.allocation.ANSWER_S", 0.5)
+    slurm_says("sleep 5")
+    allocation = Allocation("7", 2, True, True, time.time() + LONG_BEFORE, node_list="node[1-2]")
+    began = time.monotonic()
+    assert [why_terminated(allocation) for _ in range(4)] == [Cause.PREEMPTED] * 4
+    assert time.monotonic() - began < 1.5
+    assert capsys.readouterr().out.count("did not answer") == 1
+
+
 def test_an_allocation_is_what_slurm_gave_and_not_what_was_asked():
     batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_END_TIME": "1800000000"}
     assert find_allocation(batch, 2) == Allocation("7", 3, True, True, 1800000000.0)

@@ -6,17 +6,19 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.states import Cause, Next
-from toolkit.slurm.commands import Slurm
+from toolkit.slurm.commands import NoAnswerError, Slurm
 from toolkit.slurm.states import base_state
 from toolkit.supervise.log import say
 
+ANSWER_S = 10.0  # for one question to Slurm
+SILENCE_S = 30.0  # after it did not answer
 END_SLACK_S = 45.0  # Slurm looks for time limits that are over every 30 s
 _NOTHING = frozenset({"", "Unknown", "None", "NONE", "N/A"})
 _ENDED = {
@@ -57,6 +59,26 @@ class Allocation:
     task: int | None = None
     node_list: str = ""  # as Slurm writes it
     restarts: int = 0  # requeues before this start
+    _silent_until: float = 0.0
+
+    def ask(self, argv: Sequence[str]) -> str:
+        """What a command of Slurm's prints; "" when it does not answer, and for a while after it did not.
+
+        A job that is being ended has KillWait left, and each silence costs a third of that.
+        """
+        if time.monotonic() < self._silent_until:
+            return ""
+        try:
+            return Slurm(timeout_s=ANSWER_S).call(argv).strip()
+        except (NotFoundError, SchedulerRefusedError) as error:
+            if isinstance(error, NoAnswerError):
+                self._silent_until = time.monotonic() + SILENCE_S
+            say(f"Slurm does not say: {error}")
+            return ""
+
+    def ask_for(self, form: str) -> str:
+        """Fields of this job, from squeue: unlike scontrol, every site's nodes have it."""
+        return self.ask(["squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={form}", "--states=all"])
 
     def left_s(self) -> float:
         """Seconds until the end, infinite without a limit."""
@@ -64,7 +86,7 @@ class Allocation:
 
     def look_again(self) -> bool:
         """Ask Slurm when the job ends, since its limit may have been changed; True when the end has moved."""
-        said = _squeue(self.job_id, "EndTime") if self.in_slurm else ""
+        said = self.ask_for("EndTime") if self.in_slurm else ""
         if not said:
             return False
         before, self.ends_at = self.ends_at, _seconds_of(said)
@@ -93,22 +115,19 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
         job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{task}"
     # salloc's shell and srun's tasks have the job's variables too; only a batch script is requeued.
     is_batch = environ.get("TOOLKIT_IN_ALLOCATION", "") == ""
-    return Allocation(
+    allocation = Allocation(
         job_id,
         given,
-        True,
-        is_batch,
-        _end_time(job_id, environ),
-        int(task) if task else None,
-        environ.get("SLURM_JOB_NODELIST", ""),
-        int(environ.get("SLURM_RESTART_COUNT") or 0),
+        in_slurm=True,
+        is_batch=is_batch,
+        ends_at=float(environ.get("SLURM_JOB_END_TIME") or 0),
+        task=int(task) if task else None,
+        node_list=environ.get("SLURM_JOB_NODELIST", ""),
+        restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
     )
-
-
-def _end_time(job_id: str, environ: Mapping[str, str]) -> float:
-    if environ.get("SLURM_JOB_END_TIME"):
-        return float(environ["SLURM_JOB_END_TIME"])
-    return _seconds_of(_squeue(job_id, "EndTime"))
+    if not allocation.ends_at:
+        allocation.look_again()
+    return allocation
 
 
 def _seconds_of(end: str) -> float:
@@ -118,7 +137,7 @@ def _seconds_of(end: str) -> float:
 
 def why_terminated(allocation: Allocation) -> Cause:
     """Ask Slurm why it sent TERM. A job that is merely being preempted still counts as running there."""
-    said = _squeue(allocation.job_id, "State:|,RestartCnt:|,PreemptTime:|").split("|")
+    said = allocation.ask_for("State:|,RestartCnt:|,PreemptTime:|").split("|")
     if len(said) < 3:
         return Cause.PREEMPTED  # squeue is silent
     state, restarts, preempted = base_state(said[0]), said[1].strip(), said[2].strip()
@@ -138,13 +157,9 @@ def lost_nodes(allocation: Allocation) -> list[str]:
     """Nodes of the allocation that Slurm calls down, failed or silent; [] when it does not say."""
     if not allocation.in_slurm or not allocation.node_list:
         return []
-    try:
-        text = Slurm(timeout_s=10).call(
-            ["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={allocation.node_list}"]
-        )
-    except (NotFoundError, SchedulerRefusedError) as error:
-        _say_silent(error)
-        return []
+    text = allocation.ask(
+        ["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={allocation.node_list}"]
+    )
     pairs = [line.split() for line in text.splitlines()]
     # A `*` says that the node does not answer (sinfo(1), NODE STATE CODES); Slurm calls it down a while later.
     return sorted(
@@ -156,24 +171,6 @@ def stop_grace_s(allocation: Allocation) -> float:
     """How long ranks may save after a cancel: KillWait, but for the time that the record of the end needs."""
     if not allocation.in_slurm:
         return STOP_GRACE_S
-    try:
-        text = Slurm(timeout_s=10).call(["scontrol", "show", "config"])
-    except (NotFoundError, SchedulerRefusedError) as error:
-        _say_silent(error)
-        return STOP_GRACE_S
+    text = allocation.ask(["scontrol", "show", "config"])
     match = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
     return max(5.0, float(match[1]) - 8.0) if match else STOP_GRACE_S
-
-
-def _squeue(job_id: str, form: str) -> str:
-    """Fields of a job; "" when squeue does not say. Unlike scontrol, every site's nodes have it."""
-    argv = ["squeue", "--noheader", f"--jobs={job_id}", f"--Format={form}", "--states=all"]
-    try:
-        return Slurm(timeout_s=10).call(argv).strip()
-    except (NotFoundError, SchedulerRefusedError) as error:
-        _say_silent(error)
-        return ""
-
-
-def _say_silent(error: ToolkitError) -> None:
-    say(f"Slurm does not say: {error}")
