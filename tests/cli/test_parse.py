@@ -59,6 +59,8 @@ def test_stdin_text_and_wrong_use(toolkit, monkeypatch, tmp_path):
     assert (unknown.code, "did you mean squeue" in unknown.err) == (2, True)
     missing = toolkit("parse", "squeue", tmp_path / "none")
     assert (missing.code, "No such file" in missing.err) == (2, True)
+    queue.write_text('{"jobs": []}')
+    assert "is JSON" in toolkit("parse", "squeue", queue).err
     for kind in KINDS:
         queue.write_text("\n\nHello, there is nothing here!\x1b[2J\n" if kind != "hostlist" else " \n")
         other = toolkit("parse", kind, queue)

@@ -94,6 +94,19 @@ def test_a_blank_in_a_name_and_an_empty_column_are_not_taken_for_each_other():
     assert read == [(None,) * 8] and "line 2" in warnings[0]
 
 
+@pytest.mark.parametrize("mark", ["@", "@@", "~~", "||"])
+def test_any_delimiter_of_the_users_own(mark):
+    rows = (("JOBID", "NAME", "STATE"), ("7", "a b", "RUNNING"), ("8+1", "c", "PENDING"))
+    (first, second), warnings = jobs("".join(mark.join(row) + "\n" for row in rows))
+    assert (first[0], first[2], first[4]) == ("7", "a b", "RUNNING")
+    assert (second[0], second[4], warnings) == ("8+1", "PENDING", ())
+
+
+def test_rows_without_a_header_are_counted_and_not_read():
+    facts, warnings = parse_squeue("".join(QUEUE.splitlines(keepends=True)[1:]))
+    assert (facts, "no header" in warnings[0]) == ({"rows": 4, "jobs": None}, True)
+
+
 def test_equal_columns_that_touch():
     text = "JOBID               NAME                STATE               \n"
     text += "12                  a name of 20 letter!RUNNING             \n"

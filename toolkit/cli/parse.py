@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import CheckFailedError, ToolkitError
 
 
 class Kind(NamedTuple):
@@ -66,6 +66,11 @@ def parse(kind: str, file: str, as_json: bool) -> None:
     """
     reader, keys = reader_of(kind)
     text = _text_of(file)
+    if kind != "hostlist" and text.lstrip().startswith("{"):
+        command = KINDS[kind].command
+        raise CheckFailedError(
+            "this is JSON, which is not read", where=file, fix=f"give what `{command}` prints without --json"
+        )
     try:
         facts, warnings = reader(text)
     except ToolkitError as error:

@@ -47,7 +47,7 @@ def parse_squeue(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     Raises:
         CheckFailedError: it is no output of squeue.
     """
-    table = read_table(text, _KNOWN, "squeue")
+    table = read_table(text, _KNOWN, "squeue", key=_JOB_ID)
     warnings = list(table.warnings)
     if table.columns is None:
         return {"rows": len(table.rows), "jobs": None}, tuple(warnings)

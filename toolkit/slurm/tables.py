@@ -17,6 +17,7 @@ DELIMITERS = ("|#", "\x1f", "\x1e", "|", "\t", ";", "^", "!", "~", ",")
 ONE_WORD = re.compile(r"\S+")
 COUNT = re.compile(r"[0-9.]+[KMG]?(-[0-9.]+[KMG]?)?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_():/%.+* -]*")
+_NO_NAME = re.compile(r"[^A-Za-z0-9_():/%.+* -]+")
 # What stands around a table: the time above the long forms, and before it the prompt at which the command was given.
 _TIME = re.compile(
     r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d( [A-Z]{3,4})? \d{4}\s*", re.ASCII
@@ -65,10 +66,18 @@ def lines_of(text: str) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def read_table(text: str, known: Collection[str], command: str, *, several_lines: bool = False) -> Table:
+def read_table(
+    text: str,
+    known: Collection[str],
+    command: str,
+    *,
+    several_lines: bool = False,
+    key: re.Pattern[str] | None = None,
+) -> Table:
     """Read a table whose header holds at least one of the `known` column names, as Slurm writes them.
 
-    `several_lines`: a field may hold line ends, so that a record may be printed on several lines.
+    `several_lines`: a field may hold line ends, so that a record may be printed on several lines. `key`: what each row
+    begins with, by which rows without a header are known.
 
     Raises:
         CheckFailedError: no line of it looks like a table.
@@ -90,7 +99,7 @@ def read_table(text: str, known: Collection[str], command: str, *, several_lines
             if delimiter is None:
                 return _fixed(line, body, len(lines), warnings)
             return _delimited(line, delimiter, body, len(lines), warnings, join=several_lines)
-    return _without_header(numbered, len(lines), command)
+    return _without_header(numbered, len(lines), command, key)
 
 
 def _is_header(cells: Sequence[str], known: Collection[str]) -> bool:
@@ -99,7 +108,8 @@ def _is_header(cells: Sequence[str], known: Collection[str]) -> bool:
 
 def _delimiter(line: str, known: Collection[str]) -> str | None:
     """What divides the names of a header line; None where it is no delimited header."""
-    for mark in DELIMITERS:
+    of_its_own = set(_NO_NAME.findall(line))  # `--delimiter=@@`, `-o "%i||%T"`
+    for mark in (*of_its_own, *DELIMITERS) if len(of_its_own) == 1 else DELIMITERS:
         if mark in line and _is_header(_split(line, mark), known):
             return mark
     return None
@@ -159,12 +169,15 @@ def _fixed(header: str, body: list[tuple[int, str]], lines: int, warnings: list[
     return Table(tuple(header.split()), tuple(rows), lines, (), tuple(warnings))
 
 
-def _without_header(numbered: list[tuple[int, str]], lines: int, command: str) -> Table:
+def _without_header(
+    numbered: list[tuple[int, str]], lines: int, command: str, key: re.Pattern[str] | None
+) -> Table:
     """Rows of which nobody can say what their columns mean; a job's own words are not taken for one."""
     first = numbered[0][1]
     mark = next((mark for mark in DELIMITERS if first.count(mark) >= 2), None)
     widths = {len(text.split(mark)) for _, text in numbered}
-    if mark is None or len(widths) > 1:
+    keyed = key is not None and all(key.fullmatch(text.split()[0]) for _, text in numbered)
+    if not keyed and (mark is None or len(widths) > 1):
         raise CheckFailedError(f"not what {command} prints: {first[:60]!r}", where=f"line {numbered[0][0]}")
     warning = f"line {numbered[0][0]}: no header, so that no column's meaning is known"
     return Table(None, tuple(Row(number, None) for number, _ in numbered), lines, (), (warning,))
