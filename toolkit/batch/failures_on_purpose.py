@@ -162,8 +162,10 @@ def _kill_here(host: str, guard: int) -> None:
 
 
 def _kill_there(slurm: Slurm, job_id: str, host: str, guard: int) -> None:
+    # srun takes no `42_0`, but the number that squeue has for it.
+    number = slurm.call(["squeue", "--noheader", f"--jobs={job_id}", "--format=%A"]).strip()
     slurm.call(
-        ["srun", f"--jobid={job_id}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--mpi=none",
+        ["srun", f"--jobid={number}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--mpi=none",
          "--gres=none", "--quiet", "--input=none", "sh", "-c", _KILL, "sh", str(guard)]
     )  # fmt: skip
 
