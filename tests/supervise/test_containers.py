@@ -1,4 +1,4 @@
-"""Containers around ranks: the commands against golden files, and ranks that live on what the command mounts and sets.
+"""Containers around ranks: the commands against golden files. `tests/cluster/test_containers_on_slurm.py` runs them.
 
 After a change on purpose: `TOOLKIT_GOLDEN=write .venv/bin/pytest tests/supervise/test_containers.py -k golden`.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,56 +93,23 @@ def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
         rank_command(table, RUN, {}, {}, launcher="local")
 
 
-# `apptainer exec` as its manual describes it, with a folder for an image: what is not mounted is not there, the image's
-# own values win over the host's, and APPTAINERENV_* wins over both. /usr and its links come from this machine.
-STAND_IN = """#!/bin/bash
-[ -n "$INSIDE" ] || exec env INSIDE=1 unshare --mount --propagation private "$0" "$@"
-[ "$1 $2" = "exec --no-eval" ] || exit 64
-shift 2; binds=()
-while :; do case $1 in
-  --bind) binds+=("$2"); shift 2 ;;
-  --pwd) folder=$2; shift 2 ;;
-  *) image=$1; shift; break ;;
-esac; done
-for system in usr proc dev; do binds+=("/$system:/$system"); done
-for bind in "${binds[@]}"; do
-  IFS=: read -r source target flags <<<"$bind"
-  mkdir -p "$image$target" && mount --rbind "$source" "$image$target" || exit 65
-done
-for link in bin lib lib64 sbin; do ln -sfn "usr/$link" "$image/$link"; done
-mkdir -p "$image/tmp"
-export PATH=/usr/bin:/bin MINE=of-the-image IMAGES=1
-for name in $(compgen -e APPTAINERENV_); do export "${name#APPTAINERENV_}=${!name}"; done
-exec /usr/sbin/chroot "$image" /bin/sh -c 'cd "$0" && exec "$@"' "$folder" "$@"
-"""
+def test_home_is_an_option_of_apptainer(tmp_path: Path) -> None:
+    """It refuses APPTAINERENV_HOME, and would go on with its own."""
+    image = '[container]\nimage = "i.sif"\n'
+    table, base = resolved(tmp_path, APPTAINER, image), {"HOME": "/home/ada"}
+    command = rank_command(table, RUN, {"HOME": "/scratch/ada"}, base, launcher="srun")
+    assert command.program[command.program.index("--home") + 1] == "/scratch/ada"
+    assert "APPTAINERENV_HOME" not in command.environment
+    assert "--home" not in rank_command(table, RUN, base, base, launcher="srun").program
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-def test_ranks_live_on_what_is_mounted_and_set(toolkit, tmp_path_factory) -> None:
-    """With the image's own Python, and without any folder of this machine but those that the command names."""
-    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
-        pytest.skip("this root may not mount")
-    assert shutil.which("python3", path="/usr/bin"), "the stand-in's image takes this machine's Python"
-    programs, image = toolkit.folder / "bin", tmp_path_factory.mktemp("image")
-    programs.mkdir()
-    (programs / "apptainer").write_text(STAND_IN)
-    (programs / "apptainer").chmod(0o755)
-    site = toolkit.folder / "boxed.toml"
-    site.write_text(
-        'name = "boxed"\n[scheduler]\nkind = "local"\n[launcher]\nkind = "local"\n[container]\nruntime = "apptainer"\n'
-        f'[env]\nvars = {{ FROM_SITE = "s" }}\nsetup = ["export PATH={programs}:$PATH"]\n'
-    )
-    (toolkit.folder / "show.py").write_text(
-        "import json, os, sys\n"
-        "print(json.dumps([os.environ['RANK'], os.getcwd(), sys.executable, os.path.exists('/root'),"
-        " [os.environ.get(name) for name in ('MINE', 'FROM_SITE', 'IMAGES', 'OMP_NUM_THREADS')]]))\n"
-    )
-    job = toolkit.folder / "work.toml"
-    job.write_text(
-        '[job]\nentry = "show.py"\nranks_per_node = 2\n[env]\nvars = { MINE = "$(id) `id`" }\n'
-        f'[container]\nimage = "{image}"\n'
-    )
-    out = toolkit.ok("run", job, "--site", site)
-    said = sorted(json.loads(line.partition("] ")[2]) for line in out.splitlines())
-    values = ["$(id) `id`", "s", "1", "1"]
-    assert said == [[rank, str(toolkit.folder), "/usr/bin/python3", False, values] for rank in ("0", "1")]
+@pytest.mark.parametrize("value", ["a\r\nb", "\udcff"])
+def test_what_apptainer_would_alter_is_refused(tmp_path: Path, value: str) -> None:
+    table = resolved(tmp_path, APPTAINER, '[container]\nimage = "i.sif"\n')
+    with pytest.raises(OwnFailureError, match="the variable MINE cannot come into the image as it is"):
+        rank_command(table, RUN, {"MINE": value}, {}, launcher="srun")
+
+
+def test_options_that_hide_the_rank_number_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ToolkitError, match="holds '--containall', which keeps out"):
+        resolved(tmp_path, '[container]\nruntime = "apptainer"\noptions = ["--containall"]\n', "")

@@ -13,6 +13,7 @@ from toolkit.rundir.states import Cause, Next
 from toolkit.supervise.allocation import Allocation, find_allocation, process_start_ticks, why_terminated
 from toolkit.supervise.ending import earlier_ends
 from toolkit.supervise.environment import rank_environment
+from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign
 from toolkit.supervise.launchers import Shape
 from toolkit.supervise.requests import StopRequest
@@ -161,6 +162,25 @@ def test_a_follow_up_job_takes_the_place_of_a_requeue_that_nobody_can_ask_for(tm
     assert (
         Allocation("7", 1, True, False, 0.0).next_start(by_requeue=True) is None
     )  # salloc's shell is no script
+
+
+@pytest.mark.parametrize(
+    ("cause", "can_requeue", "follows"),
+    [
+        (Cause.WALLTIME, True, Next.FOLLOW_UP),
+        (Cause.PREEMPTED, True, Next.AWAIT),
+        (Cause.PREEMPTED, False, Next.FOLLOW_UP),
+    ],
+)
+def test_a_preempted_job_that_slurm_requeues_gets_no_follow_up_job_beside_it(
+    supervisor, tmp_path, monkeypatch, cause, can_requeue, follows
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "sbatch").touch(mode=0o755)  # and no scontrol
+    one = supervisor()
+    budgets = {"crashes": 0, "walltimes": -1, "preemptions": -1}
+    one.job = {"scheduler": {"can_requeue": can_requeue}, "job": {"requeue": True}, "restart": budgets}
+    assert one._verdict(AttemptEnd(cause, "")).next is follows
 
 
 def test_budgets_outlive_a_requeue_and_a_follow_up_and_a_resume_refills_them(run_directory):

@@ -2,8 +2,7 @@
 
 Inside lie the run directory, the job's folder and toolkit's own package, each at a place where the ranks look for it;
 the image brings Python and what the job imports. Sources: apptainer.org/docs/user/1.3/environment_and_metadata.html,
-bind_paths_and_mounts.html; github.com/NVIDIA/pyxis/wiki/Usage. Both commands are rendered and compared with golden files;
-no image was run with them here.
+bind_paths_and_mounts.html; github.com/NVIDIA/pyxis/wiki/Usage. Apptainer 1.4.5 runs in the tests; Pyxis was only rendered.
 """
 
 from __future__ import annotations
@@ -62,8 +61,9 @@ def rank_command(
     if site.get("runtime") == "apptainer":
         binds = [word for mount in mounts for word in ("--bind", mount)]
         # --no-eval: else apptainer's shell would expand the values of APPTAINERENV_*.
-        argv = ["apptainer", "exec", "--no-eval", *options, *binds, "--pwd", folder, image, *program]
-        return RankCommand(argv, {**inside, **{f"APPTAINERENV_{name}": inside[name] for name in forced}})
+        home = ["--home", inside["HOME"]] if "HOME" in forced else []  # it takes no APPTAINERENV_HOME
+        argv = ["apptainer", "exec", "--no-eval", *options, *binds, *home, "--pwd", folder, image, *program]
+        return RankCommand(argv, {**inside, **_against_the_image(forced, inside)})
     if site.get("runtime") == "pyxis" and launcher == "srun":
         of_srun = [
             f"--container-image={image}", f"--container-mounts={','.join(mounts)}", f"--container-workdir={folder}",
@@ -90,6 +90,18 @@ def _forced(job: Mapping[str, Any], inside: Mapping[str, str], base: Mapping[str
     """Names that an image may set, too, and must not: everything that site, job and supervisor say themselves."""
     said = {*((job.get("site_env") or {}).get("vars") or {}), *((job.get("env") or {}).get("pass") or [])}
     return sorted(name for name in inside if name in said or base.get(name) != inside[name])
+
+
+def _against_the_image(forced: list[str], inside: Mapping[str, str]) -> dict[str, str]:
+    """Apptainer's way to say that a variable is not the image's. It alters two kinds of values; these are refused."""
+    for name in forced:
+        if "\r\n" in inside[name] or any("\ud800" <= char <= "\udfff" for char in inside[name]):
+            raise OwnFailureError(
+                f"the variable {name} cannot come into the image as it is: Apptainer takes the CR from CR LF, and "
+                "replaces bytes that are not UTF-8",
+                fix="take it out of [env], or write its value to a file",
+            )
+    return {f"APPTAINERENV_{name}": inside[name] for name in forced if name != "HOME"}
 
 
 def _mounts(job: Mapping[str, Any], run: RunDirectory, more: list[str]) -> list[str]:

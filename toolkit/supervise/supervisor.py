@@ -15,7 +15,7 @@ from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitE
 from toolkit.rundir.claims import SupersededError, claim_attempt, claim_start, end_start, refuse_superseded
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
-from toolkit.rundir.states import Cause, Next, RunState, Verdict
+from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict
 from toolkit.supervise.allocation import (
     STOP_GRACE_S,
     Allocation,
@@ -168,6 +168,10 @@ class Supervisor:
         cause = self._cause_in_slurm(end.cause) if self.allocation.in_slurm else end.cause
         by_requeue = bool(self.job["scheduler"].get("can_requeue", True))
         again = self.allocation.next_start(by_requeue=by_requeue) if self.job["job"]["requeue"] else None
+        if again is Next.FOLLOW_UP and by_requeue and ENDINGS[cause].with_budget is Next.AWAIT:
+            again = (
+                Next.REQUEUE
+            )  # Slurm's own requeue needs no scontrol; a follow-up job would be a second start
         return judge(self.run, self.job["restart"], self.start, end, cause, again)
 
     def _cause_in_slurm(self, cause: Cause) -> Cause:
