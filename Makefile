@@ -29,6 +29,7 @@ cluster:
 packages:
 ifeq ($(ON_DEBIAN_ROOT),1)
 	@$(PYTHON) scripts/install_packages.py
+	@$(PYTHON) scripts/install_apptainer.py
 else
 	@echo "[packages] not root on Debian: tests that need Slurm are skipped, each with what is missing"
 endif

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import StringConstraints, field_validator
+from pydantic import StringConstraints, ValidationInfo, field_validator
 
 from toolkit.config.table import Table, key
 
 Text = Annotated[str, StringConstraints(min_length=1)]
+_WITHOUT_ENVIRONMENT = frozenset({"-e", "--cleanenv", "-C", "--containall"})
 _MOUNTS = 'a list such as ["/scratch", "/data/v2:/data", "/sw:/sw:ro"]'
 
 
@@ -52,6 +53,16 @@ class ContainerTable(Table):
     @classmethod
     def _check_mounts(cls, mounts: list[str]) -> list[str]:
         return check_mounts(mounts)
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: list[str], table: ValidationInfo) -> list[str]:
+        for option in options:
+            if table.data.get("runtime") == "apptainer" and option in _WITHOUT_ENVIRONMENT:
+                raise ValueError(
+                    f"holds {option!r}, which keeps out what Slurm and MPI tell each rank; --contain does not"
+                )
+        return options
 
 
 def check_mounts(mounts: list[str]) -> list[str]:
