@@ -92,11 +92,11 @@ def test_a_refused_run_leaves_nothing(toolkit, monkeypatch, answer: str, left: i
     """Unless nobody knows whether sbatch took it: then the job would need its folder."""
     programs = toolkit.folder / "bin"
     programs.mkdir()
-    for name in ("sbatch", "srun"):
+    for name in ("sbatch", "srun", "squeue"):
         (programs / name).write_text(f"#!/bin/sh\n{answer}\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(executors, "submit_once", partial(executors.submit_once, patience_s=1))
+    monkeypatch.setattr(executors, "submit_once", partial(executors.submit_once, patience_s=0))
     said = toolkit("submit", toolkit.job("true"), "--site", "devcluster")
     assert said.code == 3
     assert len(list(toolkit.runs.glob("work/*"))) == left
