@@ -92,7 +92,7 @@ def test_a_refused_run_leaves_nothing(toolkit, monkeypatch, answer: str, left: i
     """Unless nobody knows whether sbatch took it: then the job would need its folder."""
     programs = toolkit.folder / "bin"
     programs.mkdir()
-    for name in ("sbatch", "srun", "squeue"):
+    for name in ("sbatch", "srun", "squeue", "sacct"):
         (programs / name).write_text(f"#!/bin/sh\n{answer}\n")
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
