@@ -64,5 +64,7 @@ def test_what_was_asked_of_an_array_counts_for_tasks_that_were_not_resumed_since
     run_directory.resumed(1).touch()
     second.start(1).mkdir()
     assert (first.is_asked("cancel"), second.is_asked("cancel")) == (True, False)
+    first.submitted(1).touch()  # resumed, too, and still in the queue
+    assert not first.is_asked("cancel")
     (second.control / "cancel").touch()
     assert second.is_asked("cancel")

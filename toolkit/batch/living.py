@@ -29,7 +29,7 @@ def slurm_word(run: RunDirectory, job_id: str, answer: Answer) -> Word:
     open_claim = claim if claim is not None and not _has_ended(run, claim) else None
     lost = f"; {SUPERVISOR_LOST}: it ended without a word" if open_claim else ""
     fact = answer.get(job_id)
-    cancelling = any((one.control / "cancel").exists() for one in (run, run.whole))
+    cancelling = run.is_asked("cancel")
     if fact is None and cancelling and claim is None:
         return RunState.CANCELLED, f"job {job_id} was cancelled before it began", "run directory"
     if fact is None:
@@ -78,7 +78,7 @@ def local_word(run: RunDirectory, job_id: str) -> Word:
     host = claim.host if claim else str(read_json(run.record)["host"])
     if host != socket.gethostname():
         return RunState.UNKNOWN, f"it was started on {host}; ask there", "run directory"
-    cancelling = (run.control / "cancel").exists()
+    cancelling = run.is_asked("cancel")
     if claim is None:
         if _alive(int(job_id.removeprefix("local-")), None):
             waiting = RunState.CANCELLING if cancelling else RunState.PENDING

@@ -87,7 +87,9 @@ class RunDirectory:
             return True
         if self.task_number is None or not (self.whole.control / request).exists():
             return False
-        return not any(self.whole.resumed(number).exists() for number in self.start_numbers())
+        submitted = (int(path.stem.split("-")[1]) for path in self.path.glob("submitted-*.json"))
+        starts = {*self.start_numbers(), *submitted}
+        return not any(self.whole.resumed(number).exists() for number in starts)
 
     @property
     def starts(self) -> Path:
