@@ -1,9 +1,11 @@
 """The stop request as one rank sees it."""
 
+import contextlib
 import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -129,3 +131,16 @@ def test_the_time_left_follows_an_end_that_moves(run_directory, watch, clock, mo
     assert StopWatch().time_left() == pytest.approx(
         100, abs=2
     )  # outside a run: what the launcher's variables say
+
+
+def test_a_full_disk_under_heartbeat_and_log_does_not_end_a_rank(watch, monkeypatch):
+    watch.attempt.heartbeat.mkdir()  # no heartbeat can be written
+    with Path("/dev/full").open("w", buffering=1) as log:
+        monkeypatch.setattr("sys.stderr", log)
+        assert not watch.look(1, rank=0)
+        (watch.run.control / "stop").touch()
+        watch._looked_at = float("-inf")
+        assert watch.look(2, rank=0)  # and files are read all the same
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            log.close()

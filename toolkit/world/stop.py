@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -98,7 +99,8 @@ class StopWatch:
 
 
 def _tell(error: OSError) -> None:
-    sys.stderr.write(f"toolkit: the run directory does not answer: {error}\n")
+    with suppress(OSError):  # a rank's log lies in the run directory, too
+        sys.stderr.write(f"toolkit: the run directory does not answer: {error}\n")
 
 
 def largest(asked: int) -> int:
