@@ -71,10 +71,15 @@ def prepare_resume(
     if source is not None:
         set_aside_newer(run, source, start)
     for part in (run, *map(run.task, run.task_numbers())):
-        for flag in ("stop", "cancel"):
-            (part.control / flag).unlink(missing_ok=True)
-        _close_lost_starts(part)
+        _forget_the_end(part)
     return job, start
+
+
+def _forget_the_end(part: RunDirectory) -> None:
+    """What was asked of the lives before does not count for the next one."""
+    for flag in ("stop", "cancel"):
+        (part.control / flag).unlink(missing_ok=True)
+    _close_lost_starts(part)
 
 
 def _tasks_to_resume(
