@@ -19,6 +19,8 @@ SEEN = [
     ("srun: error: Couldn't find the specified plugin name for mpi/pmix_v9 looking at all files", "wrong_pmi"),
     ("slurmstepd-node2: error: execve(): /opt/venv/bin/python: No such file or directory", "no_interpreter"),
     ("/spool/job00022/slurm_script: line 29: /opt/venv/bin/python: No such file or directory", "no_interpreter"),
+    ('FATAL:   "python9": executable file not found in $PATH', "image_failed"),
+    ("slurmstepd: error: pyxis: failed to import docker image", "image_failed"),
     ("[rank 0]: gloo/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete", "collective_timeout"),
     ("[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)", "collective_timeout"),
     ("srun: error: Node failure on node3", "node_lost"),
@@ -38,6 +40,7 @@ def test_known_words(line: str, word: str) -> None:
         "killed by SIGKILL (out of memory?)",  # our own guess proves nothing
         "ValueError: labels out of range: 7 > 5",
         "FileNotFoundError: [Errno 2] No such file or directory: 'corpus.txt'",
+        'FATAL:  role "ada" does not exist',
         "timed out: the data server did not answer",
         "",
     ],

@@ -255,7 +255,8 @@ def _is_consequence(error: dict[str, Any]) -> bool:
 def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> AttemptEnd:
     """The launcher is gone, ranks are unfinished and none says why."""
     lines = _launcher_lines(attempt)
-    sighting = sight(lines)
+    # Behind the one line that says why stands one of srun's for each rank that it ended.
+    sighting = sight(_launcher_lines(attempt, LINES_SEARCHED))
     symptom = sighting.symptom if sighting is not None else SILENT
     evidence = [("logs/launcher.log", sighting.line)] if sighting is not None else []
     started = sorted(int(path.stem.split("-")[1]) for path in attempt.ranks.glob("rank-*.json"))
@@ -299,8 +300,8 @@ def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> Att
     )
 
 
-def _launcher_lines(attempt: AttemptDirectory) -> list[str]:
-    return [clean(line) for line in tail_text(attempt.logs / "launcher.log", LAST_LINES)]
+def _launcher_lines(attempt: AttemptDirectory, count: int = LAST_LINES) -> list[str]:
+    return [clean(line) for line in tail_text(attempt.logs / "launcher.log", count)]
 
 
 def _culprit_by_launcher(lines: list[str]) -> int | None:

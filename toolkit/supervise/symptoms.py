@@ -61,6 +61,10 @@ NO_INTERPRETER = Symptom(
     "no_interpreter", "the program to start does not exist on a node",
     "install it on a file system that all nodes see, and submit with the toolkit that is installed there",
 )  # fmt: skip
+IMAGE_FAILED = Symptom(
+    "image_failed", "the container of a rank could not be started",
+    "check image, mounts and python in [container] of the job and of the site",
+)  # fmt: skip
 COLLECTIVE_TIMEOUT = Symptom(
     "collective_timeout", "ranks waited in a collective for one that did not come",
     "look at what that rank did; where it was only slow, give the group a longer time-out", plain=True,
@@ -73,7 +77,7 @@ SILENT = Symptom("silent_end", "ranks vanished without a word", plain=True)
 
 SYMPTOMS = (
     EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, NO_INTERPRETER,
-    COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED, SILENT,
+    IMAGE_FAILED, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED, SILENT,
 )  # fmt: skip
 
 # The first that fits counts: what is particular stands before what is general.
@@ -91,6 +95,7 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
         (NO_INTERPRETER,
          r"execve\(\): .*: (?:No such file|Permission denied|Not a directory)|"
          r"slurm_script: line \d+: /\S+: (?:No such file|cannot execute|Permission denied|Not a directory)"),
+        (IMAGE_FAILED, r"^FATAL: {3}|slurmstepd(?:-\S+)?: error: pyxis: "),
         (NODE_LOST, r"srun: error: Node failure on|DUE TO NODE FAILURE"),
         (COLLECTIVE_TIMEOUT,
          r"Timed out waiting \d+ ?ms|Watchdog caught collective operation timeout|failed to pass monitoredBarrier|"
