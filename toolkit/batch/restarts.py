@@ -13,6 +13,7 @@ _FOLLOWS = {
     Next.RESTART: "restarting",
     Next.REQUEUE: "the job is being requeued",
     Next.AWAIT: "Slurm requeues the job",
+    Next.FOLLOW_UP: "a follow-up job continues it",
 }
 
 
