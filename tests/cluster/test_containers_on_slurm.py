@@ -101,7 +101,7 @@ def make_image(apptainer: str, folder: Path) -> Path:
 
 def job_in_image(here: Site, apptainer: str, odd: str) -> Path:
     image = make_image(apptainer, here.folder)
-    outside = here.folder.with_name(f"{here.folder.name}-outside")
+    outside = here.cluster.slurm_conf  # a file that nothing mounts
     python = {sys.prefix, sys.base_prefix}
     with here.file.open("a") as site:
         site.write(
@@ -118,7 +118,6 @@ def job_in_image(here: Site, apptainer: str, odd: str) -> Path:
         f"[env]\nvars = {{ ODD = {json.dumps(odd, ensure_ascii=False)}, EMPTY = '' }}\npass = ['PASSED']\n"
         f"[container]\nimage = '{image}'\npython = '{sys.executable}'\n[args]\noutside = '{outside}'\n"
     )
-    outside.touch()
     return job
 
 
@@ -166,3 +165,12 @@ def test_a_run_survives_inside_images(here: Site, apptainer: str) -> None:
     left = said(job, "left", 1, 0)
     assert (run.path / "checkpoints" / f"step-{left:08d}" / "manifest.json").exists()
     wait_for(lambda: not processes(here))
+
+
+def test_an_image_that_is_not_there_is_named(here: Site, apptainer: str) -> None:
+    job = job_in_image(here, apptainer, "")
+    _, run = here.submit(job, "--set", "container.image=/nowhere/torch.sif")
+    assert here.wait(run).returncode == 125
+    end = json.loads(run.attempt(0).exit_file.read_text())
+    assert (end["cause"], end["symptom"]) == ("launch_failed", "image_failed")
+    assert "could not open image /nowhere/torch.sif" in end["evidence"][0][1]
