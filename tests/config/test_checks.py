@@ -63,7 +63,7 @@ from toolkit.errors import ToolkitError
             'time = "2"',
             "[restart]\nwarn_s = 120",
             "job.toml:6:restart.warn_s: a warning 120 s before walltime leaves nothing of the 120 s of job.time. "
-            "Fix: warn_s = 30, or a longer job.time",
+            "Fix: warn_s = 30, or a longer time",
         ),
         (
             "nodes = 3",

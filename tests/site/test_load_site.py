@@ -17,14 +17,14 @@ def refusal(call):
 
 def test_a_site_stands_on_what_it_extends(sites, tmp_path):
     environ = sites(
-        base='contact = "us"\n[launcher]\nkind = "srun"\noptions = ["-a", "-b"]\n[partitions.p]\nmax_nodes = 4\n',
+        base='contact = "us"\nchecked = "by hand"\n[launcher]\nkind = "srun"\noptions = ["-a", "-b"]\n[partitions.p]\nmax_nodes = 4\n',
         top='extends = "base"\n[launcher]\noptions = ["-c"]\n[partitions.p]\nmax_time = "30"\n[partitions.q]\n',
     )
     site = load_site("top", environ)
-    assert (site.name, site.contact) == ("top", "us")
+    assert (site.name, site.contact, site.checked) == ("top", "us", "")
     assert (site.launcher.kind, site.launcher.options) == ("srun", ["-c"])
     assert (site.partitions["p"].max_nodes, site.partitions["p"].max_time_s) == (4, 1800)
-    assert site.origins["partitions.p.max_nodes"].detail == f"{tmp_path}/sites/base.toml:7"
+    assert site.origins["partitions.p.max_nodes"].detail == f"{tmp_path}/sites/base.toml:8"
     assert site.origins["launcher.options"].detail == f"{tmp_path}/sites/top.toml:4"
 
 

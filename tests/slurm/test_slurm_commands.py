@@ -33,10 +33,20 @@ def test_a_users_formats_do_not_reach_the_commands():
     assert Slurm(configuration="/mine").environment({**spoilt, **kept})["SLURM_CONF"] == "/mine"
 
 
-def test_the_scrubbed_environment_is_what_the_command_sees(command, monkeypatch):
+def test_the_scrubbed_environment_is_what_the_command_sees(command, monkeypatch, tmp_path):
+    mine = tmp_path / "slurm.conf"
+    mine.touch()
     command("squeue", 'echo "${SQUEUE_FORMAT-none} ${SLURM_CONF-none}"')
     monkeypatch.setenv("SQUEUE_FORMAT", "%j")
-    assert Slurm(configuration="/mine").call(["squeue"]) == "none /mine\n"
+    assert Slurm(configuration=str(mine)).call(["squeue"]) == f"none {mine}\n"
+
+
+def test_a_slurm_conf_that_is_not_there_is_named_at_once(command):
+    """Slurm's commands would look for it for a minute, and be cut off without a word."""
+    command("squeue", "sleep 60")
+    with pytest.raises(NotFoundError, match=r"slurm\.conf is not here") as error:
+        Slurm(configuration="/nowhere/slurm.conf").call(["squeue"])
+    assert error.value.where == "/nowhere/slurm.conf"
 
 
 def test_a_missing_command_is_not_found(monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.states import Cause, Next
 from toolkit.supervise.allocation import Allocation, find_allocation, process_start_ticks, why_terminated
-from toolkit.supervise.ending import earlier_ends
+from toolkit.supervise.ending import earlier_ends, judge
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign
@@ -179,8 +179,31 @@ def test_a_preempted_job_that_slurm_requeues_gets_no_follow_up_job_beside_it(
     (tmp_path / "sbatch").touch(mode=0o755)  # and no scontrol
     one = supervisor()
     budgets = {"crashes": 0, "walltimes": -1, "preemptions": -1}
-    one.job = {"scheduler": {"can_requeue": can_requeue}, "job": {"requeue": True}, "restart": budgets}
+    one.job = {
+        "scheduler": {"can_requeue": can_requeue},
+        "job": {"requeue": True, "entry": "a.py:main"},
+        "restart": budgets,
+    }
     assert one._verdict(AttemptEnd(cause, "")).next is follows
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "tells_steps", "ends"),
+    [(None, None, True, True), (7, 7, True, True), (7, 9, True, False), (None, None, False, False)],
+)
+def test_two_walltimes_without_a_step_between_end_the_run(run_directory, first, then, tells_steps, ends):
+    """A start that is longer than the walltime would be repeated for ever; of a script no steps are known."""
+    attempt = claim_attempt(run_directory)
+    write_json(attempt.start_file, {"start": 0, "job_id": "7", "nodes": 1, "ranks": 1, "time": utc_now()})
+    write_json(
+        attempt.exit_file,
+        {"cause": "walltime", "next": "requeue", "final": False, "state": "timeout", "exit_code": 140, "reason": "",
+         "rank": None, "host": None, "fix": "", "last_lines": [], "step": first, "time": utc_now()},
+    )  # fmt: skip
+    restart = {"crashes": 2, "walltimes": -1, "preemptions": -1}
+    end = AttemptEnd(Cause.WALLTIME, "", step=then)
+    verdict = judge(run_directory, restart, 0, end, Cause.WALLTIME, Next.REQUEUE, tells_steps=tells_steps)
+    assert (verdict.next is Next.END) is ends
 
 
 def test_budgets_outlive_a_requeue_and_a_follow_up_and_a_resume_refills_them(run_directory):

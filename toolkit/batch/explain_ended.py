@@ -203,7 +203,8 @@ def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Expl
             "forgotten", "Slurm has forgotten the job, and it left no log: it was cancelled in the queue, or could not start",
             evidence=evidence, actions=[f"check that compute nodes see {run.whole.path}", *steps],
         )  # fmt: skip
-    if run.last_attempt() is None or (job is not None and job.state == "FAILED"):
+    attempt = run.last_attempt()
+    if attempt is None or (job is not None and job.state == "FAILED" and attempt.exit_file.exists()):
         return Explanation(
             "supervisor_failed", "the job's script or the supervisor ended with an error before a result was written",
             evidence=evidence, actions=[f"`toolkit logs {run.run_id}` shows the error", *steps],

@@ -7,11 +7,12 @@ import time
 
 from toolkit.batch.explain import Evidence, Explanation, quote_file
 from toolkit.batch.explain_ended import cause_in_words
+from toolkit.batch.restarts import FOLLOWS
 from toolkit.batch.state import RunStatus
 from toolkit.batch.submission import recorded_job, uses_slurm
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.states import RunState
+from toolkit.rundir.states import Next, RunState
 from toolkit.supervise.launch import is_foreign
 
 QUIET_S = 60.0  # a step that takes longer is worth a word
@@ -49,7 +50,7 @@ def _running(run: RunDirectory) -> Explanation:
     ended = read_json_or_none(attempt.exit_file)
     if ended is not None:  # between two attempts, or before a requeue
         return Explanation(
-            str(ended.get("symptom") or ended["cause"]), cause_in_words(ended), follows=f"{ended['next']}: {ended['decision']}",
+            str(ended.get("symptom") or ended["cause"]), cause_in_words(ended), follows=f"{FOLLOWS.get(Next(ended['next']), 'it ends')} ({ended['decision']})",
             evidence=before, rank=ended.get("rank"), host=ended.get("host"), actions=actions[:1],
         )  # fmt: skip
     begun = read_json_or_none(attempt.start_file)
@@ -58,7 +59,7 @@ def _running(run: RunDirectory) -> Explanation:
     silent_s = _silent_s(attempt)
     job = recorded_job(run)
     stall_s = job.restart.stall_s
-    follows = "it goes on to its end"
+    follows = "it goes on to its end" + (", unless it fails as before" if before else "")
     if silent_s is None:
         why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, no step is reported yet"
         if here == wanted and is_foreign(job.job.entry):

@@ -9,7 +9,7 @@ from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import Next
 
-_FOLLOWS = {
+FOLLOWS = {
     Next.RESTART: "restarting",
     Next.REQUEUE: "the job is being requeued",
     Next.AWAIT: "Slurm requeues the job",
@@ -40,7 +40,7 @@ class RestartNews:
             end = read_json_or_none(self.run.attempt(number).exit_file)
             if end is None:
                 continue
-            follows = "" if end["final"] else _FOLLOWS.get(Next(end["next"]), "")
+            follows = "" if end["final"] else FOLLOWS.get(Next(end["next"]), "")
             place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
             text = f"attempt {number} {end['cause']} ({place}{end['reason']}); {follows}"
             yield number, text if follows else ""

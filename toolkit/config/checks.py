@@ -8,7 +8,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import PartitionTable, Site
 from toolkit.config.values import no_start, no_text, no_word
 from toolkit.errors import ToolkitError
-from toolkit.slurm.times import format_slurm_time
+from toolkit.slurm.times import format_slurm_time, parse_slurm_time
 
 
 def counted(number: int, what: str) -> str:
@@ -31,7 +31,9 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
     _check_warning(resolved)
     _check_container(resolved)
     _check_mesh(resolved)
-    if any(name.startswith("train.") for name in resolved.origins):
+    if not {"train.batch", "train.micro_batch"}.isdisjoint(
+        resolved.origins
+    ):  # else the script may use neither
         _check_batch(resolved)
 
 
@@ -164,13 +166,16 @@ def _check_gpus(resolved: ResolvedJob, limits: PartitionTable, site: Site) -> No
 
 
 def _check_warning(resolved: ResolvedJob) -> None:
-    time_s, warn_s = resolved.job.time_s, resolved.restart.warn_s
+    time_s, warn_s, whose = resolved.job.time_s, resolved.restart.warn_s, "job.time"
+    limits = resolved.partition_limits
+    if time_s is None and limits is not None and limits.max_time:
+        time_s, whose = parse_slurm_time(limits.max_time), f"partition {resolved.job.partition}"
     if time_s is not None and warn_s >= time_s:
         raise _refuse(
             resolved,
             "restart.warn_s",
-            f"a warning {warn_s} s before walltime leaves nothing of the {time_s} s of job.time",
-            f"warn_s = {max(1, time_s // 4)}, or a longer job.time",
+            f"a warning {warn_s} s before walltime leaves nothing of the {time_s} s of {whose}",
+            f"warn_s = {max(1, time_s // 4)}, or a longer time",
         )
 
 

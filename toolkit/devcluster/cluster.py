@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -221,7 +221,8 @@ def restore(layout: Layout, node: str) -> None:
     daemons.start_slurmds(layout, [node])
     env = daemons.slurm_environment(layout)
     if node_states(layout)[node].startswith(("down", "drain")):
-        run_program(["scontrol", "update", f"nodename={node}", "state=resume"], env=env)
+        with suppress(OwnFailureError):  # it came back by itself in this moment; that it serves is waited for
+            run_program(["scontrol", "update", f"nodename={node}", "state=resume"], env=env)
     _wait_until_serving(layout, [node])
 
 

@@ -109,6 +109,8 @@ def _merge(documents: list[Document]) -> tuple[dict[str, Any], dict[str, Origin]
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for document in documents:
+        values.pop("checked", None)  # what was proved of one site is not proved of another
+        origins.pop("checked", None)
         _overlay(values, document.values)
         for path, _ in leaves(document.values):
             origins[".".join(path)] = Origin("site", document.place(path))

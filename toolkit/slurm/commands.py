@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.slurm.job_facts import (
@@ -70,6 +71,14 @@ class Slurm:
         """
         if shutil.which(argv[0]) is None:
             raise NotFoundError(f"{argv[0]} is not on PATH", fix="load Slurm's module, or use --site local")
+        if (
+            self.configuration and not Path(self.configuration).exists()
+        ):  # the commands would look for it for a minute
+            raise NotFoundError(
+                "the site's slurm.conf is not here",
+                where=self.configuration,
+                fix="mend scheduler.conf of the site, or name another with --site",
+            )
         if self.echo:
             print("+ " + shlex.join(argv), file=sys.stderr)  # noqa: T201  --print-cmd asks for it
         try:

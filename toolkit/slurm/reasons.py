@@ -84,10 +84,10 @@ _REASONS: dict[str, PendingReason] = {
         "no nodes of its partition have what it asks for", _N,
         f"`sinfo -p {{partition}} -N -o '%N %c %m %G %f'` shows what there is; {_RESUBMIT} that",
     ),
-    "NodeDown": PendingReason("a node that it must have is down", _L, "leave the node out (-w), or wait for its return"),
+    "NodeDown": PendingReason("a node that it must have is down", _L, "take the node out of -w, or wait for its return"),
     "ReqNodeNotAvail": PendingReason(
         "a node that it must have cannot be used now: down, drained, reserved, or kept for maintenance", _L,
-        "leave the node out (-w), or wait for its return",
+        "take the node out of -w, or wait for its return",
     ),
     "Reservation": PendingReason("its reservation has not begun, or is full", _L),
     "ReservationDeleted": PendingReason(

@@ -13,6 +13,8 @@ _FIXES = (
     ("invalid qos", "`sacctmgr show associations user=$USER format=account,qos` lists yours; give one with -q"),
     ("time limit", "`sinfo -s` shows the longest; give less with -t"),
     ("job array spec", "`scontrol show config | grep MaxArraySize`: task numbers stay below it; give others with -a"),
+    ("invalid node name", "`sinfo -N` lists the nodes; mend -w or -x"),
+    ("invalid feature", "`sinfo -o '%N %f'` shows each node's features; mend -C"),
     ("node count", "`sinfo -s` shows how many nodes there are; give fewer with -N"),
     (
         "requested node configuration is not available",

@@ -166,7 +166,8 @@ class AttemptWatch:
         where = self._patiently(lambda: collect_stacks(self.attempt, range(self.shape.ranks), ranks))
         ranks.kill()
         said, step = f"no step for {self.stall_s:.0f} s", self._patiently(lambda: last_step(self.attempt))
-        return AttemptEnd(Cause.STALLED, said, 125, last_lines=where or [], step=step)
+        fix = "" if step is not None else "raise restart.stall_s where the way to the first step takes longer"
+        return AttemptEnd(Cause.STALLED, said, 125, last_lines=where or [], step=step, fix=fix)
 
     def _find_the_late(self, ranks: Ranks) -> None:
         """Where ranks gave up waiting for others, have those say where they are before they are killed."""

@@ -116,7 +116,7 @@ def close_unfinished(run: RunDirectory) -> None:
                 attempt.exit_file,
                 {"cause": cause.value, "next": Next.AWAIT.value, "final": False, "state": ENDINGS[cause].final_state.value,
                  "exit_code": OWN_FAILURE, "reason": "its supervisor was killed before it could say how it ended",
-                 "decision": "Slurm began another start", "rank": None, "host": None, "fix": "", "last_lines": [],
+                 "decision": "another start began", "rank": None, "host": None, "fix": "", "last_lines": [],
                  "step": last_step(attempt), "seconds": 0.0, "time": utc_now()},
             )  # fmt: skip
 

@@ -22,6 +22,8 @@ def judge(
     end: AttemptEnd,
     cause: Cause,
     again: Next | None,
+    *,
+    tells_steps: bool,
 ) -> Verdict:
     """What the end of an attempt of `start` leads to.
 
@@ -29,8 +31,12 @@ def judge(
         restart: the job's table.
         cause: why it ended, as Slurm says; `end.cause` is what the supervisor saw.
         again: how this start may be followed by another one.
+        tells_steps: the job reports its steps; of scripts and executables none are known.
     """
     earlier = earlier_ends(run, start)
+    repeated = bool(earlier) and (
+        same_failure(earlier[-1], end) or (tells_steps and no_step_between(earlier[-1], cause, end.step))
+    )
     spent = dict.fromkeys(_BUDGETS, 0)
     for record in earlier:
         budget = ENDINGS[Cause(record["cause"])].budget
@@ -38,7 +44,7 @@ def judge(
             spent[budget] += 1
     return decide(
         cause, budgets={key: int(restart[key]) for key in _BUDGETS}, spent=spent, again=again,
-        rank_exit_code=end.exit_code or 1, repeated_without_progress=bool(earlier) and same_failure(earlier[-1], end),
+        rank_exit_code=end.exit_code or 1, repeated_without_progress=repeated,
     )  # fmt: skip
 
 
@@ -65,6 +71,11 @@ def same_failure(earlier: Mapping[str, Any], end: AttemptEnd) -> bool:
         return False
     before = (earlier["cause"], earlier["rank"], earlier["reason"], earlier["step"])
     return before == (end.cause.value, end.rank, end.reason, end.step)
+
+
+def no_step_between(earlier: Mapping[str, Any], cause: Cause, step: int | None) -> bool:
+    """True when two walltimes in a row came before a new step: the next one would, too."""
+    return cause is Cause.WALLTIME and (earlier["cause"], earlier["step"]) == (cause.value, step)
 
 
 def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:

@@ -172,7 +172,8 @@ class Supervisor:
             again = (
                 Next.REQUEUE
             )  # Slurm's own requeue needs no scontrol; a follow-up job would be a second start
-        return judge(self.run, self.job["restart"], self.start, end, cause, again)
+        tells_steps = not is_foreign(self.job["job"]["entry"])
+        return judge(self.run, self.job["restart"], self.start, end, cause, again, tells_steps=tells_steps)
 
     def _cause_in_slurm(self, cause: Cause) -> Cause:
         """What Slurm says of an end that it asked for. A cancel counts whatever was asked before it."""
