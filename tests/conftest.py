@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -18,6 +19,13 @@ from pathlib import Path
 import pytest
 
 from toolkit.rundir.layout import RunDirectory, create_run
+
+
+def pytest_configure() -> None:
+    """Hear signals that the starter of the tests has ignored, as `nohup` and a shell's `&` do: commands inherit that."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture
