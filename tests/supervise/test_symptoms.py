@@ -19,6 +19,7 @@ SEEN = [
     ("srun: error: Couldn't find the specified plugin name for mpi/pmix_v9 looking at all files", "wrong_pmi"),
     ("slurmstepd-node2: error: execve(): /opt/venv/bin/python: No such file or directory", "no_interpreter"),
     ("/spool/job00022/slurm_script: line 29: /opt/venv/bin/python: No such file or directory", "no_interpreter"),
+    ("toolkit: this line of the site file failed: module load nothing/1", "setup_failed"),
     ('FATAL:   "python9": executable file not found in $PATH', "image_failed"),
     ("slurmstepd: error: pyxis: failed to import docker image", "image_failed"),
     ("[rank 0]: gloo/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete", "collective_timeout"),

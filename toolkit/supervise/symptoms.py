@@ -65,6 +65,10 @@ IMAGE_FAILED = Symptom(
     "image_failed", "the container of a rank could not be started",
     "check image, mounts and python in [container] of the job and of the site",
 )  # fmt: skip
+SETUP_FAILED = Symptom(
+    "setup_failed", "a line of the site's [env] failed before any rank began",
+    "mend that module or set-up line of the site file; `toolkit site show` says where it stands",
+)  # fmt: skip
 COLLECTIVE_TIMEOUT = Symptom(
     "collective_timeout", "ranks waited in a collective for one that did not come",
     "look at what that rank did; where it was only slow, give the group a longer time-out", plain=True,
@@ -77,7 +81,7 @@ SILENT = Symptom("silent_end", "ranks vanished without a word", plain=True)
 
 SYMPTOMS = (
     EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, NO_INTERPRETER,
-    IMAGE_FAILED, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED, SILENT,
+    IMAGE_FAILED, SETUP_FAILED, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED, SILENT,
 )  # fmt: skip
 
 # The first that fits counts: what is particular stands before what is general.
@@ -96,6 +100,7 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
          r"execve\(\): .*: (?:No such file|Permission denied|Not a directory)|"
          r"slurm_script: line \d+: /\S+: (?:No such file|cannot execute|Permission denied|Not a directory)"),
         (IMAGE_FAILED, r"^FATAL: {3}|slurmstepd(?:-\S+)?: error: pyxis: "),
+        (SETUP_FAILED, r"^toolkit: this line of the site file failed: "),
         (NODE_LOST, r"srun: error: Node failure on|DUE TO NODE FAILURE"),
         (COLLECTIVE_TIMEOUT,
          r"Timed out waiting \d+ ?ms|Watchdog caught collective operation timeout|failed to pass monitoredBarrier|"

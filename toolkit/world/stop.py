@@ -79,7 +79,11 @@ class StopWatch:
         now = time.monotonic()
         if self.attempt is not None and now - self._beat_at >= HEARTBEAT_PERIOD_S:
             self._beat_at = now
-            write_json(self.attempt.heartbeat, {"step": step, "time": utc_now()}, durable=False)
+            try:
+                write_json(self.attempt.heartbeat, {"step": step, "time": utc_now()}, durable=False)
+            except OSError:  # a full disk; the rank lives all the same, and must not count as stalled
+                os.utime(self.attempt.heartbeat)
+                raise
 
     def _read_control(self) -> None:
         now = time.monotonic()
