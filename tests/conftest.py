@@ -118,6 +118,16 @@ def toolkit(
     return CommandLine(tmp_path, capsys, monkeypatch)
 
 
+@pytest.fixture
+def dev_cluster_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The slurm.conf of site `devcluster`, for tests in which small programs stand for Slurm's commands."""
+    conf = tmp_path / "home" / ".toolkit" / "devcluster" / "etc" / "slurm.conf"
+    conf.parent.mkdir(parents=True)
+    conf.touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return conf
+
+
 class Terminal:
     """A command on a terminal of its own, as in somebody's window: Ctrl-C and hang-up are the kernel's."""
 

@@ -18,6 +18,8 @@ from toolkit.rundir.states import RunState
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.slurm.states import STATES
 
+pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
+
 DOCS = Path(__file__).parents[2] / "docs"
 SCHEMA = json.loads((DOCS / "schemas" / "run-directory.schema.json").read_text())
 SAMPLES = DOCS / "samples"

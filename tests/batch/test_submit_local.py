@@ -87,6 +87,7 @@ def test_nothing_waits_for_a_run_that_was_only_rendered(toolkit, command: list[s
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("dev_cluster_conf")
 @pytest.mark.parametrize(("answer", "left"), [("echo no >&2; exit 1", 0), ("echo nothing known", 1)])
 def test_a_refused_run_leaves_nothing(toolkit, monkeypatch, answer: str, left: int) -> None:
     """Unless nobody knows whether sbatch took it: then the job would need its folder."""
