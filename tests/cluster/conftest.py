@@ -103,6 +103,7 @@ def shared_path() -> Iterator[Path]:
 
 
 @pytest.fixture
-def here(cluster: RunningCluster, shared_path: Path) -> Site:
+def here(cluster: RunningCluster, shared_path: Path) -> Iterator[Site]:
     """The cluster as a site, with a folder for job files and runs."""
-    return make_site(cluster, shared_path)
+    yield make_site(cluster, shared_path)
+    subprocess.run(["scancel", "--user=root"], env=cluster.env, check=True)  # what a test left in the queue

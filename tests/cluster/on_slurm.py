@@ -65,6 +65,10 @@ class Site:
         status: dict[str, Any] = json.loads(self.ok("status", run.run_id, "--json"))
         return status
 
+    def await_empty(self) -> None:
+        """For a test that needs every node: an earlier one's job may still be ending, within KillWait."""
+        wait_for(lambda: not self.command(["squeue", "--noheader"]).stdout, 60)
+
     def wait(self, run: RunDirectory) -> subprocess.CompletedProcess[str]:
         return self.toolkit("wait", run.run_id)
 

@@ -232,8 +232,9 @@ def release_soon(here: Site, job_id: str) -> None:
 
 def test_preemption_requeues_and_goes_on(here: Site) -> None:
     job, enough = stepping(here, 'nodes = 4\ncpus_per_rank = 8\npartition = "low"')
+    here.await_empty()
     job_id, run = here.submit(job)
-    wait_for(is_stepping(run, 0))
+    wait_for(is_stepping(run, 0), 60)
     urgent = here.command(
         ["sbatch", "--parsable", "-p", "high", "-N4", "-c8", "-o", "/dev/null", "--wrap", "sleep 1"]
     ).stdout.strip()
