@@ -30,9 +30,12 @@ def test_a_job_id_in_any_form_finds_its_run(runs, text):
 
 
 def test_a_task_is_found_before_it_begins(runs):
-    folder, older, _ = runs
+    folder, older, newer = runs
     write_json(older.record, {**RECORD, "job": {"job": {"array": "0-9"}}})
-    assert find_run("123_4", folder) == find_run(f"{older.run_id}_4", folder) == older.task(4).path
+    for name in ("123_4", "123_4.batch", f"{older.run_id}_4", f"train_lm/{older.run_id}_4"):
+        assert find_run(name, folder) == older.task(4).path
+    write_json(newer.record, {**RECORD, "job": {"job": {"array": "0-9"}}})
+    assert find_run("last_4", folder) == newer.task(4).path
 
 
 def test_id_job_and_id_last_and_path_find_a_run(runs):

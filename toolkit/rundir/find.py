@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from toolkit.errors import NotFoundError
@@ -13,8 +13,8 @@ from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 
-_JOB_ID = re.compile(r"(?P<job>\d+|local-\d+)(?:_(?P<task>\d+))?(?:[._+].*)?")
-_TASK = re.compile(r"(?P<run>.+)_(?P<task>\d+)")
+_JOB_ID = re.compile(r"(\d+|local-\d+)(?:[._+].*)?")  # also 123.batch, 123_[5-9%2] and 123+1
+_TASK = re.compile(r"(?P<run>.+)_(?P<task>\d+)(?:\.\w+)?")
 
 
 def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: str = "") -> Path:
@@ -92,8 +92,9 @@ def find_run(run: str, runs: Path) -> Path:
     """The directory of the run that a user named.
 
     Args:
-        run: a run id, `last` (the newest run that was submitted or has started), a Slurm job id such as `123`, `123_4` or `123.batch`, or a path.
-            `RUNID_4` and `123_4` are the folder of task 4, which is there once the task has begun.
+        run: a run id, `last` (the newest run that was submitted or has started), a Slurm job id such as `123`, `123_4`
+            or `123.batch`, or a path. `last_4`, `RUNID_4` and `123_4` are the folder of task 4, which is there once
+            the task has begun.
         runs: the folder of all runs.
 
     Raises:
@@ -103,33 +104,39 @@ def find_run(run: str, runs: Path) -> Path:
     if (candidate / "record.json").exists():
         return candidate.resolve()
     known = list(iterate_runs(runs))
-    if run == "last":
-        begun = next((entry for entry in known if has_begun(entry)), None)
-        if begun is not None:
-            return begun.path
-        if known:
-            raise NotFoundError(
-                f"no run was submitted yet; {known[0].run_id} is only rendered",
-                where=str(runs),
-                fix=f"`toolkit submit JOB`, or name the run: {known[0].run_id}",
-            )
-        raise NotFoundError(
-            "there is no run yet", where=str(runs), fix="`toolkit submit JOB`, or give --runs"
-        )
-    for entry in known:
-        if entry.run_id == run or f"{entry.job_name}/{entry.run_id}" == run:
-            return entry.path
     of_task = _TASK.fullmatch(run)
-    match = _JOB_ID.fullmatch(run)
+    if of_task and (entry := _named(of_task["run"], known)) is not None:
+        return _task(entry, int(of_task["task"]))
+    entry = _named(run, known)
+    if entry is None:
+        raise _not_found(run, known, runs)
+    return entry.path
+
+
+def _named(name: str, known: Sequence[RunDirectory]) -> RunDirectory | None:
+    """The run that a name without a task means; of two with one job id, as two clusters give them, the newer one."""
+    if name == "last":
+        return next((entry for entry in known if has_begun(entry)), None)
     for entry in known:
-        if of_task and entry.run_id == of_task["run"]:
-            return _task(entry, int(of_task["task"]))
-        if match and match["job"] in job_ids(entry):
-            return _task(entry, int(match["task"])) if match["task"] else entry.path
-    near = difflib.get_close_matches(run, [entry.run_id for entry in known], n=3, cutoff=0.5)
-    hint = (
-        f"did you mean {', '.join(near)}"
-        if near
-        else "`toolkit history` lists the runs; --runs names their folder"
-    )
-    raise NotFoundError(f"no run {run!r}", where=str(runs), fix=hint)
+        if name in (entry.run_id, f"{entry.job_name}/{entry.run_id}"):
+            return entry
+    match = _JOB_ID.fullmatch(name)
+    return next((entry for entry in known if match and match[1] in job_ids(entry)), None)
+
+
+def _not_found(name: str, known: Sequence[RunDirectory], runs: Path) -> NotFoundError:
+    if name.partition("_")[0] == "last":
+        if not known:
+            return NotFoundError(
+                "there is no run yet", where=str(runs), fix="`toolkit submit JOB`, or give --runs"
+            )
+        rendered = known[0].run_id
+        return NotFoundError(
+            f"no run was submitted yet; {rendered} is only rendered",
+            where=str(runs),
+            fix=f"`toolkit submit JOB`, or name the run: {rendered}",
+        )
+    near = difflib.get_close_matches(name, [entry.run_id for entry in known], n=3, cutoff=0.5)
+    listed = "`toolkit history` lists the runs; --runs names their folder"
+    fix = f"did you mean {', '.join(near)}" if near else listed
+    return NotFoundError(f"no run {name!r}", where=str(runs), fix=fix)
