@@ -167,7 +167,6 @@ def test_a_run_survives_inside_images(here: Site, apptainer: str) -> None:
     wait_for(lambda: not processes(here))
 
 
-@pytest.mark.evidence  # srun was seen to end without passing on what its tasks said last: then nobody knows why
 def test_an_image_that_is_not_there_is_named(here: Site, apptainer: str) -> None:
     job = job_in_image(here, apptainer, "")
     _, run = here.submit(job, "--set", "container.image=/nowhere/torch.sif")

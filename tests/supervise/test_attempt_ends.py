@@ -185,6 +185,16 @@ def test_foreign_programs_do_not_die_of_usr2(supervise, local_job):
     assert job.rank_log(0) == "survived\n"
 
 
+def test_a_program_that_saves_on_term_is_not_hurried_by_one_that_does_not(supervise, local_job):
+    save = "trap 'sleep 3; echo saved; exit 0' TERM"
+    job = supervise(local_job(shell(f"[ $RANK = 1 ] || {save}; echo ready; sleep 100 & wait")))
+    for rank in (0, 1):
+        job.until_log_says("ready", rank=rank)
+    (job.run.control / "stop").touch()
+    assert job.wait() == 130
+    assert job.rank_log(0) == "ready\nsaved\n"
+
+
 def test_a_second_supervisor_is_refused_in_one_line(supervise, local_job):
     job = supervise(local_job(shell(f"echo ready; {SLEEP}"), ranks=1))
     job.until_log_says("ready")
@@ -334,6 +344,9 @@ class FakeRanks:
 
     def exit_code(self):
         return -9 if self.killed else None
+
+    def report_a_death(self):
+        return False
 
     def forward_stop(self):
         self.asked = True

@@ -94,7 +94,7 @@ def _last_lines(
     run: RunDirectory, attempt: AttemptDirectory, end: dict[str, Any], told: list[str]
 ) -> list[Evidence]:
     """What the culprit, or the launcher, printed last, without what was `told` already."""
-    path = attempt.logs / "launcher.log" if end.get("rank") is None else attempt.log_file(end["rank"])
+    path = attempt.launcher_log if end.get("rank") is None else attempt.log_file(end["rank"])
     if end["cause"] == "stalled":
         path = attempt.errors  # where each rank stands, from the stacks in it
     lines = end.get("last_lines") or []

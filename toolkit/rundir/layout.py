@@ -210,6 +210,11 @@ class AttemptDirectory:
     def log_file(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
 
+    @property
+    def launcher_log(self) -> Path:
+        """What srun or mpirun print, and programs that fail before they are ranks."""
+        return self.logs / "launcher.log"
+
     def make_folders(self) -> None:
         """Make the folders of an attempt that was just claimed."""
         for folder in (self.errors, self.ranks, self.logs):

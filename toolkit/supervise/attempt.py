@@ -140,7 +140,7 @@ class AttemptWatch:
     def _is_over(self, ranks: Ranks) -> bool:
         """One look at everything that can end the attempt; True when nothing of it is worth waiting for."""
         now = time.monotonic()
-        if self._failed_at is None and self._has_errors():
+        if self._failed_at is None and self._has_failed(ranks):
             self._failed_at = now
             self.event("rank_failed")
         if self._failed_at is not None and now - self._failed_at > SETTLE_S:
@@ -209,6 +209,12 @@ class AttemptWatch:
 
     def _has_errors(self) -> bool:
         return any(self.attempt.errors.glob("rank-*.json"))
+
+    def _has_failed(self, ranks: Ranks) -> bool:
+        """A rank died, by its own word or by the launcher's. Programs that were sent TERM may end as they like."""
+        if self.foreign and self._are_told:
+            return False
+        return self._has_errors() or ranks.report_a_death()
 
     def _stalled(self) -> bool:
         try:

@@ -301,7 +301,7 @@ def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> Att
 
 
 def _launcher_lines(attempt: AttemptDirectory, count: int = LAST_LINES) -> list[str]:
-    return [clean(line) for line in tail_text(attempt.logs / "launcher.log", count)]
+    return [clean(line) for line in tail_text(attempt.launcher_log, count)]
 
 
 def _culprit_by_launcher(lines: list[str]) -> int | None:

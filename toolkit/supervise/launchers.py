@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 
 _PR_SET_PDEATHSIG = 1
+_DEATH = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: ", re.MULTILINE)
 END_S = 5.0  # for a process that was sent TERM, and again for one that was killed
 
 
@@ -44,6 +46,12 @@ class Ranks(Protocol):
 
     def exit_code(self) -> int | None:
         """None while the launcher lives, else its code (negative: the signal that ended it)."""
+
+    def report_a_death(self) -> bool:
+        """True when the launcher knows of a rank that ended badly, while others may live on.
+
+        It may be all there is to learn of a rank that was killed together with its guard.
+        """
 
     def forward_stop(self) -> bool:
         """Ask the ranks to save and end, by signal. False where only the stop flag's file can tell them."""
@@ -71,10 +79,15 @@ class LauncherProcess:
     """Ranks behind one launcher command."""
 
     process: subprocess.Popen[bytes]
+    log: Path
     forwards_signals: bool
 
     def exit_code(self) -> int | None:
         return self.process.poll()
+
+    def report_a_death(self) -> bool:
+        # mpirun does not report: it ends all ranks, and itself.
+        return _DEATH.search(self.log.read_text(encoding="utf-8", errors="replace")) is not None
 
     def forward_stop(self) -> bool:
         return self._forward(signal.SIGUSR2)
@@ -132,11 +145,14 @@ class LocalRanks:
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def exit_code(self) -> int | None:
-        codes = [process.poll() for process in self.processes]
-        failed = [code for code in codes if code]
-        if failed:
-            return failed[0]
-        return None if None in codes else 0
+        codes = self._codes()
+        return None if None in codes else next((code for code in codes if code), 0)
+
+    def report_a_death(self) -> bool:
+        return any(self._codes())
+
+    def _codes(self) -> list[int | None]:
+        return [process.poll() for process in self.processes]
 
     def forward_stop(self) -> bool:
         return self._send(signal.SIGUSR2)
@@ -192,16 +208,21 @@ def launch_srun(
     mpi: str,
     options: Sequence[str],
 ) -> Ranks:
-    """Start the ranks as one Slurm step of this allocation."""
+    """Start the ranks as one Slurm step of this allocation.
+
+    srun is to report a rank's death and nothing more. Where it ends the other ranks itself it drops what the dead one
+    said last (of two containers without an image, one in four kept silent), and it would end ranks that still work a
+    while after others are done.
+    """
     argv = [
         "srun", f"--nodes={shape.nodes}", f"--ntasks={shape.ranks}", f"--ntasks-per-node={shape.ranks_per_node}",
-        "--distribution=block", "--kill-on-bad-exit=1", "--wait=10", "--unbuffered", "--input=none",
+        "--distribution=block", "--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none",
         *([f"--mpi={mpi}"] if mpi else []),
         # Since Slurm 22.05 srun no longer takes the job's --cpus-per-task by itself.
         *([f"--cpus-per-task={shape.cpus_per_rank}"] if shape.cpus_per_rank else []),
         *options, *rank_program,
     ]  # fmt: skip
-    return LauncherProcess(_start(argv, environment, attempt), forwards_signals=True)
+    return _launch(argv, environment, attempt, forwards_signals=True)
 
 
 def launch_mpirun(
@@ -238,9 +259,7 @@ def launch_mpirun(
     else:
         argv = [path, *count, "-ppn", str(shape.ranks_per_node), "-bind-to", "none"]
     # Hydra's ranks die of a USR2 that its mpirun gets, so nothing is forwarded through either.
-    return LauncherProcess(
-        _start([*argv, *options, *rank_program], environment, attempt), forwards_signals=False
-    )
+    return _launch([*argv, *options, *rank_program], environment, attempt, forwards_signals=False)
 
 
 def _version_of(mpirun: str) -> str:
@@ -266,10 +285,16 @@ def _passed_on(name: str) -> bool:
     return not name.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_")) and name.replace("_", "").isalnum()
 
 
+def _launch(
+    argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory, *, forwards_signals: bool
+) -> Ranks:
+    return LauncherProcess(_start(argv, environment, attempt), attempt.launcher_log, forwards_signals)
+
+
 def _start(
     argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory
 ) -> subprocess.Popen[bytes]:
-    with os.fdopen(open_append(attempt.logs / "launcher.log"), "ab") as log:
+    with os.fdopen(open_append(attempt.launcher_log), "ab") as log:
         try:
             return subprocess.Popen(
                 argv, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,

@@ -99,7 +99,7 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
         (NO_INTERPRETER,
          r"execve\(\): .*: (?:No such file|Permission denied|Not a directory)|"
          r"slurm_script: line \d+: /\S+: (?:No such file|cannot execute|Permission denied|Not a directory)"),
-        (IMAGE_FAILED, r"\bFATAL: {3}|slurmstepd(?:-\S+)?: error: pyxis: "),
+        (IMAGE_FAILED, r"^FATAL: {3}|slurmstepd(?:-\S+)?: error: pyxis: "),
         (SETUP_FAILED, r"^toolkit: this line of the site file failed: "),
         (NODE_LOST, r"srun: error: Node failure on|DUE TO NODE FAILURE"),
         (COLLECTIVE_TIMEOUT,
