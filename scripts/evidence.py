@@ -70,16 +70,17 @@ def run(name: str, argv: list[str], environment: dict[str, str], version: str) -
     return done.returncode == 0
 
 
-def torture(check: Callable[..., bool], environment: dict[str, str]) -> list[bool]:
-    """Kills, preemptions and lost nodes: ten times each, then once with accounting; then the table of what was seen."""
+def on_test_clusters(check: Callable[..., bool], environment: dict[str, str]) -> list[bool]:
+    """Kills, preemptions and lost nodes, ten times each, and the table of what was seen; then all with accounting."""
     (EVIDENCE / "torture.jsonl").unlink(missing_ok=True)
     scenarios = [*PYTEST, "tests/torture", "-m", "cluster or evidence"]
     ten_times = environment | {"TOOLKIT_TORTURE_REPEATS": "10"}
-    accounted = environment | {"TOOLKIT_TORTURE_ACCOUNTING": "1"}
+    accounted = environment | {"TOOLKIT_TEST_ACCOUNTING": "1"}
     return [
         check("torture_tests", scenarios, ten_times),
         check("torture_tests_accounting", [*scenarios, "-k", "not local and not torchrun"], accounted),
         check("torture", [sys.executable, "tests/torture/ledger.py"], environment),
+        check("cluster_tests_accounting", [*PYTEST, "tests/cluster"], accounted),
     ]
 
 
@@ -105,7 +106,7 @@ def main() -> None:
             ]
         finally:
             good.append(check("devcluster_down", [*cluster, "down"], environment))
-        good += torture(check, environment)
+        good += on_test_clusters(check, environment)
     sys.exit(0 if all(good) else 1)
 
 

@@ -1,28 +1,19 @@
-"""A dev cluster for the tests that need a real Slurm: made once a session, under a name of its own.
-
-Without root or the packages these tests are skipped; TOOLKIT_REQUIRE_CLUSTER=1 makes that a failure.
-"""
+"""The dev cluster of a test session, and that cluster as a site."""
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from clusters import ACCOUNTING, running_cluster, shared_folder
 from on_slurm import Site, make_site
 
 from toolkit.devcluster import cluster as devcluster
-from toolkit.devcluster.layout import ClusterSpec, Layout, make_layout
-from toolkit.errors import ToolkitError
-
-# Not /tmp: every node has a /tmp of its own.
-HOME = Path.home() / ".toolkit"
+from toolkit.devcluster.layout import ClusterSpec, Layout
 
 
 @dataclass
@@ -58,48 +49,32 @@ class RunningCluster:
         )
 
 
-def _bring_up(suffix: str, *, accounting: bool) -> Iterator[RunningCluster]:
-    try:
-        devcluster.require_machine(accounting=accounting)
-    except ToolkitError as error:
-        if os.environ.get("TOOLKIT_REQUIRE_CLUSTER") == "1":
-            pytest.fail(f"TOOLKIT_REQUIRE_CLUSTER=1, but {error}")
-        pytest.skip(str(error))
-    _take_down_orphans()
-    name = f"test-{os.getpid()}{suffix}"
-    layout = make_layout(name, HOME / name)
-    devcluster.up(layout, ClusterSpec(nodes=4, gpus=4, link="", accounting=accounting, subnet=""))
-    yield RunningCluster(layout)
-    devcluster.down(layout)
-
-
-def _take_down_orphans() -> None:
-    """Clusters of test sessions that were killed before they could take theirs down."""
-    for folder in HOME.glob("test-*"):
-        match = re.fullmatch(r"test-(\d+)(-\w+)?", folder.name)
-        if match and not Path(f"/proc/{match[1]}").exists() and (folder / "cluster.json").exists():
-            devcluster.down(make_layout(folder.name, folder))
-
-
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RunningCluster]:
-    """4 nodes with 4 pretended GPUs each, without accounting."""
-    yield from _bring_up("", accounting=False)
+    """4 nodes with 4 pretended GPUs each, without accounting unless TOOLKIT_TEST_ACCOUNTING=1."""
+    with running_cluster("", _spec(accounting=ACCOUNTING)) as layout:
+        yield RunningCluster(layout)
 
 
 @pytest.fixture(scope="session")
-def accounting_cluster() -> Iterator[RunningCluster]:
+def accounting_cluster(request: pytest.FixtureRequest) -> Iterator[RunningCluster]:
     """The same with slurmdbd, so that sacct works."""
-    yield from _bring_up("-accounting", accounting=True)
+    if ACCOUNTING:
+        yield request.getfixturevalue("cluster")
+        return
+    with running_cluster("-accounting", _spec(accounting=True)) as layout:
+        yield RunningCluster(layout)
+
+
+def _spec(*, accounting: bool) -> ClusterSpec:
+    return ClusterSpec(nodes=4, gpus=4, link="", accounting=accounting, subnet="")
 
 
 @pytest.fixture
 def shared_path() -> Iterator[Path]:
     """A fresh folder that this machine and every node see."""
-    HOME.mkdir(exist_ok=True)
-    path = Path(tempfile.mkdtemp(prefix="shared-", dir=HOME))
-    yield path
-    shutil.rmtree(path)
+    with shared_folder("shared-") as path:
+        yield path
 
 
 @pytest.fixture

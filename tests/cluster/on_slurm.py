@@ -16,6 +16,22 @@ from toolkit.rundir.layout import RunDirectory
 TOOLKIT = [str(Path(sys.executable).with_name("toolkit"))]
 PATIENCE_S = 60.0
 
+# Steps until the test says enough, and saves nothing: only starts and attempts are counted.
+STEPPING = """
+import sys, time
+from pathlib import Path
+
+def main(world, config):
+    for step in range(6000):
+        if world.should_stop(step):
+            print(f"stopped at {step}, {world.time_left():.0f} s left", flush=True)
+            return
+        if Path(config.args["enough"]).exists():
+            return
+        time.sleep(0.05)
+    sys.exit("nobody said enough")
+"""
+
 
 @dataclass
 class Site:
@@ -53,6 +69,16 @@ class Site:
         path.write_text(f"[job]\nentry = ['bash', '-c', '''{command}''']\ntime = '5'\n{tables}")
         return path
 
+    def stepping(
+        self, keys: str = "", *, name: str = "stepping", time: str = "0:02:30", tables: str = ""
+    ) -> tuple[Path, Path]:
+        """A job that steps for five minutes, and the file that says enough. `keys` are of its [job] table."""
+        (self.folder / "stepping.py").write_text(STEPPING)
+        job, enough = self.folder / f"{name}.toml", self.folder / f"{name}.enough"
+        table = f'[job]\nentry = "stepping.py:main"\ntime = "{time}"\n{keys}\n'
+        job.write_text(f'{table}{tables}\n[args]\nenough = "{enough}"\n')
+        return job, enough
+
     def submit(self, job: object, *argv: object, **variables: str) -> tuple[str, RunDirectory]:
         job_id, _, run_id = self.ok("submit", job, "--parsable", *argv, **variables).strip().partition(";")
         return job_id, self.run(run_id)
@@ -80,6 +106,10 @@ def make_site(cluster: Any, folder: Path) -> Site:
         encoding="utf-8",
     )
     return Site(cluster, folder, file)
+
+
+def is_stepping(run: RunDirectory, attempt: int) -> Callable[[], bool]:
+    return lambda: run.attempt(attempt).heartbeat.exists()
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:

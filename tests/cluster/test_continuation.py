@@ -7,35 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from on_slurm import Site, wait_for
+from on_slurm import Site, is_stepping, wait_for
 
 from toolkit.rundir.layout import RunDirectory
 
 pytestmark = pytest.mark.cluster
-
-# Steps until the test says enough, and saves nothing: only starts and attempts are counted here.
-STEPPING = """
-import sys, time
-from pathlib import Path
-
-def main(world, config):
-    for step in range(1200):
-        if world.should_stop(step) or Path(config.args["enough"]).exists():
-            print(f"{world.time_left():.0f} s left", flush=True)
-            return
-        time.sleep(0.05)
-    sys.exit("nobody said enough")
-"""
-
-
-def stepping(here: Site, tables: str = "", time: str = "0:02:30") -> tuple[Path, Path]:
-    (here.folder / "stepping.py").write_text(STEPPING)
-    enough = here.folder / "enough"
-    job = here.folder / "stepping.toml"
-    job.write_text(
-        f'[job]\nentry = "stepping.py:main"\ntime = "{time}"\n{tables}\n[args]\nenough = "{enough}"\n'
-    )
-    return job, enough
 
 
 def exit_of(run: RunDirectory, attempt: int) -> dict[str, object]:
@@ -55,9 +31,9 @@ def test_where_nobody_can_requeue_a_follow_up_job_goes_on(here: Site) -> None:
     binaries = path_without_scontrol(here.folder / "bin")
     with here.file.open("a") as site:
         site.write(f'[env]\nsetup = ["PATH={binaries}"]\n')
-    job, enough = stepping(here)
+    job, enough = here.stepping()
     job_id, run = here.submit(job)
-    wait_for(run.attempt(0).heartbeat.exists)
+    wait_for(is_stepping(run, 0))
     here.command(["scancel", "--signal=USR2", "--batch", job_id])
     end = exit_of(run, 0)
     assert (end["cause"], end["next"], end["final"]) == ("walltime", "follow_up", False)
@@ -72,7 +48,7 @@ def test_where_nobody_can_requeue_a_follow_up_job_goes_on(here: Site) -> None:
 
 
 def test_a_task_of_an_array_requeues_itself_only(here: Site) -> None:
-    job, enough = stepping(here, 'array = "0-1"')
+    job, enough = here.stepping('array = "0-1"')
     job_id, run = here.submit(job)
     tasks = [run.task(0), run.task(1)]
     for task in tasks:
@@ -98,9 +74,9 @@ def requeued_once(here: Site, job: str) -> bool:
 
 def test_usr2_is_judged_by_the_limit_of_now(here: Site) -> None:
     """A day was left when the job began; its user has cut that to two minutes since."""
-    job, enough = stepping(here, time="1-00:00:00")
+    job, enough = here.stepping(time="1-00:00:00")
     job_id, run = here.submit(job)
-    wait_for(run.attempt(0).heartbeat.exists)
+    wait_for(is_stepping(run, 0))
     assert here.command(["scontrol", "update", f"JobId={job_id}", "TimeLimit=2"]).returncode == 0
     here.command(["scancel", "--signal=USR2", "--batch", job_id])
     assert exit_of(run, 0)["cause"] == "walltime"
@@ -117,7 +93,7 @@ def test_a_save_on_request_and_the_run_goes_on(here: Site) -> None:
     job = here.folder / "saving.toml"
     job.write_text('[job]\nentry = "saving.py:main"\nnodes = 2\nranks_per_node = 1\ntime = "5"\n')
     _, run = here.submit(job)
-    wait_for(run.attempt(0).heartbeat.exists)
+    wait_for(is_stepping(run, 0))
     assert "saves at its next step" in here.ok("save", run.run_id)
     logs = [run.attempt(0).log_file(rank) for rank in (0, 1)]
     wait_for(lambda: all("saved on" in log.read_text() for log in logs))
@@ -133,9 +109,9 @@ def test_a_save_on_request_and_the_run_goes_on(here: Site) -> None:
 
 
 def test_a_run_is_requeued_on_request_and_has_saved(here: Site) -> None:
-    job, _ = stepping(here)
+    job, _ = here.stepping()
     job_id, run = here.submit(job)
-    wait_for(run.attempt(0).heartbeat.exists)
+    wait_for(is_stepping(run, 0))
     asked = here.toolkit("requeue", run.run_id, "--print-cmd")
     assert f"+ scontrol requeue {job_id}" in asked.stderr
     end = exit_of(run, 0)

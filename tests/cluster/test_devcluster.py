@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from on_slurm import wait_for
 
 from toolkit.cli.devcluster import devcluster as commands
 from toolkit.devcluster import cluster as devcluster
@@ -21,13 +20,6 @@ from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 pytestmark = pytest.mark.cluster
 
 NODES = ["node1", "node2", "node3", "node4"]
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 def test_nodes_partitions_and_topology(cluster):
@@ -202,6 +194,8 @@ def test_a_node_that_lost_its_slurmd_keeps_its_processes_and_comes_back(cluster)
 def test_up_again_starts_what_died_and_nothing_else(cluster):
     spec = cluster.layout.read_spec()
     assert devcluster.up(cluster.layout, spec) is False
+    # A slurmd that dies before it has said that a job is over leaves its node completing for minutes.
+    wait_for(lambda: devcluster.node_states(cluster.layout)["node3"] == "idle", 30)
     assert cluster.exec("node3", ["pkill", "-KILL", "-x", "slurmd"]).returncode == 0
     assert devcluster.status(cluster.layout).daemons["slurmd node3"] is False
     assert devcluster.up(cluster.layout, spec) is True

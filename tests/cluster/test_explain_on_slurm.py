@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from on_slurm import Site, make_site, wait_for
+from on_slurm import Site, is_stepping, make_site, wait_for
 
 from toolkit.devcluster import cluster as devcluster
 from toolkit.devcluster.layout import ClusterSpec, make_layout
@@ -37,11 +37,6 @@ def main(world, config):
             time.sleep(100)
         dist.all_reduce(torch.ones(1), group=group)
 """
-
-
-@pytest.fixture
-def here(cluster: Any, shared_path: Path) -> Site:
-    return make_site(cluster, shared_path)
 
 
 def explain(here: Site, run: RunDirectory) -> dict[str, Any]:
@@ -176,36 +171,20 @@ def test_who_cancelled_it_is_known_where_accounts_are_kept(
     assert explain(here, run)["symptom"] == "cancelled"
 
 
-STEPPING = """
-import time
-def main(world, config):
-    for step in range(3000):
-        if world.should_stop(step):
-            return
-        time.sleep(0.1)
-"""
-
-
-def stepping(here: Site, name: str, lines: str, restart: str = "") -> tuple[str, RunDirectory]:
-    (here.folder / "stepping.py").write_text(STEPPING)
-    path = here.folder / f"{name}.toml"
-    path.write_text(f'[job]\nentry = "stepping.py:main"\n{lines}\n[restart]\nwarn_s = 10\n{restart}\n')
-    return here.submit(path)
+def stepping(here: Site, name: str, time: str, keys: str = "", restart: str = "") -> RunDirectory:
+    job, _ = here.stepping(keys, name=name, time=time, tables=f"[restart]\nwarn_s = 10\n{restart}\n")
+    return here.submit(job)[1]
 
 
 @pytest.mark.evidence
 @pytest.mark.timeout(400)
 def test_ends_that_take_their_time(here: Site) -> None:
     """Walltime, preemption, a lost node, a killed supervisor."""
-    _, wall = stepping(here, "wall", 'time = "1"', "walltimes = 0")
-    _, node = stepping(here, "node", 'time = "5"\nrequeue = false\nnodes = 2\nnodelist = "node[3-4]"')
-    _, killed = stepping(here, "killed", 'time = "5"\nnodelist = "node2"')
-    wait_for(
-        lambda: all(
-            run.attempt_numbers() and run.attempt(0).heartbeat.exists() for run in (wall, node, killed)
-        ),
-        90,
-    )
+    wall = stepping(here, "wall", "1", restart="walltimes = 0")
+    node = stepping(here, "node", "5", 'requeue = false\nnodes = 2\nnodelist = "node[3-4]"')
+    killed = stepping(here, "killed", "5", 'nodelist = "node2"')
+    for run in (wall, node, killed):
+        wait_for(is_stepping(run, 0), 90)
     claim = json.loads((killed.start(0) / "claim.json").read_text())
     here.cluster.exec("node2", ["kill", "-9", str(claim["pid"])])
     devcluster.fail(here.cluster.layout, "node4")
@@ -220,10 +199,8 @@ def test_ends_that_take_their_time(here: Site) -> None:
         assert told["symptom"] == "walltime" and "restart.walltimes = 0 is spent" in told["follows"]
     finally:
         devcluster.restore(here.cluster.layout, "node4")
-    _, preempted = stepping(
-        here, "pre", 'time = "5"\nrequeue = false\nnodes = 3\ncpus_per_rank = 8\npartition = "low"'
-    )
-    wait_for(lambda: preempted.attempt_numbers() and preempted.attempt(0).heartbeat.exists(), 60)
+    preempted = stepping(here, "pre", "5", 'requeue = false\nnodes = 3\ncpus_per_rank = 8\npartition = "low"')
+    wait_for(is_stepping(preempted, 0), 60)
     here.command(["sbatch", "-p", "high", "-N4", "-c8", "-o", "/dev/null", "--wrap", "sleep 1"])
     assert here.toolkit("wait", preempted.run_id, timeout_s=120).returncode == 143
     assert explain(here, preempted)["symptom"] == "preempted"

@@ -7,35 +7,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from on_slurm import TOOLKIT, Site, make_site, wait_for
+from on_slurm import TOOLKIT, Site, is_stepping, make_site, wait_for
 
 from toolkit.rundir.layout import RunDirectory
 
 pytestmark = pytest.mark.cluster
 
 SHIPPED = Path(__file__).parents[2] / "jobs"
-
-# Steps until the test says enough; a second start, after a requeue, needs no word.
-STEPPING = """
-import sys, time
-from pathlib import Path
-
-def main(world, config):
-    enough = Path(config.args["enough"])
-    for step in range(600):
-        if world.should_stop(step):
-            print(f"stopped at {step}", flush=True)
-            return
-        if enough.exists():
-            return
-        time.sleep(0.1)
-    sys.exit("nobody said enough")
-"""
 
 
 def hello_lines(text: str) -> dict[int, tuple[str, str]]:
@@ -179,23 +161,9 @@ def test_a_refused_submission_leaves_the_run_as_it_was(here: Site) -> None:
     here.command(["scancel", held])
 
 
-def stepping(here: Site, tables: str = "") -> tuple[Path, Path]:
-    (here.folder / "stepping.py").write_text(STEPPING)
-    enough = here.folder / "enough"
-    job = here.folder / "stepping.toml"
-    job.write_text(
-        f'[job]\nentry = "stepping.py:main"\ntime = "0:02:30"\n{tables}\n[args]\nenough = "{enough}"\n'
-    )
-    return job, enough
-
-
-def is_stepping(run: RunDirectory, attempt: int) -> Callable[[], bool]:
-    return lambda: run.attempt(attempt).heartbeat.exists()
-
-
 def test_walltime_saves_requeues_and_goes_on(here: Site) -> None:
     """USR2 with less than warn_s + 90 s left is the walltime's warning."""
-    job, enough = stepping(here)
+    job, enough = here.stepping()
     job_id, run = here.submit(job)
     wait_for(is_stepping(run, 0))
     here.command(["scancel", "--signal=USR2", "--batch", job_id])
@@ -231,7 +199,7 @@ def release_soon(here: Site, job_id: str) -> None:
 
 
 def test_preemption_requeues_and_goes_on(here: Site) -> None:
-    job, enough = stepping(here, 'nodes = 4\ncpus_per_rank = 8\npartition = "low"')
+    job, enough = here.stepping('nodes = 4\ncpus_per_rank = 8\npartition = "low"')
     here.await_empty()
     job_id, run = here.submit(job)
     wait_for(is_stepping(run, 0), 60)

@@ -6,23 +6,18 @@ TOOLKIT_TORTURE_REPEATS says how often each scenario strikes: once by default, 1
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from clusters import ACCOUNTING, running_cluster, shared_folder
 from ledger import Ledger
 from place import Place, losses
 
-from toolkit.devcluster import cluster as devcluster
-from toolkit.devcluster.layout import ClusterSpec, Layout, make_layout
-from toolkit.errors import ToolkitError
+from toolkit.devcluster.layout import ClusterSpec, Layout
 
-HOME = Path.home() / ".toolkit"  # not /tmp: every node has one of its own
 UNDISTURBED_STEPS = 600
-ACCOUNTING = os.environ.get("TOOLKIT_TORTURE_ACCOUNTING") == "1"
 
 
 @pytest.fixture(scope="session")
@@ -38,29 +33,18 @@ def ledger(request: pytest.FixtureRequest) -> Ledger:
 
 @pytest.fixture(scope="session")
 def layout() -> Iterator[Layout]:
-    """A dev cluster of 4 nodes; with TOOLKIT_TORTURE_ACCOUNTING=1 with accounting."""
-    try:
-        devcluster.require_machine(accounting=ACCOUNTING)
-    except ToolkitError as error:
-        if os.environ.get("TOOLKIT_REQUIRE_CLUSTER") == "1":
-            pytest.fail(f"TOOLKIT_REQUIRE_CLUSTER=1, but {error}")
-        pytest.skip(str(error))
-    name = f"test-{os.getpid()}-torture"
-    layout = make_layout(name, HOME / name)
+    """A dev cluster of 4 nodes."""
     options = ("SlurmdTimeout=5",)  # a lost node is known sooner
-    devcluster.up(layout, ClusterSpec(4, 0, "", ACCOUNTING, subnet="", options=options))
-    yield layout
-    devcluster.down(layout)
+    spec = ClusterSpec(4, 0, "", ACCOUNTING, subnet="", options=options)
+    with running_cluster("-torture", spec) as layout:
+        yield layout
 
 
 @pytest.fixture(scope="session")
 def folder() -> Iterator[Path]:
     """A folder that this machine and every node see."""
-    HOME.mkdir(exist_ok=True)
-    path = Path(tempfile.mkdtemp(prefix="torture-", dir=HOME))
-    yield path
-    if "TOOLKIT_TORTURE_KEEP" not in os.environ:
-        shutil.rmtree(path, ignore_errors=True)
+    with shared_folder("torture-") as path:
+        yield path
 
 
 def _environment() -> dict[str, str]:

@@ -1,0 +1,59 @@
+"""Dev clusters for the tests that need a real Slurm, each under a name of its own that tells whose it is.
+
+Without root or the packages these tests are skipped; TOOLKIT_REQUIRE_CLUSTER=1 makes that a failure.
+TOOLKIT_TEST_ACCOUNTING=1 gives every cluster accounting; `make evidence` runs everything in both ways.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from toolkit.devcluster import cluster as devcluster
+from toolkit.devcluster.layout import ClusterSpec, Layout, make_layout
+from toolkit.errors import ToolkitError
+
+HOME = Path.home() / ".toolkit"  # not /tmp: every node has one of its own
+ACCOUNTING = os.environ.get("TOOLKIT_TEST_ACCOUNTING") == "1"
+
+
+@contextmanager
+def running_cluster(suffix: str, spec: ClusterSpec) -> Iterator[Layout]:
+    """A cluster of this test session, up until the block is left."""
+    try:
+        devcluster.require_machine(accounting=spec.accounting)
+    except ToolkitError as error:
+        if os.environ.get("TOOLKIT_REQUIRE_CLUSTER") == "1":
+            pytest.fail(f"TOOLKIT_REQUIRE_CLUSTER=1, but {error}")
+        pytest.skip(str(error))
+    _take_down_orphans()
+    name = f"test-{os.getpid()}{suffix}"
+    layout = make_layout(name, HOME / name)
+    devcluster.up(layout, spec)
+    yield layout
+    devcluster.down(layout)
+
+
+def _take_down_orphans() -> None:
+    """Clusters of test sessions that were killed before they could take theirs down."""
+    for folder in HOME.glob("test-*"):
+        match = re.fullmatch(r"test-(\d+)(-\w+)?", folder.name)
+        if match and not Path(f"/proc/{match[1]}").exists() and (folder / "cluster.json").exists():
+            devcluster.down(make_layout(folder.name, folder))
+
+
+@contextmanager
+def shared_folder(prefix: str) -> Iterator[Path]:
+    """A fresh folder that this machine and every node see; TOOLKIT_TEST_KEEP=1 leaves it there."""
+    HOME.mkdir(exist_ok=True)
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=HOME))
+    yield path
+    if "TOOLKIT_TEST_KEEP" not in os.environ:
+        shutil.rmtree(path, ignore_errors=True)
