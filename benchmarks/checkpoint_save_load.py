@@ -25,10 +25,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
 
-STORAGE = {
-    "ours": (HDF5StorageWriter, HDF5StorageReader),
-    "dcp": (dcp.FileSystemWriter, dcp.FileSystemReader),
-}
+STORAGE = {"ours": (HDF5StorageWriter, HDF5StorageReader), "dcp": (dcp.FileSystemWriter, dcp.FileSystemReader)}
 
 
 def state(mib: int, fill: float) -> dict[str, torch.Tensor]:
@@ -37,8 +34,7 @@ def state(mib: int, fill: float) -> dict[str, torch.Tensor]:
     rows = mib * 1024 * 1024 // 16 // 4 // 1024
     torch.manual_seed(0)
     return {
-        f"layer.{number}": distribute_tensor(torch.randn(rows, 1024) * fill, mesh, [Shard(0)])
-        for number in range(16)
+        f"layer.{number}": distribute_tensor(torch.randn(rows, 1024) * fill, mesh, [Shard(0)]) for number in range(16)
     }
 
 
@@ -88,9 +84,7 @@ def report(options: argparse.Namespace, took: dict[str, list[float]]) -> dict[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)

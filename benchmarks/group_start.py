@@ -88,9 +88,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     pairs = parser.parse_args().pairs
     if "SLURM_JOB_NODELIST" not in os.environ:
-        sys.exit(
-            "run me inside an allocation: salloc -N 4 --ntasks-per-node 2 python benchmarks/group_start.py"
-        )
+        sys.exit("run me inside an allocation: salloc -N 4 --ntasks-per-node 2 python benchmarks/group_start.py")
     nodes, per_node = int(os.environ["SLURM_JOB_NUM_NODES"]), 2
     # The nodes of a dev cluster have a /tmp of their own; the home folder is shared.
     root = Path.home() / f".group-start-{os.getpid()}"

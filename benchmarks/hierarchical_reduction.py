@@ -38,9 +38,7 @@ def slowest(reduce: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> f
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=float, default=20.0, help="size of the gradient in MB, float32")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--segment-mib", type=float, default=SEGMENT_BYTES / 2**20)
@@ -61,9 +59,7 @@ def main() -> None:
                 seconds[name].append(taken)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     if world.rank == 0:
-        stages = {
-            kind: count.seconds / (options.rounds + 1) for kind, count in reducer.counters.totals().items()
-        }
+        stages = {kind: count.seconds / (options.rounds + 1) for kind, count in reducer.counters.totals().items()}
         result = {
             "layout": plan.reason,
             "mb": options.mb,

@@ -83,15 +83,11 @@ def plain_steps(args: train_lm.Arguments, train: SimpleNamespace, text: bytes) -
         yield loss_sum
 
 
-def our_steps(
-    args: train_lm.Arguments, train: SimpleNamespace, text: bytes, run: RunDirectory
-) -> Iterator[float]:
+def our_steps(args: train_lm.Arguments, train: SimpleNamespace, text: bytes, run: RunDirectory) -> Iterator[float]:
     """What `jobs/train_lm.py` does, in a real run directory: heartbeat, control files and metrics are written."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     watch = StopWatch(run=run, attempt=run.attempt(0))
-    world = World(
-        rank, rank, ranks, ranks, 0, 1, "", "cpu", "local", "benchmark", run_dir=run.path, stop_watch=watch
-    )
+    world = World(rank, rank, ranks, ranks, 0, 1, "", "cpu", "local", "benchmark", run_dir=run.path, stop_watch=watch)
     torch.manual_seed(0)
     model = train_lm.GPT(args)
     optimizer = train_lm.optimizer_of(model, train.weight_decay)
@@ -166,9 +162,7 @@ def report(pairs: list[list[float]], options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=200, help="20 or more")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)

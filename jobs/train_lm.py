@@ -80,9 +80,7 @@ class Block(nn.Module):
         by_head = self.query_key_value(stream).view(batch, context, 3, self.heads, width // self.heads)
         query, key, value = by_head.permute(2, 0, 3, 1, 4)  # each (batch, heads, context, width / heads)
         dropout = self.dropout if self.training else 0.0
-        mixed = nn.functional.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=True
-        )
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         return self.attention_out(mixed.transpose(1, 2).reshape(batch, context, width))
 
     def _drop(self, stream: Tensor) -> Tensor:
@@ -176,9 +174,7 @@ def main(world: World, config: ResolvedJob) -> None:
         say(world, state.resume(checkpointer, world, source=source))
         log = TrainLog(world.run_dir / "metrics" / "train.jsonl") if world.rank == 0 else None
 
-    for record in training_steps(
-        world, train, state, step, take_samples, checkpointer, config.checkpoint.every_steps
-    ):
+    for record in training_steps(world, train, state, step, take_samples, checkpointer, config.checkpoint.every_steps):
         if log:
             log.write(record)
         if record.step % max(1, train.steps // 10) == 0 or record.step == train.steps:

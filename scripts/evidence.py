@@ -25,15 +25,7 @@ BENCHMARKS = {
     "checkpoint_save_load": [sys.executable, "benchmarks/checkpoint_save_load.py"],
 }
 ON_CLUSTER = {
-    "group_start": [
-        "salloc",
-        "-N",
-        "4",
-        "--ntasks-per-node",
-        "2",
-        sys.executable,
-        "benchmarks/group_start.py",
-    ],
+    "group_start": ["salloc", "-N", "4", "--ntasks-per-node", "2", sys.executable, "benchmarks/group_start.py"]
 }
 
 
@@ -89,21 +81,14 @@ def main() -> None:
     check = partial(run, version=commit())  # once: the checkout may change while this runs
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     good = [check("tests", [*PYTEST, "-m", "evidence", "--ignore=tests/torture"], environment)]
-    good.append(
-        check(
-            "fuzz", [*PYTEST, "--timeout=1800", "tests/fuzz"], environment | {"TOOLKIT_FUZZ_CASES": "20000"}
-        )
-    )
+    good.append(check("fuzz", [*PYTEST, "--timeout=1800", "tests/fuzz"], environment | {"TOOLKIT_FUZZ_CASES": "20000"}))
     good += [check(name, argv, environment) for name, argv in BENCHMARKS.items()]
     if os.geteuid() == 0 and shutil.which("slurmctld"):
         cluster = [str(BIN / "toolkit"), "devcluster", "--name", DEVCLUSTER]
         conf = Path.home() / ".toolkit" / DEVCLUSTER / "etc" / "slurm.conf"
         try:
             good.append(check("devcluster_up", [*cluster, "up", "--nodes", "4", "--gpus", "4"], environment))
-            good += [
-                check(name, argv, {**environment, "SLURM_CONF": str(conf)})
-                for name, argv in ON_CLUSTER.items()
-            ]
+            good += [check(name, argv, {**environment, "SLURM_CONF": str(conf)}) for name, argv in ON_CLUSTER.items()]
         finally:
             good.append(check("devcluster_down", [*cluster, "down"], environment))
         good += on_test_clusters(check, environment)

@@ -17,16 +17,12 @@ from pathlib import Path
 HOME = Path.home() / ".toolkit" / "apptainer"
 PROGRAM = HOME / "usr" / "bin" / "apptainer"
 PACKAGES = ("apptainer", "libc6", "libseccomp2", "libsqlite3-0")
-SOURCE = (
-    "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid main\n"
-)
+SOURCE = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian sid main\n"
 
 
 def run(*argv: str | Path, folder: Path | None = None) -> str:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(
-        argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise OSError(f"{argv[0]} failed with code {done.returncode}: {said[-1] if said else 'no word'}")
@@ -94,9 +90,7 @@ def main() -> None:
     try:
         print(f"[apptainer] {install()} of Debian sid is in {HOME}", flush=True)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        print(
-            f"[apptainer] not installed, tests that need it are skipped: {error}", file=sys.stderr, flush=True
-        )
+        print(f"[apptainer] not installed, tests that need it are skipped: {error}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

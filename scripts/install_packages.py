@@ -38,9 +38,7 @@ def main() -> None:
     try:
         subprocess.run(["apt-get", "update", "-qq"], env=environment, check=True)
         subprocess.run(
-            ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names],
-            env=environment,
-            check=True,
+            ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *names], env=environment, check=True
         )
     except subprocess.CalledProcessError as error:
         sys.exit(f"[packages] {' '.join(error.cmd[:2])} failed with code {error.returncode}")

@@ -47,9 +47,7 @@ def run_pip(extras: str) -> None:
         while process.poll() is None:
             time.sleep(PERIOD_S)
             text = log_path.read_text(errors="replace")
-            found = len(
-                re.findall(r"^\s*(?:Collecting|Requirement already satisfied|Processing)", text, re.MULTILINE)
-            )
+            found = len(re.findall(r"^\s*(?:Collecting|Requirement already satisfied|Processing)", text, re.MULTILINE))
             said = (
                 f"{installed() - before} of {found} packages installed"
                 if "Installing collected" in text

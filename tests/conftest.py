@@ -43,9 +43,7 @@ def local_job(tmp_path: Path):
         for name, text in (files or {}).items():
             (tmp_path / name).write_text(text)
         path = tmp_path / "sample.toml"
-        path.write_text(
-            f"[job]\nentry = {json.dumps(entry)}\nranks_per_node = {ranks}\n[restart]\n{restart}\n"
-        )
+        path.write_text(f"[job]\nentry = {json.dumps(entry)}\nranks_per_node = {ranks}\n[restart]\n{restart}\n")
         job = json.loads(resolve_job(path, site=load_site("local"), environ={}).to_json())
         job["launcher"]["kind"] = launcher
         return job
@@ -107,9 +105,7 @@ class CommandLine:
 
 
 @pytest.fixture
-def toolkit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> CommandLine:
+def toolkit(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     for name in list(os.environ):
         if name.startswith(("SLURM_", "SBATCH_", "TOOLKIT_")) and name != "TOOLKIT_REQUIRE_CLUSTER":
             monkeypatch.delenv(name)
@@ -150,9 +146,7 @@ class Terminal:
         """Read until the screen shows `words`."""
         deadline = time.monotonic() + timeout_s
         while words not in self.screen:
-            assert self._read() and time.monotonic() < deadline, (
-                f"no {words!r} on the screen: {self.screen[-3000:]}"
-            )
+            assert self._read() and time.monotonic() < deadline, f"no {words!r} on the screen: {self.screen[-3000:]}"
 
     def wait(self, timeout_s: float = 60.0) -> int:
         """The command's exit code, after everything that it wrote was read."""

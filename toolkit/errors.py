@@ -31,9 +31,7 @@ class ToolkitError(Exception):
 
     exit_code = WRONG_USE
 
-    def __init__(
-        self, message: str, *, where: str = "", fix: str = "", others: Sequence[ToolkitError] = ()
-    ) -> None:
+    def __init__(self, message: str, *, where: str = "", fix: str = "", others: Sequence[ToolkitError] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.where = where
@@ -41,21 +39,13 @@ class ToolkitError(Exception):
         self.others = tuple(others)
 
     def __str__(self) -> str:
-        text = (
-            f"{_shortened(self.where)}: {_shortened(self.message)}"
-            if self.where
-            else _shortened(self.message)
-        )
+        text = f"{_shortened(self.where)}: {_shortened(self.message)}" if self.where else _shortened(self.message)
         return f"{text}. Fix: {self.fix}" if self.fix else text
 
 
 def _shortened(text: str) -> str:
     """A value of many pages, quoted whole, would push the fix out of sight."""
-    return (
-        text
-        if len(text) <= LONGEST_QUOTE
-        else f"{text[: LONGEST_QUOTE // 2]} [...] {text[-LONGEST_QUOTE // 2 :]}"
-    )
+    return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE // 2]} [...] {text[-LONGEST_QUOTE // 2 :]}"
 
 
 class CheckFailedError(ToolkitError):

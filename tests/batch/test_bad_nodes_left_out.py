@@ -22,8 +22,6 @@ def test_bad_nodes_are_left_out(toolkit, options: list[str], excluded: str, said
     rendered = toolkit("render", toolkit.job("true"), "--site", "devcluster", *options)
     assert rendered.code == 0, rendered
     lines = [line for line in rendered.out.splitlines() if "--exclude" in line]
-    assert [line.replace('"', "") for line in lines] == (
-        [f"#SBATCH {excluded}".replace('"', "")] if excluded else []
-    )
+    assert [line.replace('"', "") for line in lines] == ([f"#SBATCH {excluded}".replace('"', "")] if excluded else [])
     assert said in rendered.err and "node4" not in rendered.err
     assert toolkit.run(run.run_id).path.exists()

@@ -53,9 +53,7 @@ def test_every_symptom_stands_on_the_page() -> None:
 
 
 def test_a_failed_program_is_quoted_without_its_colours(toolkit) -> None:
-    job = toolkit.job(
-        "printf 'loading\\n\\033[31mno data\\033[0m\\n'; exit 3", more="[restart]\ncrashes = 0\n"
-    )
+    job = toolkit.job("printf 'loading\\n\\033[31mno data\\033[0m\\n'; exit 3", more="[restart]\ncrashes = 0\n")
     run = toolkit.submit(job)
     assert toolkit("wait", run.run_id).code == 3
     told = explain(toolkit, run)
@@ -92,9 +90,7 @@ def stepping(toolkit, wait_until):
     )
     run = toolkit.submit(path)
     wait_until(
-        lambda: (
-            run.attempt_numbers() and (read_json_or_none(run.attempt(0).heartbeat) or {"step": 0})["step"] > 5
-        )
+        lambda: run.attempt_numbers() and (read_json_or_none(run.attempt(0).heartbeat) or {"step": 0})["step"] > 5
     )
     yield run
     toolkit("cancel", run.run_id)

@@ -18,9 +18,7 @@ import pytest
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import write_json
 
-SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "docs" / "schemas" / "run-directory.schema.json").read_text()
-)
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "run-directory.schema.json").read_text())
 
 
 def state(toolkit, run) -> str:
@@ -163,18 +161,14 @@ def test_logs(toolkit) -> None:
 
 def test_many_last_lines(toolkit) -> None:
     toolkit.ok("wait", toolkit.submit(toolkit.job("seq -f %0200g 1 1000")).run_id)
-    assert [int(line) for line in toolkit.ok("logs", "--rank", 0, "-n", 900).split()] == list(
-        range(101, 1001)
-    )
+    assert [int(line) for line in toolkit.ok("logs", "--rank", 0, "-n", 900).split()] == list(range(101, 1001))
 
 
 def test_follow_begins_before_the_log_and_ends_with_the_run(toolkit, wait_until) -> None:
     """`logs -f` right after submit: there is no rank log yet; it gets every line once, whenever it was written."""
     gate = toolkit.folder / "gate"
     run = toolkit.submit(
-        toolkit.job(
-            f"echo one; printf half; until test -e {gate}; do sleep 0.1; done; echo ' done'; printf two"
-        )
+        toolkit.job(f"echo one; printf half; until test -e {gate}; do sleep 0.1; done; echo ' done'; printf two")
     )
     threading.Timer(1.0, gate.touch).start()
     assert toolkit.ok("logs", run.run_id, "--rank", 0, "-f").splitlines() == ["one", "half done", "two"]
@@ -207,9 +201,7 @@ def test_a_wait_elsewhere_says_each_thing_once(toolkit, size: int, monkeypatch) 
 
 @pytest.mark.parametrize("command", [["submit", "--wait"], ["run"]])
 def test_a_restart_is_told_and_a_failure_told_once(toolkit, command: list[str]) -> None:
-    job = toolkit.job(
-        "echo try $TOOLKIT_ATTEMPT; exit $((3 + TOOLKIT_ATTEMPT))", more="[restart]\ncrashes = 1\n"
-    )
+    job = toolkit.job("echo try $TOOLKIT_ATTEMPT; exit $((3 + TOOLKIT_ATTEMPT))", more="[restart]\ncrashes = 1\n")
     said = toolkit(*command, job)
     lines = said.err.splitlines()
     assert said.code == 4

@@ -143,10 +143,7 @@ def test_a_resume_after_a_start_by_hand_is_the_newest_job(toolkit) -> None:
     toolkit.ok("render", toolkit.job("true"))
     (path,) = toolkit.runs.glob("*/*")
     subprocess.run(
-        ["bash", path / "job.sbatch"],
-        env={**os.environ, "TOOLKIT_LOCAL": "1"},
-        check=True,
-        stdout=subprocess.DEVNULL,
+        ["bash", path / "job.sbatch"], env={**os.environ, "TOOLKIT_LOCAL": "1"}, check=True, stdout=subprocess.DEVNULL
     )
     assert "completed" in toolkit.ok("status")
     job_id = toolkit.ok("resume", "last", "--parsable").partition(";")[0]

@@ -105,9 +105,7 @@ def test_a_step_around_us_is_left_behind() -> None:
         "SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_PROCID": "0", "PMIX_RANK": "0", "PMI_RANK": "0",
     }  # fmt: skip
     inside = environment_of_allocation({**ALLOCATION, **step, "HOME": "/h", "SLURM_CPUS_PER_TASK": "2"})
-    kept = {
-        name: ALLOCATION[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_CPUS_PER_NODE")
-    }
+    kept = {name: ALLOCATION[name] for name in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_CPUS_PER_NODE")}
     whole = {"SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)"}  # for Open MPI
     assert inside == {**kept, **whole, "HOME": "/h", "SLURM_CPUS_PER_TASK": "2", "SLURM_OVERLAP": "1"}
     assert (nodes_of_allocation(inside, None), tasks_per_node(inside)) == ("2", None)

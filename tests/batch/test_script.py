@@ -39,14 +39,10 @@ GOLDEN_SETTINGS = {
 @pytest.mark.parametrize("site", GOLDEN_SETTINGS)
 def test_golden(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/opt/toolkit/bin/python")
-    job = resolve_job(
-        shipped_jobs()["train_lm"], site=load_site(site, {}), environ={}, settings=GOLDEN_SETTINGS[site]
-    )
+    job = resolve_job(shipped_jobs()["train_lm"], site=load_site(site, {}), environ={}, settings=GOLDEN_SETTINGS[site])
     rendered = render_script(job, RUN, 0)
     # The job's values are the configuration's business; here only that they stand where they belong.
-    rendered, count = re.subn(
-        r"(<<'TOOLKIT_JOB'\n)\{.*\}(\nTOOLKIT_JOB\n)", r"\1{the resolved job}\2", rendered
-    )
+    rendered, count = re.subn(r"(<<'TOOLKIT_JOB'\n)\{.*\}(\nTOOLKIT_JOB\n)", r"\1{the resolved job}\2", rendered)
     assert count == 1
     path = GOLDEN / f"train_lm-{site}.sbatch"
     if os.environ.get("TOOLKIT_GOLDEN") == "write":
@@ -81,11 +77,7 @@ nasty = st.text(
 
 @settings(max_examples=25, deadline=None)
 @given(words=st.lists(nasty, max_size=3), value=nasty, folder=nasty)
-@example(
-    words=["TOOLKIT_JOB", "a\nTOOLKIT_JOB\nrm -rf x"],
-    value="$(touch pwned)`id`",
-    folder="a 'b' \"c\" $d #e %f",
-)
+@example(words=["TOOLKIT_JOB", "a\nTOOLKIT_JOB\nrm -rf x"], value="$(touch pwned)`id`", folder="a 'b' \"c\" $d #e %f")
 def test_no_value_escapes(
     tmp_path_factory: pytest.TempPathFactory, words: list[str], value: str, folder: str
 ) -> None:  # fmt: skip
@@ -158,35 +150,25 @@ def test_only_named_variables_survive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "tables",
-    [
-        {"modules": ["no such/1.0"]},
-        {"setup": ["export A=1", "source /nowhere.sh", "export B=2"]},
-        {"setup": ["false"]},
-    ],
+    [{"modules": ["no such/1.0"]}, {"setup": ["export A=1", "source /nowhere.sh", "export B=2"]}, {"setup": ["false"]}],
 )
 def test_a_line_of_the_site_that_fails_ends_the_job(tmp_path: Path, tables: dict[str, list[str]]) -> None:
     site = load_site("local")
     job = a_job(tmp_path, site_env=site.env.model_copy(update=tables))
-    done = run_by_bash(
-        render_script(job, RUN, 0), Path("/usr/bin/env; #"), {"PATH": os.environ["PATH"]}, tmp_path
-    )
+    done = run_by_bash(render_script(job, RUN, 0), Path("/usr/bin/env; #"), {"PATH": os.environ["PATH"]}, tmp_path)
     assert done.returncode == 125
     assert "this line of the site file failed: " in done.stderr
     assert done.stdout == ""
 
 
 # `module load` of Environment Modules 3.2 says nothing by its code; 5 and Lmod do. Only a name that begins with "good" exists.
-TELLING = (
-    'module() { [[ $2 == good* ]] && LOADEDMODULES+=:$2/1.0 || { echo "no module $2" >&2; return 1; }; }'
-)
+TELLING = 'module() { [[ $2 == good* ]] && LOADEDMODULES+=:$2/1.0 || { echo "no module $2" >&2; return 1; }; }'
 SILENT = 'module() { [[ $2 == good* ]] && LOADEDMODULES+=:$2/1.0 || echo "no module $2" >&2; }'
 
 
 @pytest.mark.parametrize("handed_on", [True, False])
 @pytest.mark.parametrize("system", [TELLING, SILENT])
-@pytest.mark.parametrize(
-    ("modules", "missing"), [(["good"], ""), (["good", "good"], ""), (["good", "bad"], "bad")]
-)
+@pytest.mark.parametrize(("modules", "missing"), [(["good"], ""), (["good", "good"], ""), (["good", "bad"], "bad")])
 def test_a_module_that_is_missing_is_named(
     tmp_path: Path, system: str, handed_on: bool, modules: list[str], missing: str
 ) -> None:

@@ -42,12 +42,7 @@ def test_no_state_of_slurms_completes_a_run(run_directory, state):
 
 def test_a_lost_supervisor_is_named_in_slurms_state(run_directory):
     claim(run_directory)
-    for state, ours in (
-        ("FAILED", "failed"),
-        ("NODE_FAIL", "failed"),
-        ("COMPLETED", "lost"),
-        ("TIMEOUT", "timeout"),
-    ):
+    for state, ours in (("FAILED", "failed"), ("NODE_FAIL", "failed"), ("COMPLETED", "lost"), ("TIMEOUT", "timeout")):
         told, reason = say(run_directory, state=state)
         assert (told, "supervisor lost" in reason) == (ours, True)
     vanished = slurm_word(run_directory, "7", {})
@@ -74,27 +69,18 @@ def test_an_older_answer_takes_no_start_back_but_a_requeue_does(run_directory):
 
 
 def test_waiting_in_words(run_directory):
-    hold = say(
-        run_directory, state="PENDING", reason="BeginTime", restarts=2, eligible_time="2026-11-21T02:48:01"
-    )
+    hold = say(run_directory, state="PENDING", reason="BeginTime", restarts=2, eligible_time="2026-11-21T02:48:01")
     assert hold == (
         RunState.PENDING,
         "Slurm: PENDING (BeginTime): requeued 2 times, and Slurm holds a requeued job back until 2026-11-21T02:48:01",
     )
     assert (
-        "not before 2026"
-        in say(run_directory, state="PENDING", reason="BeginTime", start_time="2026-11-21T02:48")[1]
+        "not before 2026" in say(run_directory, state="PENDING", reason="BeginTime", start_time="2026-11-21T02:48")[1]
     )
     held = say(run_directory, state="CANCELLED", reason="JobHeldUser", start_time="2026-11-21T02:48:01")
     assert held == (RunState.CANCELLED, "Slurm: CANCELLED (JobHeldUser)")
-    assert (
-        "`scontrol release 7`"
-        in say(run_directory, state="REQUEUE_HOLD", reason="job requeued in held state")[1]
-    )
-    assert (
-        "expected to start at 2026"
-        in say(run_directory, state="PENDING", start_time="2026-11-21T02:48:01")[1]
-    )
+    assert "`scontrol release 7`" in say(run_directory, state="REQUEUE_HOLD", reason="job requeued in held state")[1]
+    assert "expected to start at 2026" in say(run_directory, state="PENDING", start_time="2026-11-21T02:48:01")[1]
 
 
 @pytest.fixture
@@ -147,9 +133,7 @@ def submitted(toolkit, job_id, name, *, array=""):
     job = toolkit.job("true", name=name)
     toolkit.ok("render", job, "--site", "devcluster", *(("-a", array) if array else ()))
     (path,) = toolkit.runs.glob(f"{name}/*")
-    write_json(
-        path / "submitted-000.json", {"job_id": job_id, "start": 0, "time": "2026-11-21T02:48:01.000Z"}
-    )
+    write_json(path / "submitted-000.json", {"job_id": job_id, "start": 0, "time": "2026-11-21T02:48:01.000Z"})
     return RunDirectory(path)
 
 
@@ -169,9 +153,7 @@ def test_many_runs_are_one_question(toolkit, squeue):
 def test_an_array_is_told_by_task(toolkit, squeue):
     run = submitted(toolkit, "9", "many", array="0-5%2")
     squeue(
-        ("9_0", "RUNNING", "None"),
-        ("9_1", "FAILED", "NonZeroExitCode"),
-        ("9_[3-5%2]", "PENDING", "JobArrayTaskLimit"),
+        ("9_0", "RUNNING", "None"), ("9_1", "FAILED", "NonZeroExitCode"), ("9_[3-5%2]", "PENDING", "JobArrayTaskLimit")
     )
     done = make_task(run, 2)
     claim(done, job_id="9_2")
@@ -258,10 +240,7 @@ def test_the_tasks_of_an_array_that_was_given_to_sbatch_by_hand_are_found(toolki
     (run.path / "submitted-000.json").unlink()
     claim(make_task(run, 0), job_id="11_0")
     squeue(("11_0", "RUNNING", "None"), ("11_[1]", "PENDING", "None"))
-    assert states_of(json.loads(toolkit.ok("status", run.run_id, "--json"))) == {
-        "11_0": "running",
-        "11_1": "pending",
-    }
+    assert states_of(json.loads(toolkit.ok("status", run.run_id, "--json"))) == {"11_0": "running", "11_1": "pending"}
 
 
 def test_a_waiter_asks_ever_more_rarely_and_sees_the_end_at_once(toolkit, squeue, monkeypatch):

@@ -123,9 +123,7 @@ def test_a_script_that_cannot_be_rendered_leaves_no_run(toolkit) -> None:
 
 
 def test_run_here_shows_what_ranks_print_and_ends_as_they_do(toolkit) -> None:
-    job = toolkit.job(
-        "printf 'rank %s' $PMI_RANK$OMPI_COMM_WORLD_RANK; exit 5", more="[restart]\ncrashes = 0\n"
-    )
+    job = toolkit.job("printf 'rank %s' $PMI_RANK$OMPI_COMM_WORLD_RANK; exit 5", more="[restart]\ncrashes = 0\n")
     said = toolkit("run", job)
     assert (said.code, said.out) == (5, "rank 0\n")
     # Its second rank begins later: whether lines are numbered does not hang on which logs are there yet.
@@ -150,9 +148,7 @@ def test_the_record_keeps_no_secrets(toolkit, monkeypatch) -> None:
     )
     assert toolkit("wait", run.run_id).code == 0  # it reached the rank
     for path in run.path.rglob("*"):
-        assert path.is_dir() or "hunter2" not in path.read_text().replace(
-            "= hunter2-in-the-environment", ""
-        ), path
+        assert path.is_dir() or "hunter2" not in path.read_text().replace("= hunter2-in-the-environment", ""), path
 
 
 def test_code_of_a_repository_is_recorded(toolkit) -> None:

@@ -67,11 +67,7 @@ def test_ls_tells_committed_from_not(run):
     assert "step-00000030.part-4" in lines[2] and "not committed: attempt 4" in lines[2]
     _, text = invoke("ls", run, "--json")
     answers = json.loads(text)
-    assert [(answer["step"], answer["good"]) for answer in answers] == [
-        (10, False),
-        (20, True),
-        (None, False),
-    ]
+    assert [(answer["step"], answer["good"]) for answer in answers] == [(10, False), (20, True), (None, False)]
     assert answers[1]["world_size"] == 1 and answers[1]["size_bytes"] > 24
 
 

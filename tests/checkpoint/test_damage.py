@@ -111,9 +111,7 @@ def test_a_flipped_bit_in_the_small_files_is_found(good, file, place):
         (problem,) = check(good)[1]
         assert problem.file == file
         with pytest.raises(CorruptCheckpointError):
-            Checkpointer(good.parent, ALONE).load(
-                tensors(0.0), source=good
-            ) if file == "manifest.json" else load(good)
+            Checkpointer(good.parent, ALONE).load(tensors(0.0), source=good) if file == "manifest.json" else load(good)
 
 
 def load(folder: Path) -> None:

@@ -119,9 +119,7 @@ def load_what_cannot_be(folder: Path, world: World) -> dict:
     newest = folder / "checkpoints" / "step-00000002"
     answers = {}
     for what, tensors in {
-        "key": {"nothing": torch.zeros(1)}
-        if world.rank == 0
-        else {"plain": {"even": torch.zeros(16, 8).double()}},
+        "key": {"nothing": torch.zeros(1)} if world.rank == 0 else {"plain": {"even": torch.zeros(16, 8).double()}},
         "shape": {"plain": {"even": torch.zeros(16, 9)}},
         "type": {"plain": {"even": torch.zeros(16, 8, dtype=torch.int64)}},
     }.items():
@@ -158,10 +156,7 @@ def test_one_rank_that_cannot_save_fails_all_and_keeps_the_last(saved):
     assert len({answer["error"] for answer in answers}) == 1
     assert "rank 2" in answers[0]["error"] and "random.rank-00002" in answers[0]["error"]
     assert "step 3 is the last good checkpoint" in answers[0]["error"]
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
-        "step-00000002",
-        "step-00000003",
-    ]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
 
 
 def test_replicated_tensors_are_stored_once_and_rank_keys_by_their_rank(saved):

@@ -129,9 +129,7 @@ def test_parts_of_shared_memory_are_stored_by_themselves(tmp_path):
     conjugate = torch.tensor([1 + 2j]).conj()
     save(tmp_path / "x", {"slice": whole[10:20:3], "conjugate": conjugate})
     assert sum(path.stat().st_size for path in (tmp_path / "x").iterdir()) < 100_000
-    loaded = load(
-        tmp_path / "x", {"slice": torch.zeros(4), "conjugate": torch.zeros(1, dtype=torch.complex64)}
-    )
+    loaded = load(tmp_path / "x", {"slice": torch.zeros(4), "conjugate": torch.zeros(1, dtype=torch.complex64)})
     assert loaded["slice"].tolist() == [10, 13, 16, 19]
     assert loaded["conjugate"].tolist() == [1 - 2j]
 

@@ -30,15 +30,11 @@ def test_the_page_lists_every_kind_with_its_keys():
     assert listed.strip() == page().strip()
 
 
-@pytest.mark.parametrize(
-    "sidecar", [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in SIDECARS]
-)
+@pytest.mark.parametrize("sidecar", [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in SIDECARS])
 def test_real_outputs_read_as_their_sidecar_says(sidecar, toolkit):
     record = json.loads(sidecar.read_text())
     answer = json.loads(toolkit.ok("parse", record["kind"], sidecar.parent / record["file"], "--json"))
-    truth = {
-        key: value for key, value in record["truth"].items() if key in answer and "clustershell" not in key
-    }
+    truth = {key: value for key, value in record["truth"].items() if key in answer and "clustershell" not in key}
     assert {key: answer[key] for key in truth} == truth
 
 

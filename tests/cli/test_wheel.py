@@ -26,18 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
-            folder,
-            source,
-        ],
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, source],
         check=True,
         capture_output=True,
     )
@@ -65,17 +54,7 @@ def installed(wheel: Path, folder: Path, *, borrowed: bool) -> Path:
     python = folder / "bin" / "python"
     if borrowed:
         (site_packages,) = folder.glob("lib/python*/site-packages")
-        argv = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(python),
-            "install",
-            "-q",
-            "--no-deps",
-            str(wheel),
-        ]
+        argv = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-deps", str(wheel)]
         (ours,) = {Path(path) for path in sys.path if path.endswith("site-packages")}
         (site_packages / "borrowed.pth").write_text(f"{ours}\n")  # our own editable finder is not a .pth path
     else:
@@ -94,12 +73,8 @@ def installed(wheel: Path, folder: Path, *, borrowed: bool) -> Path:
 
 
 def use(toolkit: Path, folder: Path, *argv: str) -> str:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("TOOLKIT_", "PYTHON"))
-    }
-    done = subprocess.run(
-        [toolkit, *argv], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TOOLKIT_", "PYTHON"))}
+    done = subprocess.run([toolkit, *argv], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done
     return done.stdout
 

@@ -33,20 +33,14 @@ class RunningCluster:
 
     def run(self, *argv: str, timeout_s: float = 60) -> str:
         """Run a command on this machine, the cluster's login node; its stdout. It must end with code 0."""
-        done = subprocess.run(
-            argv, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        done = subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False)
         assert done.returncode == 0, f"{argv} ended with {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def exec(
-        self, node: str, argv: Sequence[str], *, timeout_s: float = 60
-    ) -> subprocess.CompletedProcess[str]:
+    def exec(self, node: str, argv: Sequence[str], *, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command inside a node."""
         command = devcluster.command_in_node(self.layout, node, argv)
-        return subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 @pytest.fixture(scope="session")

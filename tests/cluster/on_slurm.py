@@ -102,8 +102,7 @@ class Site:
 def make_site(cluster: Any, folder: Path) -> Site:
     file = folder / "here.toml"
     file.write_text(
-        f'name = "here"\nextends = "devcluster"\n[scheduler]\nconf = "{cluster.slurm_conf}"\n',
-        encoding="utf-8",
+        f'name = "here"\nextends = "devcluster"\n[scheduler]\nconf = "{cluster.slurm_conf}"\n', encoding="utf-8"
     )
     return Site(cluster, folder, file)
 

@@ -33,11 +33,7 @@ def test_a_job_that_is_submitted_inside_another_is_its_own(here: Site) -> None:
     done = here.command([*outer, *TOOLKIT, "submit", str(job), "--wait"], **stale)
     assert done.returncode == 0, done
     shown = json.loads(here.ok("logs", "--rank", 0))
-    assert (shown["SLURM_MEM_PER_CPU"], shown["SLURM_CPUS_PER_TASK"], shown["SLURM_NNODES"]) == (
-        "500",
-        "1",
-        "1",
-    )
+    assert (shown["SLURM_MEM_PER_CPU"], shown["SLURM_CPUS_PER_TASK"], shown["SLURM_NNODES"]) == ("500", "1", "1")
     assert shown["PMIX_RANK"] == "0"
     assert shown["TMPDIR"] != stale["TMPDIR"]
     assert not {"SLURM_MEM_PER_NODE", "LD_PRELOAD", "PYTHONPATH"} & set(shown)

@@ -77,9 +77,7 @@ def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
     held = held_back(here, "--hold")
     later = held_back(here, "--begin=now+600")
     drained = held_back(here, "--nodelist=node4")
-    wait_for(
-        lambda: "FAILED" in here.command(["squeue", "-h", "--states=all", "-j", failed, "-o", "%T"]).stdout
-    )
+    wait_for(lambda: "FAILED" in here.command(["squeue", "-h", "--states=all", "-j", failed, "-o", "%T"]).stdout)
     orphan = held_back(here, f"--dependency=afterok:{failed}")
     array = here.submit(here.job("sleep 60"), "--set", "job.array=0-2%1")[1]
     wait_for(lambda: array.task_numbers(), 60)
@@ -115,9 +113,7 @@ def test_why_runs_have_ended(here: Site) -> None:
     # The toolkit that submits is gone on the node: its interpreter stands in the script.
     (here.folder / "venv").symlink_to(Path(sys.prefix))
     entry = [str(here.folder / "venv/bin/python"), "-c", "from toolkit.cli.main import main; main()"]
-    asked = here.command(
-        [*entry, "submit", str(here.job("true")), "--parsable", "--set", 'job.sbatch=["--hold"]']
-    )
+    asked = here.command([*entry, "submit", str(here.job("true")), "--parsable", "--set", 'job.sbatch=["--hold"]'])
     job_id, _, run_id = asked.stdout.strip().partition(";")
     gone = here.run(run_id)
     (here.folder / "venv").unlink()
@@ -142,9 +138,9 @@ def test_why_runs_have_ended(here: Site) -> None:
     here.wait(gone)
     told = explain(here, gone)
     assert told["symptom"] == "no_interpreter"
-    assert f"slurm-{told['status']['job_id']}.out" in evidence(
+    assert f"slurm-{told['status']['job_id']}.out" in evidence(told) and "venv/bin/python: No such file" in evidence(
         told
-    ) and "venv/bin/python: No such file" in evidence(told)
+    )
     here.wait(pmi)
     told = explain(here, pmi)
     assert told["symptom"] == "wrong_pmi" and "--mpi=pmix" in told["actions"][0]
@@ -155,9 +151,7 @@ def test_why_runs_have_ended(here: Site) -> None:
     assert "rank-1.log: reading a slow disk" in evidence(told)
 
 
-def test_who_cancelled_it_is_known_where_accounts_are_kept(
-    accounting_cluster: Any, shared_path: Path
-) -> None:
+def test_who_cancelled_it_is_known_where_accounts_are_kept(accounting_cluster: Any, shared_path: Path) -> None:
     here = make_site(accounting_cluster, shared_path)
     job_id, run = here.submit(here.job("true"), "--set", 'job.sbatch=["--hold"]')
     here.command(["scancel", job_id])
@@ -211,8 +205,7 @@ def test_ends_that_take_their_time(here: Site) -> None:
 def test_a_full_disk_of_a_node(here: Site) -> None:
     """The checkpoints lie in a tmpfs of node1 that holds one of them and not two."""
     here.cluster.exec(
-        "node1",
-        ["sh", "-c", "mkdir -p /tmp/full && mount -t tmpfs -o size=600k none /tmp/full && mkdir /tmp/full/c"],
+        "node1", ["sh", "-c", "mkdir -p /tmp/full && mount -t tmpfs -o size=600k none /tmp/full && mkdir /tmp/full/c"]
     )
     sets = [
         "train.steps=20",
@@ -244,10 +237,7 @@ def strict_cluster() -> Iterator[Any]:
     options = ("JobAcctGatherParams=OverMemoryKill", "JobAcctGatherFrequency=task=1")
     devcluster.up(layout, ClusterSpec(nodes=1, gpus=0, link="", accounting=False, subnet="", options=options))
 
-    env = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("SLURM_")},
-        "SLURM_CONF": str(layout.slurm_conf),
-    }
+    env = {**{k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}, "SLURM_CONF": str(layout.slurm_conf)}
     yield SimpleNamespace(layout=layout, slurm_conf=layout.slurm_conf, env=env)
     devcluster.down(layout)
 

@@ -30,9 +30,7 @@ def test_eight_ranks_on_four_nodes(here: Site) -> None:
     done = here.toolkit("submit", "mpi_hello", "-N", 4, "--ntasks-per-node", 2, "--wait")
     assert done.returncode == 0, done
     said = hello_lines(here.ok("logs", "--rank", "all"))
-    assert {rank: host for rank, (host, _) in said.items()} == {
-        rank: f"node{rank // 2 + 1}" for rank in range(8)
-    }
+    assert {rank: host for rank, (host, _) in said.items()} == {rank: f"node{rank // 2 + 1}" for rank in range(8)}
     for _, rest in said.values():
         assert "launcher srun" in rest and "discovered by MPI (Open MPI" in rest
     (status,) = json.loads(here.ok("history", "--json"))
@@ -178,12 +176,7 @@ def test_walltime_saves_requeues_and_goes_on(here: Site) -> None:
     enough.touch()
     assert here.wait(run).returncode == 0
     status = here.status(run)
-    assert (status["state"], status["starts"], status["attempts"], status["job_id"]) == (
-        "completed",
-        2,
-        2,
-        job_id,
-    )
+    assert (status["state"], status["starts"], status["attempts"], status["job_id"]) == ("completed", 2, 2, job_id)
 
 
 def release_soon(here: Site, job_id: str) -> None:
@@ -228,9 +221,7 @@ def test_with_accounting_an_end_is_known_after_squeue_has_forgotten_it(
     # squeue that knows no job stands for MinJobAge seconds of waiting.
     blind = here.folder / "bin"
     blind.mkdir()
-    (blind / "squeue").write_text(
-        "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n"
-    )
+    (blind / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n")
     (blind / "squeue").chmod(0o755)
     status = json.loads(here.ok("status", run.run_id, "--json", PATH=f"{blind}:{os.environ['PATH']}"))
     assert (status["state"], status["source"]) == ("cancelled", "sacct")

@@ -46,11 +46,7 @@ def stopped_slurmctld(cluster: Any) -> Iterator[None]:
 
 
 def start_submit(here: Site, **variables: str) -> subprocess.Popen[str]:
-    environment = {
-        **here.cluster.env,
-        "TOOLKIT_SITE": str(here.file),
-        "TOOLKIT_RUNS": str(here.folder / "runs"),
-    }
+    environment = {**here.cluster.env, "TOOLKIT_SITE": str(here.file), "TOOLKIT_RUNS": str(here.folder / "runs")}
     return subprocess.Popen(
         [*TOOLKIT, "submit", str(here.job("true"))], env={**environment, **variables}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -63,9 +59,7 @@ def the_run(here: Site) -> RunDirectory:
 
 
 def jobs_of(here: Site, run: RunDirectory) -> list[str]:
-    rows = here.command(
-        ["squeue", "--me", "--noheader", "--states=all", "--format=%i %k"]
-    ).stdout.splitlines()
+    rows = here.command(["squeue", "--me", "--noheader", "--states=all", "--format=%i %k"]).stdout.splitlines()
     return [row.split()[0] for row in rows if f"toolkit:{run.run_id}:" in row]
 
 

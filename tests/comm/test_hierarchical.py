@@ -43,9 +43,7 @@ def bits(tensor):
 
 def draw_tensor(shared, rank_generator, dtype, whole_numbers):
     """Same shape and strides on all ranks (`shared`), other values on each; empty and single elements included."""
-    shape = shared.choice(
-        [(0,), (1,), (), (3, 0, 2), (shared.randint(1, 4000),), (shared.randint(1, 40), 7, 5)]
-    )
+    shape = shared.choice([(0,), (1,), (), (3, 0, 2), (shared.randint(1, 4000),), (shared.randint(1, 40), 7, 5)])
     if whole_numbers:
         values = torch.randint(-8, 9, shape, generator=rank_generator).to(dtype)
     else:
@@ -146,11 +144,7 @@ def run_rank(rank, nodes, local_size, folder):
     torch.set_num_threads(1)
     size = nodes * local_size
     dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=60),
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
     world = make_world(rank, nodes, local_size)
     topology = gather_topology(world)
@@ -185,9 +179,7 @@ def check_one_node_is_refused(world):
 def test_ranks_reduce_as_flat_does(nodes, local_size, tmp_path, monkeypatch, capfd):
     calls = tmp_path / "calls"
     fake = tmp_path / "nvidia-smi"
-    fake.write_text(
-        f'#!/bin/sh\necho "$$" >> {calls}\nprintf "\\tGPU0\\tCPU Affinity\\nGPU0\\t X \\t0-3\\n"\n'
-    )
+    fake.write_text(f'#!/bin/sh\necho "$$" >> {calls}\nprintf "\\tGPU0\\tCPU Affinity\\nGPU0\\t X \\t0-3\\n"\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

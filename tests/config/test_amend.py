@@ -24,24 +24,15 @@ def test_what_followed_from_the_partition_follows_anew(resolve, site):
     assert amended.partition_limits == site.partitions["cpu"]
     assert amended.job.name == "job"
     sharded = resolve('account = "a"', "[parallel]\nshard = 4", site=site)
-    assert (
-        sharded.parallel.zero,
-        amend_job(sharded, site=site, settings=["parallel.shard=1"]).parallel.zero,
-    ) == (3, 0)
+    assert (sharded.parallel.zero, amend_job(sharded, site=site, settings=["parallel.shard=1"]).parallel.zero) == (3, 0)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({"job.nodes": Flag("x", "-N")}, "-N x:job.nodes: 'x' is no range of nodes. Fix: "),
-        (
-            {"job.nodes": Flag(9, "-N")},
-            "-N 9:job.nodes: 9 nodes, but partition gpu of cluster gives at most 8. ",
-        ),
-        (
-            {"job.nodes": Flag(3, "-N")},
-            "samples cannot be split evenly over 12 data ranks. Fix: batch = 60 or 72",
-        ),
+        ({"job.nodes": Flag(9, "-N")}, "-N 9:job.nodes: 9 nodes, but partition gpu of cluster gives at most 8. "),
+        ({"job.nodes": Flag(3, "-N")}, "samples cannot be split evenly over 12 data ranks. Fix: batch = 60 or 72"),
     ],
 )
 def test_a_shape_that_cannot_be(resolve, site, flags, message):

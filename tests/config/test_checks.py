@@ -28,8 +28,7 @@ from toolkit.errors import ToolkitError
         (
             "gpus_per_node = 8",
             "",
-            "job.toml:4:job.gpus_per_node: 8 GPUs per node, but partition gpu of cluster has 4. "
-            "Fix: gpus_per_node = 4",
+            "job.toml:4:job.gpus_per_node: 8 GPUs per node, but partition gpu of cluster has 4. Fix: gpus_per_node = 4",
         ),
         (
             "cpus_per_rank = 17",
@@ -49,11 +48,7 @@ from toolkit.errors import ToolkitError
             "job.toml:4:job.mem_gb_per_node: 600 GiB per node, but partition gpu of cluster has 512. "
             "Fix: mem_gb_per_node = 512",
         ),
-        (
-            'partition = "gpus"',
-            "",
-            "job.toml:4:job.partition: site cluster has no partition 'gpus'. Fix: write 'gpu'",
-        ),
+        ('partition = "gpus"', "", "job.toml:4:job.partition: site cluster has no partition 'gpus'. Fix: write 'gpu'"),
         (
             'partition = "xyzzy"',
             "",
@@ -137,9 +132,7 @@ def test_gpus_on_a_partition_without(tmp_path, resolve, site):
 def test_one_machine_is_one_node(resolve):
     from toolkit.site.load import load_site
 
-    with pytest.raises(
-        ToolkitError, match=r"job.nodes: the job needs 2 nodes and site local is this one machine"
-    ):
+    with pytest.raises(ToolkitError, match=r"job.nodes: the job needs 2 nodes and site local is this one machine"):
         resolve("nodes = 2", site=load_site("local", {}))
     # Partitions belong to clusters; a job file keeps its own when it runs on a laptop.
     assert resolve('partition = "gpu"', site=load_site("local", {})).partition_limits is None

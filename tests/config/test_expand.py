@@ -21,8 +21,7 @@ def resolve_paths(tmp_path):
 def test_variables_are_those_of_the_submission_but_for_the_nodes_own_folder(resolve_paths, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     paths = resolve_paths(
-        'runs = "/scratch/$USER/${WORK}s"\nscratch = "~/fast"\nlocal_scratch = "$TMPDIR"',
-        {"USER": "me", "WORK": "run"},
+        'runs = "/scratch/$USER/${WORK}s"\nscratch = "~/fast"\nlocal_scratch = "$TMPDIR"', {"USER": "me", "WORK": "run"}
     )
     assert (paths.runs, paths.scratch) == ("/scratch/me/runs", "/home/me/fast")
     assert paths.local_scratch == "$TMPDIR"

@@ -58,19 +58,14 @@ def message_of(tmp_path, call):
         (
             f'name = "{"a" * 65}"',
             "",
-            f"job.toml:3:job.name: '{'a' * 65}' is no job name. "
-            "Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+            f"job.toml:3:job.name: '{'a' * 65}' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -",
         ),
         (
             'name = ".."',
             "",
             "job.toml:3:job.name: '..' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -",
         ),
-        (
-            'account = "a\\nrm -rf"',
-            "",
-            "job.toml:3:job.account: holds the control character '\\n'. Fix: give a text",
-        ),
+        ('account = "a\\nrm -rf"', "", "job.toml:3:job.account: holds the control character '\\n'. Fix: give a text"),
         (
             'sbatch = ["--mail-type=END", "--x\\u2028y"]',
             "",
@@ -135,8 +130,7 @@ def test_every_mistake_has_a_line_and_at_most_five_are_shown(resolve):
 
 
 @pytest.mark.parametrize(
-    ("text", "fix"),
-    [('[job]\nentyr = ["true"]\n', "write 'entry'"), ('[jbo]\nentry = ["true"]\n', "write 'job'")],
+    ("text", "fix"), [('[job]\nentyr = ["true"]\n', "write 'entry'"), ('[jbo]\nentry = ["true"]\n', "write 'job'")]
 )
 def test_a_misspelt_key_is_not_called_a_missing_one(resolve, text, fix):
     (line,) = lines_of(lambda: resolve(text=text))
@@ -191,14 +185,8 @@ def test_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (
-            {"settings": ["train.step=5"]},
-            "--set train.step=5: there is no key 'train.step'. Fix: write train.steps",
-        ),
-        (
-            {"settings": ["tarin.steps=5"]},
-            "--set tarin.steps=5: there is no key 'tarin.steps'. Fix: write train",
-        ),
+        ({"settings": ["train.step=5"]}, "--set train.step=5: there is no key 'train.step'. Fix: write train.steps"),
+        ({"settings": ["tarin.steps=5"]}, "--set tarin.steps=5: there is no key 'tarin.steps'. Fix: write train"),
         (
             {"settings": ["train.steps=ten"]},
             "--set train.steps=ten:train.steps: 'ten' cannot be read. Fix: give a whole number, at least 1",
@@ -213,10 +201,7 @@ def test_no_file(tmp_path):
             {"environ": {"TOOLKIT_TRAIN_STEP": "5"}},
             "TOOLKIT_TRAIN_STEP: there is no key 'train.step'. Fix: write train.steps",
         ),
-        (
-            {"environ": {"SBATCH_TIMELIMIT": "2h"}},
-            "SBATCH_TIMELIMIT:job.time: '2h' is not a time that Slurm reads",
-        ),
+        ({"environ": {"SBATCH_TIMELIMIT": "2h"}}, "SBATCH_TIMELIMIT:job.time: '2h' is not a time that Slurm reads"),
         (
             {"environ": {"SBATCH_GPUS_PER_NODE": "a100:4"}},
             "SBATCH_GPUS_PER_NODE:job.gpus_per_node: 'a100:4' cannot be read. Fix: give a whole number, at least 0",
@@ -231,18 +216,12 @@ def test_a_wrong_value_of_another_layer_names_it(tmp_path, resolve, layers, mess
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (
-            '"trian.py:main"',
-            'job.toml:2:job.entry: there is no file trian.py. Fix: write "train.py"',
-        ),
+        ('"trian.py:main"', 'job.toml:2:job.entry: there is no file trian.py. Fix: write "train.py"'),
         (
             '"other/x.py"',
             "job.toml:2:job.entry: there is no file other/x.py. Fix: create it, or give a path relative to ",
         ),
-        (
-            '"train.py:2main"',
-            "job.toml:2:job.entry: '2main' is no function name. Fix: write \"train.py:main\"",
-        ),
+        ('"train.py:2main"', "job.toml:2:job.entry: '2main' is no function name. Fix: write \"train.py:main\""),
         (
             '"train"',
             'job.toml:2:job.entry: \'train\' is no entry. Fix: write "file.py:main", "file.py", '
@@ -259,8 +238,7 @@ def test_a_wrong_entry(tmp_path, resolve, entry, message):
 
 
 @pytest.mark.parametrize(
-    "entry",
-    ['"train.py"', '"train.py:main"', '"package.module:main"', '["a.out", "-x"]', '["./a.out", "-x"]'],
+    "entry", ['"train.py"', '"train.py:main"', '"package.module:main"', '["a.out", "-x"]', '["./a.out", "-x"]']
 )
 def test_a_right_entry(resolve, tmp_path, entry):
     (tmp_path / "a.out").touch(0o755)

@@ -36,9 +36,7 @@ def test_shipped_jobs_fit_the_schema():
         jsonschema.validate(tomllib.loads(path.read_text()), file_schema("job"))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"job": {}}, {"job": {"entry": "a"}, "x": 1}, {"job": {"entry": "a", "nodse": 1}}]
-)
+@pytest.mark.parametrize("wrong", [{"job": {}}, {"job": {"entry": "a"}, "x": 1}, {"job": {"entry": "a", "nodse": 1}}])
 def test_the_schema_refuses_what_the_toolkit_refuses(wrong):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, file_schema("job"))

@@ -70,9 +70,7 @@ def test_parses(page: str, words: str) -> None:
 def test_pages_have_commands() -> None:
     """The search itself: it must find the README's."""
     found = {words for page, words in commands() if page == "README.md"}
-    assert (
-        "history" in found and "resume last -N 4                       # later, on twice the nodes" in found
-    )
+    assert "history" in found and "resume last -N 4                       # later, on twice the nodes" in found
     # What the demo prints in the end is typed as it stands, and tries nothing in the folder of its runs.
     (dry_run,) = (words for page, words in commands() if page == "demo.py" and "--dry-run" in words)
     assert "--runs elsewhere" in dry_run and "(" not in dry_run

@@ -27,9 +27,7 @@ def check(name: str, value: Any) -> None:
 def test_generated_tables_are_current() -> None:
     page = (DOCS / "contract.md").read_text()
     assert endings.embed(page) == page, "run: python -m toolkit.rundir.reference docs/contract.md"
-    assert keys.embed(page, where="contract.md") == page, (
-        "run: python -m toolkit.config.reference docs/contract.md"
-    )
+    assert keys.embed(page, where="contract.md") == page, "run: python -m toolkit.config.reference docs/contract.md"
 
 
 def test_every_state_is_on_the_page() -> None:
@@ -92,9 +90,7 @@ def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for name, command in (("good", "true"), ("bad", "exit 3")):
         job = folder / f"{name}.toml"
         job.write_text(f'[job]\nentry = ["bash", "-c", "{command}"]\nranks_per_node = 2\n')
-        result = CliRunner().invoke(
-            cli, ["submit", str(job), "--site", "local", "--runs", str(folder), "--wait"]
-        )
+        result = CliRunner().invoke(cli, ["submit", str(job), "--site", "local", "--runs", str(folder), "--wait"])
         assert not isinstance(result.exception, ToolkitError), result.exception
         assert result.exit_code == (0 if name == "good" else 3), result.output
     return [path.parent for path in folder.glob("*/*/record.json")]

@@ -67,9 +67,7 @@ def test_every_variable_of_the_tables_is_set(toolkit, examples) -> None:
     names = re.findall(r"`([A-Z]+_[A-Z_]+)`", section[: section.index("The launcher adds")])
     assert "TOOLKIT_RANK" in names and len(names) == 8
     submitted(toolkit, ["env"])
-    environment = dict(
-        line.split("=", 1) for line in toolkit.ok("logs", "--rank", 1).splitlines() if "=" in line
-    )
+    environment = dict(line.split("=", 1) for line in toolkit.ok("logs", "--rank", 1).splitlines() if "=" in line)
     assert set(names) <= set(environment)
     assert (environment["TOOLKIT_RANK"], environment["TOOLKIT_WORLD_SIZE"]) == ("1", "2")
     title = f"`{environment['TOOLKIT_LAUNCHER']}`"
@@ -94,7 +92,5 @@ def test_the_page_names_every_field_and_method_of_the_world() -> None:
     table = PAGE[PAGE.index("### world") : PAGE.index("Call `should_stop`")]
     named = set(re.findall(r"`(\w+)(?:\(\w*\))?`", table))
     public = {field.name for field in fields(World)} - {"stop_watch"}
-    methods = {name for name in vars(World) if not name.startswith("_")} - {
-        field.name for field in fields(World)
-    }
+    methods = {name for name in vars(World) if not name.startswith("_")} - {field.name for field in fields(World)}
     assert public | methods <= named

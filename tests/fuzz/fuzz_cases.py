@@ -21,6 +21,4 @@ def fuzz(share: float) -> Callable[[Test], Test]:
     """Decorate a hypothesis test: it runs `share` of all cases, however long one takes."""
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     fixtures = [HealthCheck.function_scoped_fixture]
-    return settings(
-        max_examples=math.ceil(TOTAL * share), deadline=None, suppress_health_check=[*slow, *fixtures]
-    )
+    return settings(max_examples=math.ceil(TOTAL * share), deadline=None, suppress_health_check=[*slow, *fixtures])

@@ -23,9 +23,7 @@ def mutated(draw: st.DrawFn, texts: tuple[str, ...]) -> str:
         lines = text.split("\n")
         here, there = (draw(st.integers(0, len(lines) - 1)) for _ in range(2))
         token = draw(st.one_of(st.sampled_from(TOKENS), st.text(max_size=5)))
-        kind = draw(
-            st.sampled_from(("value", "value", "value", "key", "cut", "drop", "double", "swap", "insert"))
-        )
+        kind = draw(st.sampled_from(("value", "value", "value", "key", "cut", "drop", "double", "swap", "insert")))
         if kind == "value" and "=" in lines[here]:
             lines[here] = f"{lines[here].partition('=')[0]}= {token}"
         elif kind == "key" and "=" in lines[here]:

@@ -158,17 +158,10 @@ def test_a_site_file_is_refused_or_taken_as_it_is(toolkit, text: str) -> None:
 
 
 @fuzz(0.05)
-@given(
-    flags=st.lists(
-        st.tuples(st.sampled_from(FLAGS), st.one_of(st.sampled_from(TOKENS), ANY_TEXT)), max_size=4
-    )
-)
+@given(flags=st.lists(st.tuples(st.sampled_from(FLAGS), st.one_of(st.sampled_from(TOKENS), ANY_TEXT)), max_size=4))
 def test_flags_are_refused_or_taken(toolkit, monkeypatch, flags: list[tuple[str, str]]) -> None:
     monkeypatch.chdir(toolkit.folder)  # --runs may name a folder here, but not one anywhere else
-    flags = [
-        (name, value.replace("/", "_").replace("~", "_") if name == "--runs" else value)
-        for name, value in flags
-    ]
+    flags = [(name, value.replace("/", "_").replace("~", "_") if name == "--runs" else value) for name, value in flags]
     job = toolkit.folder / "job.toml"
     job.write_text('[job]\nentry = ["true"]\n')
     words = [word for name, value in flags if "\0" not in value for word in (name, value)]

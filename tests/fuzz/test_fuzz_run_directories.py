@@ -39,11 +39,7 @@ def failed(toolkit) -> Path:
 def accidents(draw: st.DrawFn) -> tuple[str, str, object]:
     """A file, what happens to it, and how."""
     kind = draw(st.sampled_from(("damage", "damage", "damage", "cut", "binary", "gone", "folder", "empty")))
-    how = {
-        "cut": st.integers(0, 200),
-        "binary": st.binary(max_size=40),
-        "damage": st.randoms(use_true_random=False),
-    }
+    how = {"cut": st.integers(0, 200), "binary": st.binary(max_size=40), "damage": st.randoms(use_true_random=False)}
     return draw(st.sampled_from(FILES)), kind, draw(how.get(kind, st.none()))
 
 
@@ -63,9 +59,7 @@ def strike(run: Path, data: st.DataObject, name: str, kind: str, how: object) ->
         path.write_text("\n".join(lines) + "\n")
     else:
         content = path.read_bytes()
-        path.write_bytes(
-            {"cut": content[: how if isinstance(how, int) else 0], "binary": how, "empty": b""}[kind]
-        )
+        path.write_bytes({"cut": content[: how if isinstance(how, int) else 0], "binary": how, "empty": b""}[kind])
 
 
 @fuzz(0.1)

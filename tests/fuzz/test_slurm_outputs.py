@@ -99,9 +99,7 @@ FATES = ("PENDING", "RUNNING", "FAILED", "TIMEOUT", "CANCELLED by 1000", "REQUEU
 MARK = "~5e1f0c9ab3d2~"
 QUEUE_CELLS = ("None", "n[1-2]", "1:00", "2026-11-21T02:48:01", "N/A", "1")
 ASKED_CELLS = ("main", "1", "5:00", "N/A", "(null)", "(null)")
-WORDS = st.text(max_size=12) | st.sampled_from(
-    ["COMPLETED", "1002", MARK[:-1], "\n1001", "a|b\nJobState=COMPLETED"]
-)
+WORDS = st.text(max_size=12) | st.sampled_from(["COMPLETED", "1002", MARK[:-1], "\n1001", "a|b\nJobState=COMPLETED"])
 
 
 def record(*cells: str) -> str:
@@ -110,24 +108,16 @@ def record(*cells: str) -> str:
 
 @fuzz(0.15)
 @given(
-    data=st.data(),
-    fate=st.sampled_from(FATES),
-    comment=WORDS,
-    name=WORDS,
-    source=st.sampled_from(["squeue", "sacct"]),
+    data=st.data(), fate=st.sampled_from(FATES), comment=WORDS, name=WORDS, source=st.sampled_from(["squeue", "sacct"])
 )
 def test_no_accident_completes_a_job(data, fate, comment, name, source):
     """Jobs 1001 and 1003 are not complete; 1002 is, and stands between them."""
     states = {"1001": fate, "1002": "COMPLETED", "1003": fate}
     if source == "squeue":
-        text = "".join(
-            record(job, state, *QUEUE_CELLS, comment, *ASKED_CELLS) for job, state in states.items()
-        )
+        text = "".join(record(job, state, *QUEUE_CELLS, comment, *ASKED_CELLS) for job, state in states.items())
         rows = read_squeue(data.draw(damaged(text)), MARK)
     else:
-        text = "".join(
-            record(job, state, "0:0", name, "2026-11-21T02:48:01") for job, state in states.items()
-        )
+        text = "".join(record(job, state, "0:0", name, "2026-11-21T02:48:01") for job, state in states.items())
         rows = read_sacct(data.draw(damaged(text)), MARK)
     facts = of_jobs(rows, ["1001", "1003", "1001_4"])
     for fact in facts.values():
@@ -136,9 +126,7 @@ def test_no_accident_completes_a_job(data, fate, comment, name, source):
 
 
 @fuzz(0.05)
-@given(
-    data=st.data(), state=st.text(max_size=20) | st.sampled_from(["COMPLETED", "COMPLETING", "COMPLETED+"])
-)
+@given(data=st.data(), state=st.text(max_size=20) | st.sampled_from(["COMPLETED", "COMPLETING", "COMPLETED+"]))
 def test_a_run_without_a_result_is_never_complete(data, state):
     text = record("1001", state, *QUEUE_CELLS, "(null)", *ASKED_CELLS)
     facts = of_jobs(read_squeue(data.draw(damaged(text) | st.just(text)), MARK), ["1001"])
@@ -161,9 +149,7 @@ HEADER = ("JOBID", "PARTITION", "NAME", "USER", "ST", "TIME", "NODES", "NODELIST
 
 
 def printed(row: tuple[str, ...]) -> str:
-    return " ".join(
-        [*(f"{cell[:width]:>{width}}" for cell, width in zip(row, WIDTHS, strict=False)), row[-1]]
-    )
+    return " ".join([*(f"{cell[:width]:>{width}}" for cell, width in zip(row, WIDTHS, strict=False)), row[-1]])
 
 
 @fuzz(0.05)
@@ -184,7 +170,5 @@ def test_what_is_printed_with_a_delimiter_is_read_back(jobs, mark, ends):
     jobs = [tuple(cell.replace(mark[0], "_") for cell in job) for job in jobs]
     text = "".join(mark.join(row) + (mark if ends else "") + "\n" for row in (HEADER, *jobs))
     facts, warnings = reader_of("squeue")[0](text)
-    assert [tuple(job.values()) for job in facts["jobs"]] == [
-        tuple(cell.strip() for cell in job) for job in jobs
-    ]
+    assert [tuple(job.values()) for job in facts["jobs"]] == [tuple(cell.strip() for cell in job) for job in jobs]
     assert not warnings

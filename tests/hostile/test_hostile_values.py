@@ -43,13 +43,7 @@ def test_words_variables_and_arguments_arrive_below_any_folder(toolkit) -> None:
 
 def test_variables_of_the_shell_are_passed_on(toolkit, monkeypatch) -> None:
     """Also under names that the script might use itself, and with bytes that are no text."""
-    passed = variables("P") | {
-        "name": "mine",
-        "esac": "b",
-        "in": ":",
-        "i": "c",
-        "LATIN": os.fsdecode(b"\xe9\xff"),
-    }
+    passed = variables("P") | {"name": "mine", "esac": "b", "in": ":", "i": "c", "LATIN": os.fsdecode(b"\xe9\xff")}
     for name, value in passed.items():
         monkeypatch.setenv(name, value)
     names = ", ".join(f'"{name}"' for name in passed)
@@ -94,9 +88,7 @@ def test_settings_and_variables_of_the_toolkit_arrive(toolkit, monkeypatch) -> N
     job = toolkit.job("true")
     plain = {f"v{number}": VALUES[name] for number, name in enumerate(VALUES) if name != "TOML float"}
     words = [word for name, value in plain.items() for word in ("--set", f"args.{name}={value}")]
-    quoted = [
-        word for name, value in variables("q").items() for word in ("--set", f"args.{name}={toml(value)}")
-    ]
+    quoted = [word for name, value in variables("q").items() for word in ("--set", f"args.{name}={toml(value)}")]
     for name, value in variables("TOOLKIT_ENV_VARS_").items():
         monkeypatch.setenv(name.replace("ENV_VARS_", "ARGS_E"), toml(value))
     args = job_in(toolkit.ok("render", job, *words, *quoted))["args"]
@@ -183,15 +175,9 @@ def test_refused_with_place_and_fix(toolkit, name: str) -> None:
     assert not list(toolkit.runs.glob("*/*"))
 
 
-@pytest.mark.parametrize(
-    "run", ["~nobody-here", "x" * 300, "$(touch CANARY)", "\x1b[31m", LATIN, "", "--", "../.."]
-)
+@pytest.mark.parametrize("run", ["~nobody-here", "x" * 300, "$(touch CANARY)", "\x1b[31m", LATIN, "", "--", "../.."])
 def test_no_such_run_job_or_site(toolkit, run: str) -> None:
-    for words in (
-        ["status", "--", run],
-        ["render", "--", run],
-        ["render", toolkit.job("true"), f"--site={run}.toml"],
-    ):
+    for words in (["status", "--", run], ["render", "--", run], ["render", toolkit.job("true"), f"--site={run}.toml"]):
         said = toolkit(*words)
         assert said.code in (2, 4) and said.out == "", said
         assert said.err.startswith("toolkit: ") and said.err.count("\n") == 1 and "\x1b" not in said.err

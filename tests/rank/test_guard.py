@@ -110,9 +110,7 @@ guard_module.write_text = write_after_signal"""
 
 
 def test_a_hang_up_alone_does_not_end_a_rank(guarded):
-    code, attempt = guarded(
-        "time.sleep(0.2); os.kill(os.getppid(), signal.SIGHUP); time.sleep(0.2); return 0"
-    )
+    code, attempt = guarded("time.sleep(0.2); os.kill(os.getppid(), signal.SIGHUP); time.sleep(0.2); return 0")
     assert code == 0
     assert attempt.done_marker(2).exists()
 
@@ -130,9 +128,7 @@ def test_the_launchers_own_variable_gives_the_rank(environ, rank):
     assert rank_by_launcher(environ) == rank
 
 
-@pytest.mark.parametrize(
-    "environ", [{}, {"TOOLKIT_LAUNCHER": "srun", "RANK": "1"}, {"TOOLKIT_LAUNCHER": "aprun"}]
-)
+@pytest.mark.parametrize("environ", [{}, {"TOOLKIT_LAUNCHER": "srun", "RANK": "1"}, {"TOOLKIT_LAUNCHER": "aprun"}])
 def test_a_launcher_without_a_rank_number_names_the_fix(environ):
     with pytest.raises(ToolkitError, match="gave no rank number") as error:
         rank_by_launcher(environ)

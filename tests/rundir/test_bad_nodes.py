@@ -10,13 +10,7 @@ import jsonschema
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.bad_nodes import (
-    bad_nodes,
-    forget_bad_node,
-    note_bad_node,
-    runs_of,
-    sites_with_bad_nodes,
-)
+from toolkit.rundir.bad_nodes import bad_nodes, forget_bad_node, note_bad_node, runs_of, sites_with_bad_nodes
 from toolkit.rundir.find import iterate_runs
 from toolkit.rundir.layout import RunDirectory
 

@@ -22,9 +22,7 @@ def test_the_first_claim_takes_the_scripts_own_start(run_directory):
 
 
 def test_a_requeue_of_the_same_job_takes_the_next_number(run_directory):
-    numbers = [
-        claim(run_directory, 0, "10") for _ in range(3)
-    ]  # Slurm killed each before it could say "ended"
+    numbers = [claim(run_directory, 0, "10") for _ in range(3)]  # Slurm killed each before it could say "ended"
     assert numbers == [0, 1, 2]
 
 
@@ -107,9 +105,7 @@ def test_two_supervisors_at_once_never_share_a_start_or_an_attempt(run_directory
     begin = str(time.time() + 0.5)
     racers = [
         subprocess.Popen(
-            [sys.executable, "-c", RACE, str(run_directory.path), name, begin],
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, "-c", RACE, str(run_directory.path), name, begin], stdout=subprocess.PIPE, text=True
         )
         for name in ("1", "2")
     ]
@@ -146,15 +142,11 @@ def test_unfinished_saves_of_older_attempts_are_fenced_off(run_directory):
         "step-00000030.part-1",  # this attempt's own number
     ]
     with pytest.raises(FileNotFoundError):  # the late commit of a rank that was given up on
-        (run_directory.checkpoints / "step-00000020.part-0").rename(
-            run_directory.checkpoints / "step-00000020"
-        )
+        (run_directory.checkpoints / "step-00000020.part-0").rename(run_directory.checkpoints / "step-00000020")
 
 
 def test_a_save_that_is_committed_while_it_is_fenced_stays_a_checkpoint(run_directory, monkeypatch):
     claim_attempt(run_directory)
     part = run_directory.checkpoints / "step-00000020.part-0"
-    monkeypatch.setattr(
-        "toolkit.rundir.claims.stale_parts", lambda *_: [part]
-    )  # listed, then renamed by its rank
+    monkeypatch.setattr("toolkit.rundir.claims.stale_parts", lambda *_: [part])  # listed, then renamed by its rank
     assert claim_attempt(run_directory).number == 1

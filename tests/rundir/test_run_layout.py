@@ -22,9 +22,7 @@ def test_ids_sort_by_time(first, second):
 
 
 def test_ids_of_one_second_sort_by_time_too():
-    moments = [
-        datetime(2026, 11, 20, 14, 22, 33, microsecond, UTC) for microsecond in (0, 20, 500_000, 999_999)
-    ]
+    moments = [datetime(2026, 11, 20, 14, 22, 33, microsecond, UTC) for microsecond in (0, 20, 500_000, 999_999)]
     ids = [new_run_id(moment) for moment in moments]
     assert ids == sorted(set(ids))
     assert ids[0] == "20261120-142233-0000"

@@ -14,9 +14,7 @@ def test_partitions_limits_and_names_are_those_of_its_slurm_conf(monkeypatch):
     assert site.scheduler.conf.replace("~", str(layout.folder.parent.parent)) == str(layout.slurm_conf)
     assert site.network.interface == NODE_INTERFACE
     conf = slurm_conf(layout, ClusterSpec(nodes=2, gpus=4, link="", accounting=False, subnet="10.9.8"))
-    lines = [
-        dict(word.split("=", 1) for word in line.split()) for line in conf.splitlines() if line[:1].isalpha()
-    ]
+    lines = [dict(word.split("=", 1) for word in line.split()) for line in conf.splitlines() if line[:1].isalpha()]
     assert {"ClusterName": site.detect.cluster_name} in lines
     partitions = {line["PartitionName"]: line for line in lines if "PartitionName" in line}
     assert set(partitions) == set(site.partitions)

@@ -51,13 +51,9 @@ def test_a_circle_is_named(sites, tmp_path):
         ),
         (
             "[partitions.p]\nmax_node = 4",
-            "s.toml:3:partitions.p.max_node: there is no key 'max_node' in "
-            "[partitions.p]. Fix: write 'max_nodes'",
+            "s.toml:3:partitions.p.max_node: there is no key 'max_node' in [partitions.p]. Fix: write 'max_nodes'",
         ),
-        (
-            "[partitions.p]\nmax_time = 'day'",
-            "s.toml:3:partitions.p.max_time: 'day' is not a time that Slurm reads: ",
-        ),
+        ("[partitions.p]\nmax_time = 'day'", "s.toml:3:partitions.p.max_time: 'day' is not a time that Slurm reads: "),
         (
             "[partition.p]\nmax_nodes = 4",
             "s.toml:2:partition: there is no key or table 'partition'. Fix: write 'partitions'",
@@ -82,10 +78,7 @@ def test_the_name_is_the_files(sites, tmp_path):
     environ = sites()
     path = tmp_path / "sites" / "s.toml"
     path.write_text('name = "t"\n')
-    assert (
-        refusal(lambda: load_site("s", environ))
-        == f"{path}:1:name: 't' is not the file's name. Fix: name = \"s\""
-    )
+    assert refusal(lambda: load_site("s", environ)) == f"{path}:1:name: 't' is not the file's name. Fix: name = \"s\""
 
 
 def test_no_such_site(sites):
@@ -128,11 +121,7 @@ def test_a_job_takes_the_sites_tables_with_their_origins(tmp_path):
     job = tmp_path / "j.toml"
     job.write_text('[job]\nentry = ["true"]\naccount = "project_1"\nnodes = 2\n')
     resolved = resolve_job(job, site=load_site("lumi", {}), environ={})
-    assert (resolved.job.partition, resolved.job.ranks_per_node, resolved.job.cpus_per_rank) == (
-        "standard-g",
-        8,
-        7,
-    )
+    assert (resolved.job.partition, resolved.job.ranks_per_node, resolved.job.cpus_per_rank) == ("standard-g", 8, 7)
     assert resolved.network.interface == "hsn0"
     assert Path(resolved.origin("network.interface").detail.split(":")[0]).name == "lumi.toml"
     assert resolved.origin("site.docs").layer == "site"

@@ -21,9 +21,7 @@ def toolkit(tmp_path, monkeypatch):
             f"sys.argv = ['toolkit', *{list(words)!r}]; "
             "import atexit; atexit.register(lambda: 'torch' in sys.modules and print('TORCH', file=sys.stderr)); main()"
         )
-        return subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        return subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
 
     return run
 
@@ -67,16 +65,11 @@ def test_site_commands(toolkit):
     } in listed
     assert toolkit("site", "list").stdout.splitlines()[0].split()[:2] == ["devcluster", "slurm"]
     assert toolkit("site", "detect").stdout == "local: TOOLKIT_SITE=local\n"
-    assert json.loads(toolkit("site", "detect", "--json").stdout) == {
-        "site": "local",
-        "reason": "TOOLKIT_SITE=local",
-    }
+    assert json.loads(toolkit("site", "detect", "--json").stdout) == {"site": "local", "reason": "TOOLKIT_SITE=local"}
     shown = toolkit("site", "show", "lumi").stdout
     assert "network.interface" in shown
     assert "lumi.toml:" in shown
-    assert (
-        json.loads(toolkit("site", "show", "lumi", "--json").stdout)["partitions"]["dev-g"]["max_nodes"] == 32
-    )
+    assert json.loads(toolkit("site", "show", "lumi", "--json").stdout)["partitions"]["dev-g"]["max_nodes"] == 32
 
 
 def test_schema_is_printed(toolkit):

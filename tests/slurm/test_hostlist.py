@@ -62,14 +62,10 @@ def test_scontrol_reads_the_same(tmp_path_factory, pair):
     conf = tmp_path_factory.getbasetemp() / "slurm.conf"
     conf.write_text("ClusterName=none\nSlurmctldHost=localhost\n")  # it reads this and asks no controller
     told = Slurm(configuration=str(conf)).call(["scontrol", "show", "hostnames", pair[0]])
-    assert expand_hostlist(pair[0]) == list(
-        dict.fromkeys(told.split())
-    )  # it names a host as often as written
+    assert expand_hostlist(pair[0]) == list(dict.fromkeys(told.split()))  # it names a host as often as written
 
 
-@pytest.mark.parametrize(
-    "sidecar", [pytest.param(path, id=path.stem) for path in sorted(CORPUS.glob("*.json"))]
-)
+@pytest.mark.parametrize("sidecar", [pytest.param(path, id=path.stem) for path in sorted(CORPUS.glob("*.json"))])
 def test_real_expressions_mean_what_their_sidecar_says(sidecar):
     record = json.loads(sidecar.read_text())
     text, truth = (sidecar.parent / record["file"]).read_text().strip(), record["truth"]

@@ -103,10 +103,7 @@ def queued(job, state, reason="None", comment="(null)"):
 
 def test_a_job_is_looked_for_in_the_queue_then_in_accounting(command):
     command(
-        "squeue",
-        answer(
-            QUEUE_MARK, queued("1", "RUNNING"), queued("5_[2-4,9%2]", "PENDING"), queued("6+0", "RUNNING")
-        ),
+        "squeue", answer(QUEUE_MARK, queued("1", "RUNNING"), queued("5_[2-4,9%2]", "PENDING"), queued("6+0", "RUNNING"))
     )
     command("sacct", answer(ACCOUNTS_MARK, ("2", "CANCELLED by 1000", "0:15", "n1", "2026-11-21T02:48:01"),
                             ("3", "RUNNING", "0:0", "n1", "2026-11-21T02:48:01"), ("5_1", "FAILED", "1:0", "n1", "x")))  # fmt: skip
@@ -145,9 +142,7 @@ def test_of_a_job_that_was_requeued_the_last_life_counts(command):
 
 def test_while_squeue_is_silent_only_an_end_is_a_fact(command):
     command("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    command(
-        "sacct", answer(ACCOUNTS_MARK, ("1", "TIMEOUT", "0:0", "n1", "x"), ("2", "RUNNING", "0:0", "n1", "x"))
-    )
+    command("sacct", answer(ACCOUNTS_MARK, ("1", "TIMEOUT", "0:0", "n1", "x"), ("2", "RUNNING", "0:0", "n1", "x")))
     facts = Slurm().jobs(["1", "2", "3"])
     assert {job: fact.state for job, fact in facts.items()} == {"1": "TIMEOUT", "2": "", "3": ""}
     assert "Unable to contact" in facts["2"].reason

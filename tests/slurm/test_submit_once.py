@@ -48,9 +48,7 @@ def submitted(patience_s: float = 5.0) -> tuple[str, list[str]]:
     return submit_once(Slurm(), Path("job.sbatch"), TOKEN, patience_s=patience_s, say=said.append), said
 
 
-def test_a_job_that_was_taken_without_an_answer_is_found_and_not_sent_again(
-    pretended: PretendedSlurm,
-) -> None:
+def test_a_job_that_was_taken_without_an_answer_is_found_and_not_sent_again(pretended: PretendedSlurm) -> None:
     other = f"toolkit:20261120-142233-9f3a:33\x1f{TOKEN}"
     rows = f"70\x1f{other}\\n71\x1f{TOKEN} and my words\\n72\x1f(null)"
     pretended.command("sbatch", f"printf '{rows}\\n' > {pretended.queue}; echo '{TIMED_OUT}' >&2; exit 1")
@@ -78,18 +76,14 @@ def test_a_late_job_is_found_by_the_second_question(pretended: PretendedSlurm) -
 
 
 @pytest.mark.parametrize("answer", ["echo 'no number here'", "exec sleep 20"])
-def test_an_answer_without_an_id_and_a_silent_sbatch_are_looked_after(
-    pretended: PretendedSlurm, answer: str
-) -> None:
+def test_an_answer_without_an_id_and_a_silent_sbatch_are_looked_after(pretended: PretendedSlurm, answer: str) -> None:
     pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue}; {answer}")
     assert submit_once(Slurm(timeout_s=0.5), Path("job.sbatch"), TOKEN, say=[].append) == "12"
 
 
 def test_a_slurm_that_stays_away_is_given_up_in_time(pretended: PretendedSlurm) -> None:
     pretended.command("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
-    pretended.command(
-        "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
-    )
+    pretended.command("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(UnsettledError, match="nobody knows whether Slurm took the job") as error:
         submitted(patience_s=0.5)
     assert error.value.exit_code == 3
@@ -116,9 +110,7 @@ def test_the_users_comment_stands_behind_the_token(pretended: PretendedSlurm) ->
     assert comment_of(TOKEN, ["--mail-type=END"]) == TOKEN
     pretended.command("sbatch", "echo 'Welcome to ours, job 7 of the day'; echo '44;cluster'")
     submit_once(Slurm(), Path("job.sbatch"), f"{TOKEN} my own", options=["--dependency=afterany:3"])
-    assert pretended.calls("sbatch") == [
-        f"--parsable --dependency=afterany:3 --comment={TOKEN} my own job.sbatch"
-    ]
+    assert pretended.calls("sbatch") == [f"--parsable --dependency=afterany:3 --comment={TOKEN} my own job.sbatch"]
 
 
 def test_sbatch_inherits_nothing_of_the_job_around_it(

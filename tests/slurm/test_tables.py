@@ -68,16 +68,10 @@ def test_a_name_with_a_line_end_takes_two_lines():
 
 @pytest.mark.parametrize("mark", ["|", "|#", "\t", ";", "~", ","])
 def test_other_delimiters_and_columns(mark):
-    rows = [
-        ("USER", "STATE", "JOBID", "NODELIST", "REASON", ""),
-        ("alma", "RUNNING", "7_1", "n1", "None", ""),
-    ]
+    rows = [("USER", "STATE", "JOBID", "NODELIST", "REASON", ""), ("alma", "RUNNING", "7_1", "n1", "None", "")]
     rows += [("bob", "PENDING", "8", "", "Priority", "")]
     read, warnings = jobs("\n".join(mark.join(row) for row in rows) + "\n")
-    assert [(job[0], job[4], job[7]) for job in read] == [
-        ("7_1", "RUNNING", "n1"),
-        ("8", "PENDING", "(Priority)"),
-    ]
+    assert [(job[0], job[4], job[7]) for job in read] == [("7_1", "RUNNING", "n1"), ("8", "PENDING", "(Priority)")]
     assert not warnings
 
 
@@ -119,16 +113,11 @@ def test_sinfo_by_node_in_sum_and_without_header():
         "node1          1     main*     drained 8       2:4:1  16000        0      1   (null) bad disk, see ticket\n"
     )
     assert parse_sinfo(by_node)[0]["table"] == [
-        {
-            "partition": "main*",
-            "avail": None,
-            "timelimit": None,
-            "nodes": "1",
-            "state": "drained",
-            "nodelist": "node1",
-        }
+        {"partition": "main*", "avail": None, "timelimit": None, "nodes": "1", "state": "drained", "nodelist": "node1"}
     ]
-    in_sum = "PARTITION AVAIL  TIMELIMIT   NODES(A/I/O/T) NODELIST\nmain*        up   infinite        20/3/0/23 n[1-23]\n"
+    in_sum = (
+        "PARTITION AVAIL  TIMELIMIT   NODES(A/I/O/T) NODELIST\nmain*        up   infinite        20/3/0/23 n[1-23]\n"
+    )
     assert [tuple(row.values()) for row in parse_sinfo(in_sum)[0]["table"]] == [
         ("main*", "up", "infinite", "23", None, "n[1-23]")
     ]
@@ -195,18 +184,14 @@ def test_a_job_with_odd_words(form):
 
 def test_a_name_cannot_say_what_state_a_job_is_in():
     for name in ("x JobState=COMPLETED", "x\nJobState=COMPLETED", "x\n   JobState=COMPLETED ExitCode=0:0"):
-        facts, warnings = parse_show_job(
-            f"JobId=9 JobName={name}\n   JobState=FAILED Reason=None\n   ExitCode=1:0\n"
-        )
+        facts, warnings = parse_show_job(f"JobId=9 JobName={name}\n   JobState=FAILED Reason=None\n   ExitCode=1:0\n")
         assert facts["jobs"][0]["JobState"] is None
         assert any("two values" in warning for warning in warnings)
 
 
 def test_lines_of_each_node_are_not_the_job_or_partition():
     detail = "JobId=1 JobName=x\n   JobState=RUNNING\n   JOB_GRES=gpu:2\n"
-    detail += (
-        "     Nodes=n1 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)\n     Nodes=n2 CPU_IDs=1 Mem=1 GRES=gpu:1(IDX:1)\n"
-    )
+    detail += "     Nodes=n1 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)\n     Nodes=n2 CPU_IDs=1 Mem=1 GRES=gpu:1(IDX:1)\n"
     facts, warnings = parse_show_job(detail)
     assert (facts["jobs"][0]["JobState"], warnings) == ("RUNNING", ())
     text = "PartitionName=main\n   Default=YES\n   MaxTime=UNLIMITED Nodes=n[1-2]\n   State=DOWN TotalCPUs=8 TotalNodes=2\n"
@@ -221,9 +206,7 @@ def test_the_reason_of_a_node_without_who_and_when():
 
 
 @pytest.mark.parametrize("read", [parse_squeue, parse_sinfo, parse_sacct, parse_show_job, parse_show_node])
-@pytest.mark.parametrize(
-    "text", ["", "\n\n", "slurm_load_jobs error: Unable to contact slurm controller\n", "{}"]
-)
+@pytest.mark.parametrize("text", ["", "\n\n", "slurm_load_jobs error: Unable to contact slurm controller\n", "{}"])
 def test_what_is_something_else_is_refused_with_its_line(read, text):
     with pytest.raises(ToolkitError) as error:
         read(text)

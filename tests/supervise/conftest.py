@@ -59,10 +59,7 @@ class Supervised:
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                if (
-                    int(folder.name) == self.process.pid
-                    or self.mark.encode() not in (folder / "environ").read_bytes()
-                ):
+                if int(folder.name) == self.process.pid or self.mark.encode() not in (folder / "environ").read_bytes():
                     continue
                 found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         return found

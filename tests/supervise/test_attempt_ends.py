@@ -53,9 +53,7 @@ def test_a_rank_that_dies_ends_the_attempt_and_all_that_the_others_started(super
     began = time.monotonic()
     job = supervise(
         local_job(
-            shell(
-                f"if [ $RANK = 1 ]; then printf 'a\\n\\033[31mlast \\007words\\033[0m\\n'; exit 3; fi; {SLEEP}"
-            )
+            shell(f"if [ $RANK = 1 ]; then printf 'a\\n\\033[31mlast \\007words\\033[0m\\n'; exit 3; fi; {SLEEP}")
         )
     )
     assert job.wait() == 3
@@ -107,9 +105,7 @@ def test_a_launcher_that_starts_nobody_is_a_launch_failure(supervise, local_job,
 
 
 def test_a_second_attempt_may_succeed(supervise, local_job):
-    job = supervise(
-        local_job(shell("[ $TOOLKIT_ATTEMPT = 1 ] || [ $RANK = 0 ] || exit 4"), restart="crashes = 1")
-    )
+    job = supervise(local_job(shell("[ $TOOLKIT_ATTEMPT = 1 ] || [ $RANK = 0 ] || exit 4"), restart="crashes = 1"))
     assert job.wait() == 0
     assert job.run.attempt_numbers() == [0, 1]
     first, second = job.end(0), job.end(1)
@@ -256,9 +252,7 @@ def test_a_pause_of_the_file_system_is_waited_out(run_directory, capsys):
     """The run directory is away for a while, as a file server that fails over; the attempt goes on."""
     attempt = claim_attempt(run_directory)
     request = StopRequest()
-    watch = AttemptWatch(
-        run_directory, attempt, Shape(1, 1), request, FakeReasons(), stall_s=900, foreign=False
-    )
+    watch = AttemptWatch(run_directory, attempt, Shape(1, 1), request, FakeReasons(), stall_s=900, foreign=False)
 
     def outage():
         attempt.heartbeat.symlink_to(attempt.heartbeat)  # every look at it ends with ELOOP
@@ -280,9 +274,7 @@ def test_a_pause_of_the_file_system_is_waited_out(run_directory, capsys):
 def test_a_file_system_that_stays_away_ends_the_attempt_in_words(run_directory, monkeypatch):
     attempt = claim_attempt(run_directory)
     monkeypatch.setattr("toolkit.supervise.attempt.FILE_SYSTEM_PATIENCE_S", 0.5)
-    watch = AttemptWatch(
-        run_directory, attempt, Shape(1, 1), StopRequest(), FakeReasons(), stall_s=900, foreign=False
-    )
+    watch = AttemptWatch(run_directory, attempt, Shape(1, 1), StopRequest(), FakeReasons(), stall_s=900, foreign=False)
     attempt.heartbeat.symlink_to(attempt.heartbeat)
     with pytest.raises(OwnFailureError, match="has not answered"):
         watch.follow(FakeRanks())
@@ -413,9 +405,7 @@ def test_a_supervisor_whose_run_has_gone_on_without_it_leaves_it_alone(supervise
     """Its node was cut off, and Slurm began the job again elsewhere."""
     job = supervise(local_job(shell("echo ready; sleep 100")))
     job.until_log_says("ready")
-    other = claim_start(
-        job.run, first=0, job_id=read_claim(job.run, 0).job_id, host="n2", pid=1, process_started=1
-    )
+    other = claim_start(job.run, first=0, job_id=read_claim(job.run, 0).job_id, host="n2", pid=1, process_started=1)
     assert job.wait() == 125
     assert f"start {other.start} has this run now" in job.log
     assert not job.living()

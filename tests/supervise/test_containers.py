@@ -40,9 +40,7 @@ options = ["--no-container-mount-home"]
 def resolved(folder: Path, site_table: str, job_table: str, kind: str = "local") -> dict[str, Any]:
     """The job as the supervisor reads it."""
     site = folder / "here.toml"
-    site.write_text(
-        f'name = "here"\n[scheduler]\nkind = "{kind}"\n[env]\nvars = {{ FROM_SITE = "1" }}\n{site_table}'
-    )
+    site.write_text(f'name = "here"\n[scheduler]\nkind = "{kind}"\n[env]\nvars = {{ FROM_SITE = "1" }}\n{site_table}')
     job = folder / "train.toml"
     job.write_text(f'[job]\nentry = ["true"]\n[env]\nvars = {{ MINE = "$(a) \'b\'" }}\n{job_table}')
     value = json.loads(resolve_job(job, site=load_site(str(site)), environ={}).to_json())

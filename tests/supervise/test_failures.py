@@ -70,11 +70,7 @@ def test_ranks_that_vanish_silently_are_named(attempt):
         write_json(attempt.rank_file(rank), {"rank": rank, "host": f"n{rank}", "pid": 1, "time": ""})
     attempt.done_marker(0).write_text("done\n")
     end = silent_end(attempt, 12, -9)
-    assert (end.rank, end.host, end.exit_code) == (
-        None,
-        None,
-        137,
-    )  # eleven are missing: nobody is the culprit
+    assert (end.rank, end.host, end.exit_code) == (None, None, 137)  # eleven are missing: nobody is the culprit
     assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 ... ended without a word" in end.reason
 
 

@@ -26,9 +26,7 @@ def test_ranks_under_mpirun_complete_and_write_their_own_logs(supervise, local_j
 
 def test_a_rank_killed_under_mpirun_is_named_and_the_rest_ended(supervise, local_job):
     began = time.monotonic()
-    job = supervise(
-        local_job(shell(f"if [ $PMI_RANK = 1 ]; then kill -9 $$; fi; {SLEEP}"), launcher="mpirun")
-    )
+    job = supervise(local_job(shell(f"if [ $PMI_RANK = 1 ]; then kill -9 $$; fi; {SLEEP}"), launcher="mpirun"))
     assert job.wait() == 137
     assert time.monotonic() - began < 10
     assert (job.end()["rank"], job.end()["cause"]) == (1, "crashed")
@@ -37,11 +35,7 @@ def test_a_rank_killed_under_mpirun_is_named_and_the_rest_ended(supervise, local
 
 def test_sys_exit_under_mpi_does_not_wait_for_the_others(supervise, local_job):
     script = (
-        "import sys, time\n"
-        "from mpi4py import MPI\n"
-        "if MPI.COMM_WORLD.rank == 1:\n"
-        "    sys.exit(3)\n"
-        "time.sleep(100)\n"
+        "import sys, time\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n    sys.exit(3)\ntime.sleep(100)\n"
     )
     began = time.monotonic()
     job = supervise(local_job("leave.py", files={"leave.py": script}, launcher="mpirun"))

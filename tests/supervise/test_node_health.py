@@ -51,9 +51,7 @@ def test_each_fault_has_its_name(run_directory: RunDirectory, tmp_path: Path) ->
     assert f"{tmp_path} has" in said and "are needed" in said
 
 
-def test_a_file_system_that_does_not_answer_is_told_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_does_not_answer_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that nobody writes to stands for a stale mount: its reader waits for ever."""
     monkeypatch.setattr(node_check, "CHECK_S", 0.3)
     os.mkfifo(tmp_path / "stale")
@@ -68,9 +66,7 @@ def test_fewer_gpus_than_the_job_has_are_told(tmp_path: Path, monkeypatch: pytes
     if not Path("/proc/driver/nvidia/version").exists() and not Path("/sys/class/kfd").exists():
         assert node_check.check_gpus(4) == ""
     exists = Path.exists
-    monkeypatch.setattr(
-        Path, "exists", lambda path: str(path).startswith("/proc/driver/nvidia") or exists(path)
-    )
+    monkeypatch.setattr(Path, "exists", lambda path: str(path).startswith("/proc/driver/nvidia") or exists(path))
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho GPU-1\necho GPU-2\necho 'Unable to determine'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -99,12 +95,7 @@ def test_clocks_and_silent_nodes_are_judged_from_outside() -> None:
     ],
 )
 def test_the_policy_decides_and_bad_nodes_are_noted(
-    run_directory: RunDirectory,
-    tmp_path: Path,
-    policy: str,
-    faulty: list[str],
-    given_up: list[str],
-    noted: list[str],
+    run_directory: RunDirectory, tmp_path: Path, policy: str, faulty: list[str], given_up: list[str], noted: list[str]
 ) -> None:
     """A stand-in of srun answers for two nodes."""
     answers = [
@@ -116,14 +107,10 @@ def test_the_policy_decides_and_bad_nodes_are_noted(
     (tmp_path / "srun").chmod(0o755)
     job = {"job": {"gpus_per_node": 0}, "restart": {"health": policy}, "site": {"name": "ours"}, "paths": {}}
     allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
-    unfit = unfit_nodes(
-        run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest()
-    )
+    unfit = unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest())
     assert [one.node for one in unfit] == given_up
     assert [one.node for one in bad_nodes(runs_of(run_directory), "ours")] == noted
-    assert nodes_to_leave_out(run_directory, {**job, "job": {"exclude": "node9"}}) == ",".join(
-        ["node9", *noted]
-    )
+    assert nodes_to_leave_out(run_directory, {**job, "job": {"exclude": "node9"}}) == ",".join(["node9", *noted])
 
 
 def test_a_check_that_cannot_run_accuses_nobody(
@@ -133,8 +120,5 @@ def test_a_check_that_cannot_run_accuses_nobody(
     (tmp_path / "srun").chmod(0o755)
     job = {"job": {}, "restart": {"health": "requeue"}, "site": {"name": "ours"}, "paths": {}}
     allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
-    assert (
-        unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest())
-        == []
-    )
+    assert unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest()) == []
     assert "health is not known: srun: error: Unable to create step" in capsys.readouterr().out

@@ -72,11 +72,7 @@ def test_the_archive_is_made_again_when_something_changed(venv: Path, tmp_path: 
     ],
 )
 def test_what_cannot_be_staged_is_refused(
-    run_directory: RunDirectory,
-    monkeypatch: pytest.MonkeyPatch,
-    venv: Path,
-    table: dict[str, Any],
-    words: str,
+    run_directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, venv: Path, table: dict[str, Any], words: str
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(venv))
     with pytest.raises(OwnFailureError, match=words) as error:
@@ -84,9 +80,7 @@ def test_what_cannot_be_staged_is_refused(
     assert error.value.where == "env.stage" and "leave env.stage out" in error.value.fix
 
 
-def test_a_node_that_cannot_take_it_ends_the_start(
-    run_directory: RunDirectory, venv: Path, tmp_path: Path
-) -> None:
+def test_a_node_that_cannot_take_it_ends_the_start(run_directory: RunDirectory, venv: Path, tmp_path: Path) -> None:
     sbcast = tmp_path / "sbcast"
     sbcast.write_text("#!/bin/sh\necho 'sbcast: error: node1: No space left on device' >&2; exit 1\n")
     sbcast.chmod(0o755)

@@ -27,9 +27,7 @@ def supervisor(run_directory):
     def make(left_s=3600.0, in_slurm=True, warn_s=120):
         allocation = Allocation("7", 1, in_slurm, in_slurm, time.time() + left_s)
         job = {"restart": {"warn_s": warn_s}}
-        return Supervisor(
-            run_directory, job, 0, allocation, Shape(1, 1), run_directory.script(0), StopRequest()
-        )
+        return Supervisor(run_directory, job, 0, allocation, Shape(1, 1), run_directory.script(0), StopRequest())
 
     return make
 
@@ -48,8 +46,7 @@ def slurm_says(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("left_s", "cause"),
-    [(200, Cause.WALLTIME), (30, Cause.WALLTIME), (220, Cause.PREEMPTED), (3600, Cause.PREEMPTED)],
+    ("left_s", "cause"), [(200, Cause.WALLTIME), (30, Cause.WALLTIME), (220, Cause.PREEMPTED), (3600, Cause.PREEMPTED)]
 )
 def test_usr2_is_walltime_near_the_end_and_preemption_before(supervisor, slurm_says, left_s, cause):
     slurm_says("exit 1")  # a Slurm that is silent: what was known counts
@@ -114,9 +111,7 @@ def test_slurm_says_why_it_sent_term(slurm_says, said, left_s, is_batch, cause):
     assert why_terminated(Allocation("7", 1, True, is_batch, time.time() + left_s)) is cause
 
 
-def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(
-    slurm_says, capsys, monkeypatch, tmp_path
-):
+def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(slurm_says, capsys, monkeypatch, tmp_path):
     slurm_says("exit 1")
     assert why_terminated(Allocation("7", 1, True, True, 0.0)) is Cause.PREEMPTED
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
@@ -140,10 +135,7 @@ def test_an_allocation_is_what_slurm_gave_and_not_what_was_asked():
     batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_END_TIME": "1800000000"}
     assert find_allocation(batch, 2) == Allocation("7", 3, True, True, 1800000000.0)
     task = find_allocation(batch | {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, 2)
-    assert (task.job_id, task.task) == (
-        "5_2",
-        2,
-    )  # its raw id 7 may be the array's, and mean all of its tasks
+    assert (task.job_id, task.task) == ("5_2", 2)  # its raw id 7 may be the array's, and mean all of its tasks
     assert not find_allocation(batch | {"TOOLKIT_IN_ALLOCATION": "1"}, 2).is_batch
     here = find_allocation(batch | {"TOOLKIT_LOCAL": "1"}, 2)
     assert (here.in_slurm, here.nodes, here.left_s()) == (False, 2, float("inf"))
@@ -159,9 +151,7 @@ def test_a_follow_up_job_takes_the_place_of_a_requeue_that_nobody_can_ask_for(tm
     (tmp_path / "scontrol").touch(mode=0o755)
     assert batch.next_start(by_requeue=True) is Next.REQUEUE
     assert batch.next_start(by_requeue=False) is Next.FOLLOW_UP  # the site's users may not
-    assert (
-        Allocation("7", 1, True, False, 0.0).next_start(by_requeue=True) is None
-    )  # salloc's shell is no script
+    assert Allocation("7", 1, True, False, 0.0).next_start(by_requeue=True) is None  # salloc's shell is no script
 
 
 @pytest.mark.parametrize(
@@ -209,9 +199,7 @@ def test_two_walltimes_without_a_step_between_end_the_run(run_directory, first, 
 def test_budgets_outlive_a_requeue_and_a_follow_up_and_a_resume_refills_them(run_directory):
     for start, job in ((0, "7"), (1, "7"), (2, "9"), (3, "12")):
         attempt = claim_attempt(run_directory)
-        write_json(
-            attempt.start_file, {"start": start, "job_id": job, "nodes": 1, "ranks": 1, "time": utc_now()}
-        )
+        write_json(attempt.start_file, {"start": start, "job_id": job, "nodes": 1, "ranks": 1, "time": utc_now()})
         end = {
             "cause": "walltime", "next": "requeue", "final": False, "state": "timeout", "exit_code": 140, "reason": "",
             "rank": None, "host": None, "fix": "", "last_lines": [], "step": None, "time": utc_now(),
@@ -268,8 +256,7 @@ def test_the_ranks_environment_is_the_jobs_word_over_the_sites(run_directory, lo
 
 
 @pytest.mark.parametrize(
-    ("entry", "foreign"),
-    [("a.py:main", False), ("pkg.mod:main", False), ("a.py", True), (["./a.out", "x:y"], True)],
+    ("entry", "foreign"), [("a.py:main", False), ("pkg.mod:main", False), ("a.py", True), (["./a.out", "x:y"], True)]
 )
 def test_only_functions_have_our_handlers(entry, foreign):
     assert is_foreign(entry) is foreign

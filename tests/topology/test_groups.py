@@ -20,9 +20,7 @@ def contribute(hosts, node_of=None):
         local_rank = hosts[:rank].count(host)
         facts = NodeFacts(Fact(host, "test"), NOTHING, NOTHING, NOTHING) if local_rank == 0 else None
         told.append(
-            Contribution(
-                RankPlace(rank, host, node_of[rank] if node_of else order.index(host), local_rank), facts
-            )
+            Contribution(RankPlace(rank, host, node_of[rank] if node_of else order.index(host), local_rank), facts)
         )
     return told
 

@@ -57,9 +57,7 @@ def test_ibstat_finds_what_the_sidecar_says(sidecar):
         "ca_names_in_order": [adapter.name for adapter in adapters],
         "port_count": len(ports),
         "active_ports": sum(port.active for _, port in ports),
-        "active_infiniband": [
-            name for name, port in ports if port.active and port.link_layer == "InfiniBand"
-        ],
+        "active_infiniband": [name for name, port in ports if port.active and port.link_layer == "InfiniBand"],
         "active_ethernet": [name for name, port in ports if port.active and port.link_layer == "Ethernet"],
         "not_active": [f"{n} {port.state}/{port.physical_state}" for n, port in ports if not port.active],
         "cas": [

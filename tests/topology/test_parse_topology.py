@@ -122,11 +122,7 @@ def damaged(draw, text):
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(text)))
         end = draw(st.integers(start, min(len(text), start + 80)))
-        text = (
-            text[:start]
-            + draw(st.sampled_from(["", "X", "\t", "\n", "NV1", "²", text[start:end] * 2]))
-            + text[end:]
-        )
+        text = text[:start] + draw(st.sampled_from(["", "X", "\t", "\n", "NV1", "²", text[start:end] * 2])) + text[end:]
     return text
 
 

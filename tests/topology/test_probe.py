@@ -57,17 +57,12 @@ def test_warnings_name_their_source(on_path):
 
 
 def test_topo_show_prints_facts_with_sources_without_torch(on_path):
-    on_path(
-        "nvidia-smi",
-        'printf "\\tGPU0\\tGPU1\\tCPU Affinity\\nGPU0\\t X \\tNV4\\t0-3\\nGPU1\\tNV4\\t X \\t0-3\\n"',
-    )
+    on_path("nvidia-smi", 'printf "\\tGPU0\\tGPU1\\tCPU Affinity\\nGPU0\\t X \\tNV4\\t0-3\\nGPU1\\tNV4\\t X \\t0-3\\n"')
     code = "import sys; from toolkit.cli.main import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", code, "topo", "show"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "GPUs: 2, all NV4  [nvidia-smi topo -m]" in text
     assert "GPU0: CPUs 0-3, NUMA unknown, nearest NIC unknown" in text
-    facts = json.loads(
-        subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
-    )
+    facts = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
     assert facts["gpu_links"]["value"]["gpu_links"][0] == ["X", "NV4"]
     assert facts["gpu_links"]["source"] == "nvidia-smi topo -m"

@@ -87,9 +87,7 @@ def slurm(make_place: Callable[..., Place], layout: Layout) -> Place:
 @pytest.fixture(scope="session")
 def undisturbed(local: Place) -> dict[int, str]:
     """The losses of a run of two ranks, by step, as hexadecimal floats."""
-    run = local.submit(
-        "--set", f"checkpoint.every_steps={UNDISTURBED_STEPS}", steps=UNDISTURBED_STEPS, pace_s=0
-    )
+    run = local.submit("--set", f"checkpoint.every_steps={UNDISTURBED_STEPS}", steps=UNDISTURBED_STEPS, pace_s=0)
     assert local.wait(run, timeout_s=120) == "completed"
     return losses(run)
 

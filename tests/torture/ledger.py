@@ -61,9 +61,7 @@ def _of_one(lines: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "count": len(lines),
         "states": dict(Counter(line["state"] for line in lines)),
-        "losses_equal": None
-        if lines[0]["losses_equal"] is None
-        else all(line["losses_equal"] for line in lines),
+        "losses_equal": None if lines[0]["losses_equal"] is None else all(line["losses_equal"] for line in lines),
         "seconds": {phase: [median(values), max(values)] for phase, values in phases.items()},
         "longest_silence_s": max(silences, default=None),
         "last": lines[-1],

@@ -45,11 +45,7 @@ class Place:
 
     @property
     def shell(self) -> dict[str, str]:
-        return {
-            **self.environment,
-            "TOOLKIT_SITE": str(self.site_file),
-            "TOOLKIT_RUNS": str(self.folder / "runs"),
-        }
+        return {**self.environment, "TOOLKIT_SITE": str(self.site_file), "TOOLKIT_RUNS": str(self.folder / "runs")}
 
     def ok(self, *argv: object, timeout_s: float = PATIENCE_S) -> str:
         """A `toolkit` command that must succeed; its stdout."""

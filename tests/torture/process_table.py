@@ -33,9 +33,7 @@ class Process:
 
 def processes_of(run: RunDirectory, role: str = "", *, rank: int | None = None) -> list[Process]:
     """All living processes of a run, or those of one role, or of one rank."""
-    found = [
-        process for folder in Path("/proc").glob("[0-9]*") if (process := _read(folder, run)) is not None
-    ]
+    found = [process for folder in Path("/proc").glob("[0-9]*") if (process := _read(folder, run)) is not None]
     return [one for one in found if role in ("", one.role) and (rank is None or one.rank == rank)]
 
 
@@ -53,11 +51,7 @@ def _read(folder: Path, run: RunDirectory) -> Process | None:
         parent = Path("/proc") / (folder / "stat").read_text().rpartition(")")[2].split()[1]
         is_rank = _is_rank_program(_argv(parent))
         return Process(
-            int(folder.name),
-            "rank" if is_rank else "guard",
-            rank_by_launcher(environ),
-            attempt,
-            _namespace(folder),
+            int(folder.name), "rank" if is_rank else "guard", rank_by_launcher(environ), attempt, _namespace(folder)
         )
     return None
 

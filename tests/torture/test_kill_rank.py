@@ -50,8 +50,6 @@ def test_kill_of_a_rank(launcher, request, repeats, undisturbed, ledger):
     ends = [end_of(run, repeat) for repeat in range(repeats)]
     assert state == "completed" and equal
     assert {(end["cause"], end["next"]) for end in ends} == {("crashed", "restart")}
-    blamed = [
-        (end["rank"], victim) for end, (role, victim, _, _) in zip(ends, seen, strict=True) if role == "rank"
-    ]
+    blamed = [(end["rank"], victim) for end, (role, victim, _, _) in zip(ends, seen, strict=True) if role == "rank"]
     assert all(rank == victim for rank, victim in blamed)  # nobody can tell for a rank whose guard was killed
     assert steps_lost(run) <= (SAVED_EVERY - 1) * repeats

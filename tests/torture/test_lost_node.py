@@ -105,9 +105,7 @@ def test_ranks_that_were_given_up_on_cannot_commit(slurm, undisturbed, ledger):
     try:
         # It asked for node1; what the new start gets is Slurm's to say, so the wish is taken back.
         job_id = slurm.status(run)["job_id"]
-        until(
-            lambda: "PENDING" in slurm.command("squeue", "-h", "-j", job_id, "-o", "%T").stdout, timeout_s=90
-        )
+        until(lambda: "PENDING" in slurm.command("squeue", "-h", "-j", job_id, "-o", "%T").stdout, timeout_s=90)
         slurm.command("scontrol", "update", f"JobId={job_id}", "ReqNodeList=")
         until(lambda: len(run.attempt_numbers()) > 1, timeout_s=60)
         claimed = time.monotonic() - struck
@@ -123,9 +121,7 @@ def test_ranks_that_were_given_up_on_cannot_commit(slurm, undisturbed, ledger):
         attempts_alive_then=alive, silent_s=longest_silence_s(run), old_ranks_said=said,
     )  # fmt: skip
     assert late == []
-    assert {begun["start"] for begun in starts_of(run)[1:]} == {1}, (
-        "the supervisor that was given up on went on"
-    )
+    assert {begun["start"] for begun in starts_of(run)[1:]} == {1}, "the supervisor that was given up on went on"
     assert state == "completed" and equal
 
 

@@ -60,9 +60,7 @@ def test_two_preemptions_and_a_walltime(slurm, undisturbed, ledger):
     until(run.attempt(2).exit_file.exists, timeout_s=180)
     at_walltime = time.monotonic() - begin
     until(stepped(run, 3), timeout_s=120)
-    seconds.append(
-        {"until walltime's warning": at_walltime, "next step": time.monotonic() - begin - at_walltime}
-    )
+    seconds.append({"until walltime's warning": at_walltime, "next step": time.monotonic() - begin - at_walltime})
     state = slurm.wait(run, timeout_s=300)
     equal = losses(run) == {step: undisturbed[step] for step in range(1, ENOUGH_STEPS + 1)}
     causes = [end_of(run, attempt.number)["cause"] for attempt in attempts_of(run)]

@@ -30,16 +30,10 @@ def test_restarts_in_a_row(ranks, local, repeats, undisturbed, ledger):
     state = local.wait(run, timeout_s=1100)
     ends = [end_of(run, attempt.number) for attempt in attempts_of(run)]
     between = _seconds_between_steps(run)
-    equal = (
-        None if ranks != 2 else losses(run) == {step: undisturbed[step] for step in range(1, restarts + 2)}
-    )
+    equal = None if ranks != 2 else losses(run) == {step: undisturbed[step] for step in range(1, restarts + 2)}
     for restart, seconds in enumerate(between):
         ledger.note(
-            restart,
-            state=state,
-            losses_equal=equal,
-            seconds={"step to step": seconds},
-            silent_s=longest_silence_s(run),
+            restart, state=state, losses_equal=equal, seconds={"step to step": seconds}, silent_s=longest_silence_s(run)
         )
     assert state == "completed", ends[-1]
     assert [end["cause"] for end in ends] == ["crashed"] * restarts + ["completed"]
@@ -62,19 +56,10 @@ def test_peer_torchrun_restarts(rendezvous, folder, repeats, ledger):
     here = folder / f"torchrun-{rendezvous}"
     here.mkdir()
     options = ["--standalone"] if rendezvous == "standalone" else []
-    argv = [
-        *options,
-        "--nproc-per-node=2",
-        f"--max-restarts={restarts}",
-        str(SCRIPT),
-        str(here),
-        str(restarts + 1),
-    ]
+    argv = [*options, "--nproc-per-node=2", f"--max-restarts={restarts}", str(SCRIPT), str(here), str(restarts + 1)]
     began = time.monotonic()
     with (here / "log.txt").open("w") as log:
-        torchrun = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *argv], stdout=log, stderr=log
-        )
+        torchrun = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *argv], stdout=log, stderr=log)
         try:
             code = str(torchrun.wait(TORCHRUN_S))
         except subprocess.TimeoutExpired:

@@ -31,19 +31,12 @@ def job(*, args: dict[str, Any] | None = None, source: Path | None = None, **tra
         "args": {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 100_000} | (args or {}),
         "checkpoint": {"every_steps": 8, "keep_last": 10, "source": str(source or "")},
     }
-    flags = {
-        f"{table}.{key}": Flag(value, "test") for table, keys in tables.items() for key, value in keys.items()
-    }
+    flags = {f"{table}.{key}": Flag(value, "test") for table, keys in tables.items() for key, value in keys.items()}
     return resolve_job(shipped_jobs()["train_lm"], site=None, environ={}, flags=flags)
 
 
 def launch(
-    function: Callable[..., Any],
-    ranks: int,
-    run_dir: Path,
-    *given: Any,
-    attempt: int = 0,
-    timeout_s: float = 90,
+    function: Callable[..., Any], ranks: int, run_dir: Path, *given: Any, attempt: int = 0, timeout_s: float = 90
 ) -> None:
     """Call `function(world, *given)` on every rank; fail when a rank fails or the time is over.
 
@@ -80,13 +73,7 @@ def said_by(run_dir: Path, rank: int, attempt: int = 0) -> str:
 
 
 def _rank(
-    function: Callable[..., Any],
-    store: str,
-    rank: int,
-    ranks: int,
-    run_dir: Path,
-    attempt: int,
-    given: tuple[Any, ...],
+    function: Callable[..., Any], store: str, rank: int, ranks: int, run_dir: Path, attempt: int, given: tuple[Any, ...]
 ) -> None:
     with (run_dir / f"said-{attempt}-{rank}").open("w") as said:
         os.dup2(said.fileno(), 1)

@@ -24,9 +24,7 @@ def test_a_misspelt_key_names_the_nearest():
         read_arguments(Shape, {"layer": 2})
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("layers", 2.0), ("layers", True), ("tied", 1), ("dropout", "0.1")]
-)
+@pytest.mark.parametrize(("key", "value"), [("layers", 2.0), ("layers", True), ("tied", 1), ("dropout", "0.1")])
 def test_a_value_of_another_type_is_refused(key, value):
     with pytest.raises(ToolkitError, match=rf"args\.{key}: .*is not of type"):
         read_arguments(Shape, {key: value})

@@ -44,11 +44,7 @@ class Forgetful(Checkpointer):
         if loaded and self.item in tensors:
             _copy_into(tensors[self.item], fresh[self.item])
         elif loaded:
-            fresh_state = {
-                "step": 0,
-                "cursor": loaded.state["cursor"] | {"samples": 0},
-                "schedule": {"taken": 0},
-            }
+            fresh_state = {"step": 0, "cursor": loaded.state["cursor"] | {"samples": 0}, "schedule": {"taken": 0}}
             loaded.state[self.item] = fresh_state[self.item]
         return loaded
 

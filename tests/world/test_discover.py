@@ -23,26 +23,12 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
     "GROUP_RANK": "1",
 }  # fmt: skip
-LOCAL = {
-    "TOOLKIT_LAUNCHER": "local",
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-}
+LOCAL = {"TOOLKIT_LAUNCHER": "local", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 def place(environ):
     world = discover(environ)
-    return (
-        world.rank,
-        world.size,
-        world.local_rank,
-        world.local_size,
-        world.node,
-        world.nodes,
-        world.launcher,
-    )
+    return (world.rank, world.size, world.local_rank, world.local_size, world.node, world.nodes, world.launcher)
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,7 @@ def test_ranks_meet_at_the_socket_that_rank_0_keeps(run_directory):
     waiting.start()
     mine = meet(world(0, run_directory))
     waiting.join(10)
-    assert (
-        (found[0].host, found[0].port)
-        == (mine.host, mine.port)
-        == (mine.host, mine.listener.getsockname()[1])
-    )
+    assert (found[0].host, found[0].port) == (mine.host, mine.port) == (mine.host, mine.listener.getsockname()[1])
     with socket.create_connection((found[0].host, found[0].port), timeout=5):
         mine.listener.close()
     assert mine.host == "127.0.0.1"  # one node: no other host can reach the store

@@ -128,9 +128,7 @@ def test_the_time_left_follows_an_end_that_moves(run_directory, watch, clock, mo
     assert watch.time_left() == pytest.approx(100, abs=2)  # it is read once a minute
     clock[0] += 61
     assert watch.time_left() == pytest.approx(500, abs=2)
-    assert StopWatch().time_left() == pytest.approx(
-        100, abs=2
-    )  # outside a run: what the launcher's variables say
+    assert StopWatch().time_left() == pytest.approx(100, abs=2)  # outside a run: what the launcher's variables say
 
 
 def test_a_full_disk_under_heartbeat_and_log_does_not_end_a_rank(watch, monkeypatch):

@@ -47,9 +47,7 @@ def task_job_id(run: RunDirectory, task: int, array_job: str) -> str:
 def task_status(run: RunDirectory, task: int, job_id: str, final: Word | None, answer: Answer) -> TaskStatus:
     """One task: its own final word, else Slurm's."""
     word = final or slurm_word(run.task(task), job_id, answer)
-    return TaskStatus(
-        task, job_id, word[0], word[1], exit_code_of_end(run.task(task)) if word[0].final else None
-    )
+    return TaskStatus(task, job_id, word[0], word[1], exit_code_of_end(run.task(task)) if word[0].final else None)
 
 
 def exit_code_of_end(run: RunDirectory) -> int | None:

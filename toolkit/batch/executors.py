@@ -38,9 +38,7 @@ class SlurmScriptExecutor(SlurmExecutor):
         (job,) = self._internal_process_submissions([])
         return job  # type: ignore[return-value]
 
-    def _internal_process_submissions(
-        self, delayed_submissions: list[utils.DelayedSubmission]
-    ) -> list[core.Job[Any]]:
+    def _internal_process_submissions(self, delayed_submissions: list[utils.DelayedSubmission]) -> list[core.Job[Any]]:
         return [self._submit_command(self._submitit_command_str)]
 
     @property

@@ -107,9 +107,7 @@ def lines_of(told: Explanation) -> Iterator[str]:
     yield f"why       {told.why}"
     for quoted in told.evidence:
         line = clean(quoted.line).replace("\n", " ")
-        yield (
-            f"          {quoted.source} says so" if line in told.why else f"          {quoted.source}: {line}"
-        )
+        yield (f"          {quoted.source} says so" if line in told.why else f"          {quoted.source}: {line}")
     if told.waiting is not None:
         yield f"start     {_start_in_words(told.waiting)}"
     if told.events:
@@ -123,9 +121,7 @@ def _start_in_words(waiting: Waiting) -> str:
     if waiting.can_start is CanStart.NEVER:
         return "never, as it stands"
     expected = (
-        f"expected at {_local(waiting.estimated_start)}"
-        if waiting.estimated_start
-        else "Slurm expects no time yet"
+        f"expected at {_local(waiting.estimated_start)}" if waiting.estimated_start else "Slurm expects no time yet"
     )
     if waiting.can_start is CanStart.UNKNOWN:
         return f"unknown; {expected}"
@@ -135,9 +131,7 @@ def _start_in_words(waiting: Waiting) -> str:
 
 
 def _event_in_words(event: dict[str, Any]) -> str:
-    details = " ".join(
-        f"{key}={value}" for key, value in event.items() if key not in ("attempt", "time", "event")
-    )
+    details = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("attempt", "time", "event"))
     return f"{_local(event['time'])} {event['event']} {details}".strip()
 
 

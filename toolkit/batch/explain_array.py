@@ -21,9 +21,7 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
     failed = [task for task in status.tasks if task.state.final and task.state is not RunState.COMPLETED]
     waiting = [task for task in status.tasks if task.state is RunState.PENDING]
     evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task.task)) is not None]
-    closer = [
-        f"`toolkit explain {run.run_id}_{task.task}` says more of task {task.task}" for task in failed[:1]
-    ]
+    closer = [f"`toolkit explain {run.run_id}_{task.task}` says more of task {task.task}" for task in failed[:1]]
     if waiting:
         told = explain_waiting(run, status, echo=echo)
         return replace(
@@ -42,8 +40,4 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
 def _end_of(run: RunDirectory, number: int) -> Evidence | None:
     attempt = run.task(number).last_attempt()
     end = read_json_or_none(attempt.exit_file) if attempt is not None else None
-    return (
-        quote_file(run, attempt.exit_file, cause_in_words(end))
-        if attempt is not None and end is not None
-        else None
-    )
+    return quote_file(run, attempt.exit_file, cause_in_words(end)) if attempt is not None and end is not None else None

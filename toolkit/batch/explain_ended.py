@@ -25,15 +25,7 @@ LINES_SHOWN = 4
 LOG_LINES = 40
 FULL_BYTES = 1 << 20  # a file system with less room than this is full to a run
 
-_TELL_LAST_LINES = (
-    "exception",
-    "exit_code",
-    "killed",
-    "native_crash",
-    "peer_lost",
-    "collective_timeout",
-    "stalled",
-)
+_TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lost", "collective_timeout", "stalled")
 # Why an attempt ended that did not fail, in words.
 _ENDS = {
     "completed": "every rank came to its end",
@@ -67,11 +59,7 @@ def _by_record(
     evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
     if symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
-    spent = (
-        end["decision"]
-        if end["cause"] in ("crashed", "stalled", "walltime", "preempted", "node_lost")
-        else ""
-    )
+    spent = end["decision"] if end["cause"] in ("crashed", "stalled", "walltime", "preempted", "node_lost") else ""
     return Explanation(
         symptom, why, follows=f"nothing by itself ({spent})" if spent else "", evidence=evidence,
         actions=_next_steps(run, status, end), rank=end.get("rank"), host=end.get("host"),
@@ -90,9 +78,7 @@ def cause_in_words(end: dict[str, Any]) -> str:
     return said if not means or means in said else f"{means}: {said}"
 
 
-def _last_lines(
-    run: RunDirectory, attempt: AttemptDirectory, end: dict[str, Any], told: list[str]
-) -> list[Evidence]:
+def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: dict[str, Any], told: list[str]) -> list[Evidence]:
     """What the culprit, or the launcher, printed last, without what was `told` already."""
     path = attempt.launcher_log if end.get("rank") is None else attempt.log_file(end["rank"])
     if end["cause"] == "stalled":
@@ -118,9 +104,7 @@ def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None
 
 
 def _newest_checkpoint(run: RunDirectory) -> str:
-    names = [
-        path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()
-    ]
+    names = [path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()]
     return max(names, default="")
 
 
@@ -171,9 +155,7 @@ def _ask(run: RunDirectory, status: RunStatus, *, echo: bool) -> JobFacts | None
 def _as_line(job: JobFacts) -> str:
     """The job's row as a quotation."""
     by = f" by {job.cancelled_by}" if job.cancelled_by is not None else ""
-    return " ".join(
-        word for word in (job.job_id, job.state + by, job.reason, job.exit_code, job.nodes) if word
-    )
+    return " ".join(word for word in (job.job_id, job.state + by, job.reason, job.exit_code, job.nodes) if word)
 
 
 def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
@@ -181,9 +163,7 @@ def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Expl
     if status.state is RunState.CANCELLED:
         return _cancelled(run, status, echo=echo)
     job = _ask(run, status, echo=echo)
-    evidence = (
-        [Evidence(job.source, _as_line(job))] if job is not None else [Evidence(status.source, status.reason)]
-    )
+    evidence = [Evidence(job.source, _as_line(job))] if job is not None else [Evidence(status.source, status.reason)]
     steps = _next_steps(run, status, None)
     log = _slurm_log(run, status)
     seen, line = _sight_log(log)
@@ -230,16 +210,11 @@ def _by_slurms_word(
     if job.state == "NODE_FAIL" or job.reason == "NodeDown":
         down = _down_now(run, job.nodes)
         why = f"{', '.join(node.name for node in down) or 'a node'} of {job.nodes or 'the job'} failed"
-        evidence = [
-            *evidence,
-            *(Evidence("sinfo", f"{node.name} {node.state}: {node.reason}") for node in down),
-        ]
+        evidence = [*evidence, *(Evidence("sinfo", f"{node.name} {node.state}: {node.reason}") for node in down)]
         return Explanation("node_lost", why, evidence=evidence, actions=steps)
     if job.state in ("TIMEOUT", "DEADLINE"):
         more = f"`toolkit resume {run.run_id} -t TIME` with more time"
-        return Explanation(
-            "walltime", "Slurm ended it at its time limit", evidence=evidence, actions=[more, *steps]
-        )
+        return Explanation("walltime", "Slurm ended it at its time limit", evidence=evidence, actions=[more, *steps])
     if job.state == "PREEMPTED":
         return Explanation("preempted", "other jobs took its nodes", evidence=evidence, actions=steps)
     if job.state == "BOOT_FAIL":

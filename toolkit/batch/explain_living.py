@@ -43,9 +43,7 @@ def _running(run: RunDirectory) -> Explanation:
         f"`toolkit rehearse {run.run_id} preempt` tries whether it would survive",
     ]
     if attempt is None:
-        return Explanation(
-            "starting", "the supervisor is starting", follows="it starts the ranks", actions=actions[:1]
-        )
+        return Explanation("starting", "the supervisor is starting", follows="it starts the ranks", actions=actions[:1])
     before = _earlier_ends(run, attempt)
     ended = read_json_or_none(attempt.exit_file)
     if ended is not None:  # between two attempts, or before a requeue
@@ -87,7 +85,5 @@ def _earlier_ends(run: RunDirectory, last: AttemptDirectory) -> list[Evidence]:
         attempt = run.attempt(number)
         end = read_json_or_none(attempt.exit_file)
         if number < last.number and end is not None:
-            ends.append(
-                quote_file(run, attempt.exit_file, f"{end['cause']} at step {end['step']}: {end['reason']}")
-            )
+            ends.append(quote_file(run, attempt.exit_file, f"{end['cause']} at step {end['step']}: {end['reason']}"))
     return ends[-2:]

@@ -46,14 +46,10 @@ def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False)
         return Explanation("no_answer", f"Slurm does not answer: {error.message}", actions=[error.fix])
     if waits is None or not waits.state:
         said = waits.reason if waits is not None else f"it does not know job {job_id} any more"
-        return Explanation(
-            "no_answer", f"Slurm says nothing of its state: {said}", actions=["ask again later"]
-        )
+        return Explanation("no_answer", f"Slurm says nothing of its state: {said}", actions=["ask again later"])
     if waits.state == "CONFIGURING" or run_state(waits.state) is not RunState.PENDING:
         return Explanation(
-            "starting",
-            f"Slurm says {waits.state}: its nodes are being prepared",
-            follows="it starts by itself",
+            "starting", f"Slurm says {waits.state}: its nodes are being prepared", follows="it starts by itself"
         )
     name, reason = reason_name(waits.reason or "None"), pending_reason(waits.reason or "None")
     detail = _DETAILS.get(name, _nothing)(slurm, run, waits)
@@ -106,9 +102,7 @@ def _resources(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     counts = []
     for one in partition_limits(slurm, job.partition):
         busy, idle, other, total = (one.node_states.split("/") + [""] * 4)[:4]
-        counts.append(
-            f"of the {total} nodes of {one.name} {busy} are in use, {idle} idle, {other} down or drained"
-        )
+        counts.append(f"of the {total} nodes of {one.name} {busy} are in use, {idle} idle, {other} down or drained")
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
     return Detail(f"the job asks for {job.node_count}; {', '.join(counts)}", down.evidence)
 
@@ -149,9 +143,7 @@ def _begin_time(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
 def _as_utc(local: str) -> str | None:
     """Slurm prints the cluster's local time, which is this host's."""
     try:
-        return (
-            datetime.fromisoformat(local).astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-        )
+        return datetime.fromisoformat(local).astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     except ValueError:
         return None
 

@@ -39,13 +39,7 @@ CutOff = Callable[[str], AbstractContextManager[Injected]]
 
 
 def choose(
-    run: RunDirectory,
-    attempt: AttemptDirectory,
-    kind: str,
-    rank: int | None,
-    cut_off: CutOff | None,
-    *,
-    echo: bool,
+    run: RunDirectory, attempt: AttemptDirectory, kind: str, rank: int | None, cut_off: CutOff | None, *, echo: bool
 ) -> Inject:
     """The failure of a kind for this run.
 
@@ -131,11 +125,7 @@ def _rank(attempt: AttemptDirectory, rank: int, slurm: Slurm | None, job_id: str
 
 def _ranks_of(attempt: AttemptDirectory, host: str, slurm: Slurm, job_id: str) -> Inject:
     """Where nobody may cut a node off: all its ranks die at once, the node itself stays."""
-    here = [
-        known
-        for path in sorted(attempt.ranks.glob("rank-*.json"))
-        if (known := read_json(path))["host"] == host
-    ]
+    here = [known for path in sorted(attempt.ranks.glob("rank-*.json")) if (known := read_json(path))["host"] == host]
 
     @contextmanager
     def inject() -> Iterator[Injected]:
@@ -150,13 +140,9 @@ def _ranks_of(attempt: AttemptDirectory, host: str, slurm: Slurm, job_id: str) -
 
 def _kill_here(host: str, guard: int) -> None:
     if host != socket.gethostname():
-        raise CheckFailedError(
-            f"the rank runs on {host}", fix=f"rehearse it there, this is {socket.gethostname()}"
-        )
+        raise CheckFailedError(f"the rank runs on {host}", fix=f"rehearse it there, this is {socket.gethostname()}")
     if b"toolkit.rank" not in Path(f"/proc/{guard}/cmdline").read_bytes():
-        raise CheckFailedError(
-            f"process {guard} is no rank any more", fix="look at `toolkit status`, and try again"
-        )
+        raise CheckFailedError(f"process {guard} is no rank any more", fix="look at `toolkit status`, and try again")
     for child in Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="utf-8").split():
         os.kill(int(child), signal.SIGKILL)
 
@@ -198,7 +184,9 @@ def _walltime(slurm: Slurm, job_id: str, warn_s: int) -> Inject:
         minutes = math.ceil((time.time() - began + warn_s + 60) / 60)
         slurm.call(["scontrol", "update", f"JobId={job_id}", f"TimeLimit={minutes}"])
         lowered = _LoweredLimit(slurm, job_id, limit)
-        done = f"lowered the time limit of job {job_id} from {limit} to {minutes} min; Slurm warns within {_SLACK_S:.0f} s"
+        done = (
+            f"lowered the time limit of job {job_id} from {limit} to {minutes} min; Slurm warns within {_SLACK_S:.0f} s"
+        )
         try:
             yield Injected(done, lowered.give_back)
         finally:
@@ -215,9 +203,7 @@ def _limits(slurm: Slurm, job_id: str) -> tuple[str, float, float]:
             f"Slurm does not say when job {job_id} ends", fix="look at `toolkit status`, and try again"
         )
     if fact.time_limit == "UNLIMITED":
-        raise CheckFailedError(
-            f"job {job_id} has no time limit", fix="rehearse preempt, or submit it with -t"
-        )
+        raise CheckFailedError(f"job {job_id} has no time limit", fix="rehearse preempt, or submit it with -t")
     began, end = (datetime.fromisoformat(moment).timestamp() for moment in (fact.start_time, fact.end_time))
     return fact.time_limit, began, end
 

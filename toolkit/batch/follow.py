@@ -22,9 +22,7 @@ from toolkit.supervise.failures import clean
 
 MARKER_PERIOD_S = 0.5  # the files of the run directory
 QUERY_PERIODS_S = (2.0, 60.0)  # Slurm: first and longest pause between two questions
-SETTLE_S = (
-    3.0  # how late a file may be seen here, which was written on another host (NFS caches 3 s at least)
-)
+SETTLE_S = 3.0  # how late a file may be seen here, which was written on another host (NFS caches 3 s at least)
 OF_SLURM = ("squeue", "sacct", "Slurm")  # sources of a status that are not the run's own
 LINE_PERIOD_S = 5.0  # where there is no terminal
 
@@ -72,9 +70,7 @@ class Follower:
                 if bar is not None and task is not None:
                     done, total = (record.step, record.steps) if record else (0, None)
                     bar.update(task, description=text, completed=done, total=total)
-                elif status.state is not last_state or (
-                    text != told and time.monotonic() - told_at >= LINE_PERIOD_S
-                ):
+                elif status.state is not last_state or (text != told and time.monotonic() - told_at >= LINE_PERIOD_S):
                     told, told_at = text, time.monotonic()
                     self.console.print(text, highlight=False, markup=False, soft_wrap=True)
                 last_state = status.state
@@ -129,11 +125,7 @@ class Follower:
         if not self.console.is_terminal:
             yield None, None
             return
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
-            TimeElapsedColumn(),
-        )
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn())
         with Progress(*columns, console=self.console, refresh_per_second=4) as bar:
             yield bar, bar.add_task("", total=None)
 

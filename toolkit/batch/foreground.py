@@ -70,9 +70,7 @@ class Interrupts:
     def _forward(self, _number: int, _frame: FrameType | None) -> None:
         if self.supervisor is not None:
             with suppress(ProcessLookupError):
-                if (
-                    self.asked and not self.run.start_numbers()
-                ):  # it does not hear yet, and has nothing to lose
+                if self.asked and not self.run.start_numbers():  # it does not hear yet, and has nothing to lose
                     os.killpg(self.supervisor.pid, signal.SIGKILL)
                 os.kill(self.supervisor.pid, signal.SIGINT)
         if not self.asked:

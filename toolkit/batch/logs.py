@@ -30,9 +30,7 @@ def log_paths(run: RunDirectory, *, rank: str | None = None, attempt: int | None
         paths = sorted(found, key=lambda path: path.stat().st_mtime)
         if not paths:
             raise NotFoundError(
-                "no log yet",
-                where=str(run.path),
-                fix=f"`toolkit status {run.run_id}` says what the run waits for",
+                "no log yet", where=str(run.path), fix=f"`toolkit status {run.run_id}` says what the run waits for"
             )
         return paths
     numbers = run.attempt_numbers()
@@ -50,9 +48,7 @@ def log_paths(run: RunDirectory, *, rank: str | None = None, attempt: int | None
         )
     if attempt is not None and attempt not in numbers:
         raise NotFoundError(
-            f"no attempt {attempt}",
-            where=str(run.path),
-            fix=f"give --attempt {numbers[0]} to {numbers[-1]}",
+            f"no attempt {attempt}", where=str(run.path), fix=f"give --attempt {numbers[0]} to {numbers[-1]}"
         )
     return _of_ranks(run.attempt(numbers[-1] if attempt is None else attempt), rank or "all")
 
@@ -67,9 +63,7 @@ def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[Path]:
     raise NotFoundError(
         f"no log of rank {rank}",
         where=str(attempt.logs),
-        fix=f"give --rank {known[0]} to {known[-1]}, or all"
-        if known
-        else "wait until the ranks have started",
+        fix=f"give --rank {known[0]} to {known[-1]}, or all" if known else "wait until the ranks have started",
     )
 
 
@@ -112,13 +106,7 @@ class LogReader:
 
 
 def read_logs(
-    run: RunDirectory,
-    *,
-    rank: str | None,
-    attempt: int | None,
-    lines: int,
-    follow: bool,
-    over: Callable[[], bool],
+    run: RunDirectory, *, rank: str | None, attempt: int | None, lines: int, follow: bool, over: Callable[[], bool]
 ) -> Iterator[str]:
     """The last `lines` lines of each log (0: all), then, with `follow`, what is added until `over()`.
 
@@ -127,9 +115,7 @@ def read_logs(
     Raises:
         NotFoundError: there is no such log, and none can come any more.
     """
-    reader = LogReader(
-        rank_label if rank == "all" or (rank is None and attempt is not None) else lambda _: ""
-    )
+    reader = LogReader(rank_label if rank == "all" or (rank is None and attempt is not None) else lambda _: "")
     first = True
     while True:
         done = not follow or over()  # asked before the read: what was written before the end is still printed

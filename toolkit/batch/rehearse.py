@@ -194,9 +194,7 @@ def _until_stepping(
     raise AssertionError("ticks never ends by itself")
 
 
-def _until_new_step(
-    watch: _Watch, attempt: AttemptDirectory, steps: int, tell: Callable[[str], None]
-) -> float | None:
+def _until_new_step(watch: _Watch, attempt: AttemptDirectory, steps: int, tell: Callable[[str], None]) -> float | None:
     """When a step was done that had not been done before; None when the time was over first."""
     tell(f"attempt {attempt.number} makes steps")
     try:
@@ -249,8 +247,6 @@ def lines_of(cost: Rehearsal) -> Iterator[str]:
 
 def what_is_at_stake(run: RunDirectory, attempt: AttemptDirectory) -> str:
     """What the run would fall back to, for the question before the failure."""
-    names = [
-        path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()
-    ]
+    names = [path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()]
     kept = f"its newest checkpoint is {max(names)}" if names else "it has no checkpoint yet"
     return f"{run.job_name} {run.run_id} is at step {steps_done(run, attempt)}; {kept}"

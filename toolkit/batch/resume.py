@@ -91,9 +91,7 @@ def _tasks_to_resume(
     if run.task_number is not None:
         return {"job.array": Flag(str(run.task_number), "the task that is resumed")}
     tasks = status.tasks or ()
-    left = [task.task for task in tasks if task.state is not RunState.COMPLETED] or [
-        task.task for task in tasks
-    ]
+    left = [task.task for task in tasks if task.state is not RunState.COMPLETED] or [task.task for task in tasks]
     if left == sorted(recorded.job.tasks):
         return {}
     at_once = f"%{recorded.job.tasks.at_once}" if recorded.job.tasks.at_once else ""
@@ -148,9 +146,7 @@ def find_checkpoint(run: RunDirectory, name: str) -> Path:
         if (path / "manifest.json").exists():
             return path.resolve()
     there = ", ".join(
-        sorted(
-            path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()
-        )
+        sorted(path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit())
     )
     raise NotFoundError(
         f"no checkpoint {name!r}",
@@ -182,6 +178,5 @@ def _close_lost_starts(run: RunDirectory) -> None:
     for number in run.start_numbers():
         if not (run.start(number) / "end.json").exists():
             write_json(
-                run.start(number) / "lost.json",
-                {"time": utc_now(), "note": "closed by resume: its job was over"},
+                run.start(number) / "lost.json", {"time": utc_now(), "note": "closed by resume: its job was over"}
             )

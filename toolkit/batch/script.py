@@ -35,12 +35,8 @@ def render_script(job: ResolvedJob, run: RunDirectory, start: int, *, left_out: 
     Raises:
         ToolkitError: a value holds a control character, or a name to pass is no variable name.
     """
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
-    )
-    template = environment.from_string(
-        files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8")
-    )
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    template = environment.from_string(files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8"))
     return template.render(
         directives=[quote_directive(option) for option in directives(job, run, start, left_out)],
         run_id=run.run_id,

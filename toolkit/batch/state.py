@@ -107,18 +107,14 @@ def _tasks(run: RunDirectory, job: ResolvedJob) -> list[int]:
     return sorted({*(job.job.tasks or ()), *run.task_numbers(), *first})
 
 
-def _task_statuses(
-    run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer
-) -> tuple[TaskStatus, ...]:
+def _task_statuses(run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer) -> tuple[TaskStatus, ...]:
     return tuple(
         task_status(run, task, task_job_id(run, task, job_id), final_word(run.task(task)), answer)
         for task in _tasks(run, job)
     )
 
 
-def _count(
-    run: RunDirectory, tasks: Sequence[TaskStatus] | None, numbers: Callable[[RunDirectory], list[int]]
-) -> int:
+def _count(run: RunDirectory, tasks: Sequence[TaskStatus] | None, numbers: Callable[[RunDirectory], list[int]]) -> int:
     if tasks is None:
         return len(numbers(run))
     return sum(len(numbers(run.task(number))) for number in run.task_numbers())
@@ -216,9 +212,7 @@ def ask_slurm(job: ResolvedJob, job_ids: list[str], *, echo: bool = False) -> An
         return error
 
 
-def _living_word(
-    run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer | None, *, echo: bool
-) -> Word:
+def _living_word(run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer | None, *, echo: bool) -> Word:
     if not job_id:
         return RunState.CREATED, "rendered, not submitted", "run directory"
     if job_id.startswith("local-"):

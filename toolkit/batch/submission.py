@@ -90,9 +90,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
     token = token_of(run.run_id, start)
     opened = open_submission(run, start, token, process_started=process_start_ticks(os.getpid()))
     try:
-        executor = SlurmScriptExecutor(
-            run, script, slurm_of(job, echo=echo), comment_of(token, sbatch_words(job))
-        )
+        executor = SlurmScriptExecutor(run, script, slurm_of(job, echo=echo), comment_of(token, sbatch_words(job)))
         job_id = executor.submit_script().job_id
     except UnsettledError as error:
         raise UnsettledError(

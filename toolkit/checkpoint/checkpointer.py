@@ -100,12 +100,7 @@ class Checkpointer:
         if step == self._at_step and from_rank_zero(self._world, final.exists):
             return final
         writer = HDF5StorageWriter(
-            final,
-            step=step,
-            attempt=self._world.attempt,
-            state=state,
-            mesh=meshes_of(tensors),
-            replace=True,
+            final, step=step, attempt=self._world.attempt, state=state, mesh=meshes_of(tensors), replace=True
         )
         try:
             with _no_group_is_fine():
@@ -174,9 +169,7 @@ class Checkpointer:
                 fix=f"{_others_beside(bad[-1])}; or remove them to begin from zero",
             )
 
-    def _load_exactly(
-        self, source: Path, tensors: dict[str, Any], optional: tuple[str, ...]
-    ) -> LoadedCheckpoint:
+    def _load_exactly(self, source: Path, tensors: dict[str, Any], optional: tuple[str, ...]) -> LoadedCheckpoint:
         try:
             manifest = from_rank_zero(self._world, lambda: _good_manifest(source))
             return self._load_from(source, manifest, tensors, optional)

@@ -45,9 +45,7 @@ def refuse_existing(final: Path) -> None:
         ToolkitError: when `final` exists.
     """
     if final.exists():
-        raise ToolkitError(
-            "checkpoint exists already", where=str(final), fix="save under another name, or remove it"
-        )
+        raise ToolkitError("checkpoint exists already", where=str(final), fix="save under another name, or remove it")
 
 
 def refuse_given_up(directory: Path, attempt: int) -> None:

@@ -56,9 +56,7 @@ def checkpoint_folders(path: Path) -> list[Path]:
         )
     if not folders:
         raise NotFoundError(
-            "there is no checkpoint here",
-            where=str(path),
-            fix="name a run, its checkpoints folder or one step folder",
+            "there is no checkpoint here", where=str(path), fix="name a run, its checkpoints folder or one step folder"
         )
     return folders
 
@@ -77,11 +75,5 @@ def summarise(folder: Path) -> Summary:
     if manifest is None:
         return Summary(folder, step_of(folder), status)
     return Summary(
-        folder,
-        manifest.step,
-        status,
-        manifest.size_bytes,
-        len(manifest.files),
-        manifest.world_size,
-        manifest.saved_at,
+        folder, manifest.step, status, manifest.size_bytes, len(manifest.files), manifest.world_size, manifest.saved_at
     )

@@ -129,8 +129,7 @@ def _tensor_json(record: TensorRecord, place: dict[str, int]) -> dict[str, Any]:
         "shape": list(record.shape),
         "path": list(record.path),
         "pieces": [
-            [place[piece.file], list(piece.offset), list(piece.shape), piece.byte_offset]
-            for piece in record.pieces
+            [place[piece.file], list(piece.offset), list(piece.shape), piece.byte_offset] for piece in record.pieces
         ],
     }
 

@@ -60,9 +60,7 @@ class ShardWriter:
         self._properties.set_layout(h5d.CONTIGUOUS)
         self._properties.set_fill_time(h5d.FILL_TIME_NEVER)
 
-    def write(
-        self, name: str, dtype: str, shape: Sequence[int], offset: Sequence[int], data: np.ndarray
-    ) -> int:
+    def write(self, name: str, dtype: str, shape: Sequence[int], offset: Sequence[int], data: np.ndarray) -> int:
         """Write one piece and return where its bytes begin in the file (0 for a piece without elements).
 
         Args:
@@ -139,9 +137,7 @@ class ShardReader:
     ) -> None:
         self._file.close()
 
-    def check(
-        self, name: str, record: TensorRecord, piece: Piece, start: Sequence[int], shape: Sequence[int]
-    ) -> None:
+    def check(self, name: str, record: TensorRecord, piece: Piece, start: Sequence[int], shape: Sequence[int]) -> None:
         """Check the box of `shape` that begins at `start` inside the piece; no element of it is handed out.
 
         Raises:
@@ -153,13 +149,9 @@ class ShardReader:
         self._checker.check(piece.byte_offset + first, piece.byte_offset + end)
         dataset = self._dataset(name, piece)
         if dataset.id.get_offset() != piece.byte_offset or dataset.shape != piece.shape:
-            raise CorruptCheckpointError(
-                f"holds {name} elsewhere than its manifest says", where=str(self._path)
-            )
+            raise CorruptCheckpointError(f"holds {name} elsewhere than its manifest says", where=str(self._path))
 
-    def read(
-        self, name: str, record: TensorRecord, piece: Piece, start: Sequence[int], out: np.ndarray
-    ) -> None:
+    def read(self, name: str, record: TensorRecord, piece: Piece, start: Sequence[int], out: np.ndarray) -> None:
         """Read the box of `out`'s shape that begins at `start` inside the piece, checked before.
 
         Args:

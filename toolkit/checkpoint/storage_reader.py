@@ -69,9 +69,7 @@ class HDF5StorageReader(StorageReader):
         paths.update({name: record.path for name, record in manifest.objects.items()})
         return dcp.Metadata(records, planner_data=paths, storage_data={})
 
-    def set_up_storage_reader(
-        self, metadata: dcp.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
-    ) -> None:
+    def set_up_storage_reader(self, metadata: dcp.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing to set up: the manifest says it all."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -151,10 +149,7 @@ def _storage_metadata(record: TensorRecord) -> dcp.TensorStorageMetadata:
     return dcp.TensorStorageMetadata(
         properties=dcp.TensorProperties(dtype=getattr(torch, record.dtype)),
         size=torch.Size(record.shape),
-        chunks=[
-            dcp.ChunkStorageMetadata(torch.Size(piece.offset), torch.Size(piece.shape))
-            for piece in record.pieces
-        ],
+        chunks=[dcp.ChunkStorageMetadata(torch.Size(piece.offset), torch.Size(piece.shape)) for piece in record.pieces],
     )
 
 

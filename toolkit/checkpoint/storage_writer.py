@@ -32,14 +32,7 @@ from toolkit.checkpoint.commit import commit, open_part, refuse_existing, refuse
 from toolkit.checkpoint.digests import digests_of_file
 from toolkit.checkpoint.index import write_index
 from toolkit.checkpoint.layout import MANIFEST, digest_name, part_folder, shard_name
-from toolkit.checkpoint.manifest import (
-    FileRecord,
-    Manifest,
-    ObjectRecord,
-    Piece,
-    TensorRecord,
-    manifest_text,
-)
+from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord, manifest_text
 from toolkit.checkpoint.shards import ALIGNMENT_BYTES, ShardWriter
 from toolkit.checkpoint.tensors import as_numpy, dtype_name
 from toolkit.errors import OwnFailureError, ToolkitError
@@ -119,9 +112,7 @@ class HDF5StorageWriter(StorageWriter):
         Only it may: a rank that was given up on, and whose folder was renamed, must fail, not make it again.
         """
         if not kwargs.get("use_collectives", True):
-            raise ToolkitError(
-                "HDF5 checkpoints need collectives", fix="call dcp.save with use_collectives=True"
-            )
+            raise ToolkitError("HDF5 checkpoints need collectives", fix="call dcp.save with use_collectives=True")
         if is_coordinator:
             if self._replace:
                 refuse_given_up(self._final.parent, self._attempt)
@@ -153,9 +144,7 @@ class HDF5StorageWriter(StorageWriter):
             with ShardWriter(self._part / name) as shard:
                 pieces = [self._written_piece(shard, name, item, planner) for item in tensors]
             files = self._finish_shard(name)
-            results += [
-                replace(result, storage_data=replace(result.storage_data, files=files)) for result in pieces
-            ]
+            results += [replace(result, storage_data=replace(result.storage_data, files=files)) for result in pieces]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -170,9 +159,7 @@ class HDF5StorageWriter(StorageWriter):
         jsonvalues.encode(value, name)
         return WriteResult(item.index, data.getbuffer().nbytes, _Written(value=value))
 
-    def _written_piece(
-        self, shard: ShardWriter, file: str, item: WriteItem, planner: SavePlanner
-    ) -> WriteResult:
+    def _written_piece(self, shard: ShardWriter, file: str, item: WriteItem, planner: SavePlanner) -> WriteResult:
         assert item.tensor_data is not None
         tensor = planner.resolve_data(item)
         assert isinstance(tensor, torch.Tensor)
@@ -194,10 +181,7 @@ class HDF5StorageWriter(StorageWriter):
         digest_path.write_text(digests.text(), encoding="ascii")
         sync(digest_path)
         own = digests_of_file(digest_path)
-        return (
-            FileRecord(name, digests.size, digests.whole),
-            FileRecord(digest_path.name, own.size, own.whole),
-        )
+        return (FileRecord(name, digests.size, digests.whole), FileRecord(digest_path.name, own.size, own.whole))
 
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator, after all ranks wrote: index, manifest, commit."""

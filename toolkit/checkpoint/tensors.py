@@ -22,9 +22,7 @@ def as_numpy(tensor: torch.Tensor, name: str) -> np.ndarray:
     """
     kind = element(dtype_name(tensor.dtype), where=name)
     if tensor.layout != torch.strided:
-        raise ToolkitError(
-            f"layout {tensor.layout} cannot be stored", where=name, fix="call .to_dense() first"
-        )
+        raise ToolkitError(f"layout {tensor.layout} cannot be stored", where=name, fix="call .to_dense() first")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     shape = tuple(plain.shape)
     # Through bytes: numpy has no bfloat16 and torch no view of it that numpy would take.

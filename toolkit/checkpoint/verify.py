@@ -65,9 +65,7 @@ def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
     return manifest, problems
 
 
-def _differing_blocks(
-    folder: Path, file: FileRecord, found: BlockDigests, manifest: Manifest
-) -> list[Problem]:
+def _differing_blocks(folder: Path, file: FileRecord, found: BlockDigests, manifest: Manifest) -> list[Problem]:
     """The damaged blocks of a shard file, where its own digest file can tell; otherwise the whole file."""
     whole = [Problem(file.name, "does not have the digest that the manifest states")]
     if not file.name.endswith(".h5"):
@@ -79,9 +77,7 @@ def _differing_blocks(
     if saved.whole != file.digest:
         return whole
     return [
-        Problem(
-            file.name, "was changed after it was saved", block, tensors_in_block(manifest, file.name, block)
-        )
+        Problem(file.name, "was changed after it was saved", block, tensors_in_block(manifest, file.name, block))
         for block, (now, then) in enumerate(zip(found.blocks, saved.blocks, strict=True))
         if now != then
     ]

@@ -136,11 +136,7 @@ def _committed(run: str, runs: Path | None, step: int | None) -> list[Summary]:
     summaries = _summaries(run, runs)
     if aside_of(Path(run)) is not None:
         return summaries
-    wanted = [
-        summary
-        for summary in summaries
-        if summary.step is not None and (step is None or summary.step == step)
-    ]
+    wanted = [summary for summary in summaries if summary.step is not None and (step is None or summary.step == step)]
     if not wanted:
         have = ", ".join(str(summary.step) for summary in summaries if summary.step is not None)
         raise NotFoundError(
@@ -173,11 +169,7 @@ def _print_tree(folder: Path, manifest: Manifest) -> None:
     for name, record in manifest.tensors.items():
         node = tensors.add(escape(f"{name} {record.dtype} {list(record.shape)} {decimal(record.size_bytes)}"))
         for piece in record.pieces:
-            node.add(
-                escape(
-                    f"{list(piece.shape)} at {list(piece.offset)} in {piece.file}, byte {piece.byte_offset}"
-                )
-            )
+            node.add(escape(f"{list(piece.shape)} at {list(piece.offset)} in {piece.file}, byte {piece.byte_offset}"))
     values = tree.add(f"values ({len(manifest.objects)})")
     for name, value in manifest.objects.items():
         values.add(escape(f"{name} = {value.value!r}"))

@@ -20,9 +20,7 @@ def config() -> None:
 @config.command()
 @click.argument("job", required=False)
 @click.option("--site", help="Site name or file.  [default: TOOLKIT_SITE, else detected]")
-@click.option(
-    "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Set one value; may be repeated."
-)
+@click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Set one value; may be repeated.")
 @click.option("--origin", is_flag=True, help="Say where each value came from.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved job as JSON.")
 def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: bool, as_json: bool) -> None:
@@ -47,9 +45,7 @@ def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: b
         print_values(resolved.values(), resolved.origins, with_origin=origin)
 
 
-def print_values(
-    values: Iterable[tuple[str, Any]], origins: Mapping[str, Origin], *, with_origin: bool
-) -> None:
+def print_values(values: Iterable[tuple[str, Any]], origins: Mapping[str, Origin], *, with_origin: bool) -> None:
     """Print one line a key, in columns, so that `grep` and `diff` work on it."""
     from toolkit.config.origins import Origin
     from toolkit.config.resolved import as_json

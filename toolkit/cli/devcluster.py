@@ -14,9 +14,7 @@ from toolkit.devcluster.layout import DEFAULT_NAME, ClusterSpec, Layout, make_la
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--name", default=DEFAULT_NAME, show_default=True, help="Clusters of different names never meet."
-)
+@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Clusters of different names never meet.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path),
@@ -42,9 +40,7 @@ def up(layout: Layout, nodes: int, gpus: int, link: str, accounting: bool, optio
     begin = time.monotonic()
     started = cluster.up(layout, ClusterSpec(nodes, gpus, link, accounting, subnet="", options=options))
     seconds = time.monotonic() - begin
-    click.echo(
-        f"{layout.name} is up ({seconds:.1f} s)" if started else f"{layout.name} is up already", err=True
-    )
+    click.echo(f"{layout.name} is up ({seconds:.1f} s)" if started else f"{layout.name} is up already", err=True)
     click.echo(f"export SLURM_CONF={layout.slurm_conf}")
 
 

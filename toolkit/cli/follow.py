@@ -90,20 +90,12 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, l
 @click.argument("run", default="last")
 @runs_option
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option(
-    "--rank", metavar="N|all", help="A rank's own log, or all of them, instead of the supervisor's."
-)
+@click.option("--rank", metavar="N|all", help="A rank's own log, or all of them, instead of the supervisor's.")
 @click.option("--attempt", type=int, help="Of this attempt [the last].")
 @click.option("-n", "--lines", type=click.IntRange(min=0), default=0, help="Only the last lines [all].")
 @task_option
 def logs(
-    run: str,
-    runs: Path | None,
-    follow: bool,
-    rank: str | None,
-    attempt: int | None,
-    lines: int,
-    task: int | None,
+    run: str, runs: Path | None, follow: bool, rank: str | None, attempt: int | None, lines: int, task: int | None
 ) -> None:
     """What RUN wrote: the supervisor's log, or the ranks'."""
     from toolkit.batch.follow import Follower
@@ -115,12 +107,7 @@ def logs(
         require_submitted(directory)
     follower = Follower(directory)
     for line in read_logs(
-        directory,
-        rank=rank,
-        attempt=attempt,
-        lines=lines,
-        follow=follow,
-        over=lambda: follower.look().state.final,
+        directory, rank=rank, attempt=attempt, lines=lines, follow=follow, over=lambda: follower.look().state.final
     ):
         echo_log(line)
 
@@ -158,12 +145,7 @@ def cancel(run: str, runs: Path | None, echo: bool, task: int | None) -> None:
 @json_option
 @click.option("-J", "--job-name", default="", help="Only runs of this job.")
 @click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=0),
-    default=50,
-    show_default=True,
-    help="At most so many; 0 is all.",
+    "-n", "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="At most so many; 0 is all."
 )
 def history(runs: Path | None, as_json: bool, job_name: str, limit: int) -> None:
     """All runs, the newest first."""

@@ -50,9 +50,7 @@ def copy_job(name: str, folder: Path) -> None:
     for source in sources:
         if (folder / source.name).exists():
             raise ToolkitError(
-                "the file is there already",
-                where=str(folder / source.name),
-                fix="remove it, or name another folder",
+                "the file is there already", where=str(folder / source.name), fix="remove it, or name another folder"
             )
     for source in sources:
         shutil.copyfile(source, folder / source.name)

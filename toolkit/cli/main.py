@@ -80,9 +80,7 @@ def main() -> None:
         _say("interrupted")
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
-        if (
-            type(error).__name__ == "NoArgsIsHelpError"
-        ):  # from click 8.2; before, click prints the help itself
+        if type(error).__name__ == "NoArgsIsHelpError":  # from click 8.2; before, click prints the help itself
             click.echo(error.format_message())
             sys.exit(0)
         _say(_with_help(error))

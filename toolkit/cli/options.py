@@ -45,9 +45,9 @@ def job_options(function: Command) -> Command:
     for letters, text in reversed(_RAW):
         function = click.option(*letters, metavar="TEXT", help=text)(function)
     function = click.option("-n", "--ntasks", type=int, help="Ranks in all; -N divides them.")(function)
-    return click.option(
-        "--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any key of the job file."
-    )(function)
+    return click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any key of the job file.")(
+        function
+    )
 
 
 def flags_of(values: dict[str, Any], *, nodes_before: int = 1) -> dict[str, Any]:
@@ -123,14 +123,8 @@ def echo_log(line: str) -> None:
     """Print a line that a program wrote: as it is into a file or a pipe, without harmful escapes on a terminal."""
     from toolkit.batch.logs import for_terminal
 
-    click.echo(
-        for_terminal(line) if sys.stdout.isatty() else line, color=True
-    )  # click would take out colours, too
+    click.echo(for_terminal(line) if sys.stdout.isatty() else line, color=True)  # click would take out colours, too
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Machine-readable; docs/contract.md has the keys."
-)
-print_command_option = click.option(
-    "--print-cmd", "echo", is_flag=True, help="Show each Slurm command on stderr."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/contract.md has the keys.")
+print_command_option = click.option("--print-cmd", "echo", is_flag=True, help="Show each Slurm command on stderr.")

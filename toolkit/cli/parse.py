@@ -95,8 +95,6 @@ def _text_of(file: str) -> str:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise ToolkitError(
-            f"cannot be read: {error.strerror}",
-            where=file,
-            fix="give a file that you can read, or - for stdin",
+            f"cannot be read: {error.strerror}", where=file, fix="give a file that you can read, or - for stdin"
         ) from error
     return data.decode("utf-8", errors="replace")

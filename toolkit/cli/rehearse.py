@@ -60,9 +60,7 @@ def _ask(run: RunDirectory, failure: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ToolkitError(
-            "a rehearsal makes a live run fail, and there is no terminal to ask on", fix="give --yes"
-        )
+        raise ToolkitError("a rehearsal makes a live run fail, and there is no terminal to ask on", fix="give --yes")
     click.echo(what_is_at_stake(run, require_stepping(run)), err=True)
     click.confirm(f"Let {failure} happen to it now?", abort=True, err=True)
 

@@ -26,10 +26,7 @@ def list_command(as_json: bool) -> None:
     from toolkit.site.load import list_sites
 
     sites, wrong = list_sites()
-    rows = [
-        {"name": one.name, "kind": one.scheduler.kind, "checked": one.checked, "docs": one.docs}
-        for one in sites
-    ]
+    rows = [{"name": one.name, "kind": one.scheduler.kind, "checked": one.checked, "docs": one.docs} for one in sites]
     if as_json:
         click.echo(json.dumps(rows))
     else:
@@ -94,9 +91,7 @@ def bad_nodes_command(runs: Path | None, node: str | None, as_json: bool) -> Non
         forgotten = [forget_bad_node(folder, name, node) for name in sites]
         if not any(forgotten):
             raise NotFoundError(
-                f"{node} is not left out",
-                where=str(folder),
-                fix="`toolkit site bad-nodes` lists those that are",
+                f"{node} is not left out", where=str(folder), fix="`toolkit site bad-nodes` lists those that are"
             )
         return
     found = [(name, bad) for name in sites for bad in bad_nodes(folder, name)]

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from toolkit.config.site import Site
     from toolkit.rundir.layout import RunDirectory
 
-_wait_option = click.option(
-    "--wait", is_flag=True, help="Follow the run to its end; the exit code is the job's."
-)
+_wait_option = click.option("--wait", is_flag=True, help="Follow the run to its end; the exit code is the job's.")
 _parsable_option = click.option("--parsable", is_flag=True, help="Print `JOB_ID;RUN_ID` alone.")
 
 
@@ -52,12 +50,7 @@ def _resolve(
     if values.get("ntasks") is not None and values.get("nodes") is None:
         before = resolve_job(path, site=None, environ=os.environ, settings=settings).job.min_nodes
     resolved = resolve_job(
-        path,
-        site=site,
-        environ=os.environ,
-        settings=settings,
-        flags=flags_of(values, nodes_before=before),
-        argv=argv,
+        path, site=site, environ=os.environ, settings=settings, flags=flags_of(values, nodes_before=before), argv=argv
     )
     return resolved.with_sbatch(sbatch_options_of(values))
 
@@ -128,9 +121,7 @@ def render(
 @click.argument("run")
 @runs_option
 @job_options
-@click.option(
-    "--from", "checkpoint", metavar="CKPT", help="Step, folder name or path [the newest that verifies]."
-)
+@click.option("--from", "checkpoint", metavar="CKPT", help="Step, folder name or path [the newest that verifies].")
 @click.option("--here", is_flag=True, help="Go on here and now, as `run` does, instead of submitting.")
 @_wait_option
 @_parsable_option

@@ -21,11 +21,7 @@ Hook = Callable[[None, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 def choose_reduction(
-    model: DistributedDataParallel,
-    world: World,
-    setting: str,
-    topology: Topology,
-    counters: Counters | None = None,
+    model: DistributedDataParallel, world: World, setting: str, topology: Topology, counters: Counters | None = None
 ) -> str:
     """Register the hierarchical reduction on `model` when `setting` and `topology` say so. Collective, call once.
 

@@ -18,11 +18,7 @@ from toolkit.config.site import Site
 
 
 def amend_job(
-    recorded: ResolvedJob,
-    *,
-    site: Site,
-    settings: Sequence[str] = (),
-    flags: Mapping[str, Flag] | None = None,
+    recorded: ResolvedJob, *, site: Site, settings: Sequence[str] = (), flags: Mapping[str, Flag] | None = None
 ) -> ResolvedJob:
     """Lay settings and flags over a resolved job, and check the result against its site.
 
@@ -44,9 +40,7 @@ def amend_job(
         recorded_in = Origin("job", str(recorded.job_file))
         raise refusal(error, JobFile, lambda path: origins.get(".".join(path), recorded_in).detail) from error
     of_site = {
-        key: origin
-        for key, origin in recorded.origins.items()
-        if key.partition(".")[0] not in JobFile.model_fields
+        key: origin for key, origin in recorded.origins.items() if key.partition(".")[0] not in JobFile.model_fields
     }
     changes = {name: getattr(tables, name) for name in JobFile.model_fields}
     amended = derive(recorded.model_copy(update={**changes, "origins": of_site | origins}), site)

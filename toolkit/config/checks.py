@@ -31,9 +31,7 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
     _check_warning(resolved)
     _check_container(resolved)
     _check_mesh(resolved)
-    if not {"train.batch", "train.micro_batch"}.isdisjoint(
-        resolved.origins
-    ):  # else the script may use neither
+    if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # else the script may use neither
         _check_batch(resolved)
 
 
@@ -47,9 +45,7 @@ def check_words(resolved: ResolvedJob) -> None:
         raise ToolkitError(said, where=str(resolved.job_file), fix="rename the folder or the file")
     for number, word in enumerate(resolved.argv, start=1):
         if said := no_word(word):
-            raise ToolkitError(
-                said, where=f"word {number} behind --", fix="write it into a file that the job reads"
-            )
+            raise ToolkitError(said, where=f"word {number} behind --", fix="write it into a file that the job reads")
     entry = resolved.job.entry
     words = [*entry, *resolved.argv] if isinstance(entry, list) else []
     variables = {**resolved.site_env.vars, **resolved.network.vars, **resolved.env.vars}
@@ -181,9 +177,7 @@ def _check_warning(resolved: ResolvedJob) -> None:
 
 def _rank_counts(resolved: ResolvedJob) -> range:
     job = resolved.job
-    return range(
-        job.min_nodes * job.ranks_per_node, job.max_nodes * job.ranks_per_node + 1, job.ranks_per_node
-    )
+    return range(job.min_nodes * job.ranks_per_node, job.max_nodes * job.ranks_per_node + 1, job.ranks_per_node)
 
 
 def _ranks_said(resolved: ResolvedJob) -> str:
@@ -199,11 +193,7 @@ def _check_mesh(resolved: ResolvedJob) -> None:
     product, wanted = mesh.model_ranks, "pp x shard x cp x tp"
     numbers = f"{mesh.pp} x {mesh.shard} x {mesh.cp} x {mesh.tp}"
     if mesh.replicate:
-        product, wanted, numbers = (
-            product * mesh.replicate,
-            f"replicate x {wanted}",
-            f"{mesh.replicate} x {numbers}",
-        )
+        product, wanted, numbers = (product * mesh.replicate, f"replicate x {wanted}", f"{mesh.replicate} x {numbers}")
     fits = (lambda ranks: ranks == product) if mesh.replicate else (lambda ranks: ranks % product == 0)
     if not any(fits(ranks) for ranks in _rank_counts(resolved)):
         key = next(

@@ -16,9 +16,7 @@ _MOUNTS = 'a list such as ["/scratch", "/data/v2:/data", "/sw:/sw:ro"]'
 class JobContainerTable(Table):
     """The image that this job's ranks run in; the site says what starts it."""
 
-    image: str = key(
-        "", "Image: a file, a folder or a URL that the runtime knows. Empty takes the site's, if any."
-    )
+    image: str = key("", "Image: a file, a folder or a URL that the runtime knows. Empty takes the site's, if any.")
     mounts: list[Text] = key(
         None,
         "Folders of the host that ranks need beside the run's, the job's and toolkit's, as SOURCE, SOURCE:TARGET or "

@@ -39,31 +39,23 @@ def read_document(path: Path) -> Document:
     except FileNotFoundError as error:
         raise NotFoundError("no such file", where=str(path), fix="give the path of a TOML file") from error
     except OSError as error:
-        raise ToolkitError(
-            f"cannot be read: {error.strerror}", where=str(path), fix="give a readable file"
-        ) from error
+        raise ToolkitError(f"cannot be read: {error.strerror}", where=str(path), fix="give a readable file") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ToolkitError(
-            f"byte {error.object[error.start]:#04x} is not UTF-8",
-            where=f"{path}:{line}",
-            fix="save the file as UTF-8",
+            f"byte {error.object[error.start]:#04x} is not UTF-8", where=f"{path}:{line}", fix="save the file as UTF-8"
         ) from error
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         line, said = _where_tomllib_stopped(str(error), text)
         raise ToolkitError(
-            f"not TOML: {said}",
-            where=f"{path}:{line}",
-            fix="correct that line; texts need quotes, see toml.io",
+            f"not TOML: {said}", where=f"{path}:{line}", fix="correct that line; texts need quotes, see toml.io"
         ) from error
     except RecursionError as error:
         raise _too_deep(path) from error
     except ValueError as error:  # a number that Python does not read
-        raise ToolkitError(
-            f"not TOML: {error}", where=str(path), fix="write that number as a text"
-        ) from error
+        raise ToolkitError(f"not TOML: {error}", where=str(path), fix="write that number as a text") from error
     if any(depth > DEEPEST for _, _, depth in parts(values)):
         raise _too_deep(path)
     return Document(path, values, key_lines(text.replace("\r\n", "\n")))

@@ -40,18 +40,12 @@ def check_entry(resolved: ResolvedJob) -> None:
         return
     function = match["function"]
     if function is not None and not function.isidentifier():
-        raise ToolkitError(
-            f"{function!r} is no function name", where=where, fix=f'write "{match["file"]}:main"'
-        )
+        raise ToolkitError(f"{function!r} is no function name", where=where, fix=f'write "{match["file"]}:main"')
     path = resolved.job_directory / match["file"]
     if not path.is_file():
         beside = [one.stem for one in resolved.job_directory.glob("*.py")]
         close = nearest(path.stem, beside)
-        fix = (
-            f'write "{close[0]}.py"'
-            if close
-            else f"create it, or give a path relative to {resolved.job_directory}"
-        )
+        fix = f'write "{close[0]}.py"' if close else f"create it, or give a path relative to {resolved.job_directory}"
         raise ToolkitError(f"there is no file {path}", where=where, fix=fix)
     if function is not None:
         _check_function(path, function, where)
@@ -63,9 +57,7 @@ def _check_program(path: Path, written: str, where: str) -> None:
         return
     if not path.is_file():
         raise ToolkitError(
-            f"there is no file {path}",
-            where=where,
-            fix="create it, or give a path relative to the job file",
+            f"there is no file {path}", where=where, fix="create it, or give a path relative to the job file"
         )
     if not os.access(path, os.X_OK):
         raise ToolkitError(f"{path} is not executable", where=where, fix=f"chmod +x {shlex.quote(str(path))}")
@@ -85,9 +77,7 @@ def _check_function(path: Path, function: str, where: str) -> None:
     if function not in names and "*" not in names:
         defined = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
         close = nearest(function, defined)
-        fix = (
-            f'write "{path.name}:{close[0]}"' if close else f"define it, or write one of {', '.join(defined)}"
-        )
+        fix = f'write "{path.name}:{close[0]}"' if close else f"define it, or write one of {', '.join(defined)}"
         raise ToolkitError(
             f"{path} has no function {function!r}", where=where, fix=fix if defined else "define it there"
         )
@@ -104,9 +94,7 @@ def module_names(module: ast.Module) -> set[str]:
             continue  # what stands inside is not the module's
         if isinstance(node, ast.alias):
             names.add(node.asname or node.name.partition(".")[0])
-        elif isinstance(node, ast.Name) and (
-            isinstance(node.ctx, ast.Store) or node.id in ("globals", "exec")
-        ):
+        elif isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in ("globals", "exec")):
             names.add(node.id if isinstance(node.ctx, ast.Store) else "*")
         below += ast.iter_child_nodes(node)
     return names | {name for node in ast.walk(module) if isinstance(node, ast.Global) for name in node.names}

@@ -17,9 +17,7 @@ _IDENTITY = re.compile(
     r"|SLURM_(JOB|STEP|ARRAY|TASK|NTASKS|NODE|NNODES|NPROCS|PROCID|LOCALID|SUBMIT|GTIDS|CONF).*"
 )
 # bash sets these itself, whatever it inherits.
-_OF_BASH = frozenset(
-    {"BASHOPTS", "EUID", "IFS", "OPTIND", "OPTERR", "PPID", "SHELLOPTS", "SHLVL", "UID", "_"}
-)
+_OF_BASH = frozenset({"BASHOPTS", "EUID", "IFS", "OPTIND", "OPTERR", "PPID", "SHELLOPTS", "SHLVL", "UID", "_"})
 
 Names = TypeVar("Names", bound=dict[str, str] | list[str])
 
@@ -86,7 +84,5 @@ class EnvTable(Table):
     def _check_whose(cls, names: dict[str, str]) -> dict[str, str]:
         for name in names:
             if _IDENTITY.fullmatch(name):
-                raise refuse_value(
-                    (name,), f"{name} is set for each rank by the toolkit, Slurm or MPI", "take it out"
-                )
+                raise refuse_value((name,), f"{name} is set for each rank by the toolkit, Slurm or MPI", "take it out")
         return names

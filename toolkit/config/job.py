@@ -53,9 +53,7 @@ class JobTable(Table):
         0, "GPUs on each node.", derived="what the partition has, at most one a rank; else 0", ge=0
     )
     time: str = key(
-        "",
-        "Walltime, read as Slurm reads it: `90:00` is 90 minutes. Empty leaves it to the partition.",
-        form=FORMS,
+        "", "Walltime, read as Slurm reads it: `90:00` is 90 minutes. Empty leaves it to the partition.", form=FORMS
     )
     array: str = key(
         "",

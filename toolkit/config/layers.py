@@ -116,12 +116,7 @@ def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
 
 
 def _join(
-    tables: JobFile,
-    site: Site,
-    paths: PathsTable,
-    job_file: Path,
-    argv: Sequence[str],
-    origins: dict[str, Origin],
+    tables: JobFile, site: Site, paths: PathsTable, job_file: Path, argv: Sequence[str], origins: dict[str, Origin]
 ) -> ResolvedJob:
     return ResolvedJob(
         job_file=job_file,

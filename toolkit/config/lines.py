@@ -11,8 +11,7 @@ _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _KEY_PART = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[A-Za-z0-9_-]+)\s*""")
 # One step through a value: a string, a bracket, a comment, a line's end, or any other character.
 _VALUE_STEP = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|[\[{]|[\]}]|#[^\n]*|\n|.',
-    re.DOTALL,
+    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|[\[{]|[\]}]|#[^\n]*|\n|.', re.DOTALL
 )
 
 

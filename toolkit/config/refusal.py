@@ -129,11 +129,7 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> tuple[str, str]:
         field = field_named(owner, table)
         owner = (table_model(field.annotation) if field else None) or owner
     known = key_names(owner)
-    said = (
-        f"there is no key {name!r} in [{'.'.join(tables)}]"
-        if tables
-        else f"there is no key or table {name!r}"
-    )
+    said = f"there is no key {name!r} in [{'.'.join(tables)}]" if tables else f"there is no key or table {name!r}"
     if close := nearest(name, known):
         return said, f"write {close[0]!r}"
     for table in key_names(model):

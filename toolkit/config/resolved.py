@@ -39,9 +39,7 @@ class JobFile(Table):
 
     job: JobTable = key(..., "What runs, and which resources it asks for.")
     env: EnvTable = key(None, "The ranks' environment.", default_factory=EnvTable)
-    container: JobContainerTable = key(
-        None, "The container that ranks run in.", default_factory=JobContainerTable
-    )
+    container: JobContainerTable = key(None, "The container that ranks run in.", default_factory=JobContainerTable)
     restart: RestartTable = key(None, "How often a run may start again.", default_factory=RestartTable)
     checkpoint: CheckpointTable = key(None, "When state is saved.", default_factory=CheckpointTable)
     data: DataTable = key(None, "What the job reads.", default_factory=DataTable)
@@ -54,9 +52,7 @@ class JobFile(Table):
     def _check_args(cls, args: dict[str, Any]) -> dict[str, Any]:
         for path, part, depth in parts(args):
             if depth > DEEPEST:
-                raise refuse_value(
-                    path, f"lies more than {DEEPEST} tables and lists deep", "write it flatter"
-                )
+                raise refuse_value(path, f"lies more than {DEEPEST} tables and lists deep", "write it flatter")
             if said := no_json(part):
                 raise refuse_value(path, said, "write it as a text that the script reads")
         return args

@@ -16,11 +16,7 @@ FILES: dict[str, type[BaseModel]] = {"job": JobFile, "site": Site}
 def file_schema(kind: str) -> dict[str, Any]:
     """Return the JSON schema (2020-12) of the file `kind`, "job" or "site"."""
     schema = FILES[kind].model_json_schema(by_alias=True)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "title": f"toolkit {kind} file",
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": f"toolkit {kind} file"}
 
 
 def schema_text(kind: str) -> str:

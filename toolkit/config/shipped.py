@@ -12,9 +12,7 @@ from toolkit.rundir.find import typed_path
 
 def shipped_jobs() -> dict[str, Path]:
     """Return the job files that come with toolkit, by name."""
-    return {
-        path.stem: path for folder in toolkit.jobs.__path__ for path in sorted(Path(folder).glob("*.toml"))
-    }
+    return {path.stem: path for folder in toolkit.jobs.__path__ for path in sorted(Path(folder).glob("*.toml"))}
 
 
 def find_job(name_or_path: str) -> Path:

@@ -30,14 +30,9 @@ class DetectTable(Table):
     )
     cluster_name: str = key("", "ClusterName of slurm.conf.")
     hostnames: list[Text] = key(
-        None,
-        "Patterns of host names.",
-        form='a list of patterns such as ["login*.example.org"]',
-        default_factory=list,
+        None, "Patterns of host names.", form='a list of patterns such as ["login*.example.org"]', default_factory=list
     )
-    files: list[Text] = key(
-        None, "Files that exist only here.", form="a list of absolute paths", default_factory=list
-    )
+    files: list[Text] = key(None, "Files that exist only here.", form="a list of absolute paths", default_factory=list)
 
 
 class SchedulerTable(Table):
@@ -50,8 +45,7 @@ class SchedulerTable(Table):
         "SLURM_CONF is what the site was detected by, that file is used.",
     )
     can_requeue: bool = key(
-        True,
-        "Users may requeue their jobs; without it a run ends at walltime, and `toolkit resume` continues it.",
+        True, "Users may requeue their jobs; without it a run ends at walltime, and `toolkit resume` continues it."
     )
     options: list[Text] = key(
         None,
@@ -67,9 +61,7 @@ class LauncherTable(Table):
     kind: Literal["auto", "srun", "mpirun", "local"] = key(
         "auto", "`auto` is srun in a Slurm allocation, else mpirun where there is one, else local."
     )
-    mpi: str = key(
-        "", "srun's --mpi, which must be what the MPI library was built for.", form='a text such as "pmix"'
-    )
+    mpi: str = key("", "srun's --mpi, which must be what the MPI library was built for.", form='a text such as "pmix"')
     libmpi: str = key("", "MPI library that mpi4py loads (MPI4PY_LIBMPI).")
     mpirun: str = key("", "Path of mpirun; empty looks on PATH.")
     options: list[Text] = key(
@@ -114,9 +106,7 @@ class NetworkTable(Table):
 
     free_text: ClassVar[frozenset[str]] = frozenset({"vars"})
 
-    fabric: Literal["", "infiniband", "slingshot", "ethernet"] = key(
-        "", "Kind of the fabric; empty is unknown."
-    )
+    fabric: Literal["", "infiniband", "slingshot", "ethernet"] = key("", "Kind of the fabric; empty is unknown.")
     interface: str = key("", "Network interface of rendezvous and sockets; empty lets the ranks find it.")
     vars: dict[str, str] = key(
         None, "Variables of NCCL, libfabric and others that the site documents.", default_factory=dict

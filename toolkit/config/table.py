@@ -23,9 +23,7 @@ from toolkit.config.values import LARGEST_INTEGER, no_line, no_word, parts
 class Table(BaseModel):
     """One closed table. TOML's types are taken strictly: "4" is no number."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
 
     # Keys whose text never becomes a line of a batch script, so that newlines may stand in it.
     free_text: ClassVar[frozenset[str]] = frozenset()
@@ -83,12 +81,7 @@ def form_of(field: FieldInfo) -> str:
         return str(extra["x-form"])
     limits = []
     for limit in field.metadata:
-        for attribute, words in (
-            ("ge", "at least"),
-            ("gt", "more than"),
-            ("le", "at most"),
-            ("lt", "less than"),
-        ):
+        for attribute, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
             bound = getattr(limit, attribute, None)
             if bound is not None:
                 limits.append(f"{words} {bound}")
@@ -99,9 +92,7 @@ def type_words(annotation: Any) -> str:
     """Name a type as a user of TOML would."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return "one of " + ", ".join(
-            f'"{item}"' if isinstance(item, str) else str(item) for item in arguments
-        )
+        return "one of " + ", ".join(f'"{item}"' if isinstance(item, str) else str(item) for item in arguments)
     if origin in (Union, UnionType):
         return " or ".join(type_words(item) for item in arguments if item is not NoneType)
     if origin is list:

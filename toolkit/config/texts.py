@@ -26,9 +26,7 @@ def read_text(path: KeyPath, text: str, *, where: str) -> Any:
         try:
             return _toml_value(text, otherwise=text)
         except (RecursionError, ValueError) as error:  # TOML, but deeper or longer than Python reads
-            raise ToolkitError(
-                f"cannot be read: {error}", where=place, fix="write it in quotes, as a text"
-            ) from error
+            raise ToolkitError(f"cannot be read: {error}", where=place, fix="write it in quotes, as a text") from error
     annotation, form = _type_of(path, where)
     kinds = _kinds(annotation)
     if kinds == [list] and not text.startswith("["):
@@ -53,9 +51,7 @@ def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
     if len(path) == 2:
         return field.annotation, form_of(field)
     if get_origin(field.annotation) is not dict:
-        raise ToolkitError(
-            f"{'.'.join(path[:2])} is no table", where=where, fix=f"set {'.'.join(path[:2])} itself"
-        )
+        raise ToolkitError(f"{'.'.join(path[:2])} is no table", where=where, fix=f"set {'.'.join(path[:2])} itself")
     return get_args(field.annotation)[1], "a text"
 
 
@@ -110,11 +106,4 @@ def _toml_value(text: str, *, otherwise: Any) -> Any:
     return values["value"] if set(values) == {"value"} else otherwise
 
 
-_READERS: dict[type, Any] = {
-    bool: _read_bool,
-    int: int,
-    float: float,
-    list: _read_list,
-    dict: _read_table,
-    str: str,
-}
+_READERS: dict[type, Any] = {bool: _read_bool, int: int, float: float, list: _read_list, dict: _read_table, str: str}

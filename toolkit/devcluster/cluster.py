@@ -207,9 +207,7 @@ def kill_slurmd(layout: Layout, node: str) -> None:
     slurmd = nodes.process_in_node(layout, node, "slurmd")
     if slurmd is None:
         raise OwnFailureError(
-            f"slurmd does not run in {node}",
-            where=str(layout.folder),
-            fix=f"toolkit devcluster restore {node}",
+            f"slurmd does not run in {node}", where=str(layout.folder), fix=f"toolkit devcluster restore {node}"
         )
     kill_and_wait([slurmd])
 

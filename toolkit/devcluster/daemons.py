@@ -93,10 +93,7 @@ def start_slurmds(layout: Layout, names: Sequence[str]) -> None:
     """Start slurmd in those of the named nodes where it does not run."""
     started = [
         launch(
-            layout,
-            node,
-            ["slurmd", "-D", "-f", str(layout.slurm_conf)],
-            listens(layout, node, layout.first_port + 1),
+            layout, node, ["slurmd", "-D", "-f", str(layout.slurm_conf)], listens(layout, node, layout.first_port + 1)
         )
         for node in names
         if process_in_node(layout, node, "slurmd") is None

@@ -172,9 +172,7 @@ class Layout:
         name = fields.pop("name")
         if name != self.name:
             raise ToolkitError(
-                f"this is the folder of the dev cluster {name!r}",
-                where=str(self.folder),
-                fix=f"--name {name}",
+                f"this is the folder of the dev cluster {name!r}", where=str(self.folder), fix=f"--name {name}"
             )
         return ClusterSpec(**{**fields, "options": tuple(fields["options"])})
 
@@ -189,9 +187,7 @@ def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
         ToolkitError: a name or folder that cannot work.
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
-        raise ToolkitError(
-            f"cluster name {name!r} is refused", fix="use small letters, digits and '-', a letter first"
-        )
+        raise ToolkitError(f"cluster name {name!r} is refused", fix="use small letters, digits and '-', a letter first")
     if folder is None:
         from_environment = os.environ.get(FOLDER_VARIABLE)
         folder = Path(from_environment) if from_environment else Path.home() / ".toolkit" / name

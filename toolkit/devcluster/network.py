@@ -43,9 +43,7 @@ def _is_network(destination: str) -> bool:
 def links(layout: Layout) -> dict[str, bool]:
     """The cluster's links on this machine: name to whether it is switched on."""
     found = json.loads(run_program(["ip", "-json", "link", "show"]))
-    return {
-        link["ifname"]: "UP" in link["flags"] for link in found if link["ifname"].startswith(layout.bridge)
-    }
+    return {link["ifname"]: "UP" in link["flags"] for link in found if link["ifname"].startswith(layout.bridge)}
 
 
 def make_bridge(layout: Layout, spec: ClusterSpec) -> None:
@@ -99,9 +97,7 @@ def bits_per_second(rate: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if match is None or float(match[1]) == 0:
-        raise ToolkitError(
-            f"{rate!r} is no link speed", fix="write a number with kbit, mbit or gbit: 200mbit"
-        )
+        raise ToolkitError(f"{rate!r} is no link speed", fix="write a number with kbit, mbit or gbit: 200mbit")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -40,12 +40,7 @@ def start_node(layout: Layout, node: str) -> int:
     """
     unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     process = subprocess.Popen(
-        [
-            *unshare,
-            *("bash", "-c", FIRST_PROCESS, "node"),
-            *_arguments(layout, node),
-            str(layout.name_services),
-        ],
+        [*unshare, *("bash", "-c", FIRST_PROCESS, "node"), *_arguments(layout, node), str(layout.name_services)],
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -22,11 +22,7 @@ PROGRAMS = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
 }
-ACCOUNTING_PROGRAMS = {
-    "slurmdbd": "slurmdbd",
-    "mariadbd": "mariadb-server",
-    "mariadb-install-db": "mariadb-server",
-}
+ACCOUNTING_PROGRAMS = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
 # Slurm's PMIx plugin opens libpmix.so, a link that Debian ships in the development package only.
 PMIX_LINK = "*/pmix2/lib/libpmix.so"
 # Loaded by the programs above, so that no program of that name shows whether they are there.

@@ -20,9 +20,7 @@ def _body(rank: int) -> int:
 def main() -> int:
     """Guard one rank."""
     try:
-        attempt = RunDirectory(Path(os.environ["TOOLKIT_RUN_DIR"])).attempt(
-            int(os.environ["TOOLKIT_ATTEMPT"])
-        )
+        attempt = RunDirectory(Path(os.environ["TOOLKIT_RUN_DIR"])).attempt(int(os.environ["TOOLKIT_ATTEMPT"]))
         rank = rank_by_launcher(os.environ)
     except (ToolkitError, KeyError) as error:
         print(f"toolkit: cannot start a rank: {error}", file=sys.stderr)  # noqa: T201

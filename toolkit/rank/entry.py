@@ -42,9 +42,7 @@ def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  the rank's outermost frame: whatever it was is written down
         told = _tell(error)
         reason = (
-            error.message
-            if isinstance(error, ToolkitError)
-            else traceback.format_exception_only(error)[-1].strip()
+            error.message if isinstance(error, ToolkitError) else traceback.format_exception_only(error)[-1].strip()
         )
         code = error.exit_code if isinstance(error, ToolkitError) else 1
         write_json(
@@ -95,9 +93,7 @@ def _tell(error: BaseException) -> list[str]:
         lines = [f"toolkit: {error}"]
     else:
         frame = error.__traceback__
-        while (
-            frame is not None and frame.tb_next and frame.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES)
-        ):
+        while frame is not None and frame.tb_next and frame.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
             frame = frame.tb_next
         lines = "".join(traceback.format_exception(type(error), error, frame)).splitlines()
     sys.stderr.write("\n".join(lines) + "\n")
@@ -119,9 +115,7 @@ def _run_entry(environ: Mapping[str, str]) -> None:
         run_script(directory / entry, argv, interface)
 
 
-def run_function(
-    entry: str, directory: Path, argv: Sequence[str], resolved_job: Path, interface: str
-) -> None:
+def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job: Path, interface: str) -> None:
     """Call `main(world, config)` with the process group ready."""
     from toolkit.world.discover import discover
 
@@ -168,9 +162,7 @@ def load_function(entry: str, directory: Path) -> Any:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ToolkitError(
-            f"{module_name} has no function {function_name!r}",
-            where="job.entry",
-            fix="define it, or mend job.entry",
+            f"{module_name} has no function {function_name!r}", where="job.entry", fix="define it, or mend job.entry"
         )
     return function
 

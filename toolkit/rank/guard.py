@@ -55,9 +55,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
     os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that know no launcher's variables
     host = socket.gethostname()
     write_json(
-        attempt.rank_file(rank),
-        {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()},
-        durable=False,
+        attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
     )
     guard_process, launcher = os.getpid(), os.getppid()
     # Memory that has no name: a rank that never stalls makes no file.
@@ -70,9 +68,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
             os._exit(1)
         return body()
     _pass_signals_to(child)
-    signal.signal(
-        signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank))
-    )
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
     _end_with(launcher, child)
     _, status = os.waitpid(child, 0)
     for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the child's number may be another process's

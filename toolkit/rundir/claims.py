@@ -28,9 +28,7 @@ class StartClaim:
 _CLAIM_KEYS = [one.name for one in fields(StartClaim)]
 
 
-def claim_start(
-    run: RunDirectory, *, first: int, job_id: str, host: str, pid: int, process_started: int
-) -> StartClaim:
+def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: int, process_started: int) -> StartClaim:
     """Claim the start that a script whose first start is `first` may live.
 
     A requeue runs the same script again under the same job id and takes the next number.
@@ -99,9 +97,7 @@ def refuse_superseded(run: RunDirectory, start: int) -> None:
     """
     newest = max(run.start_numbers(), default=start)
     if newest > start:
-        raise SupersededError(
-            f"start {newest} has this run now; start {start} was given up on", where=str(run.path)
-        )
+        raise SupersededError(f"start {newest} has this run now; start {start} was given up on", where=str(run.path))
 
 
 def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> None:

@@ -44,10 +44,7 @@ def job_ids(run: RunDirectory) -> list[str]:
     if not by_start:  # an array that was given to sbatch by hand: its tasks know its job
         of_tasks = (claim for number in run.task_numbers() for claim in _claims(run.task(number)))
         by_start = [
-            (start, array)
-            for start, job in of_tasks
-            for array, of_array, _ in [job.partition("_")]
-            if of_array
+            (start, array) for start, job in of_tasks for array, of_array, _ in [job.partition("_")] if of_array
         ]
     newest_first = [job for _, job in sorted(by_start, key=lambda item: item[0], reverse=True) if job]
     return list(dict.fromkeys(newest_first))[::-1]
@@ -127,9 +124,7 @@ def _named(name: str, known: Sequence[RunDirectory]) -> RunDirectory | None:
 def _not_found(name: str, known: Sequence[RunDirectory], runs: Path) -> NotFoundError:
     if name.partition("_")[0] == "last":
         if not known:
-            return NotFoundError(
-                "there is no run yet", where=str(runs), fix="`toolkit submit JOB`, or give --runs"
-            )
+            return NotFoundError("there is no run yet", where=str(runs), fix="`toolkit submit JOB`, or give --runs")
         rendered = known[0].run_id
         return NotFoundError(
             f"no run was submitted yet; {rendered} is only rendered",

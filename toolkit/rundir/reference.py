@@ -22,10 +22,7 @@ _FOLLOWS = {
 
 def reference() -> str:
     """One row for each cause."""
-    lines = [
-        "| cause | when | budget | while it lasts | else the run is | exit code |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| cause | when | budget | while it lasts | else the run is | exit code |", "|---|---|---|---|---|---|"]
     for row in ENDINGS.values():
         budget = f"`{row.budget}`" if row.budget else ""
         code = "the rank's" if row.exit_code is None else str(row.exit_code)

@@ -72,9 +72,7 @@ def load_site(name_or_path: str, environ: Mapping[str, str] = os.environ) -> Sit
     _check_partitions(site, place)
     if site.name != path.stem:
         raise ToolkitError(
-            f"{site.name!r} is not the file's name",
-            where=f"{place(('name',))}:name",
-            fix=f'name = "{path.stem}"',
+            f"{site.name!r} is not the file's name", where=f"{place(('name',))}:name", fix=f'name = "{path.stem}"'
         )
     site._origins.update(origins)
     return site

@@ -71,9 +71,7 @@ class Slurm:
         """
         if shutil.which(argv[0]) is None:
             raise NotFoundError(f"{argv[0]} is not on PATH", fix="load Slurm's module, or use --site local")
-        if (
-            self.configuration and not Path(self.configuration).exists()
-        ):  # the commands would look for it for a minute
+        if self.configuration and not Path(self.configuration).exists():  # the commands would look for it for a minute
             raise NotFoundError(
                 "the site's slurm.conf is not here",
                 where=self.configuration,
@@ -87,8 +85,7 @@ class Slurm:
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise NoAnswerError(
-                f"{argv[0]} did not answer in {self.timeout_s:.0f} s",
-                fix="`scontrol ping` says whether Slurm is up",
+                f"{argv[0]} did not answer in {self.timeout_s:.0f} s", fix="`scontrol ping` says whether Slurm is up"
             ) from error
         if done.returncode:
             said, fix = refusal_of(done.stderr or done.stdout)
@@ -120,9 +117,7 @@ class Slurm:
         ended = {job: fact for job, fact in ended.items() if run_state(fact.state).final}
         if not ended:
             raise silence
-        return {
-            job: ended.get(job, JobFacts(job, "", reason=silence.message, source="none")) for job in wanted
-        }
+        return {job: ended.get(job, JobFacts(job, "", reason=silence.message, source="none")) for job in wanted}
 
     def _queued(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
         mark = new_mark()

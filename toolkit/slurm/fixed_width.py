@@ -81,9 +81,7 @@ def _cuts(words: list[Span], rows: Sequence[str], ruler: str) -> list[int]:
     steps = {later - sooner for sooner, later in pairwise(starts)}
     if len(words) > 2 and len(steps) == 1:
         return starts[1:]  # `--Format`: equal columns that lean left, without a blank between them
-    whole = [
-        row for row in rows if len(row.split()) >= len(words) - 1
-    ] or rows  # not the halves of a broken one
+    whole = [row for row in rows if len(row.split()) >= len(words) - 1] or rows  # not the halves of a broken one
     cuts = []
     for (_, end), (start, _) in pairwise(words):
         # A column that leans right ends where its name ends; one that leans left makes the next begin with its name.

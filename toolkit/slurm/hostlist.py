@@ -90,6 +90,4 @@ def _is_number(text: str) -> bool:
 
 def _bad(text: str, problem: str) -> ToolkitError:
     shown = text if len(text) < 80 else text[:77] + "..."
-    return ToolkitError(
-        f"the host list {shown!r} {problem}", fix="write it as Slurm does, such as node[1-4,8]"
-    )
+    return ToolkitError(f"the host list {shown!r} {problem}", fix="write it as Slurm does, such as node[1-4,8]")

@@ -139,9 +139,7 @@ def of_jobs(rows: Iterable[JobFacts], wanted: Collection[str]) -> dict[str, JobF
         if job_id in found or base not in parts:
             continue
         if not task:
-            found[job_id] = replace(
-                min(parts[base], key=lambda part: run_state(part.state).final), job_id=job_id
-            )
+            found[job_id] = replace(min(parts[base], key=lambda part: run_state(part.state).final), job_id=job_id)
         for part in parts[base]:
             if task and _holds(part.job_id, int(task)):
                 found[job_id] = replace(part, job_id=job_id)

@@ -21,10 +21,7 @@ _COLUMNS = {
     "nodelist": ("NODELIST", "HOSTNAMES"),
 }
 _FORMS = {"PARTITION": ONE_WORD, "AVAIL": ONE_WORD, "TIMELIMIT": ONE_WORD, "NODES": COUNT, "STATE": ONE_WORD}
-_KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {
-    "NODES(A/I/O/T)",
-    "CPUS(A/I/O/T)",
-}
+_KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {"NODES(A/I/O/T)", "CPUS(A/I/O/T)"}
 _COUNTS = re.compile(r"[0-9.KMG]+/[0-9.KMG]+/[0-9.KMG]+/([0-9.KMG]+)")
 
 

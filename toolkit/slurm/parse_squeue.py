@@ -24,20 +24,8 @@ _COLUMNS = {
     "nodelist_reason": ("NODELIST(REASON)",),
 }
 _STATE = re.compile(r"[A-Z_]+")
-_FORMS = {
-    "PARTITION": ONE_WORD,
-    "USER": ONE_WORD,
-    "ST": _STATE,
-    "STATE": _STATE,
-    "TIME": ONE_WORD,
-    "NODES": COUNT,
-}
-_KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {
-    "NODELIST",
-    "REASON",
-    "ACCOUNT",
-    "QOS",
-}
+_FORMS = {"PARTITION": ONE_WORD, "USER": ONE_WORD, "ST": _STATE, "STATE": _STATE, "TIME": ONE_WORD, "NODES": COUNT}
+_KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {"NODELIST", "REASON", "ACCOUNT", "QOS"}
 _JOB_ID = re.compile(r"[0-9]+(_([0-9]+|\[.*|\*))?(\+[0-9]+)?(\.\S+)?")
 
 

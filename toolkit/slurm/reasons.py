@@ -141,11 +141,7 @@ _LIMIT = re.compile(
 def reason_name(said: str) -> str:
     """Slurm's reason without what follows it: `ReqNodeNotAvail, UnavailableNodes:node3` is ReqNodeNotAvail."""
     name = said.strip().strip("()").partition(",")[0].strip()
-    for sentence in (
-        "Nodes required for job are DOWN",
-        "launch failed requeued held",
-        "job requeued in held state",
-    ):
+    for sentence in ("Nodes required for job are DOWN", "launch failed requeued held", "job requeued in held state"):
         if sentence.replace(" ", "") in name.replace("_", "").replace(" ", ""):
             return sentence.replace(" ", "_")
     return name
@@ -168,17 +164,11 @@ def _accounting_limit(name: str) -> PendingReason | None:
     owner = _OWNERS.get(match["owner"] or "", "your account under this QOS")
     what = _RESOURCES[match["resource"].lower()] + (" minutes" if match["minutes"] else "")
     if match["kind"] == "Min":
-        return PendingReason(
-            f"it asks for less {what} than {owner} wants of a job", _N, f"{_RESUBMIT} more {what}"
-        )
+        return PendingReason(f"it asks for less {what} than {owner} wants of a job", _N, f"{_RESUBMIT} more {what}")
     of_one_job = match["per"] in ("PerJob", "PerNode") or match["resource"] == "WallDuration"
     if match["kind"] == "Max" and of_one_job:
-        return PendingReason(
-            f"it asks for more {what} than {owner} allows one job", _N, f"{_ASK_LESS} {what}"
-        )
+        return PendingReason(f"it asks for more {what} than {owner} allows one job", _N, f"{_ASK_LESS} {what}")
     if match["minutes"] and not match["run"]:
-        return PendingReason(
-            f"{owner} has used up its {what}", _L, "wait for the next accounting period, or " + _ADMIN
-        )
+        return PendingReason(f"{owner} has used up its {what}", _L, "wait for the next accounting period, or " + _ADMIN)
     verb = "has" if "jobs" in what else "uses"
     return PendingReason(f"{owner} {verb} as many {what} as it may; jobs that end make room", _L)

@@ -67,12 +67,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def read_table(
-    text: str,
-    known: Collection[str],
-    command: str,
-    *,
-    several_lines: bool = False,
-    key: re.Pattern[str] | None = None,
+    text: str, known: Collection[str], command: str, *, several_lines: bool = False, key: re.Pattern[str] | None = None
 ) -> Table:
     """Read a table whose header holds at least one of the `known` column names, as Slurm writes them.
 
@@ -93,9 +88,7 @@ def read_table(
             strange = [entry for entry in before if not _PROMPT.fullmatch(entry[1])]
             warnings = [f"line {at}: not part of the table: {said[:60]!r}" for at, said in strange]
             body = list(enumerate(lines[number:], number + 1)) if several_lines else numbered[place + 1 :]
-            body = [
-                entry for entry in body if entry[1].strip() != line.strip() and not _TIME.fullmatch(entry[1])
-            ]
+            body = [entry for entry in body if entry[1].strip() != line.strip() and not _TIME.fullmatch(entry[1])]
             if delimiter is None:
                 return _fixed(line, body, len(lines), warnings)
             return _delimited(line, delimiter, body, len(lines), warnings, join=several_lines)
@@ -169,9 +162,7 @@ def _fixed(header: str, body: list[tuple[int, str]], lines: int, warnings: list[
     return Table(tuple(header.split()), tuple(rows), lines, (), tuple(warnings))
 
 
-def _without_header(
-    numbered: list[tuple[int, str]], lines: int, command: str, key: re.Pattern[str] | None
-) -> Table:
+def _without_header(numbered: list[tuple[int, str]], lines: int, command: str, key: re.Pattern[str] | None) -> Table:
     """Rows of which nobody can say what their columns mean; a job's own words are not taken for one."""
     first = numbered[0][1]
     mark = next((mark for mark in DELIMITERS if first.count(mark) >= 2), None)

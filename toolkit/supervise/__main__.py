@@ -21,9 +21,7 @@ def main() -> int:
         return 2
     try:
         job = json.load(sys.stdin)
-        return supervise(
-            RunDirectory(Path(sys.argv[1])), job, first_start=int(os.environ.get("TOOLKIT_START", "0"))
-        )
+        return supervise(RunDirectory(Path(sys.argv[1])), job, first_start=int(os.environ.get("TOOLKIT_START", "0")))
     except ToolkitError as error:
         print(f"toolkit: {error}", file=sys.stderr)  # noqa: T201
         return OWN_FAILURE

@@ -148,23 +148,17 @@ def why_terminated(allocation: Allocation) -> Cause:
         return Cause.PREEMPTED  # or requeued on request: either way Slurm begins it again
     if allocation.left_s() < END_SLACK_S:
         return Cause.WALLTIME
-    return (
-        Cause.CANCELLED if allocation.is_batch else Cause.STOPPED
-    )  # salloc's shell has ended, or its terminal
+    return Cause.CANCELLED if allocation.is_batch else Cause.STOPPED  # salloc's shell has ended, or its terminal
 
 
 def lost_nodes(allocation: Allocation) -> list[str]:
     """Nodes of the allocation that Slurm calls down, failed or silent; [] when it does not say."""
     if not allocation.in_slurm or not allocation.node_list:
         return []
-    text = allocation.ask(
-        ["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={allocation.node_list}"]
-    )
+    text = allocation.ask(["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={allocation.node_list}"])
     pairs = [line.split() for line in text.splitlines()]
     # A `*` says that the node does not answer (sinfo(1), NODE STATE CODES); Slurm calls it down a while later.
-    return sorted(
-        {node for node, state in pairs if state.endswith("*") or state.startswith(("down", "fail"))}
-    )
+    return sorted({node for node, state in pairs if state.endswith("*") or state.startswith(("down", "fail"))})
 
 
 def stop_grace_s(allocation: Allocation) -> float:

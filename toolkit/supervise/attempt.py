@@ -176,9 +176,7 @@ class AttemptWatch:
                 *self._markers(),
                 *(int(path.stem.split("-")[1]) for path in self.attempt.errors.glob("rank-*.json")),
             }
-            collect_stacks(
-                self.attempt, [rank for rank in range(self.shape.ranks) if rank not in known], ranks
-            )
+            collect_stacks(self.attempt, [rank for rank in range(self.shape.ranks) if rank not in known], ranks)
 
     def event(self, name: str, **details: Any) -> None:
         """Say in the job's log what happens, and append it to the attempt's events. A full disk changes nothing else."""
@@ -249,9 +247,7 @@ class AttemptWatch:
         if failure is not None:
             return failure
         if len(ends) == self.shape.ranks:
-            return AttemptEnd(
-                Cause.STOPPED, "every rank was asked to stop by a signal that the supervisor did not get"
-            )
+            return AttemptEnd(Cause.STOPPED, "every rank was asked to stop by a signal that the supervisor did not get")
         return silent_end(self.attempt, self.shape.ranks, code)
 
     def _markers(self) -> dict[int, str]:

@@ -22,9 +22,7 @@ class Done:
     problem: str
 
 
-def run_command(
-    argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float, request: StopRequest
-) -> Done:
+def run_command(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float, request: StopRequest) -> Done:
     """Run a command until its end, its time-out, or until the start is asked to end.
 
     It has a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone.

@@ -77,9 +77,7 @@ def submit_follow_up(
     Raises:
         SchedulerRefusedError, NotFoundError: sbatch does not take it.
     """
-    text, found = _START_LINE.subn(
-        f"export TOOLKIT_START={start}", script.read_text(encoding="utf-8"), count=1
-    )
+    text, found = _START_LINE.subn(f"export TOOLKIT_START={start}", script.read_text(encoding="utf-8"), count=1)
     if not found:
         raise OwnFailureError("the script does not say its start number", where=str(script))
     following = run.script(start)

@@ -37,8 +37,7 @@ _LAST_WORDS = re.compile(r"what\(\):|Watchdog caught|dump signal|gloo::")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # A rank that sees another one vanish fails a moment later, in words like these. It is not the culprit.
 _CONSEQUENCE = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer|dump signal",
-    re.IGNORECASE,
+    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer|dump signal", re.IGNORECASE
 )
 # How srun and Open MPI name a rank that died. Hydra names the first process it knows, whichever died.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
@@ -124,9 +123,7 @@ def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> At
     host = read_json(attempt.rank_file(rank))["host"]
     lines = [clean(line) for line in tail_text(attempt.log_file(rank), LAST_LINES)]
     reason = f"rank {rank} ended without a word; {_named([error['rank'] for error in errors])} met closed connections"
-    return AttemptEnd(
-        Cause.CRASHED, reason, 128 + signal.SIGKILL, rank, host, last_lines=lines, symptom=SILENT.word
-    )
+    return AttemptEnd(Cause.CRASHED, reason, 128 + signal.SIGKILL, rank, host, last_lines=lines, symptom=SILENT.word)
 
 
 def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDirectory) -> AttemptEnd:
@@ -143,16 +140,11 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     if found is None:
         symptom = _plain_symptom(kind, end, consequence)
         return replace(
-            end,
-            symptom=symptom.word,
-            fix=end.fix or _fix(symptom, attempt),
-            evidence=[(rank_file, end.reason)],
+            end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=[(rank_file, end.reason)]
         )
     file, (symptom, line) = found[0], (found[1].symptom, found[1].line)
     end = replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=[(file, line)])
-    if (
-        consequence and file == "logs/launcher.log"
-    ):  # what it says came first; the rank that met it is not to blame
+    if consequence and file == "logs/launcher.log":  # what it says came first; the rank that met it is not to blame
         return replace(end, reason=symptom.means, rank=None, host=None, last_lines=_launcher_lines(attempt))
     return end
 
@@ -186,8 +178,7 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     late = late or [error["rank"] for error in errors if _came_too_late(error, first)]
     place = _users_line(first.get("traceback") or [])
     reason = (
-        f"{_named(late)} did not come to a collective; {_named([error['rank'] for error in waited])} waited"
-        + place
+        f"{_named(late)} did not come to a collective; {_named([error['rank'] for error in waited])} waited" + place
     )
     known = read_json_or_none(attempt.rank_file(late[0])) if len(late) == 1 else None
     return AttemptEnd(
@@ -238,9 +229,7 @@ def _users_line(traceback: Sequence[str]) -> str:
         frame = _FRAME.match(traceback[at])
         if frame and "-packages/" not in frame["file"]:
             code = traceback[at + 1].strip() if at + 1 < len(traceback) else ""
-            return f" at {frame['file'].rpartition('/')[2]}:{frame['line']}" + (
-                f": {clean(code)}" if code else ""
-            )
+            return f" at {frame['file'].rpartition('/')[2]}:{frame['line']}" + (f": {clean(code)}" if code else "")
     return ""
 
 
@@ -288,15 +277,7 @@ def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> Att
     host = read_json(attempt.rank_file(rank))["host"] if rank in started else None
     lines = lines or [clean(line) for line in tail_text(attempt.log_file(missing[0]), LAST_LINES)]
     return AttemptEnd(
-        Cause.CRASHED,
-        reason,
-        code,
-        rank,
-        host,
-        _fix(symptom, attempt),
-        lines,
-        symptom=symptom.word,
-        evidence=evidence,
+        Cause.CRASHED, reason, code, rank, host, _fix(symptom, attempt), lines, symptom=symptom.word, evidence=evidence
     )
 
 

@@ -49,7 +49,5 @@ def launch(
         )  # fmt: skip
     if kind == "mpirun":
         program = str(table.get("mpirun") or "")
-        return launch_mpirun(
-            shape, command.environment, attempt, command.program, program=program, options=options
-        )
+        return launch_mpirun(shape, command.environment, attempt, command.program, program=program, options=options)
     return launch_local(shape, command.environment, attempt, command.program)

@@ -244,14 +244,7 @@ def launch_mpirun(
     version = _version_of(path)
     count = ["-n", str(shape.ranks)]
     if "Open MPI" in version or "PRTE" in version.upper():
-        argv = [
-            path,
-            *count,
-            "--map-by",
-            f"ppr:{shape.ranks_per_node}:node:OVERSUBSCRIBE",
-            "--bind-to",
-            "none",
-        ]
+        argv = [path, *count, "--map-by", f"ppr:{shape.ranks_per_node}:node:OVERSUBSCRIBE", "--bind-to", "none"]
         if os.geteuid() == 0:
             argv.append("--allow-run-as-root")
         if shape.nodes > 1:  # its remote daemons do not pass the environment on by themselves
@@ -264,9 +257,7 @@ def launch_mpirun(
 
 def _version_of(mpirun: str) -> str:
     try:
-        return subprocess.run(
-            [mpirun, "--version"], capture_output=True, text=True, check=False, timeout=30
-        ).stdout
+        return subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OwnFailureError(
             f"cannot run {mpirun} --version: {error}", fix="set launcher.mpirun to one that runs on this node"
@@ -291,9 +282,7 @@ def _launch(
     return LauncherProcess(_start(argv, environment, attempt), attempt.launcher_log, forwards_signals)
 
 
-def _start(
-    argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory
-) -> subprocess.Popen[bytes]:
+def _start(argv: Sequence[str], environment: Mapping[str, str], attempt: AttemptDirectory) -> subprocess.Popen[bytes]:
     with os.fdopen(open_append(attempt.launcher_log), "ab") as log:
         try:
             return subprocess.Popen(

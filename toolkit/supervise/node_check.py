@@ -41,9 +41,7 @@ def check_gpus(expected: int) -> str:
     """The driver answers for as many GPUs as the job has here. Where no driver is, nothing is known."""
     if Path("/proc/driver/nvidia/version").exists() and shutil.which("nvidia-smi"):
         argv = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", check=False, timeout=CHECK_S
-        )
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, timeout=CHECK_S)
         found = sum(1 for line in done.stdout.splitlines() if line.startswith(("GPU-", "MIG-")))
     elif Path("/sys/class/kfd/kfd/topology/nodes").is_dir():
         nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
@@ -90,9 +88,7 @@ def look(arguments: dict[str, Any], name: str) -> dict[str, str]:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return {
-        check: said.get(check, f"no answer in {CHECK_S:.0f} s") for check in checks if said.get(check) != ""
-    }
+    return {check: said.get(check, f"no answer in {CHECK_S:.0f} s") for check in checks if said.get(check) != ""}
 
 
 def main() -> None:

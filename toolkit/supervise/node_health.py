@@ -23,7 +23,9 @@ from toolkit.supervise.requests import StopRequest
 STEP_S = 20.0  # for srun, its step and the checks, of which each takes at most node_check.CHECK_S
 PER_NODE_S = 0.02  # more for each node: srun starts them as a tree
 MOST_SKEW_S = 5.0
-UNFIT_FIX = 'tell the site\'s support; `toolkit site bad-nodes` lists what is left out; [restart] health = "warn" goes on'
+UNFIT_FIX = (
+    'tell the site\'s support; `toolkit site bad-nodes` lists what is left out; [restart] health = "warn" goes on'
+)
 
 
 @dataclass(frozen=True)

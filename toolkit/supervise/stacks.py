@@ -18,9 +18,7 @@ PATIENCE_S = 5.0
 SHOWN_PLACES = 6
 # What faulthandler prints: the innermost frame comes first, the thread that was interrupted is "Current".
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
-_LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen"
-)
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen")
 
 
 def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks) -> list[str]:

@@ -112,9 +112,7 @@ def pack(source: Path, cache: Path, request: StopRequest) -> Path:
         os.utime(archive)
     except OSError as error:
         raise OwnFailureError(
-            f"cannot pack {source}: {error.strerror}",
-            where=str(error.filename or cache),
-            fix="leave env.stage out",
+            f"cannot pack {source}: {error.strerror}", where=str(error.filename or cache), fix="leave env.stage out"
         ) from error
     return archive
 

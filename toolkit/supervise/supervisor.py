@@ -169,9 +169,7 @@ class Supervisor:
         by_requeue = bool(self.job["scheduler"].get("can_requeue", True))
         again = self.allocation.next_start(by_requeue=by_requeue) if self.job["job"]["requeue"] else None
         if again is Next.FOLLOW_UP and by_requeue and ENDINGS[cause].with_budget is Next.AWAIT:
-            again = (
-                Next.REQUEUE
-            )  # Slurm's own requeue needs no scontrol; a follow-up job would be a second start
+            again = Next.REQUEUE  # Slurm's own requeue needs no scontrol; a follow-up job would be a second start
         tells_steps = not is_foreign(self.job["job"]["entry"])
         return judge(self.run, self.job["restart"], self.start, end, cause, again, tells_steps=tells_steps)
 
@@ -195,10 +193,7 @@ class Supervisor:
         if verdict.cause is Cause.NODE_LOST:
             nodes = ", ".join(self.lost_nodes) or "a node"
             end = replace(
-                end,
-                reason=f"Slurm says that {nodes} failed",
-                rank=None,
-                host=next(iter(self.lost_nodes), None),
+                end, reason=f"Slurm says that {nodes} failed", rank=None, host=next(iter(self.lost_nodes), None)
             )
         elif end.cause is not verdict.cause:
             end = replace(end, reason=f"Slurm ended it ({verdict.cause.value})")
@@ -242,11 +237,7 @@ def _launch_failed(error: OwnFailureError) -> AttemptEnd:
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
     """Live one start of a run, or of one task of an array run; returns the job's exit code."""
     if not run.path.is_dir():
-        raise NotFoundError(
-            "this run's directory is gone",
-            where=str(run.path),
-            fix="submit the job again",
-        )
+        raise NotFoundError("this run's directory is gone", where=str(run.path), fix="submit the job again")
     request = StopRequest()
     request.hear_signals()  # before anything is claimed: a signal's own way of ending us would leave no word
     fewest_nodes = int(str(job["job"]["nodes"]).split("-")[0])  # of "2-4"
@@ -259,9 +250,7 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         run, first=first_start, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
         process_started=process_start_ticks(os.getpid()),
     )  # fmt: skip
-    shape = Shape(
-        allocation.nodes, int(job["job"]["ranks_per_node"]), int(job["job"].get("cpus_per_rank") or 0)
-    )
+    shape = Shape(allocation.nodes, int(job["job"]["ranks_per_node"]), int(job["job"].get("cpus_per_rank") or 0))
     supervisor = Supervisor(run, job, claim.start, allocation, shape, script, request)
     place = f"{shape.ranks} ranks on {shape.nodes} nodes"
     say(f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {place}")

@@ -30,9 +30,7 @@ def gather_topology(world: World, group: ProcessGroup | None = None) -> Topology
     Collective over `group` (None: all ranks), whose backend must carry CPU tensors.
     """
     place = RankPlace(world.rank, world.host or None, world.node, world.local_rank)
-    host = Fact(
-        world.host or None, world.discovered_by, "" if world.host else "the launcher gave no host name"
-    )
+    host = Fact(world.host or None, world.discovered_by, "" if world.host else "the launcher gave no host name")
     facts = probe_node(host) if world.local_rank == 0 else None
     encoding = TypeAdapter(Contribution)
     texts = _all_gather_bytes(encoding.dump_json(Contribution(place, facts)), group)
@@ -54,10 +52,7 @@ def merge(contributions: Sequence[Contribution]) -> Topology:
         ranks_by_host.setdefault(place.host, []).append(place.rank)
         numbers_by_host.setdefault(place.host, set()).add(place.node)
         hosts_by_number.setdefault(place.node, set()).add(place.host)
-        if (
-            contribution.facts
-            and facts_by_host.setdefault(place.host, contribution.facts) is not contribution.facts
-        ):
+        if contribution.facts and facts_by_host.setdefault(place.host, contribution.facts) is not contribution.facts:
             conflicts.append(f"two ranks on {place.host} are local rank 0")
     # Equal names of different machines ("localhost") show here: the launcher counted them apart.
     conflicts += [

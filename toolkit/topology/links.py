@@ -92,6 +92,4 @@ def nvlink_components(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
 def _nvlink_neighbours(matrix: LinkMatrix) -> dict[int, set[int]]:
     links = matrix.gpu_links
     gpus = range(len(matrix.gpus))
-    return {
-        i: {j for j in gpus if i != j and (links[i][j] or links[j][i] or "").startswith("NV")} for i in gpus
-    }
+    return {i: {j for j in gpus if i != j and (links[i][j] or links[j][i] or "").startswith("NV")} for i in gpus}

@@ -77,9 +77,7 @@ def parse_ibstat(text: str) -> tuple[tuple[Adapter, ...], tuple[str, ...]]:
 def _adapter(section: _Section, warnings: list[str]) -> Adapter:
     count = _number(section, "Number of ports", warnings)
     if count is not None and count != len(section.ports):
-        warnings.append(
-            f"line {section.line}: {section.name} has {count:g} ports but {len(section.ports)} are printed"
-        )
+        warnings.append(f"line {section.line}: {section.name} has {count:g} ports but {len(section.ports)} are printed")
     return Adapter(
         name=section.name,
         type=section.values.get("CA type"),

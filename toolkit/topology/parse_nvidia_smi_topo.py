@@ -129,9 +129,7 @@ def _matrix(
         for j, other in enumerate(gpus[:i]):
             there, back = rows[i][other], rows[j][one]
             if there and back and there != back:
-                warnings.append(
-                    f"{one} to {other} reads {there}, {other} to {one} reads {back}: both ignored"
-                )
+                warnings.append(f"{one} to {other} reads {there}, {other} to {one} reads {back}: both ignored")
                 rows[i][other] = rows[j][one] = None
 
     def column(title: str) -> tuple[str | None, ...]:

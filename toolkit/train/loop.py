@@ -80,12 +80,7 @@ class _Mark:
 
 
 def _record(
-    world: World,
-    settings: LoopSettings,
-    state: TrainingState,
-    stepped: Stepped,
-    tokens_per_sample: int,
-    mark: _Mark,
+    world: World, settings: LoopSettings, state: TrainingState, stepped: Stepped, tokens_per_sample: int, mark: _Mark
 ) -> TrainRecord:
     loss, grad_norm = float(stepped.loss), float(stepped.grad_norm)
     seconds = mark.seconds_per_step(state.step)

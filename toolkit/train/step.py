@@ -69,9 +69,7 @@ class OptimizerStep:
         self._accumulate([micro_batch], False)[1].wait()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _accumulate(
-        self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: int
-    ) -> tuple[Tensor, dist.Work]:
+    def _accumulate(self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: int) -> tuple[Tensor, dist.Work]:
         """Gradients of the global mean loss, exchanged once; and the sums of loss and `asked`, still under way.
 
         DDP takes the mean of the ranks' gradients, so each rank's part of the global mean is scaled by the

@@ -62,9 +62,7 @@ def check_same_text(windows: Windows) -> None:
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
     if extremes[0] != -extremes[1]:
         raise ToolkitError(
-            "the ranks read different text",
-            where="data.paths",
-            fix="name files on a file system that all nodes share",
+            "the ranks read different text", where="data.paths", fix="name files on a file system that all nodes share"
         )
 
 

@@ -45,9 +45,7 @@ def choose_interface(wanted: str, *, single_node: bool) -> tuple[str, str]:
             fix=f"use one of {', '.join(addresses)}",
         )
     if single_node:
-        return next(
-            ((name, at) for name, at in addresses.items() if at.startswith("127.")), ("lo", "127.0.0.1")
-        )
+        return next(((name, at) for name, at in addresses.items() if at.startswith("127.")), ("lo", "127.0.0.1"))
     outside = {name: at for name, at in addresses.items() if not at.startswith("127.")}
     own = _own_name_address()
     for name, at in outside.items():

@@ -21,9 +21,7 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
 def _listed(count: int, names: str | None) -> int:
     if names is None:
         return count
-    return min(
-        count, len([name for name in names.split(",") if name.strip() not in ("", "-1", "NoDevFiles")])
-    )
+    return min(count, len([name for name in names.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]))
 
 
 def _nvidia_gpus() -> int:

@@ -75,9 +75,7 @@ def _place(env: Mapping[str, str]) -> Place:
                 fix="use the mpirun beside this Python, or set MPI4PY_LIBMPI to the launcher's libmpi.so",
             )
         if env["SLURM_PROCID"] == "0":
-            sys.stderr.write(
-                "toolkit: no MPI library here speaks PMIx; ranks are taken from Slurm's variables\n"
-            )
+            sys.stderr.write("toolkit: no MPI library here speaks PMIx; ranks are taken from Slurm's variables\n")
     if in_slurm_step(env):
         return from_slurm(env)
     if "RANK" in env and "WORLD_SIZE" in env:
@@ -90,9 +88,7 @@ def in_slurm_step(env: Mapping[str, str]) -> bool:
     return env.get("SLURM_STEP_ID", "").isdigit() and "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env
 
 
-def from_torchrun(
-    env: Mapping[str, str], *, launcher: str = "torchrun", source: str = "torchrun's variables"
-) -> Place:
+def from_torchrun(env: Mapping[str, str], *, launcher: str = "torchrun", source: str = "torchrun's variables") -> Place:
     """Read RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK."""
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     local_size = int(env.get("LOCAL_WORLD_SIZE", size))
@@ -149,11 +145,7 @@ def from_mpi(env: Mapping[str, str]) -> Place:
 
 
 def _announced_size(env: Mapping[str, str], launcher: str) -> int | None:
-    for name in (
-        "OMPI_COMM_WORLD_SIZE",
-        "PMI_SIZE",
-        *(("SLURM_STEP_NUM_TASKS",) if launcher == "srun" else ()),
-    ):
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", *(("SLURM_STEP_NUM_TASKS",) if launcher == "srun" else ())):
         if env.get(name, "").isdigit():
             return int(env[name])
     return None

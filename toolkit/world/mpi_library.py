@@ -47,12 +47,7 @@ def check_library(environ: Mapping[str, str]) -> None:
     """
     library = environ.get("MPI4PY_LIBMPI", "")
     in_step = "SLURM_PROCID" in environ and environ.get("SLURM_STEP_ID", "").isdigit()
-    if (
-        in_step
-        and library.endswith(OPEN_MPI_LIBRARY)
-        and "PMI_RANK" in environ
-        and not launched_by_pmix(environ)
-    ):
+    if in_step and library.endswith(OPEN_MPI_LIBRARY) and "PMI_RANK" in environ and not launched_by_pmix(environ):
         raise ToolkitError(
             "srun speaks PMI-2 and Open MPI wants PMIx: every process would believe to be rank 0 of 1",
             where=socket.gethostname(),
