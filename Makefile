@@ -34,9 +34,10 @@ else
 	@echo "[packages] not root on Debian: tests that need Slurm are skipped, each with what is missing"
 endif
 
+# ONLY="fuzz torture_tests" runs those checks alone.
 evidence:
 	@mkdir -p evidence
-	OMP_NUM_THREADS=1 nohup $(BIN)/python scripts/evidence.py > evidence/log.txt 2>&1 &
+	OMP_NUM_THREADS=1 nohup $(BIN)/python scripts/evidence.py $(ONLY) > evidence/log.txt 2>&1 &
 	@echo "running in the background; see evidence/log.txt"
 
 clean:

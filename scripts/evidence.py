@@ -1,4 +1,7 @@
-"""Run the full counts and the benchmarks, and write what they say, stamped with the commit, under `evidence/`."""
+"""Run the full counts and the benchmarks, and write what they say, stamped with the commit, under `evidence/`.
+
+`python scripts/evidence.py` runs all checks, `python scripts/evidence.py fuzz torture_tests` those that are named.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,55 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q"]
+TORTURE = [*PYTEST, "tests/torture", "-m", "cluster or evidence"]
+ACCOUNTING = {"TOOLKIT_TEST_ACCOUNTING": "1"}
 EVIDENCE = ROOT / "evidence"
-DEVCLUSTER = "evidence"
-BENCHMARKS = {
-    "step_time": [sys.executable, "benchmarks/step_time.py"],
-    "checkpoint_save_load": [sys.executable, "benchmarks/checkpoint_save_load.py"],
-}
-ON_CLUSTER = {
-    "group_start": ["salloc", "-N", "4", "--ntasks-per-node", "2", sys.executable, "benchmarks/group_start.py"]
-}
+DEVCLUSTER = [str(BIN / "toolkit"), "devcluster", "--name", "evidence"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One command. Some need a real Slurm on this machine, and one of them a dev cluster that is up already."""
+
+    name: str
+    argv: list[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    needs_slurm: bool = False
+    on_devcluster: bool = False
+
+
+CHECKS = (
+    Check("tests", [*PYTEST, "-m", "evidence", "--ignore=tests/torture"]),
+    Check("fuzz", [*PYTEST, "--timeout=1800", "tests/fuzz"], {"TOOLKIT_FUZZ_CASES": "20000"}),
+    Check("step_time", [sys.executable, "benchmarks/step_time.py"]),
+    Check("checkpoint_save_load", [sys.executable, "benchmarks/checkpoint_save_load.py"]),
+    Check(
+        "group_start",
+        ["salloc", "-N", "4", "--ntasks-per-node", "2", sys.executable, "benchmarks/group_start.py"],
+        needs_slurm=True,
+        on_devcluster=True,
+    ),
+    # Kills, preemptions and lost nodes, ten times each, then once with accounting; then the table of what was seen.
+    Check("torture_tests", TORTURE, {"TOOLKIT_TORTURE_REPEATS": "10"}, needs_slurm=True),
+    Check("torture_tests_accounting", [*TORTURE, "-k", "not local and not torchrun"], ACCOUNTING, needs_slurm=True),
+    Check("torture", [sys.executable, "tests/torture/ledger.py"]),
+    Check("cluster_tests_accounting", [*PYTEST, "tests/cluster"], ACCOUNTING, needs_slurm=True),
+)
 
 
 def commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
+    argv = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def json_of(text: str) -> Any:
@@ -47,53 +73,58 @@ def json_of(text: str) -> Any:
     return found
 
 
-def run(name: str, argv: list[str], environment: dict[str, str], version: str) -> bool:
+def run(check: Check, environment: Mapping[str, str], version: str) -> bool:
     """Run one check; its last JSON object goes into `evidence/NAME.json`, everything else into the log."""
-    print(f"== {name}: {' '.join(argv)}", flush=True)
+    print(f"== {check.name}: {' '.join(check.argv)}", flush=True)
     began = time.monotonic()
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        check.argv, cwd=ROOT, env={**environment, **check.environment}, capture_output=True, text=True, check=False
+    )
     print(done.stdout + done.stderr, flush=True)
     result = json_of(done.stdout)
     stamp = {
-        "check": name, "commit": version, "time": datetime.now(UTC).isoformat(timespec="seconds"), "exit_code": done.returncode,
+        "check": check.name, "commit": version, "time": datetime.now(UTC).isoformat(timespec="seconds"), "exit_code": done.returncode,
         "seconds": round(time.monotonic() - began, 1), "result": result if result is not None else done.stdout.splitlines()[-1:],
     }  # fmt: skip
-    (EVIDENCE / f"{name}.json").write_text(json.dumps(stamp, indent=1) + "\n")
+    (EVIDENCE / f"{check.name}.json").write_text(json.dumps(stamp, indent=1) + "\n")
     return done.returncode == 0
 
 
-def on_test_clusters(check: Callable[..., bool], environment: dict[str, str]) -> list[bool]:
-    """Kills, preemptions and lost nodes, ten times each, and the table of what was seen; then all with accounting."""
-    (EVIDENCE / "torture.jsonl").unlink(missing_ok=True)
-    scenarios = [*PYTEST, "tests/torture", "-m", "cluster or evidence"]
-    ten_times = environment | {"TOOLKIT_TORTURE_REPEATS": "10"}
-    accounted = environment | {"TOOLKIT_TEST_ACCOUNTING": "1"}
-    return [
-        check("torture_tests", scenarios, ten_times),
-        check("torture_tests_accounting", [*scenarios, "-k", "not local and not torchrun"], accounted),
-        check("torture", [sys.executable, "tests/torture/ledger.py"], environment),
-        check("cluster_tests_accounting", [*PYTEST, "tests/cluster"], accounted),
-    ]
+@contextmanager
+def devcluster(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The environment of a user of a dev cluster."""
+    subprocess.run([*DEVCLUSTER, "up", "--nodes", "4", "--gpus", "4"], env=environment, check=True)
+    try:
+        yield {**environment, "SLURM_CONF": str(Path.home() / ".toolkit" / DEVCLUSTER[-1] / "etc" / "slurm.conf")}
+    finally:
+        subprocess.run([*DEVCLUSTER, "down"], env=environment, check=True)
 
 
-def main() -> None:
+def main(names: list[str]) -> int:
+    if unknown := set(names) - {check.name for check in CHECKS}:
+        print(f"no check {', '.join(sorted(unknown))}; there are: {', '.join(check.name for check in CHECKS)}")
+        return 2
     EVIDENCE.mkdir(exist_ok=True)
-    check = partial(run, version=commit())  # once: the checkout may change while this runs
+    version = commit()  # once: the checkout may change while this runs
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    good = [check("tests", [*PYTEST, "-m", "evidence", "--ignore=tests/torture"], environment)]
-    good.append(check("fuzz", [*PYTEST, "--timeout=1800", "tests/fuzz"], environment | {"TOOLKIT_FUZZ_CASES": "20000"}))
-    good += [check(name, argv, environment) for name, argv in BENCHMARKS.items()]
-    if os.geteuid() == 0 and shutil.which("slurmctld"):
-        cluster = [str(BIN / "toolkit"), "devcluster", "--name", DEVCLUSTER]
-        conf = Path.home() / ".toolkit" / DEVCLUSTER / "etc" / "slurm.conf"
-        try:
-            good.append(check("devcluster_up", [*cluster, "up", "--nodes", "4", "--gpus", "4"], environment))
-            good += [check(name, argv, {**environment, "SLURM_CONF": str(conf)}) for name, argv in ON_CLUSTER.items()]
-        finally:
-            good.append(check("devcluster_down", [*cluster, "down"], environment))
-        good += on_test_clusters(check, environment)
-    sys.exit(0 if all(good) else 1)
+    has_slurm = os.geteuid() == 0 and shutil.which("slurmctld") is not None
+    good = True
+    for check in CHECKS:
+        if names and check.name not in names:
+            continue
+        if check.needs_slurm and not has_slurm:
+            print(f"== {check.name}: left out, it needs root and Slurm (`make packages`)", flush=True)
+            good = False
+            continue
+        if check.name == "torture_tests":
+            (EVIDENCE / "torture.jsonl").unlink(missing_ok=True)
+        if check.on_devcluster:
+            with devcluster(environment) as on_it:
+                good &= run(check, on_it, version)
+        else:
+            good &= run(check, environment, version)
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
