@@ -8,7 +8,7 @@ import time
 import pytest
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
-from toolkit.slurm.commands import Slurm
+from toolkit.slurm.commands import NoAnswerError, Slurm
 
 
 @pytest.fixture
@@ -69,6 +69,20 @@ def test_a_silent_failure_tells_its_exit_code(command):
     command("scancel", "exit 7")
     with pytest.raises(SchedulerRefusedError, match="scancel: exit code 7"):
         Slurm().cancel(["1"])
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("kill -9 $$", "squeue was killed by SIGKILL"), ("echo oh no >&2; exit 143", "squeue was killed by SIGTERM: oh no"),
+        ("exit 255", "squeue broke off with exit code 255"),
+    ],
+)  # fmt: skip
+def test_a_command_that_was_killed_gave_no_answer(command, end, said):
+    command("squeue", end)
+    with pytest.raises(NoAnswerError) as error:
+        Slurm().call(["squeue"])
+    assert error.value.message == said
 
 
 def test_a_command_that_hangs_is_given_up_on(command):

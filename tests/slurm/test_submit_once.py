@@ -75,10 +75,20 @@ def test_a_late_job_is_found_by_the_second_question(pretended: PretendedSlurm) -
     assert len(pretended.calls("sbatch")) == 1
 
 
-@pytest.mark.parametrize("answer", ["echo 'no number here'", "exec sleep 20"])
-def test_an_answer_without_an_id_and_a_silent_sbatch_are_looked_after(pretended: PretendedSlurm, answer: str) -> None:
+# "no number": a site's wrapper; 137: it tells that its sbatch was killed; 255: its ssh lost the connection.
+@pytest.mark.parametrize(
+    "answer",
+    ["echo 'no number here'", "exec sleep 20", "kill -9 $$", "kill $$", "exit 137", "echo closed >&2; exit 255"],
+)
+def test_an_sbatch_without_an_id_or_an_answer_is_looked_after(pretended: PretendedSlurm, answer: str) -> None:
     pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue}; {answer}")
     assert submit_once(Slurm(timeout_s=0.5), Path("job.sbatch"), TOKEN, say=[].append) == "12"
+    assert len(pretended.calls("sbatch")) == 1
+
+
+def test_an_sbatch_that_was_killed_is_named_with_its_signal(pretended: PretendedSlurm) -> None:
+    pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue}; kill -9 $$")
+    assert submitted()[1][0].startswith("sbatch was killed by SIGKILL; asking")
 
 
 def test_a_slurm_that_stays_away_is_given_up_in_time(pretended: PretendedSlurm) -> None:
@@ -88,6 +98,20 @@ def test_a_slurm_that_stays_away_is_given_up_in_time(pretended: PretendedSlurm) 
         submitted(patience_s=0.5)
     assert error.value.exit_code == 3
     assert len(pretended.calls("sbatch")) == 1
+
+
+@pytest.mark.parametrize("missing", ["squeue", "slurm.conf"])
+def test_a_question_that_cannot_be_asked_is_no_answer(
+    pretended: PretendedSlurm, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module was unloaded, or the file system of Slurm's configuration went away, behind sbatch's back."""
+    monkeypatch.setenv("PATH", str(pretended.folder))
+    (pretended.folder / "slurm.conf").touch()
+    pretended.command("sbatch", f"/bin/rm {pretended.folder}/{missing}; echo '{TIMED_OUT}' >&2; exit 1")
+    slurm = Slurm(configuration=str(pretended.folder / "slurm.conf"))
+    with pytest.raises(UnsettledError, match="nobody knows") as error:
+        submit_once(slurm, Path("job.sbatch"), TOKEN, patience_s=0.5, say=[].append)
+    assert missing in error.value.message
 
 
 def test_a_refusal_is_no_question(pretended: PretendedSlurm) -> None:

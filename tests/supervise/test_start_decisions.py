@@ -131,6 +131,14 @@ def test_a_slurm_that_hangs_is_waited_for_once(slurm_says, monkeypatch, capsys):
     assert capsys.readouterr().out.count("did not answer") == 1
 
 
+def test_a_question_that_was_killed_is_asked_again_at_once(slurm_says, tmp_path):
+    """scancel sends its TERM to a squeue of ours, too; the reason for it is still to be had."""
+    slurm_says(f"[ -e {tmp_path}/once ] || {{ : > {tmp_path}/once; kill $$; }}; echo 'CANCELLED|0||'")
+    allocation = Allocation("7", 1, True, True, time.time() + LONG_BEFORE)
+    assert why_terminated(allocation) is Cause.PREEMPTED  # nobody said anything
+    assert why_terminated(allocation) is Cause.CANCELLED
+
+
 def test_an_allocation_is_what_slurm_gave_and_not_what_was_asked():
     batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_END_TIME": "1800000000"}
     assert find_allocation(batch, 2) == Allocation("7", 3, True, True, 1800000000.0)

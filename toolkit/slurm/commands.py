@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +40,11 @@ _QUERY = {"SLURM_BITSTR_LEN": "0"}
 
 
 class NoAnswerError(SchedulerRefusedError):
-    """A command of Slurm's did not end in time; what it asked for may have been done."""
+    """A command of Slurm's ended without an answer; what it asked for may have been done."""
+
+
+class TimedOutError(NoAnswerError):
+    """A command of Slurm's did not end in time."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,12 @@ class Slurm:
         Raises:
             NotFoundError: the command is not on PATH.
             SchedulerRefusedError: it failed.
-            NoAnswerError: it did not answer in `timeout_s`.
+            NoAnswerError: it did not answer in `timeout_s`, or was killed.
         """
         if shutil.which(argv[0]) is None:
             raise NotFoundError(f"{argv[0]} is not on PATH", fix="load Slurm's module, or use --site local")
-        if self.configuration and not Path(self.configuration).exists():  # the commands would look for it for a minute
+        # Without it the commands would look for it for a minute.
+        if self.configuration and not Path(self.configuration).exists():
             raise NotFoundError(
                 "the site's slurm.conf is not here",
                 where=self.configuration,
@@ -84,12 +90,11 @@ class Slurm:
                 argv, capture_output=True, text=True, errors="replace", env=self._environment_of(argv, base), timeout=self.timeout_s, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
-            raise NoAnswerError(
+            raise TimedOutError(
                 f"{argv[0]} did not answer in {self.timeout_s:.0f} s", fix="`scontrol ping` says whether Slurm is up"
             ) from error
         if done.returncode:
-            said, fix = refusal_of(done.stderr or done.stdout)
-            raise SchedulerRefusedError(f"{argv[0]}: {said or f'exit code {done.returncode}'}", fix=fix)
+            raise _failure(argv[0], done)
         return done.stdout
 
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:
@@ -147,3 +152,14 @@ class Slurm:
     def requeue(self, job_id: str) -> None:
         """Put a running batch job back into the queue, under the same job id."""
         self.call(["scontrol", "requeue", job_id])
+
+
+def _failure(command: str, done: subprocess.CompletedProcess[str]) -> SchedulerRefusedError:
+    """What a command's exit code means; a shell that wraps it gives 128 and the signal's number, ssh gives 255."""
+    said, fix = refusal_of(done.stderr or done.stdout)
+    number = -done.returncode if done.returncode < 0 else done.returncode - 128
+    if number <= 0:
+        return SchedulerRefusedError(f"{command}: {said or f'exit code {done.returncode}'}", fix=fix)
+    names = {sign.value: sign.name for sign in signal.Signals}
+    died = f"was killed by {names[number]}" if number in names else f"broke off with exit code {done.returncode}"
+    return NoAnswerError(f"{command} {died}" + (f": {said}" if said else ""), fix=fix)

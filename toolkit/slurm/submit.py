@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from toolkit.errors import NotFoundError, OwnFailureError, SchedulerRefusedError
+from toolkit.errors import NotFoundError, OwnFailureError, SchedulerRefusedError, ToolkitError
 from toolkit.slurm.commands import NoAnswerError, Slurm
 
 PATIENCE_S = 120.0  # for all of it: sbatch, the questions and the pauses between them
@@ -68,6 +68,13 @@ def is_comment(option: str) -> bool:
     return _COMMENT.fullmatch(option) is not None
 
 
+def is_unsettled(error: ToolkitError) -> bool:
+    """True for a failure of sbatch after which nobody knows whether the job was taken."""
+    if isinstance(error, NoAnswerError | OwnFailureError):  # killed, by us or others, or an answer without an id
+        return True
+    return any(words in error.message.lower() for words in _UNSETTLED)
+
+
 def submit_once(
     slurm: Slurm, script: Path, comment: str, *, options: Sequence[str] = (), patience_s: float = PATIENCE_S,
     say: Callable[[str], object] | None = None,
@@ -94,7 +101,7 @@ def submit_once(
         except NotFoundError:
             raise
         except (SchedulerRefusedError, OwnFailureError) as error:
-            if not _is_unsettled(error):
+            if not is_unsettled(error):
                 raise
             tell(f"{error.message}; asking Slurm for the job by its comment {token}")
         job_id = _wait_for_answer(slurm, token, deadline)
@@ -137,12 +144,6 @@ def _sbatch(slurm: Slurm, script: Path, comment: str, options: Sequence[str]) ->
     return job_id_of(slurm.call(argv, base=_for_another_job(os.environ)))
 
 
-def _is_unsettled(error: SchedulerRefusedError | OwnFailureError) -> bool:
-    if isinstance(error, NoAnswerError | OwnFailureError):  # killed by us, or an answer without an id
-        return True
-    return any(words in error.message.lower() for words in _UNSETTLED)
-
-
 def _wait_for_answer(slurm: Slurm, token: str, deadline: float) -> str | None:
     """The job id; None once Slurm said twice, SETTLE_S apart, that there is no such job."""
     asking = replace(slurm, timeout_s=min(slurm.timeout_s, QUESTION_S))
@@ -151,7 +152,7 @@ def _wait_for_answer(slurm: Slurm, token: str, deadline: float) -> str | None:
     while True:
         try:
             job_id = find_by_token(asking, token)
-        except SchedulerRefusedError as error:
+        except (SchedulerRefusedError, NotFoundError) as error:  # a module or a file system may be away for a moment
             absent_since, last = None, error.message
         else:
             if job_id is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.states import Cause, Next
-from toolkit.slurm.commands import NoAnswerError, Slurm
+from toolkit.slurm.commands import Slurm, TimedOutError
 from toolkit.slurm.states import base_state
 from toolkit.supervise.log import say
 
@@ -71,7 +71,7 @@ class Allocation:
         try:
             return Slurm(timeout_s=ANSWER_S).call(argv).strip()
         except (NotFoundError, SchedulerRefusedError) as error:
-            if isinstance(error, NoAnswerError):
+            if isinstance(error, TimedOutError):
                 self._silent_until = time.monotonic() + SILENCE_S
             say(f"Slurm does not say: {error}")
             return ""
