@@ -103,6 +103,10 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def committed_checkpoints(self) -> list[Path]:
+        """The folders of the checkpoints that are whole, the oldest first."""
+        return sorted(path for path in self.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit())
+
     @property
     def metrics(self) -> Path:
         return self.path / "metrics"
