@@ -178,6 +178,68 @@ def test_an_array_is_told_by_task(toolkit, squeue):
     assert (told["state"], told["reason"]) == ("lost", "array 0-5%2: 5 lost, 1 completed")
 
 
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize(
+    ("rows", "state", "code"),
+    [
+        ([("8", "CANCELLED", "None")], "cancelled", 143),
+        ([("8", "NODE_FAIL", "None")], "failed", 125),
+        ([], "lost", 125),
+    ],
+)
+def test_a_resume_that_ends_in_the_queue_does_not_end_as_the_life_before(
+    toolkit, squeue, monkeypatch, rows, state, code
+):
+    monkeypatch.setattr(follow, "SETTLE_S", 0.0)
+    run = submitted(toolkit, "7", "again")
+    claim(run)
+    end_start(run, 0, state="completed", exit_code=0)
+    end_attempt(run, state="completed", exit_code=0, last_lines=["of the first life"], fix="of the first life")
+    squeue()
+    assert toolkit("wait", run.run_id).code == 0
+    toolkit.ok("resume", run.run_id)
+    squeue(*rows)
+    told = json.loads(toolkit.ok("status", run.run_id, "--json"))
+    assert (told["state"], told["exit_code"]) == (state, None)
+    waited = toolkit("wait", run.run_id)
+    assert (waited.code, "of the first life" in waited.err) == (code, False), waited
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_resumed_task_that_ends_in_the_queue_does_not_end_as_the_life_before(toolkit, squeue):
+    run = submitted(toolkit, "7", "many", array="0-1")
+    for task in (make_task(run, number) for number in (0, 1)):
+        claim(task, job_id=f"7_{task.task_number}")
+        end_start(task, 0, state="completed", exit_code=0)
+        end_attempt(task, state="completed", exit_code=0)
+    squeue()
+    toolkit.ok("resume", f"{run.run_id}_1")
+    squeue(("8_1", "NODE_FAIL", "None"))
+    told = json.loads(toolkit.ok("status", run.run_id, "--json"))
+    assert [(task["state"], task["exit_code"]) for task in told["tasks"]] == [("completed", 0), ("failed", None)]
+    assert (told["state"], told["exit_code"]) == ("failed", None)
+
+
+@pytest.mark.parametrize(
+    ("ends", "state", "code"),
+    [
+        ({2: ("failed", 5)}, "failed", 5),  # task 1 was cancelled in the queue, and has no code of its own
+        ({1: ("cancelled", 143), 2: ("failed", 5)}, "failed", 5),
+        ({2: ("completed", 0)}, "cancelled", 143),
+    ],
+)
+def test_an_array_ends_with_the_code_of_its_first_task_that_failed(toolkit, squeue, monkeypatch, ends, state, code):
+    monkeypatch.setattr(follow, "SETTLE_S", 0.0)
+    run = submitted(toolkit, "9", "many", array="1-2")
+    for number, (word, exit_code) in ends.items():
+        task = make_task(run, number)
+        claim(task, job_id=f"9_{number}")
+        end_attempt(task, state=word, exit_code=exit_code)
+    squeue(("9_1", "CANCELLED", "None"))
+    assert json.loads(toolkit.ok("status", run.run_id, "--json"))["state"] == state
+    assert toolkit("wait", run.run_id).code == code
+
+
 def states_of(told):
     return {task["job_id"]: task["state"] for task in told["tasks"]}
 

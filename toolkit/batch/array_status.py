@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.batch.living import Answer, Word, slurm_word
+from toolkit.batch.living import OWN_WORD, Answer, Word, slurm_word
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.find import job_ids
 from toolkit.rundir.layout import RunDirectory
@@ -22,12 +22,13 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """One task of an array run at one moment. `job_id` is Slurm's, `123_4`."""
+    """One task of an array run at one moment. `job_id` is Slurm's, `123_4`; `source` is who told the state."""
 
     task: int
     job_id: str
     state: RunState
     reason: str
+    source: str
     exit_code: int | None
 
     def as_json(self) -> dict[str, Any]:
@@ -47,14 +48,19 @@ def task_job_id(run: RunDirectory, task: int, array_job: str) -> str:
 def task_status(run: RunDirectory, task: int, job_id: str, final: Word | None, answer: Answer) -> TaskStatus:
     """One task: its own final word, else Slurm's."""
     word = final or slurm_word(run.task(task), job_id, answer)
-    return TaskStatus(task, job_id, word[0], word[1], exit_code_of_end(run.task(task)) if word[0].final else None)
+    return TaskStatus(task, job_id, *word, exit_code_of_end(run.task(task), word))
 
 
-def exit_code_of_end(run: RunDirectory) -> int | None:
-    """What the last attempt's end says, when it ended the run or the task."""
-    attempt = run.last_attempt()
+def exit_code_of_end(run: RunDirectory, word: Word) -> int | None:
+    """What the last attempt's end says where `word` is its own: an earlier life has no say in what Slurm tells."""
+    attempt = run.last_attempt() if word[2] == OWN_WORD else None
     end = read_json_or_none(attempt.exit_file) if attempt else None
     return int(end["exit_code"]) if end and end["final"] else None
+
+
+def exit_code_of_tasks(state: RunState, tasks: Sequence[TaskStatus]) -> int | None:
+    """That of the first task that ended as the whole array did; None where no such task wrote one down."""
+    return next((task.exit_code for task in tasks if task.state is state and task.exit_code is not None), None)
 
 
 def word_of_tasks(array: str, tasks: Sequence[TaskStatus]) -> Word:

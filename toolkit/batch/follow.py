@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from toolkit.batch.living import OWN_WORD
 from toolkit.batch.restarts import RestartNews
 from toolkit.batch.state import RunStatus, run_status
 from toolkit.config.checks import counted
@@ -160,10 +161,10 @@ def follow_to_end(run: RunDirectory) -> int:
 
 
 def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
-    """After a failure: the rank, the reason and its last lines, as the supervisor wrote them down."""
+    """After a failure: the rank, the reason and its last lines, as the supervisor wrote them down where it did."""
     if status.state is RunState.COMPLETED:
         return
-    attempt = run.last_attempt()
+    attempt = run.last_attempt() if status.source == OWN_WORD else None
     end = read_json_or_none(attempt.exit_file) if attempt else None
     console.print(
         f"run {status.run_id} is {status.state.value}: {clean(status.reason)}",

@@ -18,6 +18,7 @@ from toolkit.supervise.allocation import process_start_ticks
 Answer = Mapping[str, JobFacts] | ToolkitError
 # State, reason in words, who said it.
 Word = tuple[RunState, str, str]
+OWN_WORD = "exit.json"  # who said it, where the run's own last attempt did
 SUPERVISOR_LOST = "supervisor lost"
 
 

@@ -7,8 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolkit.batch.array_status import TaskStatus, exit_code_of_end, task_job_id, task_status, word_of_tasks
-from toolkit.batch.living import Answer, Word, local_word, slurm_word
+from toolkit.batch.array_status import (
+    TaskStatus,
+    exit_code_of_end,
+    exit_code_of_tasks,
+    task_job_id,
+    task_status,
+    word_of_tasks,
+)
+from toolkit.batch.living import OWN_WORD, Answer, Word, local_word, slurm_word
 from toolkit.batch.settle import last_open_start, open_word, settle, tasks_in, was_given_by_hand
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
@@ -74,7 +81,8 @@ def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = 
         run_id=run.run_id, job_name=run.job_name, state=state, site=job.site.name, job_id=job_id, reason=reason,
         source=source, nodes=nodes, ranks=ranks,
         starts=_count(run, tasks, RunDirectory.start_numbers), attempts=_count(run, tasks, RunDirectory.attempt_numbers),
-        step=_step(run, attempt) if attempt else None, exit_code=_exit_code(run, tasks) if state.final else None,
+        step=_step(run, attempt) if attempt else None,
+        exit_code=exit_code_of_end(run, word) if tasks is None else exit_code_of_tasks(state, tasks),
         path=str(run.path), tasks=tasks,
     )  # fmt: skip
 
@@ -118,13 +126,6 @@ def _count(run: RunDirectory, tasks: Sequence[TaskStatus] | None, numbers: Calla
     if tasks is None:
         return len(numbers(run))
     return sum(len(numbers(run.task(number))) for number in run.task_numbers())
-
-
-def _exit_code(run: RunDirectory, tasks: Sequence[TaskStatus] | None) -> int | None:
-    """The job's; of an array that of the first task that failed, 0 when all are completed."""
-    if tasks is None:
-        return exit_code_of_end(run)
-    return next((task.exit_code for task in tasks if task.exit_code != 0), 0)
 
 
 def _shape(run: RunDirectory, job: ResolvedJob) -> tuple[int | str, int]:
@@ -197,7 +198,7 @@ def final_word(run: RunDirectory) -> Word | None:
     if begun is None or _last_submitted(run) > begun["start"]:
         return None
     place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
-    return RunState(end["state"]), place + end["reason"], "exit.json"
+    return RunState(end["state"]), place + end["reason"], OWN_WORD
 
 
 def _last_submitted(run: RunDirectory) -> int:
