@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from on_slurm import Site, wait_for
 
 from toolkit.slurm.array import parse_array
+from toolkit.slurm.commands import Slurm
 from toolkit.slurm.refusals import refusal_of
 
 pytestmark = pytest.mark.cluster
@@ -26,3 +28,25 @@ def test_a_number_too_large_for_the_cluster_is_refused_with_the_fix(cluster):
     with pytest.raises(AssertionError) as refused:
         cluster.run("sbatch", "-H", "-o", "/dev/null", "-a", "0-2000000", "--wrap", "true")
     assert "MaxArraySize" in refusal_of(str(refused.value))[1]
+
+
+def test_a_requeue_runs_no_completed_task_again(here: Site) -> None:
+    """Task 0 has completed, task 1 runs, task 2 waits for its turn."""
+    gate = here.folder / "gate"
+    line = f"test $SLURM_ARRAY_TASK_ID = 0 || until test -e {gate}; do sleep 0.2; done"
+    job_id, run = here.submit(here.job(line), "-a", "0-2%1")
+    wait_for(lambda: run.task(1).attempt_numbers(), 60)
+    assert f"job {job_id} goes back into the queue" in here.ok("requeue", run.run_id)
+    gate.touch()
+    assert here.toolkit("wait", run.run_id, timeout_s=120).returncode == 0
+    assert [len(run.task(number).start_numbers()) for number in range(3)] == [1, 2, 1]
+
+
+def test_what_ends_before_the_requeue_is_not_run_again(here: Site) -> None:
+    """Nor what ends between our look at it and the call."""
+    job_id, run = here.submit(here.job("true"))
+    assert here.wait(run).returncode == 0
+    Slurm(str(here.cluster.slurm_conf)).requeue(job_id)
+    assert here.toolkit("requeue", run.run_id).returncode == 1
+    assert (here.status(run)["state"], run.start_numbers()) == ("completed", [0])
+    assert "COMPLETED" in here.cluster.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", job_id)

@@ -113,7 +113,7 @@ def test_a_run_is_requeued_on_request_and_has_saved(here: Site) -> None:
     job_id, run = here.submit(job)
     wait_for(is_stepping(run, 0))
     asked = here.toolkit("requeue", run.run_id, "--print-cmd")
-    assert f"+ scontrol requeue {job_id}" in asked.stderr
+    assert f"+ scontrol requeue Incomplete {job_id}" in asked.stderr
     end = exit_of(run, 0)
     assert (end["next"], end["final"]) == ("await_slurm", False)
     assert "s left" in run.attempt(0).log_file(0).read_text()

@@ -25,8 +25,10 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
 def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
     """Have Slurm end the run's job and put it back into the queue; ranks save first, within KillWait.
 
+    Of an array that holds for the tasks that run: those that wait or have ended stay as they are.
+
     Raises:
-        CheckFailedError: the run is not running in a job of Slurm's.
+        CheckFailedError: the run is not running in a job of Slurm's, or no longer.
         SchedulerRefusedError: Slurm does not requeue it.
     """
     status = _require_running(run, "so there is nothing to requeue")
@@ -42,7 +44,14 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
             fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
         )
     slurm_of(job, echo=echo).requeue(status.job_id)
-    return run_status(run)
+    after = run_status(run)
+    if after.state.final:  # Slurm says nothing of what it leaves alone
+        raise CheckFailedError(
+            f"run {run.run_id} is {after.state.value}: it ended before Slurm could requeue it",
+            where=str(run.path),
+            fix=f"`toolkit resume {run.run_id}` starts it again",
+        )
+    return after
 
 
 def _require_running(run: RunDirectory, so: str) -> RunStatus:

@@ -26,8 +26,9 @@ from toolkit.slurm.job_facts import (
     read_squeue,
     sacct_argv,
     squeue_argv,
+    unreadable_end,
 )
-from toolkit.slurm.records import new_mark
+from toolkit.slurm.records import UnreadableError, new_mark
 from toolkit.slurm.refusals import refusal_of
 from toolkit.slurm.states import run_state
 
@@ -100,8 +101,8 @@ class Slurm:
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:
         """Facts of each job (`123`) or task (`123_4`) that Slurm still knows: squeue first, then sacct.
 
-        What neither knows is left out. Where squeue does not answer, only an end that accounting knows is a fact; the
-        others have no state, and the reason why.
+        What neither knows is left out. Where squeue does not answer, or what it says cannot be read, only an end that
+        accounting knows is a fact; the others have no state, and the reason why.
 
         Raises:
             SchedulerRefusedError: nothing is known, since squeue did not answer.
@@ -116,7 +117,12 @@ class Slurm:
         except SchedulerRefusedError as error:
             silence = error
         missing = [job for job in wanted if job not in facts]
-        ended = self.accounted(missing)
+        try:
+            ended = self._accounted(missing)
+        except UnreadableError as error:
+            if silence is None:
+                return facts | {job: unreadable_end(job, error) for job in missing}
+            ended = {}
         if silence is None:
             return facts | {job: outlived(fact) for job, fact in ended.items()}
         ended = {job: fact for job, fact in ended.items() if run_state(fact.state).final}
@@ -135,7 +141,13 @@ class Slurm:
         return of_jobs(read_squeue(text, mark), wanted)
 
     def accounted(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
-        """What accounting says of some jobs or tasks; it alone knows who cancelled one. {} where none is kept."""
+        """What accounting says of some jobs or tasks; it alone knows who cancelled one. {} where none is kept or told."""
+        try:
+            return self._accounted(wanted)
+        except UnreadableError:
+            return {}
+
+    def _accounted(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
         if not wanted or shutil.which("sacct") is None:
             return {}
         mark = new_mark()
@@ -150,8 +162,11 @@ class Slurm:
         self.call(["scancel", "--full", *job_ids])
 
     def requeue(self, job_id: str) -> None:
-        """Put a running batch job back into the queue, under the same job id."""
-        self.call(["scontrol", "requeue", job_id])
+        """Put a running batch job back into the queue, under the same job id; of an array the tasks that run.
+
+        What has ended stays so, without a word: plain `scontrol requeue` would run it again.
+        """
+        self.call(["scontrol", "requeue", "Incomplete", job_id])
 
 
 def _failure(command: str, done: subprocess.CompletedProcess[str]) -> SchedulerRefusedError:
