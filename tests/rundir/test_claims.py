@@ -9,7 +9,7 @@ import pytest
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.claims import claim_attempt, claim_start, end_start, read_claim
 from toolkit.rundir.files import write_json
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import RunDirectory, make_task
 
 
 def claim(run, first, job_id):
@@ -71,6 +71,33 @@ def test_a_requeue_of_an_old_job_waits_for_the_newer_start(run_directory):
         claim(run_directory, 0, "10")
 
 
+def test_a_requeue_of_a_job_whose_run_was_resumed_since_is_refused(run_directory):
+    """Its script holds the job file of before; the resume may have changed it, and may have ended well."""
+    claim(run_directory, 0, "10")
+    end_start(run_directory, 0, state="failed", exit_code=1)
+    write_json(run_directory.resumed(1), {"job": {}})
+    write_json(run_directory.submitted(1), {"job_id": "11"})
+    with pytest.raises(OwnFailureError, match="requeue of job 10 comes too late: the run was resumed as start 1"):
+        claim(run_directory, 0, "10")  # while the resumed job waits
+    claim(run_directory, 1, "11")
+    end_start(run_directory, 1, state="completed", exit_code=0)
+    with pytest.raises(OwnFailureError, match="comes too late"):
+        claim(run_directory, 0, "10")
+    assert claim(run_directory, 1, "11") == 2  # its own requeue
+
+
+def test_a_task_that_a_resume_left_out_is_requeued(run_directory):
+    tasks = [make_task(run_directory, number) for number in range(2)]
+    for task in tasks:
+        claim(task, 0, f"10_{task.task_number}")
+        end_start(task, 0, state="preempted", exit_code=143)
+    write_json(run_directory.resumed(1), {"job": {}})
+    write_json(tasks[1].submitted(1), {"job_id": "11"})  # the resume was of task 1 alone
+    assert claim(tasks[0], 0, "10_0") == 1
+    with pytest.raises(OwnFailureError, match="comes too late"):
+        claim(tasks[1], 0, "10_1")
+
+
 def test_a_supervisor_killed_while_claiming_leaves_no_start(run_directory, monkeypatch):
     def killed(*_arguments, **_more):
         raise KeyboardInterrupt
@@ -88,7 +115,7 @@ import sys, time
 from pathlib import Path
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.claims import claim_attempt, claim_start
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import RunDirectory, make_task
 run, name, begin = RunDirectory(Path(sys.argv[1])), sys.argv[2], float(sys.argv[3])
 time.sleep(max(0.0, begin - time.time()))
 try:

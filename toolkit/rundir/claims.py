@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -34,8 +35,8 @@ def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: i
     A requeue runs the same script again under the same job id and takes the next number.
 
     Raises:
-        OwnFailureError: another job has lived this script, a later script has begun before this one, or the last
-            start, of another job, has not ended.
+        OwnFailureError: another job has lived this script, a later script has begun before this one, the run was
+            resumed as another job since, or the last start, of another job, has not ended.
     """
     numbers = run.start_numbers()
     last = numbers[-1] if numbers else -1
@@ -48,6 +49,7 @@ def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: i
                 where=str(run.path),
                 fix=f"`toolkit resume {run.run_id}` continues the run",
             )
+        _refuse_resumed(run, job_id, numbers)
         number = last + 1
     elif first < last:
         raise OwnFailureError(
@@ -65,6 +67,18 @@ def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: i
     claim = StartClaim(number, job_id, host, pid, process_started, utc_now())
     _put(run, claim)
     return claim
+
+
+def _refuse_resumed(run: RunDirectory, job_id: str, numbers: Sequence[int]) -> None:
+    """A requeue of a job whose run was resumed since would write over it, with the job file of before."""
+    newest = max(number for number in numbers if _claim(run, number).job_id == job_id)
+    later = [number for number in run.resumed_starts() if number > newest]
+    if later:
+        raise OwnFailureError(
+            f"this requeue of job {job_id} comes too late: the run was resumed as start {later[-1]} since",
+            where=str(run.path),
+            fix=f"`toolkit resume {run.run_id}` continues the run",
+        )
 
 
 def _put(run: RunDirectory, claim: StartClaim) -> None:

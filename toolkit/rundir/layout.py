@@ -87,9 +87,7 @@ class RunDirectory:
             return True
         if self.task_number is None or not (self.whole.control / request).exists():
             return False
-        submitted = (int(path.stem.split("-")[1]) for path in self.path.glob("submitted-*.json"))
-        starts = {*self.start_numbers(), *submitted}
-        return not any(self.whole.resumed(number).exists() for number in starts)
+        return not self.resumed_starts()
 
     @property
     def starts(self) -> Path:
@@ -127,6 +125,11 @@ class RunDirectory:
         """Written by the resume that began start `start`."""
         return self.path / f"resumed-{start:03}.json"
 
+    def resumed_starts(self) -> list[int]:
+        """The starts of this run, or of this task, that a resume began: of an array it may leave tasks out."""
+        submitted = map(start_of, self.path.glob("submitted-*.json"))
+        return sorted(number for number in {*self.start_numbers(), *submitted} if self.whole.resumed(number).exists())
+
     def start(self, number: int) -> Path:
         return self.starts / f"{number:03}"
 
@@ -153,6 +156,11 @@ class AttemptDirectory:
     @property
     def number(self) -> int:
         return int(self.path.name)
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run, or the task, that this is an attempt of."""
+        return RunDirectory(self.path.parent.parent)
 
     @property
     def start_file(self) -> Path:
@@ -223,6 +231,20 @@ class AttemptDirectory:
         """Make the folders of an attempt that was just claimed."""
         for folder in (self.errors, self.ranks, self.logs):
             make_folder(folder)
+
+
+def start_of(path: Path) -> int:
+    """The start in the name of a file such as `submitted-001.json`."""
+    return _number_behind_dash(path)
+
+
+def rank_of(path: Path) -> int:
+    """The rank in the name of a file such as `rank-00003.json` or `rank-3.log`."""
+    return _number_behind_dash(path)
+
+
+def _number_behind_dash(path: Path) -> int:
+    return int(path.stem.split("-")[1])
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -59,7 +59,8 @@ class Next(StrEnum):
     RESTART = "restart"  # new ranks in the same allocation
     REQUEUE = "requeue"  # we ask Slurm for a new start of the same job
     AWAIT = "await_slurm"  # Slurm requeues by itself
-    FOLLOW_UP = "follow_up"  # another job that begins when this one has ended, where Slurm cannot be asked to requeue
+    # Another job that begins when this one has ended, where Slurm cannot be asked for a requeue.
+    FOLLOW_UP = "follow_up"
 
 
 @dataclass(frozen=True)
