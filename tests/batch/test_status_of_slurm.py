@@ -9,10 +9,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from toolkit.batch import follow
+from toolkit.batch import follow, history
 from toolkit.batch.living import slurm_word
+from toolkit.batch.settle import close_submission
 from toolkit.rundir.claims import claim_start, end_start
-from toolkit.rundir.files import write_json
+from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.states import RunState
 from toolkit.slurm.job_facts import JobFacts
@@ -79,6 +80,9 @@ def test_waiting_in_words(run_directory):
     )
     held = say(run_directory, state="CANCELLED", reason="JobHeldUser", start_time="2026-11-21T02:48:01")
     assert held == (RunState.CANCELLED, "Slurm: CANCELLED (JobHeldUser)")
+    of_an_admin = say(run_directory, state="PENDING", reason="JobHeldAdmin")[1]
+    assert of_an_admin == "Slurm: PENDING (JobHeldAdmin): held until an administrator releases it"
+    assert "`scontrol release 7`" in say(run_directory, state="PENDING", reason="JobHeldUser")[1]
     assert "`scontrol release 7`" in say(run_directory, state="REQUEUE_HOLD", reason="job requeued in held state")[1]
     assert "expected to start at 2026" in say(run_directory, state="PENDING", start_time="2026-11-21T02:48:01")[1]
 
@@ -148,6 +152,37 @@ def test_many_runs_are_one_question(toolkit, squeue):
     toolkit.ok("history")
     assert len(calls()) == 3
     assert toolkit("status", runs[0].run_id, "--live").code == 2
+
+
+@pytest.mark.usefixtures("sbatch")
+@pytest.mark.parametrize("array", ["", "0-1"])
+def test_a_run_that_is_submitted_after_the_question_is_not_lost(toolkit, squeue, monkeypatch, array):
+    """Of three runs one has a job; one is in sbatch's hands, and one has ended and is resumed, while squeue answers."""
+    other = submitted(toolkit, "1", "other")
+    new, resumed = submitted(toolkit, "8", "new", array=array), submitted(toolkit, "7", "resumed", array=array)
+    (new.path / "submitted-000.json").rename(new.path / "later.json")
+    write_json(
+        new.submitting(0), {"token": "t", "pid": 1, "process_started": 1, "host": "elsewhere", "time": utc_now()}
+    )
+    for part in [make_task(resumed, 0), make_task(resumed, 1)] if array else [resumed]:
+        claim(part, job_id=f"7_{part.task_number}" if array else "7")
+        end_start(part, 0, state="completed", exit_code=0)
+        end_attempt(part, state="completed", exit_code=0)
+    end = "_[0-1]" if array else ""
+    squeue(("1", "RUNNING", "None"))
+    real = history.ask_slurm
+
+    def ask(job, job_ids, *, echo=False):
+        answer = real(job, job_ids, echo=echo)
+        squeue(("1", "RUNNING", "None"), (f"8{end}", "PENDING", "None"), (f"9{end}", "PENDING", "None"))
+        (new.path / "later.json").rename(new.path / "submitted-000.json")
+        new.submitting(0).unlink()
+        close_submission(resumed, 1, "9")
+        return answer
+
+    monkeypatch.setattr(history, "ask_slurm", ask)
+    told = json.loads(toolkit.ok("status", *(run.run_id for run in (other, new, resumed)), "--json"))
+    assert [entry["state"] for entry in told] == ["running", "pending", "pending"], told
 
 
 def test_an_array_is_told_by_task(toolkit, squeue):

@@ -14,8 +14,9 @@ from toolkit.slurm.job_facts import JobFacts
 from toolkit.slurm.states import base_state, run_state
 from toolkit.supervise.allocation import process_start_ticks
 
-# Slurm's facts by job id, or the error where it did not answer.
-Answer = Mapping[str, JobFacts] | ToolkitError
+# Slurm's facts by each job id that it was asked for, None of a job that it does not know; or the error where it did not
+# answer. An id that is not there was not asked for.
+Answer = Mapping[str, JobFacts | None] | ToolkitError
 # State, reason in words, who said it.
 Word = tuple[RunState, str, str]
 OWN_WORD = "exit.json"  # who said it, where the run's own last attempt did
@@ -62,6 +63,8 @@ def _in_words(fact: JobFacts) -> str:
         if not fact.restarts:
             return f"{said}: not before {begin}"
         return f"{said}: requeued {_times(fact.restarts)}, and Slurm holds a requeued job back until {begin}"
+    if fact.reason == "JobHeldAdmin":
+        return f"{said}: held until an administrator releases it"
     if base_state(fact.state) in ("REQUEUE_HOLD", "SPECIAL_EXIT") or fact.reason.startswith("JobHeld"):
         return f"{said}: held until `scontrol release {fact.job_id}`"
     if fact.start_time:
@@ -75,8 +78,7 @@ def _times(number: int) -> str:
 
 def local_word(run: RunDirectory, job_id: str) -> Word:
     """Local runs have no scheduler to ask: only the host that they run on knows whether they live."""
-    claim = _claim_of(run, job_id)
-    host = claim.host if claim else str(read_json(run.record)["host"])
+    claim, host = _claim_of(run, job_id), started_on(run, job_id)
     if host != socket.gethostname():
         return RunState.UNKNOWN, f"it was started on {host}; ask there", "run directory"
     cancelling = run.is_asked("cancel")
@@ -91,6 +93,12 @@ def local_word(run: RunDirectory, job_id: str) -> Word:
     if cancelling:
         return RunState.CANCELLING, "cancel was asked", "process table"
     return RunState.RUNNING, f"process {claim.pid} on {claim.host}", "process table"
+
+
+def started_on(run: RunDirectory, job_id: str) -> str:
+    """The host that a local run lives on: the one that claimed it, before that the one that submitted it."""
+    claim = _claim_of(run, job_id)
+    return claim.host if claim else str(read_json(run.record)["host"])
 
 
 def _gone(claim: StartClaim) -> str:
