@@ -55,7 +55,7 @@ class RunStatus:
 
 def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = False) -> RunStatus:
     """The state of one run, or of one task of an array run. `answer` is Slurm's where it was asked for all runs at once, for
-    the ids that `ids_to_ask` names; None asks it now.
+    the ids that `ids_to_ask` names; None asks it now, and so does a job that was submitted after the question.
     """
     job = recorded_job(run)
     opened = None
@@ -65,8 +65,7 @@ def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = 
     tasks = None
     word = open_word(opened, job_id)
     if word is None and job_id and _is_array(run, job):
-        if answer is None:
-            answer = ask_slurm(job, ids_to_ask(run, job), echo=echo)
+        answer = _answer_for(ids_to_ask(run, job), job, answer, echo=echo)
         tasks = _task_statuses(run, job, job_id, answer)
         asked = job.job.tasks is not None and len(job.job.tasks) == len(tasks)
         word = word_of_tasks(job.job.array if asked else f"of {len(tasks)} tasks", tasks)
@@ -208,9 +207,16 @@ def _last_submitted(run: RunDirectory) -> int:
 def ask_slurm(job: ResolvedJob, job_ids: list[str], *, echo: bool = False) -> Answer:
     """What the job's cluster says of some jobs; its silence is an answer too."""
     try:
-        return slurm_of(job, echo=echo).jobs(job_ids)
+        return {**dict.fromkeys(job_ids), **slurm_of(job, echo=echo).jobs(job_ids)}
     except (SchedulerRefusedError, NotFoundError) as error:
         return error
+
+
+def _answer_for(job_ids: list[str], job: ResolvedJob, answer: Answer | None, *, echo: bool) -> Answer:
+    """`answer` where it is one to the question for `job_ids`, else a new one."""
+    if answer is not None and (isinstance(answer, ToolkitError) or set(job_ids) <= set(answer)):
+        return answer
+    return ask_slurm(job, job_ids, echo=echo)
 
 
 def _living_word(run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer | None, *, echo: bool) -> Word:
@@ -220,4 +226,4 @@ def _living_word(run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answe
         return local_word(run, job_id)
     if not uses_slurm(job):
         return RunState.UNKNOWN, f"job {job_id} is not of site {job.site.name}", "run directory"
-    return slurm_word(run, job_id, ask_slurm(job, [job_id], echo=echo) if answer is None else answer)
+    return slurm_word(run, job_id, _answer_for([job_id], job, answer, echo=echo))
