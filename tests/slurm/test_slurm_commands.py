@@ -109,6 +109,11 @@ def answer(mark, *rows):
     return f"{mark} sed \"s/@/$mark/g\" <<'END'\n{cells}END"
 
 
+def damaged(mark, how, *rows):
+    """The same, behind an accident: what the sed commands `how` make of it."""
+    return f'{mark} ( {answer(mark, *rows)}\n) | sed "{how}"'
+
+
 def queued(job, state, reason="None", comment="(null)"):
     times = ("1:00", "2026-11-21T02:48:01", "2026-11-21T02:48:01")
     ask = ("main", "1", "5:00", "N/A", "(null)", "(null)")
@@ -166,3 +171,50 @@ def test_a_controller_that_is_down_is_no_proof_that_a_job_is_gone(command):
     command("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(SchedulerRefusedError, match="Unable to contact"):
         Slurm().jobs(["1"])
+
+
+THREE = (queued("1", "RUNNING"), queued("2", "RUNNING"), queued("3", "RUNNING"))
+ENDED = ("3", "FAILED", "1:0", "n1", "x")
+NO_ACCOUNTING = "echo 'Slurm accounting storage is disabled' >&2; exit 1"
+
+
+@pytest.mark.parametrize("line_end", ["", "\r"])
+def test_a_sites_greeting_above_the_queue_hides_no_job(command, line_end):
+    greeting = "Welcome to Big Iron, ~2026~!\\nMaintenance on 3 December."
+    command("squeue", damaged(QUEUE_MARK, f"1i {greeting}\n; s/$/{line_end}/", *THREE))
+    assert {job: fact.state for job, fact in Slurm().jobs(["1", "2", "3"]).items()} == dict.fromkeys("123", "RUNNING")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("2s/^2/x/", "x RUNNING"), ("2s/2//", "RUNNING"), ("2s/RUNNING$mark//", "2 None"), ("2s/None$mark/&&/", "2 RUNNING"),
+        ("1i slurm_load_jobs error: no answer\nd", "slurm_load_jobs"), ("1s/^1$mark/1 /", "1 RUNNING"), ("2,\\$d; s/n1.*//", "1 RUNNING"),
+        ("2a warning: slow", "warning: slow"), ("3s/$mark.*//", "'3'"), ("1s/1$mark$/&7/", "7"), ("s/$mark/ /g", "1 RUNNING"),
+        ("2s/^2/2_[1,3,...]/; 2s/2$mark$/2_[1,3,...]$mark/", "2_[1,3,...] RUNNING"),
+    ],
+)  # fmt: skip
+def test_a_queue_that_cannot_be_read_has_forgotten_nobody(command, how, said):
+    """A job behind the damage would count as lost, and be started a second time beside the one that runs."""
+    command("squeue", damaged(QUEUE_MARK, how, *THREE))
+    command("sacct", NO_ACCOUNTING)
+    with pytest.raises(SchedulerRefusedError, match="squeue's answer cannot be read") as error:
+        Slurm().jobs(["1", "2", "3"])
+    assert said in error.value.message
+    command("sacct", answer(ACCOUNTS_MARK, ENDED))
+    assert {job: fact.state for job, fact in Slurm().jobs(["1", "2", "3"]).items()} == {"1": "", "2": "", "3": "FAILED"}
+
+
+def test_tasks_that_the_queue_does_not_list_wait(command):
+    command("squeue", answer(QUEUE_MARK, queued("5_1", "RUNNING"), queued("5_*", "PENDING"), queued("6", "RUNNING")))
+    facts = Slurm().jobs(["5_1", "5_2", "6"])
+    assert {job: fact.state for job, fact in facts.items()} == {"5_1": "RUNNING", "5_2": "PENDING", "6": "RUNNING"}
+
+
+def test_an_accounting_that_cannot_be_read_makes_no_job_lost(command):
+    command("squeue", answer(QUEUE_MARK, THREE[0]))
+    command("sacct", damaged(ACCOUNTS_MARK, "1s/0:0/&$mark/", ("2", "COMPLETED", "0:0", "n1", "x"), ENDED))
+    facts = Slurm().jobs(["1", "2", "3"])
+    assert {job: fact.state for job, fact in facts.items()} == {"1": "RUNNING", "2": "", "3": ""}
+    assert "sacct's answer cannot be read" in facts["3"].reason
+    assert Slurm().accounted(["2", "3"]) == {}

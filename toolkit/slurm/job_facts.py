@@ -6,12 +6,12 @@ A record begins and ends with its job id; how records are kept apart stands in r
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from toolkit.slurm.array import parse_array
-from toolkit.slurm.records import read_records
+from toolkit.slurm.records import UnreadableError, read_records
 from toolkit.slurm.states import run_state
 
 # squeue's --Format types and sacct's --format fields, in our order.
@@ -34,7 +34,8 @@ _QUEUE = (
     "JobArrayID",
 )
 _ACCOUNTS = ("JobID", "State", "ExitCode", "NodeList", "Submit", "JobID")
-_JOB_ID = re.compile(r"[0-9]+(_[0-9]+|_\[[0-9,:%-]+\])?(\+[0-9]+)?", re.ASCII)
+# `5_*` is Slurm's word for the tasks of array 5 that wait, where it does not list them.
+_JOB_ID = re.compile(r"[0-9]+(_[0-9]+|_\[[0-9,:%-]+\]|_\*)?(\+[0-9]+)?", re.ASCII)
 _CANCELLED_BY = re.compile(r"CANCELLED by ([0-9]+)", re.ASCII)
 
 
@@ -80,7 +81,11 @@ def sacct_argv(jobs: Iterable[str], mark: str) -> list[str]:
 
 
 def read_squeue(text: str, mark: str) -> list[JobFacts]:
-    """The rows of `squeue_argv`'s answer."""
+    """The rows of `squeue_argv`'s answer.
+
+    Raises:
+        UnreadableError: it holds anything else.
+    """
     return [
         JobFacts(
             row["JobArrayID"], row["State"], row["Reason"], row["NodeList"], row["TimeLeft"], source="squeue",
@@ -89,14 +94,18 @@ def read_squeue(text: str, mark: str) -> list[JobFacts]:
             node_count=row["NumNodes"], time_limit=row["TimeLimit"], end_time=row["EndTime"],
             dependency=row["Dependency"], required_nodes=row["ReqNodes"],
         )
-        for row in _records(text, mark, _QUEUE)
+        for row in _records("squeue", text, mark, _QUEUE)
     ]  # fmt: skip
 
 
 def read_sacct(text: str, mark: str) -> list[JobFacts]:
-    """The rows of `sacct_argv`'s answer; of a job that was requeued, the life that was submitted last."""
+    """The rows of `sacct_argv`'s answer; of a job that was requeued, the life that was submitted last.
+
+    Raises:
+        UnreadableError: it holds anything else.
+    """
     newest: dict[str, tuple[str, JobFacts]] = {}
-    for row in _records(text, mark, _ACCOUNTS):
+    for row in _records("sacct", text, mark, _ACCOUNTS):
         by = _CANCELLED_BY.fullmatch(row["State"])
         facts = JobFacts(
             row["JobID"], row["State"], nodes=row["NodeList"], exit_code=row["ExitCode"], source="sacct",
@@ -111,11 +120,9 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _records(text: str, mark: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
-    for record in read_records(text, mark, len(names)):
-        if not _JOB_ID.fullmatch(record[0]):
-            return
-        yield dict(zip(names, record, strict=True))
+def _records(command: str, text: str, mark: str, names: Sequence[str]) -> list[dict[str, str]]:
+    records = read_records(command, text, mark, len(names), key=_JOB_ID)
+    return [dict(zip(names, record, strict=True)) for record in records]
 
 
 def base_of(job_id: str) -> str:
@@ -147,7 +154,9 @@ def of_jobs(rows: Iterable[JobFacts], wanted: Collection[str]) -> dict[str, JobF
 
 
 def _holds(job_id: str, task: int) -> bool:
-    """Whether `123_[5-9%2]` has a task."""
+    """Whether the row of `123_[5-9%2]` or `123_*` has a task."""
+    if job_id.endswith("_*"):
+        return True  # each that has no row of its own
     _, bracket, tasks = job_id.partition("_[")
     return bool(bracket) and task in _tasks(tasks.removesuffix("]"))
 
@@ -158,6 +167,11 @@ def _tasks(text: str) -> frozenset[int]:
         return frozenset(parse_array(text))
     except ValueError:
         return frozenset()  # cut short: nobody knows
+
+
+def unreadable_end(job_id: str, error: UnreadableError) -> JobFacts:
+    """A job that squeue has forgotten, and of whose end nobody can tell."""
+    return JobFacts(job_id, "", reason=f"squeue knows the job no more, and {error.message}", source="none")
 
 
 def outlived(facts: JobFacts) -> JobFacts:

@@ -56,4 +56,4 @@ def _sinfo(slurm: Slurm, *options: str, columns: str) -> list[list[str]]:
     mark, names = new_mark(), columns.split()
     form = "".join(name + mark for name in [*names, names[0]])
     text = slurm.call(["sinfo", "--noheader", *options, f"--format={form}"])
-    return [record[:-1] for record in read_records(text, mark, len(names) + 1)]
+    return [record[:-1] for record in read_records("sinfo", text, mark, len(names) + 1)]

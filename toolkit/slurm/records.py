@@ -1,15 +1,26 @@
 """Records that a command of Slurm's prints in the columns that we ask for, whatever stands in names and comments.
 
 Cells are divided by a mark that is made anew for each question, so that nobody can have written it into a name. A record
-begins and ends with the same key, and one that does not ends the reading: what follows has lost its place.
+begins and ends with the same key. What is neither a record nor a site's greeting before the first one makes the whole
+answer unreadable: a job whose record is damaged must not count as one that Slurm has forgotten.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Iterator
 
-_NOTHING = frozenset({"", "(null)", "None", "NONE", "N/A", "Unknown", "None assigned"})
+from toolkit.errors import SchedulerRefusedError
+
+# What Slurm's commands print where there is nothing to say.
+NOTHING = frozenset({"", "(null)", "None", "NONE", "none", "N/A", "Unknown", "None assigned"})
+
+
+class UnreadableError(SchedulerRefusedError):
+    """A command of Slurm's printed something that is not, or not only, what it was asked for."""
+
+    def __init__(self, command: str, place: str) -> None:
+        super().__init__(f"{command}'s answer cannot be read: {place.strip()[:60]!r}")
 
 
 def new_mark() -> str:
@@ -17,17 +28,31 @@ def new_mark() -> str:
     return f"~{secrets.token_hex(6)}~"
 
 
-def read_records(text: str, mark: str, width: int) -> Iterator[list[str]]:
+def read_records(
+    command: str, text: str, mark: str, width: int, *, key: re.Pattern[str] | None = None
+) -> list[list[str]]:
     """Each record's `width` cells; every cell has the mark behind it, and a line end follows the last one.
 
-    What stands for nothing ("N/A", "(null)", ...) is "".
+    What stands for nothing ("N/A", "(null)", ...) is "". `key` is the form of what a record begins with.
+
+    Raises:
+        UnreadableError: something else stands in the answer of `command`.
     """
-    cells = text.split(mark)[:-1]
+    *cells, rest = text.replace("\r\n", "\n").split(mark)
+    if rest.strip():
+        raise UnreadableError(command, rest)
+    if not cells:
+        return []
+    greeting, _, cells[0] = cells[0].rpartition("\n")
+    damaged = next((line for line in greeting.split("\n") if key is not None and key.match(line.strip())), None)
+    if damaged is not None:
+        raise UnreadableError(command, damaged)
+    records = []
     for begin in range(0, len(cells), width):
-        record = cells[begin : begin + width]
-        if begin and not record[0].startswith("\n"):
-            return
-        record = [cell.strip() for cell in record]
-        if len(record) < width or record[0] != record[-1]:
-            return
-        yield ["" if cell in _NOTHING else cell for cell in record]
+        record = [cell.strip() for cell in cells[begin : begin + width]]
+        in_place = cells[begin].startswith("\n") or not begin
+        whole = len(record) == width and record[0] == record[-1] and (key is None or key.fullmatch(record[0]))
+        if not in_place or not whole:
+            raise UnreadableError(command, " ".join(record))
+        records.append(["" if cell in NOTHING else cell for cell in record])
+    return records

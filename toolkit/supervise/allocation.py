@@ -14,13 +14,13 @@ from pathlib import Path
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.states import Cause, Next
 from toolkit.slurm.commands import Slurm, TimedOutError
+from toolkit.slurm.records import NOTHING
 from toolkit.slurm.states import base_state
 from toolkit.supervise.log import say
 
 ANSWER_S = 10.0  # for one question to Slurm
 SILENCE_S = 30.0  # after it did not answer
 END_SLACK_S = 45.0  # Slurm looks for time limits that are over every 30 s
-_NOTHING = frozenset({"", "Unknown", "None", "NONE", "N/A"})
 _ENDED = {
     "CANCELLED": Cause.CANCELLED, "TIMEOUT": Cause.WALLTIME, "DEADLINE": Cause.WALLTIME,
     "NODE_FAIL": Cause.NODE_LOST, "COMPLETED": Cause.STOPPED,
@@ -132,7 +132,7 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
 
 def _seconds_of(end: str) -> float:
     """Slurm's local time, which is this host's, in seconds since the epoch; 0 where there is no end."""
-    return 0.0 if end in _NOTHING else datetime.fromisoformat(end).timestamp()
+    return 0.0 if end in NOTHING else datetime.fromisoformat(end).timestamp()
 
 
 def why_terminated(allocation: Allocation) -> Cause:
@@ -144,7 +144,7 @@ def why_terminated(allocation: Allocation) -> Cause:
     if state != "COMPLETING":
         return _ENDED.get(state, Cause.PREEMPTED)
     # That word hides why the job ends; what else is said of it does not.
-    if preempted not in _NOTHING or (restarts.isdigit() and int(restarts) > allocation.restarts):
+    if preempted not in NOTHING or (restarts.isdigit() and int(restarts) > allocation.restarts):
         return Cause.PREEMPTED  # or requeued on request: either way Slurm begins it again
     if allocation.left_s() < END_SLACK_S:
         return Cause.WALLTIME
