@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_of
 from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rundir.files import make_folder
 from toolkit.rundir.layout import RunDirectory
 
 
@@ -29,13 +31,24 @@ def sync(path: Path) -> None:
 def open_part(final: Path, attempt: int) -> Path:
     """Make the empty folder in which `attempt` writes the checkpoint `final`.
 
-    What a failed save of the same attempt left there is removed.
+    What a failed save of the same attempt left there is removed. In a run the folder is as open as the run, elsewhere
+    as the umask says.
     """
     part = part_folder(final, attempt)
     if part.exists():
         shutil.rmtree(part)
-    part.mkdir(parents=True)
+    if _is_of_a_run(final.parent):
+        with suppress(FileExistsError):
+            make_folder(part.parent)
+        make_folder(part)
+    else:
+        part.mkdir(parents=True)
     return part
+
+
+def _is_of_a_run(directory: Path) -> bool:
+    """True for a run's `checkpoints` folder. Other folders have no attempts, and their modes are the umask's."""
+    return RunDirectory(directory.parent).attempts.is_dir()
 
 
 def refuse_existing(final: Path) -> None:

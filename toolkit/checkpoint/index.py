@@ -11,22 +11,26 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s
 
+from toolkit.checkpoint.commit import sync
 from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.layout import INDEX
 from toolkit.checkpoint.manifest import Manifest, TensorRecord
 from toolkit.checkpoint.names import escape
 from toolkit.checkpoint.shards import LIBRARY_VERSIONS, dataset_name, group_path
+from toolkit.rundir.files import mode_of_files_in
 
 
 def write_index(folder: Path, manifest: Manifest) -> Path:
-    """Write the index of a checkpoint into its folder, in place of an older one."""
+    """Write the index of a checkpoint into its folder, in place of an older one, and bring it to the disk."""
     path = folder / INDEX
     with h5py.File(path, "w", libver=LIBRARY_VERSIONS, locking=False) as file:
+        path.chmod(mode_of_files_in(folder))  # the umask must not decide who can read
         file.attrs["format"] = "toolkit-index 1"
         file.attrs["step"] = manifest.step
         tensors = file.create_group("tensors")
         for name, record in manifest.tensors.items():
             _write_virtual(tensors, name, record)
+    sync(path)
     return path
 
 

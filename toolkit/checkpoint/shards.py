@@ -25,6 +25,7 @@ from toolkit.checkpoint.layout import digest_name
 from toolkit.checkpoint.manifest import FileRecord, Piece, TensorRecord
 from toolkit.checkpoint.names import escape
 from toolkit.errors import OwnFailureError
+from toolkit.rundir.files import mode_of_files_in
 
 # Tensors of a page and more start on a page; small ones are packed.
 ALIGNMENT_BYTES = 4096
@@ -54,6 +55,7 @@ class ShardWriter:
             alignment_threshold=ALIGNMENT_BYTES,
             alignment_interval=ALIGNMENT_BYTES,
         )
+        path.chmod(mode_of_files_in(path.parent))  # the umask must not decide who can read
         self._file.attrs["format"] = "toolkit-shard 1"
         # The data are written once and whole: no fill first, and space is taken in the order of writing.
         self._properties = h5p.create(h5p.DATASET_CREATE)

@@ -36,6 +36,7 @@ from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piec
 from toolkit.checkpoint.shards import ALIGNMENT_BYTES, ShardWriter
 from toolkit.checkpoint.tensors import as_numpy, dtype_name
 from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rundir.files import mode_of_files_in, write_text
 
 # All ranks wait while the coordinator writes the index, some 10 microseconds for each piece. Larger
 # checkpoints do without, until somebody asks for it with `toolkit ckpt index`.
@@ -178,8 +179,7 @@ class HDF5StorageWriter(StorageWriter):
             digests = digests_of_file(path)
             synced.result()
         digest_path = path.with_name(digest_name(name))
-        digest_path.write_text(digests.text(), encoding="ascii")
-        sync(digest_path)
+        write_text(digest_path, digests.text(), mode=mode_of_files_in(self._part))
         own = digests_of_file(digest_path)
         return (FileRecord(name, digests.size, digests.whole), FileRecord(digest_path.name, own.size, own.whole))
 
@@ -191,9 +191,7 @@ class HDF5StorageWriter(StorageWriter):
                 raise OwnFailureError(f"has {found} bytes, its rank wrote {file.size}", where=file.name)
         if sum(len(record.pieces) for record in manifest.tensors.values()) <= _INDEX_PIECES:
             write_index(self._part, manifest)
-        path = self._part / MANIFEST
-        path.write_text(manifest_text(manifest), encoding="ascii")
-        sync(path)
+        write_text(self._part / MANIFEST, manifest_text(manifest), mode=mode_of_files_in(self._part))
         commit(self._part, self._final, self._attempt, replace=self._replace)
 
     def _manifest(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> Manifest:

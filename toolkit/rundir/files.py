@@ -26,13 +26,18 @@ def make_folder(path: Path) -> None:
     Raises:
         FileExistsError: it is there already.
     """
-    path.mkdir()
+    path.mkdir(mode=0o700)
     path.chmod(stat.S_IMODE(path.parent.stat().st_mode))
+
+
+def mode_of_files_in(folder: Path) -> int:
+    """As open as the folder: 0600 in one of 0700, 0640 in one of 0750; where the umask made the folder, as the umask."""
+    return stat.S_IMODE(folder.stat().st_mode) & 0o666 | 0o600
 
 
 def _file_mode(path: Path) -> int:
     """0600 in a folder of 0700, 0640 in one that the group may read."""
-    return path.parent.stat().st_mode & 0o640 | 0o600
+    return mode_of_files_in(path.parent) & 0o640
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
