@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
 
 from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError, ToolkitError
@@ -15,22 +16,21 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, Cause, Next
 from toolkit.rundir.submissions import open_submission
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.submit import UnsettledError, comment_of, submit_once, token_of
+from toolkit.slurm.submit import UnsettledError, comment_of, is_unsettled, submit_once, token_of
 from toolkit.supervise.allocation import Allocation, process_start_ticks
 from toolkit.supervise.attempt import last_step
 from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
-PATIENCE_S = 300.0  # after a requeue Slurm ends us; it may take its time
+PATIENCE_S = 300.0  # for Slurm's answer to a requeue, and again until it ends us
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+_REQUEUED_BEFORE = "Job is pending execution"  # ESLURM_JOB_PENDING, of a job that waits already
 _START_LINE = re.compile(r"^export TOOLKIT_START=\d+$", re.MULTILINE)
 
 
 def await_end(request: StopRequest) -> bool:
     """Wait for Slurm to end this job; True as soon as a TERM comes, so that nodes are not kept until its KILL."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and not request.terminated:
-        time.sleep(0.5)
-    return request.terminated
+    return _ended_within(PATIENCE_S, request)
 
 
 def requeue(allocation: Allocation, request: StopRequest, *, leave_out: str = "") -> None:
@@ -39,14 +39,44 @@ def requeue(allocation: Allocation, request: StopRequest, *, leave_out: str = ""
     `leave_out` is a host list of nodes that it is not to get again.
 
     Raises:
-        SchedulerRefusedError, NotFoundError: Slurm does not.
+        SchedulerRefusedError, NotFoundError: Slurm does not, or has not answered for `PATIENCE_S`.
         OwnFailureError: it said yes and did nothing.
     """
-    Slurm().requeue(allocation.job_id)
+    _ask_for_requeue(allocation.job_id, request)
     if leave_out:
         _leave_out(allocation, leave_out)
     if not await_end(request):
         raise OwnFailureError(f"Slurm took the requeue and did not follow it for {PATIENCE_S:.0f} s")
+
+
+def _ask_for_requeue(job_id: str, request: StopRequest) -> None:
+    """Ask until there is an answer, since a slurmctld may be restarted just now; or until Slurm ends this job.
+
+    Nobody enforces a time limit while slurmctld is away, so what is left of it does not matter here.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    is_repeated = False
+    for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
+        try:
+            Slurm().requeue(job_id)
+            return
+        except SchedulerRefusedError as error:
+            if is_repeated and _REQUEUED_BEFORE in error.message:
+                return
+            if not is_unsettled(error) or time.monotonic() + pause_s > deadline:
+                raise
+            say(f"{error.message}; asking again for the requeue in {pause_s:.0f} s")
+        is_repeated = True
+        if _ended_within(pause_s, request):
+            return  # for a requeue that was taken without an answer, or for the user: a cancel must not be undone
+
+
+def _ended_within(seconds: float, request: StopRequest) -> bool:
+    """Wait; True as soon as Slurm sends TERM."""
+    deadline = time.monotonic() + seconds
+    while not request.terminated and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return request.terminated
 
 
 def _leave_out(allocation: Allocation, nodes: str) -> None:
@@ -77,11 +107,7 @@ def submit_follow_up(
     Raises:
         SchedulerRefusedError, NotFoundError: sbatch does not take it.
     """
-    text, found = _START_LINE.subn(f"export TOOLKIT_START={start}", script.read_text(encoding="utf-8"), count=1)
-    if not found:
-        raise OwnFailureError("the script does not say its start number", where=str(script))
-    following = run.script(start)
-    write_text(following, text, mode=0o700)
+    following = _script_of(run, script, start)
     options = [f"--dependency=afterany:{allocation.job_id}"]
     if leave_out:
         options.append(f"--exclude={leave_out}")
@@ -100,6 +126,15 @@ def submit_follow_up(
     opened.unlink()
     say(f"job {job_id} follows when this one has ended")
     return job_id
+
+
+def _script_of(run: RunDirectory, script: Path, start: int) -> Path:
+    """Write the script of a later start: this one's, but for the number."""
+    text, found = _START_LINE.subn(f"export TOOLKIT_START={start}", script.read_text(encoding="utf-8"), count=1)
+    if not found:
+        raise OwnFailureError("the script does not say its start number", where=str(script))
+    write_text(run.script(start), text, mode=0o700)
+    return run.script(start)
 
 
 def close_unfinished(run: RunDirectory) -> None:
