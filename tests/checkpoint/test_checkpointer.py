@@ -13,6 +13,7 @@ from toolkit.checkpoint.layout import committed_steps
 from toolkit.checkpoint.manifest import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.layout import RunDirectory
 from toolkit.world.facts import World
 
 
@@ -142,3 +143,49 @@ def test_an_attempt_that_was_given_up_on_cannot_save(run_directory):
     with pytest.raises(OwnFailureError, match="given up on"):  # claimed while the old one was writing
         commit(part, run_directory.checkpoints / "step-00000002", 0, replace=True)
     assert list(committed_steps(run_directory.checkpoints).values()) == [kept, newest]
+
+
+@pytest.fixture
+def listing_is_old(run_directory, monkeypatch):
+    """Attempt 0 sees no later one, as a host with cached attributes (NFS) does for a while."""
+    claim_attempt(run_directory)
+    old = Checkpointer(run_directory.checkpoints, world(0))
+    claim_attempt(run_directory)
+    monkeypatch.setattr(RunDirectory, "attempt_numbers", lambda _run: [0])
+    return old
+
+
+@pytest.mark.parametrize("step", [110, 120])
+def test_an_attempt_that_was_given_up_on_leaves_newer_checkpoints_alone(run_directory, listing_is_old, step):
+    new = Checkpointer(run_directory.checkpoints, world(1))
+    newest = new.save(120, x(120), {})
+    with pytest.raises(OwnFailureError, match="attempt 1 has the run now"):
+        listing_is_old.save(step, x(0), {})
+    assert list(run_directory.checkpoints.iterdir()) == [newest]
+    assert value_of(newest) == 120
+
+
+def test_nothing_is_moved_where_one_of_several_is_newer(run_directory, listing_is_old):
+    checkpoints = run_directory.checkpoints
+    for step, attempt in ((20, 0), (30, 1)):
+        Checkpointer(checkpoints, world(attempt)).save(step, x(step), {})
+    with pytest.raises(OwnFailureError, match="given up on"):
+        listing_is_old.save(10, x(10), {})
+    assert list(committed_steps(checkpoints)) == [20, 30]
+
+
+def test_a_damaged_checkpoint_in_the_way_does_not_keep_a_run_from_saving(run_directory, listing_is_old):
+    later = Checkpointer(run_directory.checkpoints, world(0)).save(20, x(20), {})
+    (later / "manifest.json").write_text("{")
+    folder = listing_is_old.save(10, x(10), {})
+    assert value_of(folder) == 10
+    assert (run_directory.checkpoints / "step-00000020.left-0").is_dir()
+
+
+def test_a_checkpoint_that_cannot_be_read_stays_where_it_is(run_directory, listing_is_old):
+    later = Checkpointer(run_directory.checkpoints, world(1)).save(20, x(20), {})
+    (later / "manifest.json").rename(later / "kept")
+    (later / "manifest.json").mkdir()  # root reads any file; this is an error that it gets, too
+    with pytest.raises(OwnFailureError, match=r"step 10 was not saved: rank 0: Is a directory: .*manifest\.json"):
+        listing_is_old.save(10, x(10), {})
+    assert list(run_directory.checkpoints.iterdir()) == [later]

@@ -13,7 +13,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_of
+from toolkit.checkpoint.manifest import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import make_folder
 from toolkit.rundir.layout import RunDirectory
@@ -72,9 +74,11 @@ def refuse_given_up(directory: Path, attempt: int) -> None:
     """
     newest = max(RunDirectory(directory.parent).attempt_numbers(), default=attempt)
     if newest > attempt:
-        raise OwnFailureError(
-            f"attempt {attempt} was given up on: attempt {newest} has the run now", where=str(directory)
-        )
+        raise _given_up(directory, attempt, newest)
+
+
+def _given_up(directory: Path, attempt: int, newest: int) -> OwnFailureError:
+    return OwnFailureError(f"attempt {attempt} was given up on: attempt {newest} has the run now", where=str(directory))
 
 
 def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> None:
@@ -85,6 +89,7 @@ def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> N
 
     Raises:
         OwnFailureError: with `replace`, when a later attempt of the run has begun.
+        OSError: with `replace`, when this host cannot read whose the checkpoints in the way are.
     """
     sync(part)
     if replace:
@@ -103,11 +108,34 @@ def _make_room(final: Path, attempt: int) -> Path | None:
     Before the commit and not after it: whoever is killed in between resumes on the right line, only earlier.
     """
     step = step_of(final)
-    for later, folder in committed_steps(final.parent).items():
-        if step is not None and later > step:
-            aside = set_aside(folder, "left", attempt)
-            tell(f"{folder.name} is of a line that this run has left; it was moved to {aside}")
-    return set_aside(final, "replaced", attempt) if final.exists() else None
+    steps = committed_steps(final.parent)
+    left = [folder for later, folder in steps.items() if step is not None and later > step]
+    older = final if final.exists() else None
+    for folder in filter(None, [*left, older]):
+        _refuse_newer(folder, attempt)
+    for folder in left:
+        aside = set_aside(folder, "left", attempt)
+        tell(f"{folder.name} is of a line that this run has left; it was moved to {aside}")
+    return older and set_aside(older, "replaced", attempt)
+
+
+def _refuse_newer(folder: Path, attempt: int) -> None:
+    """Leave alone what a later attempt of the run saved.
+
+    A listing of attempts may be old (NFS), and then this checkpoint is all that tells of them. A damaged one tells
+    nothing: nobody loads it, so it may go aside. One that this host cannot read may be a later attempt's, and stays.
+
+    Raises:
+        OwnFailureError: a later attempt saved it.
+        OSError: it cannot be read.
+        ToolkitError: another version of toolkit wrote it.
+    """
+    if not _is_of_a_run(folder.parent):
+        return
+    with suppress(CorruptCheckpointError):
+        owner = read_manifest(folder).attempt
+        if owner > attempt:
+            raise _given_up(folder, attempt, owner)
 
 
 def set_aside(folder: Path, word: str, attempt: int) -> Path:
