@@ -54,6 +54,13 @@ def test_whether_it_can_ever_start(said: str, can_start: CanStart, word: str) ->
     assert (reason.can_start, word in reason.words) == (can_start, True), reason
 
 
+def test_who_asks_for_no_node_by_name_is_not_told_to_leave_one_out() -> None:
+    said = "ReqNodeNotAvail, Reserved for maintenance"
+    assert "-w" in pending_reason(said).fix
+    unnamed = pending_reason(said, names_nodes=False)
+    assert ("-w" in unnamed.fix, "scontrol show reservation" in unnamed.fix) == (False, True)
+
+
 @given(st.text())
 def test_any_text_is_a_reason(said: str) -> None:
     """What a later Slurm invents must not end in a traceback, nor be taken for something known."""

@@ -39,6 +39,7 @@ from toolkit.slurm.refusals import refusal_of
         ("sbatch: error: Unable to open file job.sbatch\n", "Unable to open file job.sbatch", "--runs"),
         ("sbatch: error: Something new\n", "Something new", ""),
         ("squeue: error: Invalid job id specified", "Invalid job id specified", ""),
+        ("sinfo: error: Unable to contact slurm controller", "Unable to contact slurm controller", ""),
     ],
 )  # fmt: skip
 def test_slurms_words_once_and_the_fix(said, message, fix):

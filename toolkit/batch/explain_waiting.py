@@ -38,8 +38,7 @@ def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False)
     if status.job_id.startswith("local-"):
         return Explanation("starting", status.reason, follows="its ranks start within seconds")
     slurm = slurm_of(recorded_job(run), echo=echo)
-    tasks = [task.job_id for task in status.tasks or () if task.state is RunState.PENDING]
-    job_id = (tasks or [status.job_id])[0]
+    job_id = _waiting_job(status)
     try:
         waits = slurm.jobs([job_id]).get(job_id)
     except (NotFoundError, SchedulerRefusedError) as error:
@@ -51,11 +50,23 @@ def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False)
         return Explanation(
             "starting", f"Slurm says {waits.state}: its nodes are being prepared", follows="it starts by itself"
         )
-    name, reason = reason_name(waits.reason or "None"), pending_reason(waits.reason or "None")
-    detail = _DETAILS.get(name, _nothing)(slurm, run, waits)
+    return _pending(slurm, run, waits)
+
+
+def _waiting_job(status: RunStatus) -> str:
+    """Of an array the first task that waits."""
+    tasks = [task.job_id for task in status.tasks or () if task.state is RunState.PENDING]
+    return (tasks or [status.job_id])[0]
+
+
+def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
+    """Slurm's reason in words, with its numbers, and whether the job can ever start."""
+    name = reason_name(waits.reason or "None")
+    reason = pending_reason(waits.reason or "None", names_nodes=bool(waits.required_nodes))
+    detail = _detail(slurm, run, waits, name)
     can_start = detail.can_start or reason.can_start
     start = _as_utc(waits.start_time)
-    names = {"job": base_of(job_id), "run": run.run_id, "partition": waits.partition}
+    names = {"job": base_of(waits.job_id), "run": run.run_id, "partition": waits.partition}
     actions = [*detail.actions, *([reason.fix.format(**names)] if reason.fix else [])]
     words = f"{reason.words}: {detail.words}" if detail.words else reason.words
     return Explanation(
@@ -63,7 +74,7 @@ def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False)
         f"{words} ({name})",
         follows="" if can_start is CanStart.NEVER else "Slurm starts it by itself",
         actions=actions or [f"wait; `toolkit wait {run.run_id}` tells when it starts"],
-        evidence=[Evidence("squeue", f"{job_id} {waits.state} {waits.reason}".strip()), *detail.evidence],
+        evidence=[Evidence("squeue", f"{waits.job_id} {waits.state} {waits.reason}".strip()), *detail.evidence],
         waiting=Waiting(
             name, can_start, not_before=start if name == "BeginTime" else None,
             estimated_start=None if can_start is CanStart.NEVER else start,
@@ -71,8 +82,12 @@ def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False)
     )  # fmt: skip
 
 
-def _nothing(_slurm: Slurm, _run: RunDirectory, _job: JobFacts) -> Detail:
-    return Detail()
+def _detail(slurm: Slurm, run: RunDirectory, job: JobFacts, reason: str) -> Detail:
+    """What can be added to a reason; where sinfo does not answer, squeue's word stands alone."""
+    try:
+        return _DETAILS[reason](slurm, run, job) if reason in _DETAILS else Detail()
+    except (NotFoundError, SchedulerRefusedError):
+        return Detail()
 
 
 def _time_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
@@ -109,7 +124,8 @@ def _resources(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
 
 def _required_nodes(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     named = re.search(r"UnavailableNodes:(\S+)", job.reason)
-    return _down_nodes(unusable_nodes(slurm, nodes=named[1] if named else job.required_nodes))
+    nodes = named[1] if named else job.required_nodes
+    return _down_nodes(unusable_nodes(slurm, partition="" if nodes else job.partition, nodes=nodes))
 
 
 def _down_nodes(nodes: list[UnusableNode]) -> Detail:

@@ -124,6 +124,11 @@ _REASONS: dict[str, PendingReason] = {
     ),
     "job_requeued_in_held_state": PendingReason("it was requeued, and is held", _N, "`scontrol release {job}`"),
 }  # fmt: skip
+# What `ReqNodeNotAvail` means to a job that asks for no node by name.
+_NODES_NOT_FREE = PendingReason(
+    "nodes that it could have cannot be used now: down, drained, reserved, or kept for maintenance", _L,
+    "`scontrol show reservation` shows what keeps nodes, and until when; a job with a shorter -t may end before it begins",
+)  # fmt: skip
 
 # AssocGrpCpuLimit, QOSMaxGRESPerUser, MaxCpuPerAccount, ...: whose limit, and of what.
 _OWNERS = {"Assoc": "your association (account)", "QOS": "the QOS"}
@@ -147,9 +152,11 @@ def reason_name(said: str) -> str:
     return name
 
 
-def pending_reason(said: str) -> PendingReason:
-    """The meaning of a reason as squeue or scontrol print it."""
+def pending_reason(said: str, *, names_nodes: bool = True) -> PendingReason:
+    """The meaning of a reason as squeue or scontrol print it. `names_nodes`: the job asks for nodes by their names."""
     name = reason_name(said)
+    if name == "ReqNodeNotAvail" and not names_nodes:
+        return _NODES_NOT_FREE
     known = _REASONS.get(name) or _accounting_limit(name)
     if known is not None:
         return known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_PREFIX = re.compile(r"\b(?:sbatch|srun|scontrol|squeue|sacct|scancel): (?:error|fatal): ")
+_PREFIX = re.compile(r"\b(?:sbatch|srun|scontrol|squeue|sinfo|sacct|scancel): (?:error|fatal): ")
 _GENERAL = "Batch job submission failed:"
 # (words of Slurm's, the fix), as Slurm 22.05 to 24.11 say them.
 _FIXES = (
