@@ -21,6 +21,15 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
     failed = [task for task in status.tasks if task.state.final and task.state is not RunState.COMPLETED]
     waiting = [task for task in status.tasks if task.state is RunState.PENDING]
     evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task.task)) is not None]
+    if status.state is RunState.UNKNOWN:
+        silent = next(task for task in status.tasks if task.state is RunState.UNKNOWN)
+        why = f"{status.reason}; of task {silent.task}: {silent.reason}"
+        return Explanation("no_answer", why, follows="unknown", evidence=evidence, actions=["ask again later"])
+    if status.state is RunState.CANCELLING:
+        return Explanation(
+            "cancelling", status.reason, evidence=evidence, actions=[f"`toolkit wait {run.run_id}`"],
+            follows="the tasks that were asked to end save and leave, at the latest when Slurm kills them; others go on",
+        )  # fmt: skip
     closer = [f"`toolkit explain {run.run_id}_{task.task}` says more of task {task.task}" for task in failed[:1]]
     if waiting:
         told = explain_waiting(run, status, echo=echo)

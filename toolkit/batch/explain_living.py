@@ -7,6 +7,7 @@ import time
 
 from toolkit.batch.explain import Evidence, Explanation, quote_file
 from toolkit.batch.explain_ended import cause_in_words
+from toolkit.batch.living import started_on
 from toolkit.batch.restarts import FOLLOWS
 from toolkit.batch.state import RunStatus
 from toolkit.batch.submission import recorded_job, uses_slurm
@@ -27,13 +28,20 @@ def explain_living(run: RunDirectory, status: RunStatus) -> Explanation:
             actions=[f"`{shell} {shlex.quote(str(run.script(0)))}`"],
         )  # fmt: skip
     if status.state is RunState.UNKNOWN:
-        return Explanation("no_answer", status.reason, follows="unknown", actions=["ask again later"])
+        return Explanation("no_answer", status.reason, follows="unknown", actions=[_who_knows(run, status)])
     if status.state is RunState.CANCELLING:
         return Explanation(
             "cancelling", "a cancel was asked; its ranks save and leave", evidence=[Evidence(status.source, status.reason)],
             follows="it ends by itself, at the latest when Slurm kills it", actions=[f"`toolkit wait {run.run_id}`"],
         )  # fmt: skip
     return _running(run)
+
+
+def _who_knows(run: RunDirectory, status: RunStatus) -> str:
+    """Slurm may answer later; of a run without a scheduler only the host that it lives on knows."""
+    if not status.job_id.startswith("local-"):
+        return "ask again later"
+    return f"on {started_on(run, status.job_id)}: `toolkit explain {run.run_id}`"
 
 
 def _running(run: RunDirectory) -> Explanation:
