@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import pwd
-from dataclasses import replace
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolkit.batch.explain import Evidence, Explanation, quote_file
+from toolkit.batch.job_log import JobLog, job_log
 from toolkit.batch.state import RunStatus
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.slurm.partitions import UnusableNode, unusable_nodes
 from toolkit.slurm.states import base_state
@@ -104,17 +109,18 @@ def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None
 
 
 def _newest_checkpoint(run: RunDirectory) -> str:
-    names = [path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()]
-    return max(names, default="")
+    return max((path.name for path in run.committed_checkpoints()), default="")
 
 
 def _cancelled(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
     """By whom? `toolkit cancel` leaves a file; Slurm's accounting knows the user; else it stays open."""
-    asked = run.control / "cancel"
-    if asked.exists():
+    if run.is_asked("cancel"):
+        # What was asked of a whole array counts for its tasks.
+        asked = next(path for part in (run, run.whole) if (path := part.control / "cancel").exists())
+        moment = asked.read_text(encoding="utf-8").strip()
         return Explanation(
-            "cancelled", f"`toolkit cancel` asked for it at {asked.read_text(encoding='utf-8').strip()}",
-            evidence=[Evidence("control/cancel", asked.read_text(encoding="utf-8").strip())], actions=_next_steps(run, status, None),
+            "cancelled", f"`toolkit cancel` asked for it at {moment}",
+            evidence=[quote_file(run, asked, moment)], actions=_next_steps(run, status, None),
         )  # fmt: skip
     job = _ask(run, status, echo=echo)
     if job is not None and job.cancelled_by is not None:
@@ -145,11 +151,18 @@ def _ask(run: RunDirectory, status: RunStatus, *, echo: bool) -> JobFacts | None
     if known is None:
         return None
     known = replace(known, state=base_state(known.state))
-    if known.state == "CANCELLED" and known.cancelled_by is None:
-        accounted = slurm.accounted([status.job_id]).get(status.job_id)  # it alone knows by whom
-        if accounted is not None and accounted.cancelled_by is not None:
-            return replace(known, cancelled_by=accounted.cancelled_by, source="sacct")
-    return known
+    return _with_canceller(slurm, known) if known.state == "CANCELLED" and known.cancelled_by is None else known
+
+
+def _with_canceller(slurm: Slurm, job: JobFacts) -> JobFacts:
+    """A cancelled job, by whom where accounting tells it; nothing else knows."""
+    try:
+        accounted = slurm.accounted([job.job_id]).get(job.job_id)
+    except SchedulerRefusedError:
+        return job
+    if accounted is None or accounted.cancelled_by is None:
+        return job
+    return replace(job, cancelled_by=accounted.cancelled_by, source="sacct")
 
 
 def _as_line(job: JobFacts) -> str:
@@ -158,70 +171,113 @@ def _as_line(job: JobFacts) -> str:
     return " ".join(word for word in (job.job_id, job.state + by, job.reason, job.exit_code, job.nodes) if word)
 
 
+@dataclass(frozen=True)
+class _Traces:
+    """What is left of a job that wrote down no result: Slurm's word, its log, and what the log's end shows."""
+
+    run: RunDirectory
+    status: RunStatus
+    job: JobFacts | None
+    log: JobLog
+    log_file: Path | None  # the log, where it can be read
+    seen: Symptom | None
+    evidence: list[Evidence]
+    claimed: bool  # a supervisor of this job has begun
+
+    @property
+    def steps(self) -> list[str]:
+        return _next_steps(self.run, self.status, None)
+
+    @property
+    def attempt(self) -> AttemptDirectory | None:
+        """The job's last attempt; those of earlier jobs say nothing of this one."""
+        attempt = self.run.last_attempt()
+        if attempt is None or not self.claimed:
+            return None
+        begun = read_json_or_none(attempt.start_file)
+        return attempt if begun is None or begun["job_id"] == self.status.job_id else None
+
+    def tell(self, symptom: str, why: str, *actions: str, more: Sequence[Evidence] = ()) -> Explanation:
+        return Explanation(symptom, why, evidence=[*self.evidence, *more], actions=[*actions, *self.steps])
+
+    def tell_seen(self, symptom: Symptom) -> Explanation:
+        fix = {"fix": symptom.fix.format(run=self.run.run_id)}
+        return Explanation(
+            symptom.word, symptom.means, evidence=self.evidence, actions=_next_steps(self.run, self.status, fix)
+        )
+
+
 def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
     """No attempt left a final word: Slurm's, the log's and the disk's are all there is."""
     if status.state is RunState.CANCELLED:
         return _cancelled(run, status, echo=echo)
-    job = _ask(run, status, echo=echo)
-    evidence = [Evidence(job.source, _as_line(job))] if job is not None else [Evidence(status.source, status.reason)]
-    steps = _next_steps(run, status, None)
-    log = _slurm_log(run, status)
-    seen, line = _sight_log(log)
-    if line and log is not None:
-        evidence.append(quote_file(run, log, line))
-    if job is not None and (told := _by_slurms_word(run, status, job, log, evidence)) is not None:
-        return told
-    if seen is not None:
-        return _seen(run, status, seen.symptom, evidence)
-    if (full := full_disk(run.path)) is not None:
-        return Explanation(
-            "disk_full", "the run's file system is full, so that not even the result could be written",
-            evidence=[*evidence, full], actions=["make room, then " + steps[0], *steps[1:]],
-        )  # fmt: skip
-    if log is None and not run.start_numbers():
-        return Explanation(
-            "forgotten", "Slurm has forgotten the job, and it left no log: it was cancelled in the queue, or could not start",
-            evidence=evidence, actions=[f"check that compute nodes see {run.whole.path}", *steps],
-        )  # fmt: skip
-    attempt = run.last_attempt()
-    if attempt is None or (job is not None and job.state == "FAILED" and attempt.exit_file.exists()):
-        return Explanation(
-            "supervisor_failed", "the job's script or the supervisor ended with an error before a result was written",
-            evidence=evidence, actions=[f"`toolkit logs {run.run_id}` shows the error", *steps],
-        )  # fmt: skip
-    return Explanation(
-        "supervisor_lost", "the supervisor vanished before it could write down a result: killed, or its host is gone",
-        evidence=evidence, actions=steps,
-    )  # fmt: skip
+    left = _traces(run, status, _ask(run, status, echo=echo))
+    told = _by_slurms_word(left, left.job) if left.job is not None else None
+    if told is None and left.seen is not None:
+        told = left.tell_seen(left.seen)
+    return told or _by_silence(left)
 
 
-def _seen(run: RunDirectory, status: RunStatus, symptom: Symptom, evidence: list[Evidence]) -> Explanation:
-    fix = {"fix": symptom.fix.format(run=run.run_id)}
-    return Explanation(symptom.word, symptom.means, evidence=evidence, actions=_next_steps(run, status, fix))
+def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Traces:
+    evidence = [Evidence(job.source, _as_line(job)) if job is not None else Evidence(status.source, status.reason)]
+    log = job_log(run, status.job_id)
+    file = log.readable
+    if not status.job_id:  # nobody knows the job, but its log may be there
+        file = max(run.whole.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime, default=None)
+    seen, line = _sight_log(file)
+    if line and file is not None:
+        evidence.append(quote_file(run, file, line))
+    claims = (read_claim(run, number) for number in run.start_numbers())
+    claimed = any(claim is not None and claim.job_id == status.job_id for claim in claims)
+    return _Traces(run, status, job, log, file, seen.symptom if seen is not None else None, evidence, claimed)
 
 
-def _by_slurms_word(
-    run: RunDirectory, status: RunStatus, job: JobFacts, log: Path | None, evidence: list[Evidence]
-) -> Explanation | None:
+def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
     """What the states and reasons of Slurm mean where the run itself said nothing."""
-    steps = _next_steps(run, status, None)
     if job.state == "OUT_OF_MEMORY" or job.reason == "OutOfMemory":
-        return _seen(run, status, OUT_OF_MEMORY, evidence)
+        return left.tell_seen(OUT_OF_MEMORY)
     if job.state == "NODE_FAIL" or job.reason == "NodeDown":
-        down = _down_now(run, job.nodes)
+        down = _down_now(left.run, job.nodes)
         why = f"{', '.join(node.name for node in down) or 'a node'} of {job.nodes or 'the job'} failed"
-        evidence = [*evidence, *(Evidence("sinfo", f"{node.name} {node.state}: {node.reason}") for node in down)]
-        return Explanation("node_lost", why, evidence=evidence, actions=steps)
+        return left.tell(
+            "node_lost", why, more=[Evidence("sinfo", f"{node.name} {node.state}: {node.reason}") for node in down]
+        )
     if job.state in ("TIMEOUT", "DEADLINE"):
-        more = f"`toolkit resume {run.run_id} -t TIME` with more time"
-        return Explanation("walltime", "Slurm ended it at its time limit", evidence=evidence, actions=[more, *steps])
+        more = f"`toolkit resume {left.run.run_id} -t TIME` with more time"
+        return left.tell("walltime", "Slurm ended it at its time limit", more)
     if job.state == "PREEMPTED":
-        return Explanation("preempted", "other jobs took its nodes", evidence=evidence, actions=steps)
+        return left.tell("preempted", "other jobs took its nodes")
     if job.state == "BOOT_FAIL":
-        return Explanation("node_lost", "its nodes did not come up", evidence=evidence, actions=steps)
-    if log is None and job.state == "FAILED":
-        return _never_started(run, job, evidence)
+        return left.tell("node_lost", "its nodes did not come up")
+    if job.state == "FAILED" and left.log_file is None and not left.log.redirected and not left.claimed:
+        return _never_started(left.run, job, left.evidence)
     return None
+
+
+def _by_silence(left: _Traces) -> Explanation:
+    """Neither Slurm nor the log says why; what is missing does."""
+    run = left.run
+    if (full := full_disk(run.whole.path)) is not None:
+        why = "the run's file system is full, so that not even the result could be written"
+        first, *others = left.steps
+        return Explanation(
+            "disk_full", why, evidence=[*left.evidence, full], actions=["make room, then " + first, *others]
+        )
+    if not left.status.job_id and left.log_file is None:
+        return left.tell("submission_broken", left.status.reason.partition("; `toolkit resume`")[0])
+    elsewhere = [f"its log is where -o put it: {left.log.place}"] if left.log.redirected else []
+    if left.job is None and left.log_file is None and not left.claimed:
+        why = "Slurm has forgotten the job, and no supervisor of it began: it was cancelled in the queue, or could not start"
+        return left.tell("forgotten", why, *elsewhere, f"check that compute nodes see {run.whole.path}")
+    attempt = left.attempt
+    if attempt is None or (left.job is not None and left.job.state == "FAILED" and attempt.exit_file.exists()):
+        return left.tell(
+            "supervisor_failed", "the job's script or the supervisor ended with an error before a result was written",
+            *(elsewhere or [f"`toolkit logs {run.run_id}` shows the error"]),
+        )  # fmt: skip
+    return left.tell(
+        "supervisor_lost", "the supervisor vanished before it could write down a result: killed, or its host is gone"
+    )
 
 
 def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
@@ -237,12 +293,13 @@ def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
 def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -> Explanation:
     """slurmd could not open the log or run the script: nothing of ours was there to say so."""
     where = job.nodes or "its node"
+    look = f": `srun -w {shlex.quote(job.nodes)} ls -d {shlex.quote(str(run.whole.path))}`" if job.nodes else ""
     return Explanation(
         "no_log_folder",
         f"Slurm could not open the job's log on {where}: the run's folder was not there at the start",
         evidence=[*evidence, Evidence("run directory", str(run.whole.path))],
         actions=[
-            f"check that the folder is on a file system that {where} sees: `srun -w {where} ls -d {run.whole.path}`",
+            f"check that the folder is on a file system that {where} sees{look}",
             f"submit it again with --runs on such a file system, or `toolkit resume {run.run_id}` once it is back",
         ],
     )
@@ -255,14 +312,6 @@ def full_disk(path: Path) -> Evidence | None:
     if left >= FULL_BYTES and space.f_favail != 0:
         return None
     return Evidence("df", f"{path}: {left} bytes and {space.f_favail} files are left")
-
-
-def _slurm_log(run: RunDirectory, status: RunStatus) -> Path | None:
-    """The job's log; an array's task has one of its own."""
-    logs = sorted(run.whole.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime)
-    own = [path for path in logs if path.stem.removeprefix("slurm-") == status.job_id]
-    chosen = own or logs
-    return chosen[-1] if chosen else None
 
 
 def _sight_log(log: Path | None) -> tuple[Sighting | None, str]:

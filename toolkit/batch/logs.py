@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from toolkit.batch.job_log import job_log
+from toolkit.batch.state import newest_job_id
 from toolkit.errors import NotFoundError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.failures import clean
@@ -24,15 +26,7 @@ def log_paths(run: RunDirectory, *, rank: str | None = None, attempt: int | None
         NotFoundError: there is no such log yet; those that exist are named.
     """
     if rank is None and attempt is None:
-        # Slurm opens the logs of an array's tasks in the run's own folder: slurm-ARRAY_TASK.out.
-        end = "" if run.task_number is None else f"_{run.task_number}"
-        found = run.whole.path.glob(f"slurm-*{end}.out")
-        paths = sorted(found, key=lambda path: path.stat().st_mtime)
-        if not paths:
-            raise NotFoundError(
-                "no log yet", where=str(run.path), fix=f"`toolkit status {run.run_id}` says what the run waits for"
-            )
-        return paths
+        return _of_jobs(run)
     numbers = run.attempt_numbers()
     if not numbers and run.task_numbers():
         raise NotFoundError(
@@ -51,6 +45,25 @@ def log_paths(run: RunDirectory, *, rank: str | None = None, attempt: int | None
             f"no attempt {attempt}", where=str(run.path), fix=f"give --attempt {numbers[0]} to {numbers[-1]}"
         )
     return _of_ranks(run.attempt(numbers[-1] if attempt is None else attempt), rank or "all")
+
+
+def _of_jobs(run: RunDirectory) -> list[Path]:
+    """What Slurm writes of a run's jobs, the newest last; also where the newest one's `-o` put it, if this host sees that."""
+    # Slurm opens the logs of an array's tasks in the run's own folder: slurm-ARRAY_TASK.out.
+    end = "" if run.task_number is None else f"_{run.task_number}"
+    found = set(run.whole.path.glob(f"slurm-*{end}.out"))
+    job_id = newest_job_id(run)
+    log = job_log(run, job_id) if job_id else None
+    if log is not None and log.path is not None and log.path.is_file():
+        found.add(log.path)
+    if not found:
+        elsewhere = f"its log is where -o put it: {log.place}; " if log is not None and log.redirected else ""
+        raise NotFoundError(
+            "no log yet",
+            where=str(run.path),
+            fix=f"{elsewhere}`toolkit status {run.run_id}` says what the run waits for",
+        )
+    return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
 def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[Path]:

@@ -1,0 +1,224 @@
+"""What `explain` says of runs whose jobs Slurm holds or has ended: programs stand for squeue and sinfo, the runs are real."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolkit.rundir.claims import claim_start, end_start
+from toolkit.rundir.files import write_json
+from toolkit.rundir.layout import RunDirectory, make_task
+
+pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
+
+SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
+OUT_OF_MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.batch"
+# A row for each job: id, state, reason, nodes, required nodes.
+SQUEUE = """
+import json, re, sys
+answer = json.load(open({answer!r}))
+if isinstance(answer, str):
+    sys.exit(answer)
+mark = answer and re.search("--Format=JobArrayID:([^,]*),", " ".join(sys.argv))[1]
+for job, state, reason, nodes, required in answer:
+    row = (job, state, reason, nodes, "1:00", "N/A", "N/A", "0", "(null)", "main", "1", "5:00", "N/A", "(null)", required, job)
+    print("".join(cell + mark for cell in row))
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Answers for squeue; sinfo and sacct know nothing."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    answer = folder / "answer.json"
+    programs = {
+        "squeue": f"#!{sys.executable}\n" + SQUEUE.format(answer=str(answer)),
+        "sacct": "#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n",
+        "sinfo": "#!/bin/sh\necho 'sinfo: error: Unable to contact slurm controller' >&2; exit 1\n",
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def say(*rows, silent=""):
+        full = [(*row, *("", "(null)", "(null)")[len(row) - 2 :]) for row in rows]
+        answer.write_text(json.dumps(silent or full))
+
+    return say
+
+
+def submitted(toolkit, job_id, *argv, name="work") -> RunDirectory:
+    """A run as `submit` leaves it behind, without Slurm."""
+    toolkit.ok("render", toolkit.job("true", name=name), "--site", "devcluster", *argv)
+    (path,) = toolkit.runs.glob(f"{name}/*")
+    mark_submitted(RunDirectory(path), 0, job_id)
+    return RunDirectory(path)
+
+
+def mark_submitted(run, start, job_id):
+    write_json(run.submitted(start), {"job_id": job_id, "start": start, "time": "2026-11-21T02:48:01.000Z"})
+
+
+def lived(run, *, start=0, job_id="8"):
+    """A start that came to an end, and its attempt, which the toolkit was asked to stop."""
+    claim_start(run, first=start, job_id=job_id, host="node1", pid=1, process_started=1)
+    end_start(run, start, state="stopped", exit_code=130)
+    (run.attempts / f"{start:03}").mkdir()
+    of_job = {"start": start, "job_id": job_id}
+    for sample, path, more in (
+        ("attempt_start", run.attempt(start).start_file, of_job),
+        ("attempt_exit", run.attempt(start).exit_file, {"final": True, "state": "stopped", "cause": "stopped"}),
+    ):
+        write_json(path, {**json.loads((SAMPLES / f"{sample}.json").read_text()), **more})
+
+
+def explain(toolkit, name):
+    return json.loads(toolkit.ok("explain", name, "--json"))
+
+
+def sources(told):
+    return {one["source"] for one in told["evidence"]}
+
+
+def test_a_task_is_not_explained_by_another_tasks_log(toolkit, slurm):
+    run = submitted(toolkit, "8", "-a", "0-1")
+    (run.path / "slurm-8_0.out").write_text(OUT_OF_MEMORY + "\n")
+    slurm(("8_0", "FAILED", "NonZeroExitCode", "node1"), ("8_1", "FAILED", "NonZeroExitCode", "node2"))
+    assert explain(toolkit, f"{run.run_id}_0")["symptom"] == "out_of_memory"
+    told = explain(toolkit, f"{run.run_id}_1")
+    assert (told["symptom"], "slurm-8_0.out" in sources(told)) == ("no_log_folder", False)
+    assert "mem_gb_per_node" not in " ".join(told["actions"])
+
+
+def test_a_resumed_job_is_not_explained_by_an_earlier_ones_log(toolkit, slurm):
+    run = submitted(toolkit, "8")
+    lived(run)
+    (run.path / "slurm-8.out").write_text(OUT_OF_MEMORY + "\n")
+    mark_submitted(run, 1, "9")
+    slurm(("9", "FAILED", "NonZeroExitCode", "node[1-2]"))
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], "slurm-8.out" in sources(told)) == ("no_log_folder", False)
+    assert f"`srun -w 'node[1-2]' ls -d {run.path}`" in told["actions"][0]
+    slurm()  # and it is forgotten
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], "slurm-8.out" in sources(told)) == ("forgotten", False)
+
+
+def test_a_job_without_a_node_is_looked_for_on_none(toolkit, slurm):
+    run = submitted(toolkit, "8")
+    slurm(("8", "FAILED", "NonZeroExitCode"))
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], "srun" in " ".join(told["actions"])) == ("no_log_folder", False)
+
+
+@pytest.mark.parametrize("place", ["out/%j.log", "%j.log", "with space/%A.log"])
+def test_a_log_that_was_put_elsewhere_is_read_there(toolkit, slurm, tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    asked = place if place == "%j.log" else str(tmp_path / place)  # sbatch reads a relative one from where it stands
+    run = submitted(toolkit, "8", "-o", asked)
+    slurm(("8", "FAILED", "NonZeroExitCode", "node1"))
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], told["actions"][0]) == ("supervisor_failed", f"its log is where -o put it: {asked}")
+    said = toolkit("logs", run.run_id)
+    assert (said.code, f"where -o put it: {asked}" in said.err) == (4, True)
+    log = tmp_path / place.replace("%j", "8").replace("%A", "8")
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("toolkit: this line of the site file failed: module load cuda\n")
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], str(log) in sources(told)) == ("setup_failed", True)
+    assert "module load cuda" in toolkit.ok("logs", run.run_id)
+
+
+def test_a_log_that_jobs_share_explains_none_of_them(toolkit, slurm, tmp_path):
+    (tmp_path / "all.log").write_text(OUT_OF_MEMORY + "\n")
+    run = submitted(toolkit, "8", "-o", tmp_path / "all.log")
+    slurm(("8", "FAILED", "NonZeroExitCode", "node1"))
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], str(tmp_path / "all.log") in told["actions"][0]) == ("supervisor_failed", True)
+    assert OUT_OF_MEMORY in toolkit.ok("logs", run.run_id)
+
+
+def test_the_log_of_a_task_that_was_put_elsewhere(toolkit, slurm, tmp_path):
+    run = submitted(toolkit, "8", "-a", "0-1", "-o", tmp_path / "%A-%a.log")
+    (tmp_path / "8-1.log").write_text(OUT_OF_MEMORY + "\n")
+    slurm(("8_0", "FAILED", "NonZeroExitCode", "node1"), ("8_1", "FAILED", "NonZeroExitCode", "node2"))
+    assert [explain(toolkit, f"{run.run_id}_{task}")["symptom"] for task in (0, 1)] == [
+        "supervisor_failed",
+        "out_of_memory",
+    ]
+
+
+def test_a_submission_that_broke_off_was_not_cancelled_in_the_queue(toolkit, slurm):
+    run = submitted(toolkit, "8")
+    run.submitted(0).unlink()
+    record = json.loads((SAMPLES / "submitting.json").read_text())
+    write_json(run.submitting(0), {**record, "token": f"toolkit:{run.run_id}:0", "absent_since": 1.0})
+    slurm()
+    told = explain(toolkit, run.run_id)
+    assert (told["state"], told["symptom"]) == ("lost", "submission_broken")
+    assert told["why"].startswith("the submission of start 0 broke off")
+    assert "toolkit resume" in told["actions"][0]
+
+
+def test_an_array_of_which_slurm_says_nothing_does_not_run(toolkit, slurm):
+    run = submitted(toolkit, "8", "-a", "0-1")
+    slurm(silent="squeue: error: Unable to contact slurm controller")
+    told = explain(toolkit, run.run_id)
+    assert (told["state"], told["symptom"], told["follows"]) == ("unknown", "no_answer", "unknown")
+    assert "Unable to contact" in told["why"]
+
+
+def test_an_array_that_is_being_cancelled_does_not_go_on_to_its_end(toolkit, slurm):
+    run = submitted(toolkit, "8", "-a", "0-1")
+    (run.control / "cancel").touch()
+    slurm(("8_0", "RUNNING", "None", "node1"), ("8_1", "RUNNING", "None", "node1"))
+    told = explain(toolkit, run.run_id)
+    assert (told["state"], told["symptom"], "go on to their ends" in told["follows"]) == (
+        "cancelling",
+        "cancelling",
+        False,
+    )
+
+
+def test_a_task_that_was_cancelled_with_its_array_was_cancelled_by_toolkit(toolkit, slurm):
+    run = submitted(toolkit, "8", "-a", "0-1")
+    (run.control / "cancel").write_text("2026-11-21T02:48:01.000Z\n")
+    slurm(("8_[0-1]", "CANCELLED", "None"))
+    told = explain(toolkit, f"{run.run_id}_1")
+    assert (told["symptom"], sources(told)) == ("cancelled", {"control/cancel"})
+    assert "2026-11-21T02:48:01.000Z" in told["why"]
+    make_task(run, 0)
+    (run.control / "cancel").unlink()
+    assert explain(toolkit, f"{run.run_id}_1")["symptom"] == "cancelled_by_other"
+
+
+def test_why_a_job_waits_is_told_although_sinfo_says_nothing(toolkit, slurm):
+    run = submitted(toolkit, "8")
+    slurm(("8", "PENDING", "Resources"))
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], sources(told)) == ("pending_Resources", {"squeue"})
+
+
+def test_a_node_is_taken_out_of_w_only_where_one_stands(toolkit, slurm):
+    run = submitted(toolkit, "8")
+    slurm(("8", "PENDING", "ReqNodeNotAvail, Reserved for maintenance"))
+    (action,) = explain(toolkit, run.run_id)["actions"]
+    assert "`scontrol show reservation`" in action and "-t" in action and "-w" not in action
+    slurm(("8", "PENDING", "ReqNodeNotAvail, UnavailableNodes:node3", "", "node3"))
+    (action,) = explain(toolkit, run.run_id)["actions"]
+    assert "-w" in action
+
+
+def test_who_knows_of_a_run_on_another_host(toolkit, slurm):
+    run = toolkit.submit(toolkit.job("true", name="there"))
+    toolkit.ok("wait", run.run_id)
+    claim = json.loads((run.start(0) / "claim.json").read_text())
+    write_json(run.start(0) / "claim.json", {**claim, "host": "elsewhere"})
+    run.attempt(0).exit_file.unlink()
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], told["actions"]) == ("no_answer", [f"on elsewhere: `toolkit explain {run.run_id}`"])

@@ -1,0 +1,93 @@
+"""Where Slurm writes what a job prints: into the run's folder, unless `-o` of the job put it elsewhere."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import RunDirectory
+
+_OUTPUT = re.compile(r"(?:--output|-o)[= ]*(?P<place>.*)", re.DOTALL)
+_FIELD = re.compile(r"%(.)")
+
+
+@dataclass(frozen=True)
+class JobLog:
+    """The log of one job or task.
+
+    `place` is what sbatch was told. `path` is None where its fields cannot be filled in here. `redirected`: `-o` put it
+    elsewhere. `alone`: the name is this job's, so that nobody else's words stand in the file.
+    """
+
+    place: str
+    path: Path | None
+    redirected: bool
+    alone: bool
+
+    @property
+    def readable(self) -> Path | None:
+        """The file, where this host sees it and it is the job's alone."""
+        return self.path if self.alone and self.path is not None and self.path.is_file() else None
+
+
+def job_log(run: RunDirectory, job_id: str) -> JobLog:
+    """The log of the job `job_id` of a run, `123_4` for a task, as the script of its start has it."""
+    usual = run.whole.path / f"slurm-{job_id}.out"
+    start = _start_of(run, job_id)
+    place = "" if job_id.startswith("local-") else _last_output(run.whole.script(start))
+    path = _filled_in(run, place, job_id)
+    if not place or path == usual:
+        return JobLog(str(usual), usual, redirected=False, alone=True)
+    if path is not None and not path.is_absolute():
+        path = _working_directory(run, start, path)
+    fields = set(_FIELD.findall(place))
+    return JobLog(
+        place, path, redirected=True, alone="j" in fields or ("A" in fields and ("a" in fields or "_" not in job_id))
+    )
+
+
+def _start_of(run: RunDirectory, job_id: str) -> int:
+    """The start that was submitted as this job; 0 for a script that was given to sbatch by hand."""
+    ids = (job_id, job_id.partition("_")[0])
+    for path in run.whole.path.glob("submitted-*.json"):
+        if (read_json_or_none(path) or {}).get("job_id") in ids:
+            return int(path.stem.split("-")[1])
+    return 0
+
+
+def _last_output(script: Path) -> str:
+    """The last `-o` of a script's directives, which is the one that sbatch takes; "" without a script."""
+    if not script.exists():
+        return ""
+    place = ""
+    for line in script.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("#SBATCH ") and (output := _OUTPUT.fullmatch(_unquoted(line.removeprefix("#SBATCH ")))):
+            place = output["place"]
+    return place
+
+
+def _unquoted(option: str) -> str:
+    try:
+        return " ".join(shlex.split(option))
+    except ValueError:  # a quotation mark of a name's own
+        return option
+
+
+def _filled_in(run: RunDirectory, place: str, job_id: str) -> Path | None:
+    """The file that Slurm makes of `%j` and its like; None where only Slurm knows."""
+    array, _, task = job_id.partition("_")
+    known = {"%": "%", "A": array, "x": run.job_name, "u": getpass.getuser()}
+    known |= {"a": task} if task else {"j": job_id}  # the number of a task's own is Slurm's secret
+    if not set(_FIELD.findall(place)) <= set(known):
+        return None
+    return Path(_FIELD.sub(lambda field: known[field[1]], place))
+
+
+def _working_directory(run: RunDirectory, start: int, path: Path) -> Path | None:
+    """A relative name counts from where sbatch was called; of later starts nobody wrote that down."""
+    submitted_from = str((read_json_or_none(run.record) or {}).get("working_directory", ""))
+    return Path(submitted_from) / path if start == 0 and submitted_from else None
