@@ -26,8 +26,15 @@ _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _SEPARATOR = "\x1f"
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
 _COMMENT = re.compile(r"--comment[= ](.*)", re.DOTALL)
-# Errors of sbatch after which nobody knows whether the job was taken (slurm_errno.c, 22.05 to 24.11).
-_UNSETTLED = ("timed out", "unable to contact slurm controller", "zero bytes", "connection reset")
+# Errors after which nobody knows whether a request was taken (slurm_errno.c, 22.05 to 24.11); the last one is what
+# `scontrol requeue` makes of a time-out.
+_UNSETTLED = (
+    "timed out",
+    "unable to contact slurm controller",
+    "zero bytes",
+    "connection reset",
+    "unexpected message received",
+)
 # What a job's batch script and ranks are told of their job. sbatch hands its environment to the new job, where the
 # old numbers would contradict the new ones ("SLURM_MEM_PER_CPU ... and SLURM_MEM_PER_NODE are mutually exclusive").
 _OF_A_JOB = ("SLURM_", "SLURMD_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "PALS_")
@@ -69,7 +76,7 @@ def is_comment(option: str) -> bool:
 
 
 def is_unsettled(error: ToolkitError) -> bool:
-    """True for a failure of sbatch after which nobody knows whether the job was taken."""
+    """True for a failure of sbatch or scontrol after which nobody knows whether Slurm took the request."""
     if isinstance(error, NoAnswerError | OwnFailureError):  # killed, by us or others, or an answer without an id
         return True
     return any(words in error.message.lower() for words in _UNSETTLED)
