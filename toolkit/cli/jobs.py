@@ -45,7 +45,11 @@ def copy_job(name: str, folder: Path) -> None:
         raise NotFoundError(
             f"no shipped job {name!r}", fix=f"write {near[0]}" if near else f"one of {', '.join(known)}"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        said = f"cannot make the folder: {error.strerror}"
+        raise ToolkitError(said, where=str(folder), fix="name another folder") from error
     sources = [path for path in (known[name], known[name].with_suffix(".py")) if path.exists()]
     for source in sources:
         if (folder / source.name).exists():
