@@ -235,7 +235,7 @@ def test_status_tells_the_last_step_and_the_ranks_that_ran(toolkit) -> None:
     """The heartbeat is at most one a second; a range of nodes says nothing of what Slurm gave."""
     from toolkit.metrics.training import TrainRecord
 
-    run = toolkit.submit(toolkit.job("true", name="ran"), "-N", "1-3", "-n", 2)
+    run = toolkit.submit(toolkit.job("true", name="ran"), "-N", "1-3", "--ntasks-per-node", 2)
     toolkit.ok("wait", run.run_id)
 
     def status() -> tuple[object, ...]:

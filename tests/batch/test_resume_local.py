@@ -51,6 +51,11 @@ def test_shape_and_values_change_and_starts_count_up(toolkit, ended) -> None:
     assert json.loads(toolkit.ok("status", "--json"))["ranks"] == 2
 
 
+def test_ranks_in_all_are_divided_by_the_nodes_that_a_setting_gives(toolkit, ended) -> None:
+    said = toolkit("resume", "last", "--set", "job.nodes=2", "-n", 7)
+    assert (said.code, "7 ranks do not fill 2 nodes" in said.err, "-n 6 or 8" in said.err) == (2, True, True)
+
+
 def test_from_a_named_checkpoint(toolkit, ended) -> None:
     checkpoints(ended, 10, 20, 30)
     said = toolkit("resume", "last", "--from", "20", "--wait")
@@ -126,13 +131,13 @@ def test_of_two_resumes_at_the_same_time_one_is_refused(toolkit, ended) -> None:
     from toolkit.batch.resume import prepare_resume, take_back
 
     checkpoints(ended, 10, 20)
-    _, start = prepare_resume(ended)  # the other one is about to submit
+    prepared = prepare_resume(ended)  # the other one is about to submit
     script = ended.script(1).read_text()
     said = toolkit("resume", "last", "--from", 10, "-n", 2)
     assert (said.code, "start 1 of run" in said.err, "by another resume" in said.err) == (1, True, True)
     assert ended.script(1).read_text() == script
     assert names(ended) == ["step-00000010", "step-00000020"]
-    take_back(ended, start)
+    take_back(prepared)
     assert toolkit("resume", "last", "--wait").code == 0
 
 

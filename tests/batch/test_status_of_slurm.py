@@ -213,6 +213,61 @@ def test_an_array_is_told_by_task(toolkit, squeue):
     assert (told["state"], told["reason"]) == ("lost", "array 0-5%2: 5 lost, 1 completed")
 
 
+def files_of(run):
+    return {str(path.relative_to(run.path)): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("words", [(), ("--here",), ("--from", "10")])
+def test_a_refused_resume_leaves_the_run_as_it_was(toolkit, squeue, sbatch, tmp_path, words):
+    """Cancelled in the queue, which only `control/cancel` knows, with a supervisor that vanished before that."""
+    run = submitted(toolkit, "8", "again")
+    claim(run, job_id="7")
+    (run.control / "cancel").write_text("2026-11-21T02:48:01.000Z\n")
+    for step in (10, 20):
+        (run.checkpoints / f"step-{step:08}").mkdir()
+        (run.checkpoints / f"step-{step:08}" / "manifest.json").write_text("{}")
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2; exit 1\n")
+    squeue()
+    seen = [toolkit.ok("status", run.run_id), toolkit.ok("explain", run.run_id), files_of(run)]
+    assert "cancelled" in seen[0]
+    said = toolkit("resume", run.run_id, *words)
+    assert said.code == (2 if "--here" in words else 3), said
+    assert [toolkit.ok("status", run.run_id), toolkit.ok("explain", run.run_id), files_of(run)] == seen
+
+
+def test_a_refused_resume_of_a_task_leaves_it_as_it_was(toolkit, squeue, sbatch, tmp_path):
+    run = submitted(toolkit, "7", "many", array="0-1")
+    task = make_task(run, 1)
+    claim(task, job_id="7_1")
+    (task.control / "cancel").touch()
+    for step in (10, 20):
+        (task.checkpoints / f"step-{step:08}").mkdir()
+        (task.checkpoints / f"step-{step:08}" / "manifest.json").write_text("{}")
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2; exit 1\n")
+    squeue()
+    seen = [toolkit.ok("status", run.run_id, "--json"), files_of(run)]
+    assert toolkit("resume", f"{run.run_id}_1", "--from", "10").code == 3
+    assert [toolkit.ok("status", run.run_id, "--json"), files_of(run)] == seen
+
+
+def test_options_of_one_submission_are_not_those_of_the_next(toolkit, squeue, sbatch):
+    job = toolkit.job("true", name="once")
+    job.write_text(job.read_text() + 'sbatch = ["--reservation=r"]\n')
+    run = toolkit.submit(job, "--site", "devcluster", "-d", "afterok:5", "-o", "first.out", "-e", "first.err")
+    once = ["--output=first.out", "--error=first.err", "--dependency=afterok:5"]
+    assert directives(run, 0)[-3:] == once
+    squeue()
+    for start, words in ((1, ()), (2, ("-d", "afterany:6")), (3, ())):
+        toolkit.ok("resume", run.run_id, *words)
+        found = [line for line in directives(run, start) if line.startswith(("--depend", "--reserv", "--err", "--out"))]
+        assert found[1:] == ["--reservation=r", *(["--dependency=afterany:6"] if words else [])]
+
+
+def directives(run, start):
+    lines = run.script(start).read_text().splitlines()
+    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+
+
 @pytest.mark.usefixtures("sbatch")
 @pytest.mark.parametrize(
     ("rows", "state", "code"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,12 @@ MISTAKES = {
     "nodes on one machine": (JOB, "submit JOB -N 2", 2, ["-N 2:job.nodes", "-N 1"]),
     "no nodes, some ranks": (JOB, "submit JOB -N 0 -n 4", 2, ["-N 0", "from 1"]),
     "ranks that do not fill": (JOB.replace("]\n", "]\nnodes = 2\n", 1).replace("[job]\nnodes = 2", "[job]"), "submit JOB --site devcluster -N 2 -n 3", 2, ["-n 3", "-n 2"]),
+    "ranks that fill no whole nodes": (JOB, "submit JOB --site devcluster -n 7 --ntasks-per-node 2", 2, ["-n 7", "-n 6 or 8"]),
+    "more nodes than there are": (JOB, "submit JOB -n 8 --ntasks-per-node 2", 2, ["-n 8 --ntasks-per-node 2, so -N 4:job.nodes", "-N 1"]),
+    "three numbers that differ": (JOB, "submit JOB --site devcluster -N 2 -n 8 --ntasks-per-node 2", 2, ["2 nodes of 2 ranks have 4", "-n 4"]),
+    "ranks of a range": (JOB, "submit JOB --site devcluster -N 2-4 -n 8", 2, ["-n 8", "--ntasks-per-node 4", "-N 2"]),
+    "ranks of the job's range": (JOB + "nodes = '2-4'\n", "submit JOB --site devcluster -n 8", 2, ["of 2-4 nodes", "-N 2"]),
+    "a range that is none": (JOB, "submit JOB --site devcluster -N x-4 -n 8", 2, ["-N x-4:job.nodes"]),
     "no rank": (JOB, "submit JOB -n 0", 2, ["-n 0", "-n 1"]),
     "a mesh that does not divide": (JOB + "[parallel]\nshard = 3\n", "submit JOB -n 4", 2, ["job.toml:4:parallel.shard", "multiple of 3"]),
     "bad time": (JOB, "submit JOB -t 2h", 2, ["-t 2h:job.time", "HH:MM:SS"]),
@@ -82,6 +89,27 @@ def test_ninety_colon_zero_is_ninety_minutes(toolkit) -> None:
     assert "90:00 is 0-01:30:00" in said.err
 
 
+@pytest.mark.parametrize(
+    ("words", "nodes", "ranks_per_node"),
+    [
+        ("-n 8 --ntasks-per-node 2", 4, 2),  # as sbatch derives the nodes
+        ("-N 2 -n 8", 2, 4),
+        ("-N 2 -n 8 --ntasks-per-node 4", 2, 4),
+        ("-n 8", 1, 8),
+        ("-n 8 --set job.nodes=4", 4, 2),
+        ("-N 2-2 -n 8", "2-2", 4),
+        ("-N 2-4 --ntasks-per-node 4", "2-4", 4),
+    ],
+)
+def test_the_shape_is_what_sbatchs_letters_mean(toolkit, words: str, nodes: int | str, ranks_per_node: int) -> None:
+    job = toolkit.folder / "job.toml"
+    job.write_text(JOB)
+    toolkit.ok("render", job, "--site", "devcluster", *words.split())
+    (record,) = toolkit.runs.glob("*/*/record.json")
+    table = json.loads(record.read_text())["job"]["job"]
+    assert (table["nodes"], table["ranks_per_node"]) == (nodes, ranks_per_node)
+
+
 def test_the_program_itself_ends_so() -> None:
     """Not only `main()` in this process: the installed command's exit code and streams."""
     toolkit = Path(sys.executable).with_name("toolkit")
@@ -91,11 +119,11 @@ def test_the_program_itself_ends_so() -> None:
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (4, "", 1)
 
 
-def test_an_unreadable_file_is_one_line(toolkit) -> None:
+def test_a_folder_that_cannot_be_made_is_one_line(toolkit) -> None:
     folder = toolkit.folder / "file"
     folder.touch()
     said = toolkit("jobs", "copy", "mpi_hello", folder / "below")
-    assert said.code != 0
+    assert (said.code, said.out) == (2, "")
     assert said.err.startswith("toolkit: ") and said.err.count("\n") == 1 and str(folder) in said.err
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit.batch.bad_nodes import nodes_left_out
@@ -19,22 +20,40 @@ from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.files import utc_now, write_json, write_text
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.states import RunState
 from toolkit.site.load import load_site
 
 
-def prepare_resume(
-    run: RunDirectory, *, settings: Sequence[str] = (), flags: Mapping[str, Flag] | None = None, checkpoint: str | None = None,
-    sbatch: Sequence[str] = (),
-) -> tuple[ResolvedJob, int]:  # fmt: skip
-    """Write the script of the run's next start; returns its job and its start number.
+@dataclass(frozen=True)
+class NextStart:
+    """A start of a run that is written down and not yet handed over, and what was put away for it."""
+
+    part: RunDirectory  # the run, or the task that is resumed alone
+    number: int
+    job: ResolvedJob
+    requests: Mapping[Path, str]  # what was asked of the lives before, by its file
+    closed: Sequence[Path]  # `lost.json` of starts whose supervisor vanished
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a resume has other than the start before it.
+
+    `settings` and `flags` replace recorded values, as for a submit; `sbatch` are options of this submission alone;
+    `checkpoint` is a step number, a folder's name or a path, None for the newest that verifies.
+    """
+
+    settings: Sequence[str] = ()
+    flags: Mapping[str, Flag] = field(default_factory=dict)
+    sbatch: Sequence[str] = ()
+    checkpoint: str | None = None
+
+
+def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextStart:
+    """Write the script of the run's next start. Where it is not submitted after all, `take_back` undoes everything.
 
     A task of an array is resumed as an array of that task alone, which is a start of its whole run.
-
-    Args:
-        settings, flags: values that replace recorded ones, as for a submit.
-        checkpoint: a step number, a folder's name or a path; None takes the newest that verifies.
 
     Raises:
         CheckFailedError: the run still lives, nobody knows whether it does, it was never submitted, or another
@@ -42,44 +61,78 @@ def prepare_resume(
         NotFoundError: there is no such checkpoint.
         ToolkitError: a value is wrong, or the site cannot serve the new shape.
     """
+    changes = changes or Changes()
     require_submitted(run)
-    whole = run.whole
-    starts = [part.start_numbers() for part in (whole, *map(whole.task, whole.task_numbers()))]
-    start = max([-1, *_submitted_starts(whole), *(number for numbers in starts for number in numbers)]) + 1
-    # After the count: a resume that was done in between is seen here or at the claim. Of an array all tasks must have
-    # ended: those that wait know their job only from the run's newest submission.
+    number = _next_number(run.whole)
+    # After the count: a resume that was done in between is seen here or at the claim.
+    status = _require_ended(run.whole)
+    job = _changed_job(run, status, changes)
+    source = find_checkpoint(run, changes.checkpoint) if changes.checkpoint is not None else None
+    if source is not None:
+        # Without an origin of its own: the next resume takes the newest checkpoint again.
+        job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
+    _claim_number(run.whole, number, job)
+    parts = (run, *map(run.task, run.task_numbers()))
+    prepared = NextStart(run, number, job, _requests_of(parts), _lost_starts_of(parts))
+    try:
+        script = render_script(
+            job, run.whole, number, left_out=nodes_left_out(job, runs_of(run.whole)), once=changes.sbatch
+        )
+        write_text(run.whole.script(number), script, mode=0o700)
+    except ToolkitError:
+        take_back(prepared)
+        raise
+    if source is not None:
+        set_aside_newer(run, source, number)
+    _put_away(prepared)
+    return prepared
+
+
+def _next_number(whole: RunDirectory) -> int:
+    """The number behind that of every start that was submitted, or begun by any part of the run."""
+    submitted = map(start_of, whole.path.glob("submitt*-*.json"))
+    begun = [part.start_numbers() for part in (whole, *map(whole.task, whole.task_numbers()))]
+    return max([-1, *submitted, *(number for numbers in begun for number in numbers)]) + 1
+
+
+def _require_ended(whole: RunDirectory) -> RunStatus:
+    """Of an array all tasks must have ended: those that wait know their job only from the run's newest submission."""
     status = run_status(whole)
     if not status.state.final:
         raise CheckFailedError(
             f"run {whole.run_id} is {status.state.value} ({status.reason})",
             fix=f"wait for it, or `toolkit cancel {whole.run_id}`",
         )
+    return status
+
+
+def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes) -> ResolvedJob:
     recorded = recorded_job(run)
-    flags = _tasks_to_resume(run, recorded, status, settings) | dict(flags or {})
-    job = amend_job(recorded, site=site_of(recorded), settings=settings, flags=flags).with_sbatch(sbatch)
-    source = find_checkpoint(run, checkpoint) if checkpoint is not None else None
-    if source is not None:
-        # Without an origin of its own: the next resume takes the newest checkpoint again.
-        job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
-    _claim_number(whole, start, job)
-    try:
-        left_out = nodes_left_out(job, runs_of(whole))
-        write_text(whole.script(start), render_script(job, whole, start, left_out=left_out), mode=0o700)
-    except ToolkitError:
-        take_back(whole, start)
-        raise
-    if source is not None:
-        set_aside_newer(run, source, start)
-    for part in (run, *map(run.task, run.task_numbers())):
-        _forget_the_end(part)
-    return job, start
+    flags = _tasks_to_resume(run, recorded, status, changes.settings) | dict(changes.flags)
+    return amend_job(recorded, site=site_of(recorded), settings=changes.settings, flags=flags)
 
 
-def _forget_the_end(part: RunDirectory) -> None:
-    """What was asked of the lives before does not count for the next one."""
-    for flag in ("stop", "cancel"):
-        (part.control / flag).unlink(missing_ok=True)
-    _close_lost_starts(part)
+def _requests_of(parts: Sequence[RunDirectory]) -> dict[Path, str]:
+    flags = [part.control / flag for part in parts for flag in ("stop", "cancel")]
+    return {flag: flag.read_text(encoding="utf-8") for flag in flags if flag.exists()}
+
+
+def _lost_starts_of(parts: Sequence[RunDirectory]) -> list[Path]:
+    """The `lost.json` that starts without a word of their end lack: the supervisor vanished, and their job is over."""
+    starts = (part.start(number) for part in parts for number in part.start_numbers())
+    return [
+        start / "lost.json"
+        for start in starts
+        if not any((start / name).exists() for name in ("end.json", "lost.json"))
+    ]
+
+
+def _put_away(prepared: NextStart) -> None:
+    """What was asked of the lives before does not count for the next one, and each of them is over."""
+    for flag in prepared.requests:
+        flag.unlink(missing_ok=True)
+    for path in prepared.closed:
+        write_json(path, {"time": utc_now(), "note": "closed by resume: its job was over"})
 
 
 def _tasks_to_resume(
@@ -101,7 +154,7 @@ def _tasks_to_resume(
 
 def _claim_number(run: RunDirectory, start: int, job: ResolvedJob) -> None:
     """Write `resumed-SSS.json` whole and only once: of two resumes at the same time one has the start."""
-    path = run.path / f"resumed-{start:03}.json"
+    path = run.resumed(start)
     draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     write_json(draft, {"time": utc_now(), "job": job.model_dump(mode="json", by_alias=True)})
     try:
@@ -116,19 +169,24 @@ def _claim_number(run: RunDirectory, start: int, job: ResolvedJob) -> None:
         draft.unlink()
 
 
-def take_back(run: RunDirectory, start: int) -> None:
-    """Undo what `prepare_resume` did for a start that the scheduler refused; nothing of it must last.
+def take_back(prepared: NextStart) -> None:
+    """Undo what `prepare_resume` did for a start that was refused; nothing of it must last.
 
     A checkpoint that it set aside stays so where its name is taken again.
     """
+    part, start = prepared.part, prepared.number
+    for flag, words in prepared.requests.items():
+        write_text(flag, words)
+    for path in prepared.closed:
+        path.unlink(missing_ok=True)
     suffix = f".aside-{start:03}"
-    for aside in sorted(run.checkpoints.glob(f"step-*{suffix}")):
+    for aside in sorted(part.checkpoints.glob(f"step-*{suffix}")):
         path = aside.with_name(aside.name.removesuffix(suffix))
         if not path.exists():
             aside.rename(path)
             sys.stderr.write(f"toolkit: {aside.name} is {path.name} again\n")
-    run.script(start).unlink(missing_ok=True)
-    (run.path / f"resumed-{start:03}.json").unlink(missing_ok=True)  # last: it is the claim of the number
+    part.whole.script(start).unlink(missing_ok=True)
+    part.whole.resumed(start).unlink(missing_ok=True)  # last: it is the claim of the number
 
 
 def site_of(recorded: ResolvedJob) -> Site:
@@ -145,9 +203,7 @@ def find_checkpoint(run: RunDirectory, name: str) -> Path:
     for path in candidates:
         if (path / "manifest.json").exists():
             return path.resolve()
-    there = ", ".join(
-        sorted(path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit())
-    )
+    there = ", ".join(path.name for path in run.committed_checkpoints())
     raise NotFoundError(
         f"no checkpoint {name!r}",
         where=str(run.checkpoints),
@@ -162,21 +218,8 @@ def set_aside_newer(run: RunDirectory, source: Path, start: int) -> None:
     that begins from `source`.
     """
     inside = source.parent == run.checkpoints.resolve()
-    for path in sorted(run.checkpoints.glob("step-*")):
-        if path.name.removeprefix("step-").isdigit() and (not inside or path.name > source.name):
+    for path in run.committed_checkpoints():
+        if not inside or path.name > source.name:
             aside = path.with_name(f"{path.name}.aside-{start:03}")
             path.rename(aside)
             sys.stderr.write(f"toolkit: the run goes on from {source}; {path.name} is now {aside.name}\n")
-
-
-def _submitted_starts(run: RunDirectory) -> list[int]:
-    return [int(path.stem.split("-")[1]) for path in run.path.glob("submitt*-*.json")]
-
-
-def _close_lost_starts(run: RunDirectory) -> None:
-    """A start whose supervisor vanished did not say that it ended; its job is over, so the next may begin."""
-    for number in run.start_numbers():
-        if not (run.start(number) / "end.json").exists():
-            write_json(
-                run.start(number) / "lost.json", {"time": utc_now(), "note": "closed by resume: its job was over"}
-            )

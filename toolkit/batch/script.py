@@ -29,8 +29,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+\[\]-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def render_script(job: ResolvedJob, run: RunDirectory, start: int, *, left_out: Sequence[str] = ()) -> str:
+def render_script(
+    job: ResolvedJob, run: RunDirectory, start: int, *, left_out: Sequence[str] = (), once: Sequence[str] = ()
+) -> str:
     """The script of one submission of a run whose first start is `start`; it leaves out some nodes more.
+
+    `once` are options of sbatch for this submission alone, which no later one of the run has.
 
     Raises:
         ToolkitError: a value holds a control character, or a name to pass is no variable name.
@@ -38,7 +42,7 @@ def render_script(job: ResolvedJob, run: RunDirectory, start: int, *, left_out: 
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     template = environment.from_string(files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8"))
     return template.render(
-        directives=[quote_directive(option) for option in directives(job, run, start, left_out)],
+        directives=[quote_directive(option) for option in [*directives(job, run, start, left_out), *once]],
         run_id=run.run_id,
         job_name=job.job.name,
         site=job.site.name,

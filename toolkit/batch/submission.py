@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,10 @@ def is_interactive(run: RunDirectory) -> bool:
     return any(read_json(path).get("interactive") for path in sorted(run.path.glob("submitted-*.json"))[-1:])
 
 
-def create(job: ResolvedJob, runs: Path, *, here: bool = False) -> RunDirectory:
-    """Make the run directory of a new run, with its script and its record; `here` for nodes that are given already.
+def create(job: ResolvedJob, runs: Path, *, here: bool = False, once: Sequence[str] = ()) -> RunDirectory:
+    """Make the run directory of a new run, with its script and its record.
+
+    `here` is for nodes that are given already; `once` are options of sbatch for this submission alone.
 
     Raises:
         ToolkitError: the script cannot be rendered, or the folder cannot be written; no run is left behind.
@@ -61,7 +64,7 @@ def create(job: ResolvedJob, runs: Path, *, here: bool = False) -> RunDirectory:
     run = create_run(runs, job.job.name, access=job.paths.access)
     try:
         left_out = [] if here else nodes_left_out(job, runs)
-        write_text(run.script(0), render_script(job, run, 0, left_out=left_out), mode=0o700)
+        write_text(run.script(0), render_script(job, run, 0, left_out=left_out, once=once), mode=0o700)
     except ToolkitError:
         shutil.rmtree(run.path)
         raise

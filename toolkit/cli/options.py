@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from toolkit.config.origins import Flag
     from toolkit.rundir.layout import RunDirectory
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -44,43 +45,44 @@ def job_options(function: Command) -> Command:
         function = click.option(*letters, metavar="TEXT", help=text)(function)
     for letters, text in reversed(_RAW):
         function = click.option(*letters, metavar="TEXT", help=text)(function)
-    function = click.option("-n", "--ntasks", type=int, help="Ranks in all; -N divides them.")(function)
+    function = click.option("-n", "--ntasks", type=int, help="Ranks in all, as many on each of -N nodes.")(function)
     return click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any key of the job file.")(
         function
     )
 
 
-def flags_of(values: dict[str, Any], *, nodes_before: int = 1) -> dict[str, Any]:
+def flags_of(values: dict[str, Any], nodes_before: Callable[[], int | str]) -> dict[str, Flag]:
     """The flags that were given, as `resolve_job` wants them.
 
-    `nodes_before` is the number of nodes that holds when -N is not given; -n is divided by it.
+    `nodes_before` tells the nodes that hold when -N is not given.
     """
+    from toolkit.cli.shape import shape_of
     from toolkit.config.origins import Flag
-    from toolkit.errors import ToolkitError
 
     flags: dict[str, Flag] = {}
     for letters, key, _ in _KEYS:
         value = values.get(letters[-1].removeprefix("--").replace("-", "_"))
         if value is not None:
             flags[key] = Flag(value, letters[0])
-    tasks = values.get("ntasks")
-    if tasks is not None:
-        fewest = str(values.get("nodes") or "").partition("-")[0]  # of "2-4"
-        # A wrong -N is refused by its own key.
-        nodes = int(fewest) if fewest.isdecimal() and int(fewest) else nodes_before
-        if tasks < 1 or tasks % nodes:
-            raise ToolkitError(
-                f"{tasks} ranks do not fill {nodes} nodes evenly",
-                where=f"-n {tasks}",
-                fix=f"-n {max(1, tasks // nodes) * nodes}, or another -N",
-            )
-        flags["job.ranks_per_node"] = Flag(tasks // nodes, "-n")
+    if values.get("ntasks") is not None:
+        flags |= shape_of(values["ntasks"], values.get("nodes"), values.get("ntasks_per_node"), nodes_before)
     return flags
 
 
 def sbatch_options_of(values: dict[str, Any]) -> list[str]:
-    """-o, -e and -d as sbatch takes them; they stand behind the options of the job file, and the last one counts."""
-    return [f"--{name}={values[name]}" for name in ("output", "error", "dependency") if values.get(name)]
+    """-o, -e and -d as sbatch takes them: of this submission alone, behind the job's own, and the last one counts.
+
+    Raises:
+        ToolkitError: one cannot stand in a line of the script.
+    """
+    from toolkit.config.values import no_line
+    from toolkit.errors import ToolkitError
+
+    options = [f"--{name}={values[name]}" for name in ("output", "error", "dependency") if values.get(name)]
+    for option in options:
+        if said := no_line(option):
+            raise ToolkitError(said, where=option, fix="remove it")
+    return options
 
 
 def runs_option(function: Command) -> Command:

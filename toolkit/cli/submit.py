@@ -22,6 +22,7 @@ from toolkit.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from toolkit.batch.resume import NextStart
     from toolkit.batch.submission import Submitted
     from toolkit.config.resolved import ResolvedJob
     from toolkit.config.site import Site
@@ -46,13 +47,13 @@ def _resolve(
     from toolkit.config.shipped import find_job
 
     path = find_job(job)
-    before = 1
-    if values.get("ntasks") is not None and values.get("nodes") is None:
-        before = resolve_job(path, site=None, environ=os.environ, settings=settings).job.min_nodes
-    resolved = resolve_job(
-        path, site=site, environ=os.environ, settings=settings, flags=flags_of(values, nodes_before=before), argv=argv
+
+    def nodes_before() -> int | str:
+        return resolve_job(path, site=None, environ=os.environ, settings=settings).job.nodes
+
+    return resolve_job(
+        path, site=site, environ=os.environ, settings=settings, flags=flags_of(values, nodes_before), argv=argv
     )
-    return resolved.with_sbatch(sbatch_options_of(values))
 
 
 def _runs_folder(runs: Path | None, job: ResolvedJob) -> Path:
@@ -94,7 +95,7 @@ def submit(
     from toolkit.site.detect import choose_site
 
     resolved = _resolve(job, choose_site(site).site, settings, values, argv)
-    run = create(resolved, _runs_folder(runs, resolved))
+    run = create(resolved, _runs_folder(runs, resolved), once=sbatch_options_of(values))
     if dry_run:
         click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
         return
@@ -113,7 +114,7 @@ def render(
     from toolkit.site.detect import choose_site
 
     resolved = _resolve(job, choose_site(site).site, settings, values, argv)
-    run = create(resolved, _runs_folder(runs, resolved))
+    run = create(resolved, _runs_folder(runs, resolved), once=sbatch_options_of(values))
     click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
 
 
@@ -137,39 +138,53 @@ def resume(
     toolkit resume last -n 2 --set train.steps=300 --wait
     toolkit resume last --here
     """
+    part = find(run, runs)
+    prepared = _prepare(part, settings, checkpoint, values, here=here)
+    if here:
+        _live_here(part.whole, prepared.job, prepared.number)
+    _announce(_hand_over(prepared, echo=echo), parsable=parsable)
+    if wait:
+        _follow(part)
+
+
+def _prepare(
+    part: RunDirectory, settings: tuple[str, ...], checkpoint: str | None, values: dict[str, Any], *, here: bool
+) -> NextStart:
+    """The next start of a run, which can begin: `here` needs an allocation where there is Slurm."""
     from toolkit.batch.allocation import check_here
-    from toolkit.batch.resume import prepare_resume, take_back
+    from toolkit.batch.resume import Changes, prepare_resume, take_back
     from toolkit.batch.submission import recorded_job, uses_slurm
+    from toolkit.config.amend import nodes_after
+    from toolkit.errors import ToolkitError
+
+    recorded = recorded_job(part)
+    if here and uses_slurm(recorded):
+        _take_allocation(values, settings)
+    flags = flags_of(values, lambda: nodes_after(recorded, settings))
+    prepared = prepare_resume(part, Changes(settings, flags, sbatch_options_of(values), checkpoint))
+    try:
+        if here:
+            check_here(prepared.job, os.environ)
+    except ToolkitError:
+        take_back(prepared)
+        raise
+    return prepared
+
+
+def _hand_over(prepared: NextStart, *, echo: bool) -> Submitted:
+    """Submit the next start of a run; where it is refused, the run is as it was."""
+    from toolkit.batch.resume import take_back
     from toolkit.batch.submission import submit as hand_over
     from toolkit.errors import OwnFailureError, ToolkitError
     from toolkit.slurm.commands import NoAnswerError
 
-    part = find(run, runs)
-    directory = part.whole
-    recorded = recorded_job(directory)
-    if here and uses_slurm(recorded):
-        _take_allocation(values, settings)
-    job, start = prepare_resume(
-        part,
-        settings=settings,
-        flags=flags_of(values, nodes_before=recorded.job.min_nodes),
-        checkpoint=checkpoint,
-        sbatch=sbatch_options_of(values),
-    )
     try:
-        submitted = None if here else hand_over(directory, job, start, echo=echo)
-        if here:
-            check_here(job, os.environ)
+        return hand_over(prepared.part.whole, prepared.job, prepared.number, echo=echo)
     except (NoAnswerError, OwnFailureError):
         raise  # the job may be in the queue
     except ToolkitError:
-        take_back(directory, start)
+        take_back(prepared)
         raise
-    if submitted is None:
-        _live_here(directory, job, start)
-    _announce(submitted, parsable=parsable)
-    if wait:
-        _follow(part)
 
 
 @click.command()
@@ -195,7 +210,8 @@ def run(
         _take_allocation(values, settings)
     resolved = _resolve(job, chosen, settings, values, argv)
     check_here(resolved, os.environ)
-    _live_here(create(resolved, _runs_folder(runs, resolved), here=True), resolved, 0)
+    created = create(resolved, _runs_folder(runs, resolved), here=True, once=sbatch_options_of(values))
+    _live_here(created, resolved, 0)
 
 
 def _take_allocation(values: dict[str, Any], settings: tuple[str, ...]) -> None:

@@ -50,6 +50,16 @@ def amend_job(
     return amended
 
 
+def nodes_after(recorded: ResolvedJob, settings: Sequence[str]) -> int | str:
+    """The nodes of a recorded job once settings are laid over it; nothing is checked yet.
+
+    Raises:
+        ToolkitError: a setting cannot be read.
+    """
+    given = [one.value for one in from_command_line(settings, {}) if one.path == ("job", "nodes")]
+    return given[-1] if given else recorded.job.nodes
+
+
 def _was_set(key: str, recorded: ResolvedJob) -> bool:
     """A value that followed from others is found again; only the name stays, since the run's folder has it."""
     origin = recorded.origin(key)

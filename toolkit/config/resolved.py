@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from toolkit.config.site import (
 )
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.config.train import TrainTable
-from toolkit.config.values import DEEPEST, no_json, no_line, parts
+from toolkit.config.values import DEEPEST, no_json, parts
 from toolkit.errors import ToolkitError
 
 
@@ -93,18 +93,6 @@ class ResolvedJob(BaseModel):
     def origin(self, key: str) -> Origin:
         """Return where the value of the dotted `key` ("train.steps") came from."""
         return self.origins.get(key, Origin("built-in"))
-
-    def with_sbatch(self, options: Sequence[str]) -> ResolvedJob:
-        """Return the job with more sbatch options behind its own.
-
-        Raises:
-            ToolkitError: an option cannot stand in a line of the script.
-        """
-        for option in options:
-            if said := no_line(option):
-                raise ToolkitError(said, where=option, fix="remove it")
-        table = self.job.model_copy(update={"sbatch": [*self.job.sbatch, *options]})
-        return self.model_copy(update={"job": table})
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Yield every value with its dotted key, tables in the file's order."""
