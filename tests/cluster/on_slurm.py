@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolkit.devcluster.nodes import process_in_node
 from toolkit.rundir.layout import RunDirectory
 
 TOOLKIT = [str(Path(sys.executable).with_name("toolkit"))]
@@ -116,3 +120,15 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.2)
+
+
+@contextmanager
+def stopped_slurmctld(cluster: Any) -> Iterator[None]:
+    """slurmctld takes connections and answers none; what it was asked meanwhile it does afterwards."""
+    pid = process_in_node(cluster.layout, "controller", "slurmctld")
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
-from on_slurm import Site, is_stepping, wait_for
+from on_slurm import Site, is_stepping, stopped_slurmctld, wait_for
 
 from toolkit.rundir.layout import RunDirectory
 
@@ -82,6 +83,25 @@ def test_usr2_is_judged_by_the_limit_of_now(here: Site) -> None:
     assert exit_of(run, 0)["cause"] == "walltime"
     here.command(["scancel", job_id])
     enough.touch()
+
+
+def test_a_slurmctld_that_is_away_at_walltime_ends_no_run(here: Site) -> None:
+    job, enough = here.stepping()
+    job_id, run = here.submit(job)
+    wait_for(is_stepping(run, 0))
+    here.command(["scancel", "--signal=USR2", "--batch", job_id])
+    log = run.path / f"slurm-{job_id}.out"
+    wait_for(lambda: "stop_requested" in log.read_text())  # by then USR2 has come, and the ranks need a moment more
+    with stopped_slurmctld(here.cluster):
+        wait_for(lambda: "asking again for the requeue" in log.read_text(), 60)
+        time.sleep(10)
+    end = exit_of(run, 0)
+    assert (end["cause"], end["next"], end["final"]) == ("walltime", "requeue", False)
+    wait_for(lambda: run.start_numbers() == [0, 1], 90)
+    assert requeued_once(here, job_id)
+    enough.touch()
+    assert here.wait(run).returncode == 0
+    assert exit_of(run, 0)["final"] is False
 
 
 def test_a_save_on_request_and_the_run_goes_on(here: Site) -> None:

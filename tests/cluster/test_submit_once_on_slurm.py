@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from on_slurm import TOOLKIT, Site, make_site, wait_for
+from on_slurm import TOOLKIT, Site, make_site, stopped_slurmctld, wait_for
 
-from toolkit.devcluster.nodes import process_in_node
 from toolkit.rundir.layout import RunDirectory
 
 pytestmark = pytest.mark.cluster
@@ -32,17 +28,6 @@ def here(cluster: Any, shared_path: Path) -> Site:
     site = make_site(cluster, shared_path)
     site.file.write_text(site.file.read_text().replace(str(cluster.slurm_conf), str(impatient)))
     return site
-
-
-@contextmanager
-def stopped_slurmctld(cluster: Any) -> Iterator[None]:
-    pid = process_in_node(cluster.layout, "controller", "slurmctld")
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def start_submit(here: Site, **variables: str) -> subprocess.Popen[str]:
