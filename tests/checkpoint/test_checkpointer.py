@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,7 @@ import torch
 
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.commit import commit
+from toolkit.checkpoint.deletion import await_deletions, discard, discard_later
 from toolkit.checkpoint.layout import committed_steps
 from toolkit.checkpoint.manifest import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
@@ -39,10 +45,94 @@ def test_the_last_few_are_kept_and_the_newest_always(tmp_path):
         for step in range(0, 50, 10):
             assert checkpoints.save(step, x(step), {}) == directory / f"step-{step:08d}"
         assert list(committed_steps(directory)) == list(range(0, 50, 10))[-keep_last:]
+        assert await_deletions(30)
         assert len(list(directory.iterdir())) == keep_last
         assert checkpoints.latest() == 40
     with pytest.raises(ToolkitError, match="keep_last is 0"):
         Checkpointer(tmp_path, world(), keep_last=0)
+
+
+def test_deletions_keep_nobody_waiting_and_come_one_at_a_time(tmp_path, monkeypatch):
+    let_go, begun, ended = threading.Event(), [], []
+    remove = shutil.rmtree
+
+    def slow_remove(folder: Path) -> None:
+        begun.append((folder.name, len(ended)))
+        assert let_go.wait(30)
+        remove(folder)
+        ended.append(folder.name)
+
+    Checkpointer(tmp_path, world(0)).save(1, x(1), {})
+    (tmp_path / "step-00000002.part-0").mkdir()
+    monkeypatch.setattr("toolkit.checkpoint.checkpointer._DELETIONS_S", 0.01)
+    monkeypatch.setattr(shutil, "rmtree", slow_remove)
+    checkpoints = Checkpointer(tmp_path, world(1), keep_last=1)
+    for step in (3, 4):
+        checkpoints.save(step, x(step), {})
+    assert list(committed_steps(tmp_path)) == [4]
+    going = ["step-00000001.removed-1", "step-00000002.stale-0", "step-00000003.removed-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*going, "step-00000004"])
+    assert ended == []
+    let_go.set()
+    assert await_deletions(30)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+    assert sorted(ended) == going and [before for _, before in begun] == [0, 1, 2]
+
+
+def test_a_save_waits_for_deletions_before_it(tmp_path):
+    """Where the disk holds two checkpoints, the third needs the room of the first."""
+    checkpoints = Checkpointer(tmp_path, world(), keep_last=1)
+    folder = tmp_path / "step-00000001.removed-0"
+    folder.mkdir()
+    for number in range(5000):
+        (folder / str(number)).touch()
+    discard_later(folder)
+    checkpoints.save(2, x(2), {})
+    assert not folder.exists()
+
+
+def test_two_may_delete_the_same_folder(tmp_path, capsys):
+    """A new attempt finishes deletions that an old one, given up on, may still be at."""
+    folder = tmp_path / "step-00000001.removed-0"
+    folder.mkdir()
+    for number in range(2000):
+        (folder / str(number)).touch()
+    threads = [threading.Thread(target=discard, args=(folder,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not folder.exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_fork_deletes_though_its_parent_was_at_it(tmp_path, monkeypatch):
+    """The parent's threads are not the child's, and it must not wait for them."""
+    let_go, remove = threading.Event(), shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda folder: let_go.wait(30) and remove(folder))
+    (tmp_path / "parent's").mkdir()
+    discard_later(tmp_path / "parent's")
+    child = os.fork()
+    if child == 0:
+        monkeypatch.undo()
+        (tmp_path / "child's").mkdir()
+        discard_later(tmp_path / "child's")
+        os._exit(0 if await_deletions(10) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["parent's"]
+    let_go.set()
+    assert await_deletions(30)
+
+
+def test_a_script_that_ends_gives_the_last_deletion_time(tmp_path):
+    """Nobody comes after the last save of a run, so what it replaced would stay."""
+    script = (
+        "import pathlib, sys; from toolkit.checkpoint.deletion import discard_later;"
+        "folder = pathlib.Path(sys.argv[1]); folder.mkdir();"
+        "[(folder / str(number)).touch() for number in range(5000)]; discard_later(folder)"
+    )
+    subprocess.run([sys.executable, "-c", script, tmp_path / "x"], check=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_step_saved_twice_by_one_attempt_is_kept_as_it_is(tmp_path):
@@ -58,6 +148,7 @@ def test_a_step_that_an_older_attempt_saved_is_replaced(tmp_path):
     folder = Checkpointer(tmp_path, world(1)).save(1, x(2), {})
     assert value_of(folder) == 2
     assert read_manifest(folder).attempt == 1
+    assert await_deletions(30)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 

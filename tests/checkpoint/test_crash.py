@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.deletion import await_deletions
 from toolkit.checkpoint.layout import committed_steps
 from toolkit.checkpoint.verify import verify_fully
 from toolkit.errors import ToolkitError
@@ -69,6 +70,7 @@ def save_and_die(directory: Path, step: int, at_change: int) -> None:
     checkpoints = Checkpointer(directory, world(1), keep_last=2)
     sys.addaudithook(before)
     checkpoints.save(step, tensors(step), {"step": step})
+    assert await_deletions(30)  # which are changes, too
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,7 @@ def test_a_save_killed_before_any_change_leaves_a_good_checkpoint(tmp_path, save
             first.save(earlier, tensors(earlier), {"step": earlier})
         code = in_child(lambda: save_and_die(directory, step, at_change))  # noqa: B023
         assert loaded_step(directory, 2) in (may_load if code else {step})
+        assert await_deletions(30)
         # What the dead attempt left is gone, and all that stands is whole.
         assert {path.suffix for path in directory.iterdir()} <= {"", ".left-1"}
         assert all(not verify_fully(path)[1] for path in committed_steps(directory).values())
@@ -159,5 +162,6 @@ def test_a_disk_that_fills_at_any_page_of_a_save(small_disk):
             failures += 1
         ballast.unlink()
         assert loaded_step(directory, 0) == max(committed_steps(directory))
+        assert await_deletions(30)
         assert not [path for path in directory.iterdir() if "." in path.name]
     assert 3 < failures < 24

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.commit import open_part
+from toolkit.checkpoint.deletion import await_deletions
 from toolkit.checkpoint.digests import BLOCK_BYTES
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import step_folder
@@ -188,6 +189,7 @@ def test_a_part_is_never_loaded_however_complete(tmp_path):
     folder.rename(tmp_path / "step-00000001.part-0")
     assert old.load({"x": torch.zeros(4)}) is None
     Checkpointer(tmp_path, replace(ALONE, attempt=1))
+    assert await_deletions(30)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -201,6 +203,7 @@ def test_parts_that_a_claim_fenced_off_are_removed_at_the_next_start(tmp_path):
     new = claim_attempt(run)
     assert len(list(run.checkpoints.glob("*.stale-0*"))) == 2
     Checkpointer(run.checkpoints, replace(ALONE, attempt=new.number))
+    assert await_deletions(30)
     assert list(run.checkpoints.iterdir()) == []
 
 
@@ -219,6 +222,7 @@ def test_an_attempt_that_was_given_up_on_cannot_commit_late(tmp_path, moment):
     writer = HDF5StorageWriter(tmp_path / "step-00000001", attempt=0)
     with pytest.raises(dcp.CheckpointException):
         dcp.save({"x": torch.ones(4)}, storage_writer=writer, planner=Overtaken())
+    assert await_deletions(30)
     assert list(tmp_path.iterdir()) == []
 
 

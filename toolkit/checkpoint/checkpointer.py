@@ -19,7 +19,8 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.agreement import check_group, from_rank_zero
-from toolkit.checkpoint.commit import discard, retain, set_aside, take_over, tell
+from toolkit.checkpoint.commit import retain, set_aside, take_over
+from toolkit.checkpoint.deletion import await_deletions, discard, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import load_error, save_error
 from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_folder, step_of
@@ -30,6 +31,8 @@ from toolkit.checkpoint.storage_writer import HDF5StorageWriter
 from toolkit.checkpoint.verify import verify_quickly
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.world.facts import World
+
+_DELETIONS_S = 60.0  # all ranks wait so long at most, far less than a collective may take
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,15 @@ class Checkpointer:
         writer = HDF5StorageWriter(
             final, step=step, attempt=self._world.attempt, state=state, mesh=meshes_of(tensors), replace=True
         )
+        if self._world.rank == 0:
+            await_deletions(_DELETIONS_S)  # of what the save before this one replaced: a disk may be nearly full
         try:
             with _no_group_is_fine():
                 dcp.save(tensors, storage_writer=writer, no_dist=self._world.size == 1)
         except CheckpointException as failure:
-            last = from_rank_zero(self._world, lambda: self._clear_up(final))
+            last = from_rank_zero(self._world, self.latest)
+            if self._world.rank == 0:  # what was written may fill the disk; the others need not wait for its end
+                discard(part_folder(final, self._world.attempt))
             raise save_error(self._directory, step, last, failure) from failure
         self._at_step = step
         from_rank_zero(self._world, self._retain)
@@ -212,13 +219,6 @@ class Checkpointer:
     def _set_bad(self, folder: Path, reason: str) -> None:
         aside = set_aside(folder, "bad", self._world.attempt)
         tell(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
-
-    def _clear_up(self, final: Path) -> int | None:
-        """Remove what a failed save wrote, as it may fill the disk, and return the newest committed step."""
-        part = part_folder(final, self._world.attempt)
-        if part.exists():
-            discard(part)
-        return self.latest()
 
     def _retain(self) -> None:
         """Retention. The new checkpoint is committed, so trouble here is told and not raised."""

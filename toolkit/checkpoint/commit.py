@@ -8,11 +8,10 @@ a deletion that stops halfway leaves no damaged checkpoint behind.
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 
+from toolkit.checkpoint.deletion import discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_of
 from toolkit.checkpoint.manifest import read_manifest
@@ -38,7 +37,7 @@ def open_part(final: Path, attempt: int) -> Path:
     """
     part = part_folder(final, attempt)
     if part.exists():
-        shutil.rmtree(part)
+        discard_later(set_aside(part, "stale", attempt))
     if _is_of_a_run(final.parent):
         with suppress(FileExistsError):
             make_folder(part.parent)
@@ -99,7 +98,7 @@ def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> N
     part.rename(final)
     sync(final.parent)
     if older is not None:
-        discard(older)
+        discard_later(older)
 
 
 def _make_room(final: Path, attempt: int) -> Path | None:
@@ -157,28 +156,6 @@ def set_aside(folder: Path, word: str, attempt: int) -> Path:
     return aside
 
 
-def remove(folder: Path, attempt: int) -> None:
-    """Delete a checkpoint: rename, then remove."""
-    discard(set_aside(folder, "removed", attempt))
-
-
-def discard(folder: Path) -> None:
-    """Delete a folder that is no checkpoint.
-
-    Trouble is told and not raised: what is left costs space and nothing else. NFS, for one, keeps a folder
-    as long as a process on this host has one of its files open.
-    """
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        tell(f"{folder} could not be deleted: {error}")
-
-
-def tell(text: str) -> None:
-    """One line on stderr."""
-    sys.stderr.write(f"toolkit: {text}\n")
-
-
 def take_over(directory: Path, attempt: int) -> None:
     """Put a `checkpoints` folder in order for a new attempt.
 
@@ -194,21 +171,21 @@ def take_over(directory: Path, attempt: int) -> None:
             continue
         committed, word, owner = aside
         if word == "part" and owner < attempt:
-            discard(set_aside(folder, "stale", owner))
+            discard_later(set_aside(folder, "stale", owner))
         elif word == "replaced" and not (directory / committed).exists():
             folder.rename(directory / committed)
             sync(directory)
         elif word in ("removed", "replaced", "stale"):
-            discard(folder)
+            discard_later(folder)
 
 
 def retain(directory: Path, keep_last: int, attempt: int) -> list[Path]:
-    """Delete all but the newest `keep_last` committed checkpoints and return what was deleted.
+    """Let all but the newest `keep_last` committed checkpoints go, and return what they were called.
 
-    The newest one always stays.
+    The newest one always stays. All have other names when this returns; the deletion takes its time.
     """
     steps = list(committed_steps(directory).values())
     surplus = steps[: -max(keep_last, 1)]
     for folder in surplus:
-        remove(folder, attempt)
+        discard_later(set_aside(folder, "removed", attempt))
     return surplus
