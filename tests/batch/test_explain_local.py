@@ -1,4 +1,4 @@
-"""`explain` and `rehearse` of runs on this machine."""
+"""`explain` of runs on this machine."""
 
 from __future__ import annotations
 
@@ -6,26 +6,11 @@ import json
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
-import pytest
-
 from toolkit.rundir.claims import read_claim
-from toolkit.rundir.files import read_json_or_none
 
 PAGES = Path(__file__).parents[2] / "docs"
-
-# Steps like a training job, without torch.
-STEPS = """
-import time
-from toolkit.world.discover import discover
-
-world = discover()
-for step in range(600):
-    world.stop_watch.look(step, rank=world.rank)
-    time.sleep(0.05)
-"""
 
 
 def explain(toolkit, run) -> dict:
@@ -79,48 +64,3 @@ def test_what_has_not_run_is_explained_too(toolkit, wait_until) -> None:
     wait_until(lambda: explain(toolkit, run)["state"] == "lost")
     assert explain(toolkit, run)["symptom"] == "supervisor_lost"
     toolkit.ok("explain", run.run_id)
-
-
-@pytest.fixture
-def stepping(toolkit, wait_until):
-    (toolkit.folder / "steps.py").write_text(STEPS)
-    path = toolkit.folder / "steps.toml"
-    path.write_text(
-        f"[job]\nentry = [{sys.executable!r}, {str(toolkit.folder / 'steps.py')!r}]\nranks_per_node = 2\n[restart]\ncrashes = 1\n"
-    )
-    run = toolkit.submit(path)
-    wait_until(
-        lambda: run.attempt_numbers() and (read_json_or_none(run.attempt(0).heartbeat) or {"step": 0})["step"] > 5
-    )
-    yield run
-    toolkit("cancel", run.run_id)
-    toolkit("wait", run.run_id)
-
-
-def test_a_killed_rank_is_rehearsed_once_and_not_when_it_would_end_the_run(toolkit, stepping) -> None:
-    asked = toolkit("rehearse", stepping.run_id, "kill-rank", 1)
-    assert (asked.code, "give --yes" in asked.err) == (2, True), asked
-    assert not stepping.attempt(0).exit_file.exists()
-    cost = json.loads(toolkit.ok("rehearse", stepping.run_id, "kill-rank", 1, "--yes", "--json"))
-    assert set(cost) == documented("rehearse.md", "JSON")
-    assert (cost["cause"], cost["attempt"], cost["next_attempt"]) == ("crashed", 0, 1)
-    assert cost["resumed_at"] == 0 and cost["steps_repeated"] == cost["steps"] > 5  # it keeps no checkpoints
-    parts = [cost[part] for part in ("detect_s", "queue_s", "start_s", "first_step_s", "repeat_s")]
-    assert cost["lost_s"] == pytest.approx(sum(parts), abs=1.0)
-    end = json.loads(stepping.attempt(0).exit_file.read_text())
-    assert (end["rank"], end["reason"].split(" (")[0]) == (1, "killed by SIGKILL")
-    again = toolkit("rehearse", stepping.run_id, "kill-rank", 1, "--yes")
-    assert (again.code, "would end this run" in again.err) == (1, True)
-    for failure in ("preempt", "walltime", "kill-node"):
-        refused = toolkit("rehearse", stepping.run_id, failure, "--yes")
-        assert (refused.code, refused.err.count("\n")) == (1, 1)
-    unknown = toolkit("rehearse", stepping.run_id, "kill-rank", 9, "--yes")
-    assert unknown.code in (1, 2)
-    assert not stepping.attempt(1).exit_file.exists()
-
-
-def test_a_run_that_has_ended_is_not_rehearsed(toolkit) -> None:
-    run = toolkit.submit(toolkit.job("true"))
-    toolkit.ok("wait", run.run_id)
-    said = toolkit("rehearse", run.run_id, "kill-rank", 0, "--yes")
-    assert (said.code, "is completed; only a running one" in said.err) == (1, True)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.batch.state import RunStatus, run_status
-from toolkit.rundir.files import read_lines
+from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.slurm.reasons import CanStart
 from toolkit.supervise.failures import clean
 
 LAST_EVENTS = 5
+REHEARSALS_SHOWN = 2
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,17 @@ def explain_run(run: RunDirectory, *, echo: bool = False) -> Explanation:
         told = explain_waiting(run, status, echo=echo)
     else:
         told = explain_living(run, status)
-    return replace(told, status=status, events=last_events(run))
+    return replace(told, status=status, events=last_events(run), evidence=[*told.evidence, *_rehearsals(run)])
+
+
+def _rehearsals(run: RunDirectory) -> list[Evidence]:
+    """Failures that were no accidents: what `toolkit rehearse` did to the attempts, the newest of them."""
+    said = []
+    for attempt in map(run.attempt, run.attempt_numbers()):
+        if (word := read_json_or_none(attempt.rehearsed)) is not None:
+            told = f"{word['failure']} was rehearsed at {word['time']}: {word['done']}"
+            said.append(quote_file(run, attempt.rehearsed, told))
+    return said[-REHEARSALS_SHOWN:]
 
 
 def last_events(run: RunDirectory, count: int = LAST_EVENTS) -> list[dict[str, Any]]:

@@ -19,17 +19,18 @@ from pathlib import Path
 from toolkit.batch.rehearse import Inject, Injected
 from toolkit.batch.submission import is_interactive, recorded_job, slurm_of
 from toolkit.errors import CheckFailedError, SchedulerRefusedError, ToolkitError
-from toolkit.rundir.files import read_json, read_json_or_none
+from toolkit.rundir.files import read_json
 from toolkit.rundir.find import job_ids
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, Cause
 from toolkit.slurm.commands import Slurm
+from toolkit.supervise.ending import earlier_ends
+from toolkit.supervise.supervisor import WALLTIME_SLACK_S
 
 KINDS = ("preempt", "walltime", "kill-rank", "kill-node")
 _CAUSES = {
     "preempt": Cause.PREEMPTED, "walltime": Cause.WALLTIME, "kill-rank": Cause.CRASHED, "kill-node": Cause.CRASHED,
 }  # fmt: skip
-_SLACK_S = 90.0  # as the supervisor: USR2 with at most warn_s + this left means walltime
 _PERIOD_S = 1.0
 # A rank is the child of its guard, whose number the run directory holds. Nothing else is ever killed.
 _KILL = 'grep -q toolkit.rank /proc/$1/cmdline && kill -KILL $(cat /proc/$1/task/$1/children)'  # fmt: skip
@@ -56,7 +57,7 @@ def choose(
     slurm = None if job_id.startswith("local-") else slurm_of(job, echo=echo)
     # Slurm sees a node that was cut off; where only its ranks die, it is a crash.
     cause = Cause.NODE_LOST if kind == "kill-node" and cut_off is not None else _CAUSES[kind]
-    _require_a_next_start(run, kind, cause, job_id)
+    _require_a_next_start(run, attempt, kind, cause)
     if kind == "kill-rank":
         return _rank(attempt, _known_rank(attempt, rank), slurm, job_id)
     if slurm is None:
@@ -72,16 +73,13 @@ def choose(
     return _preempt(slurm, job_id)
 
 
-def _require_a_next_start(run: RunDirectory, kind: str, cause: Cause, job_id: str) -> None:
-    """A rehearsal must not end a run whose budget is spent."""
+def _require_a_next_start(run: RunDirectory, attempt: AttemptDirectory, kind: str, cause: Cause) -> None:
+    """A rehearsal must not end a run whose budget is spent; it is counted as the supervisor will count it."""
     job = recorded_job(run)
     budget = ENDINGS[cause].budget
     limit = int(getattr(job.restart, budget))
-    spent = 0
-    for attempt in map(run.attempt, run.attempt_numbers()):
-        begun, end = read_json_or_none(attempt.start_file), read_json_or_none(attempt.exit_file)
-        if begun and end and begun["job_id"] == job_id and ENDINGS[Cause(end["cause"])].budget == budget:
-            spent += 1
+    ends = earlier_ends(run, read_json(attempt.start_file)["start"])
+    spent = sum(ENDINGS[Cause(end["cause"])].budget == budget for end in ends)
     if 0 <= limit <= spent:
         raise CheckFailedError(
             f"restart.{budget} = {limit} is spent ({spent} so far): {kind} would end this run",
@@ -141,10 +139,14 @@ def _ranks_of(attempt: AttemptDirectory, host: str, slurm: Slurm, job_id: str) -
 def _kill_here(host: str, guard: int) -> None:
     if host != socket.gethostname():
         raise CheckFailedError(f"the rank runs on {host}", fix=f"rehearse it there, this is {socket.gethostname()}")
-    if b"toolkit.rank" not in Path(f"/proc/{guard}/cmdline").read_bytes():
-        raise CheckFailedError(f"process {guard} is no rank any more", fix="look at `toolkit status`, and try again")
-    for child in Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="utf-8").split():
-        os.kill(int(child), signal.SIGKILL)
+    gone = CheckFailedError(f"process {guard} is no rank any more", fix="look at `toolkit status`, and try again")
+    try:
+        if b"toolkit.rank" not in Path(f"/proc/{guard}/cmdline").read_bytes():
+            raise gone
+        for child in Path(f"/proc/{guard}/task/{guard}/children").read_text(encoding="utf-8").split():
+            os.kill(int(child), signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):  # the guard, or its rank a moment ago
+        raise gone from None
 
 
 def _kill_there(slurm: Slurm, job_id: str, host: str, guard: int) -> None:
@@ -177,16 +179,15 @@ def _walltime(slurm: Slurm, job_id: str, warn_s: int) -> Inject:
     @contextmanager
     def inject() -> Iterator[Injected]:
         limit, began, end = _limits(slurm, job_id)
-        if end - time.time() <= warn_s + _SLACK_S:
+        if end - time.time() <= warn_s + WALLTIME_SLACK_S:
             slurm.call(["scancel", "--signal=USR2", "--batch", job_id])
             yield Injected(f"sent USR2 to the supervisor, as Slurm does {warn_s} s before the walltime")
             return
         minutes = math.ceil((time.time() - began + warn_s + 60) / 60)
         slurm.call(["scontrol", "update", f"JobId={job_id}", f"TimeLimit={minutes}"])
         lowered = _LoweredLimit(slurm, job_id, limit)
-        done = (
-            f"lowered the time limit of job {job_id} from {limit} to {minutes} min; Slurm warns within {_SLACK_S:.0f} s"
-        )
+        soon = f"Slurm warns within {WALLTIME_SLACK_S:.0f} s"
+        done = f"lowered the time limit of job {job_id} from {limit} to {minutes} min; {soon}"
         try:
             yield Injected(done, lowered.give_back)
         finally:

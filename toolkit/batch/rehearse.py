@@ -16,7 +16,7 @@ from typing import Any
 from toolkit.batch.state import final_word, run_status
 from toolkit.errors import CheckFailedError
 from toolkit.metrics.training import last_record
-from toolkit.rundir.files import read_json_or_none, read_lines
+from toolkit.rundir.files import read_json_or_none, read_lines, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
 
@@ -27,10 +27,10 @@ POLL_S = 0.3
 class Rehearsal:
     """What a failure cost. Seconds by the wall clock; None for what was not reached.
 
-    steps: done when the failure came. resumed_at: steps done when the next attempt began to step.
-    detect_s: from the failure until the attempt was over, saving included. queue_s: until the next attempt began.
-    start_s: until its last rank had started. first_step_s: until it was at its first step. repeat_s: until it had
-    done a step that was not done before. lost_s: the sum.
+    steps: done when the failure came. next_attempt: the one that goes on. resumed_at: steps done when the run began to
+    step again. detect_s: from the failure until the attempt was over, saving included. queue_s: until the next attempt
+    began. start_s: until its last rank had started. first_step_s: until it was at its first step. repeat_s: until a step
+    was done that was not done before, by this attempt or, should it fail too, by a later one. lost_s: the sum.
     """
 
     run_id: str
@@ -66,30 +66,59 @@ class Injected:
 Inject = Callable[[], AbstractContextManager[Injected]]
 
 
+class RunEndedError(CheckFailedError):
+    """The run has ended, and nothing more of it will come by itself."""
+
+    def __init__(self, run: RunDirectory, state: RunState, before: str, reason: str) -> None:
+        super().__init__(
+            f"the run ended ({state.value}) before {before}: {reason}",
+            where=str(run.path),
+            fix=f"`toolkit explain {run.run_id}`",
+        )
+        self.state = state
+
+
+class TimeOverError(CheckFailedError):
+    """The run lives, and has not come as far as was waited for."""
+
+
 def rehearse(
     run: RunDirectory, failure: str, inject: Inject, *, timeout_s: float, tell: Callable[[str], None]
 ) -> Rehearsal:
-    """Let the failure happen and follow the run until it has done a new step.
+    """Let the failure happen and follow the run until it has done a new step, or has come to its end.
 
     Raises:
-        CheckFailedError: the run is not stepping, it ended, or it did not step again in `timeout_s`.
+        RunEndedError: the run did not survive, or was completed before it stepped again.
+        TimeOverError: it did not step again in `timeout_s`.
+        CheckFailedError: the run is not stepping.
     """
     before = require_stepping(run)
     begun = time.time()
     with inject() as injected:
         tell(injected.done)
+        _leave_word(before, failure, injected.done, tell)
         watch = _Watch(run, before, begun + timeout_s)
-        steps, over, cause = _until_over(watch, tell)
-        failed_at = _asked_at(before, begun) if failure == "walltime" else begun
-        after, started, ranks_at, first = _until_stepping(watch, injected.in_queue, tell)
-        steps = max(steps, first[0])  # the heartbeat lags behind; what was resumed had been done
-        passed = _until_new_step(watch, after, steps, tell)
+        over = _until_over(watch, tell)
+        again = _until_stepping(watch, injected.in_queue, tell)
+        # The heartbeat lags behind; what was resumed had been done.
+        steps = max(over.steps, again.first_step)
+        attempt, passed = _until_new_step(watch, again.attempt, steps, tell)
+    failed_at = _asked_at(before, begun) if failure == "walltime" else begun
     return Rehearsal(
-        run.run_id, failure, injected.done, cause, before.number, after.number, steps, first[0], max(0, steps - first[0]),
-        detect_s=_gap(failed_at, over), queue_s=_gap(over, started), start_s=_gap(started, ranks_at),
-        first_step_s=_gap(ranks_at, first[1]), repeat_s=None if passed is None else _gap(first[1], passed),
+        run.run_id, failure, injected.done, over.cause, before.number, attempt.number,
+        steps, again.first_step, steps - again.first_step,
+        detect_s=_gap(failed_at, over.time), queue_s=_gap(over.time, again.began), start_s=_gap(again.began, again.ranks_at),
+        first_step_s=_gap(again.ranks_at, again.first_at), repeat_s=None if passed is None else _gap(again.first_at, passed),
         lost_s=None if passed is None else _gap(failed_at, passed),
     )  # fmt: skip
+
+
+def _leave_word(attempt: AttemptDirectory, failure: str, done: str, tell: Callable[[str], None]) -> None:
+    """So that `explain` can say that this failure was no accident."""
+    try:
+        write_json(attempt.rehearsed, {"failure": failure, "done": done, "time": utc_now()})
+    except OSError as error:  # the failure has happened, and is worth following all the same
+        tell(f"cannot write {attempt.rehearsed}: {error.strerror}; `toolkit explain` will not know of the rehearsal")
 
 
 def require_stepping(run: RunDirectory) -> AttemptDirectory:
@@ -132,20 +161,19 @@ class _Watch:
         """Go on until the caller has seen `what`.
 
         Raises:
-            CheckFailedError: the run has ended, or the time is over.
+            RunEndedError: the run has ended.
+            TimeOverError: the time is over.
         """
         while True:
+            ended = final_word(self.run)  # before the look: what was done before the end is still seen
             yield
-            ended = final_word(self.run)
             if ended is not None:
-                raise CheckFailedError(
-                    f"the run ended ({ended[0].value}) before {what}: {ended[1]}",
-                    where=str(self.run.path),
-                    fix=f"`toolkit explain {self.run.run_id}`",
-                )
+                raise RunEndedError(self.run, ended[0], what, ended[1])
             if time.time() > self.deadline:
                 status = run_status(self.run)
-                raise CheckFailedError(
+                if status.state.final:  # Slurm says so, or the process table: it left no word of its own
+                    raise RunEndedError(self.run, status.state, what, status.reason)
+                raise TimeOverError(
                     f"gave up before {what}; the run is {status.state.value} ({status.reason})",
                     where=str(self.run.path),
                     fix=f"`toolkit wait {self.run.run_id}` follows it on, or give a longer --timeout",
@@ -153,8 +181,27 @@ class _Watch:
             time.sleep(POLL_S)
 
 
-def _until_over(watch: _Watch, tell: Callable[[str], None]) -> tuple[int, float, str]:
-    """Steps done, the moment and the cause of the attempt's end."""
+@dataclass(frozen=True)
+class _Over:
+    """The end of the attempt that failed: the steps done until then, the moment, the cause."""
+
+    steps: int
+    time: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class _Again:
+    """The attempt that steps again: when it began, when its last rank had started, and its first step with the moment."""
+
+    attempt: AttemptDirectory
+    began: float
+    ranks_at: float
+    first_step: int
+    first_at: float
+
+
+def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
     attempt = watch.before
     steps = steps_done(watch.run, attempt)
     for _ in watch.ticks("the attempt was over"):
@@ -163,18 +210,15 @@ def _until_over(watch: _Watch, tell: Callable[[str], None]) -> tuple[int, float,
         end = read_json_or_none(attempt.exit_file)
         if end is not None:
             tell(f"attempt {attempt.number} ended at step {steps}: {end['cause']}; {end['next']} follows")
-            return steps, _epoch(end["time"]), end["cause"]
+            return _Over(steps, _epoch(end["time"]), end["cause"])
         later = _later(watch)
         if later is not None and (begun := read_json_or_none(later.start_file)) is not None:
             # Its supervisor was lost with it, and nobody wrote down the end.
-            return steps, _epoch(begun["time"]), "supervisor_lost"
+            return _Over(steps, _epoch(begun["time"]), "supervisor_lost")
     raise AssertionError("ticks never ends by itself")
 
 
-def _until_stepping(
-    watch: _Watch, in_queue: Callable[[], bool], tell: Callable[[str], None]
-) -> tuple[AttemptDirectory, float, float, tuple[int, float]]:
-    """The next attempt, when it began, when its last rank had started, and its first step with the moment."""
+def _until_stepping(watch: _Watch, in_queue: Callable[[], bool], tell: Callable[[str], None]) -> _Again:
     told, settled = -1, False
     for _ in watch.ticks("the next attempt made a step"):
         settled = settled or in_queue()
@@ -190,21 +234,33 @@ def _until_stepping(
             ranks = [read_json_or_none(path) for path in attempt.ranks.glob("rank-*.json")]
             started = _epoch(begun["time"])
             last = max((_epoch(rank["time"]) for rank in ranks if rank is not None), default=started)
-            return attempt, started, last, (int(beat["step"]), _epoch(beat["time"]))
+            tell(f"attempt {attempt.number} makes steps")
+            return _Again(attempt, started, last, int(beat["step"]), _epoch(beat["time"]))
     raise AssertionError("ticks never ends by itself")
 
 
-def _until_new_step(watch: _Watch, attempt: AttemptDirectory, steps: int, tell: Callable[[str], None]) -> float | None:
-    """When a step was done that had not been done before; None when the time was over first."""
-    tell(f"attempt {attempt.number} makes steps")
+def _until_new_step(
+    watch: _Watch, attempt: AttemptDirectory, steps: int, tell: Callable[[str], None]
+) -> tuple[AttemptDirectory, float | None]:
+    """The attempt that did a step that had not been done before, and when; None when the time was over first, or when
+    the run was completed: nothing was left to do.
+    """
     try:
         for _ in watch.ticks(f"step {steps + 1}"):
+            last = _later(watch) or attempt
+            if last.number > attempt.number and last.start_file.exists():
+                tell(f"attempt {attempt.number} ended too; attempt {last.number} follows")
+                attempt = last
             beat = read_json_or_none(attempt.heartbeat)
             if beat is not None and beat["step"] > steps:
-                return _epoch(beat["time"])
-    except CheckFailedError as error:
+                return attempt, _epoch(beat["time"])
+    except TimeOverError as error:
         tell(str(error))
-    return None
+    except RunEndedError as error:
+        if error.state is not RunState.COMPLETED:
+            raise
+        tell(error.message)
+    return attempt, None
 
 
 def _later(watch: _Watch) -> AttemptDirectory | None:
@@ -238,7 +294,7 @@ def lines_of(cost: Rehearsal) -> Iterator[str]:
     yield f"survived  {cost.failure}: attempt {cost.attempt} ended as {cost.cause}, attempt {cost.next_attempt} goes on"
     yield f"steps     {cost.steps} were done, it went on from {cost.resumed_at}: {cost.steps_repeated} repeated"
     repeat = "" if cost.repeat_s is None else f" + repeat {cost.repeat_s}"
-    whole = "no new step yet" if cost.lost_s is None else f"{cost.lost_s} s lost"
+    whole = "no new step" if cost.lost_s is None else f"{cost.lost_s} s lost"
     yield (
         f"seconds   {whole}: detect and save {cost.detect_s} + queue {cost.queue_s} + start {cost.start_s} "
         f"+ first step {cost.first_step_s}{repeat}"
@@ -247,6 +303,6 @@ def lines_of(cost: Rehearsal) -> Iterator[str]:
 
 def what_is_at_stake(run: RunDirectory, attempt: AttemptDirectory) -> str:
     """What the run would fall back to, for the question before the failure."""
-    names = [path.name for path in run.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()]
-    kept = f"its newest checkpoint is {max(names)}" if names else "it has no checkpoint yet"
-    return f"{run.job_name} {run.run_id} is at step {steps_done(run, attempt)}; {kept}"
+    kept = run.committed_checkpoints()
+    fallback = f"its newest checkpoint is {kept[-1].name}" if kept else "it has no checkpoint yet"
+    return f"{run.job_name} {run.run_id} is at step {steps_done(run, attempt)}; {fallback}"

@@ -179,6 +179,11 @@ class AttemptDirectory:
         return self.path / "exit.json"
 
     @property
+    def rehearsed(self) -> Path:
+        """Written by `toolkit rehearse`: the failure that it let happen to this attempt."""
+        return self.path / "rehearsed.json"
+
+    @property
     def stop_flag(self) -> Path:
         """Written by the supervisor: the ranks are to save and end at the next step boundary."""
         return self.path / "stop"

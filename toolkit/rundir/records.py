@@ -30,6 +30,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
         {"cause": Cause, "next": Next, "final": bool, "state": RunState, "exit_code": int, "reason": str,
          "rank": int | None, "host": str | None, "fix": str, "last_lines": list[str], "step": int | None, "time": str},
     ),
+    (re.compile(r"/attempts/\d+/rehearsed\.json"), {"failure": str, "done": str, "time": str}),
     (re.compile(r"/attempts/\d+/heartbeat"), {"step": int}),
     (re.compile(r"/attempts/\d+/events\.jsonl"), {"event": str, "time": str}),
     (re.compile(r"/attempts/\d+/ranks/rank-\d+\.json"), {"rank": int, "host": str, "pid": int}),
