@@ -71,7 +71,7 @@ def test_ranks_that_vanish_silently_are_named(attempt):
     attempt.done_marker(0).write_text("done\n")
     end = silent_end(attempt, 12, -9)
     assert (end.rank, end.host, end.exit_code) == (None, None, 137)  # eleven are missing: nobody is the culprit
-    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 ... ended without a word" in end.reason
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more ended without a word" in end.reason
 
 
 def test_a_rank_that_srun_names_is_the_culprit(attempt):
@@ -80,6 +80,21 @@ def test_a_rank_that_srun_names_is_the_culprit(attempt):
     (attempt.logs / "launcher.log").write_text("srun: error: n2: task 2: Killed\n")
     end = silent_end(attempt, 3, 137)
     assert (end.rank, end.host) == (2, "n2")
+
+
+def test_a_rank_file_that_a_lost_node_left_empty_hides_no_failure(attempt, capsys):
+    """Ranks do not wait for it to be on the disk; its first bytes may never come there."""
+    begin(attempt, 2)
+    attempt.done_marker(0).write_text("done\n")
+    attempt.rank_file(1).write_bytes(b"")
+    end = silent_end(attempt, 2, 1)
+    assert (end.cause, end.rank, end.host) == (Cause.CRASHED, 1, None)
+    attempt.done_marker(0).unlink()
+    fail(attempt, 0, CLOSED, 3)
+    assert (first_failure(attempt).rank, first_failure(attempt).host) == (1, None)
+    fail(attempt, 0, TIMED_OUT, 3)
+    assert (first_failure(attempt).rank, first_failure(attempt).host) == (1, None)
+    assert "where rank 1 ran is not known" in capsys.readouterr().out
 
 
 @given(st.text())

@@ -4,7 +4,9 @@ import os
 import signal
 from pathlib import Path
 
+from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json
+from toolkit.supervise.stacks import collect_stacks
 
 WAITS_FOR_RANK_1 = """
 import time
@@ -46,3 +48,16 @@ def test_a_rank_that_is_stopped_cannot_answer_and_that_is_said(supervise, local_
     assert any("rank 1: no answer" in line and "(stopped)" in line for line in job.end(0)["last_lines"])
     # The second attempt stalls where the first one did, though its ranks all answer.
     assert job.end(1)["decision"] == "the same failure came twice without a new step"
+
+
+def test_a_damaged_rank_file_keeps_nobody_from_telling_where_the_others_are(run_directory, monkeypatch):
+    monkeypatch.setattr("toolkit.supervise.stacks.PATIENCE_S", 0.1)
+    attempt = claim_attempt(run_directory)
+    attempt.rank_file(1).write_bytes(b"")
+    attempt.stack_file(0).write_text('Current thread 0x1 (most recent call first):\n  File "a.py", line 3 in main\n')
+
+    class Deaf:
+        def ask_for_stacks(self):
+            return False
+
+    assert collect_stacks(attempt, range(2), Deaf()) == ["rank 0: main (a.py:3)", "rank 1: did not answer within 0 s"]

@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from toolkit.rundir.files import read_json, read_json_or_none, tail_text
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause
+from toolkit.supervise.rank_files import begun_ranks, host_of, named
 from toolkit.supervise.stacks import innermost
 from toolkit.supervise.symptoms import (
     COLLECTIVE_TIMEOUT,
@@ -85,7 +86,6 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
         told = late_to_a_collective(attempt, errors) or _vanished(attempt, errors)
         if told is not None:
             return told
-    lines = tail_text(attempt.log_file(culprit["rank"]), LAST_LINES)
     end = AttemptEnd(
         cause=Cause.REFUSED if culprit["kind"] == "refused" else Cause.CRASHED,
         reason=clean(culprit["reason"]),
@@ -93,7 +93,7 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
         rank=culprit["rank"],
         host=culprit["host"],
         fix=culprit.get("fix", ""),
-        last_lines=[clean(line) for line in lines],
+        last_lines=_last_lines(attempt, culprit["rank"]),
     )
     return _with_symptom(end, culprit, attempt)
 
@@ -114,16 +114,16 @@ def _with_last_words(error: dict[str, Any], attempt: AttemptDirectory) -> dict[s
 
 def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
     """The one rank that began and left neither an error nor a done marker: it was killed together with its guard."""
-    begun = {int(path.stem.split("-")[1]) for path in attempt.ranks.glob("rank-*.json")}
-    silent = begun - {error["rank"] for error in errors}
+    silent = set(begun_ranks(attempt)) - {error["rank"] for error in errors}
     silent = {rank for rank in silent if not attempt.done_marker(rank).exists()}
     if len(silent) != 1:
         return None
     (rank,) = silent
-    host = read_json(attempt.rank_file(rank))["host"]
-    lines = [clean(line) for line in tail_text(attempt.log_file(rank), LAST_LINES)]
-    reason = f"rank {rank} ended without a word; {_named([error['rank'] for error in errors])} met closed connections"
-    return AttemptEnd(Cause.CRASHED, reason, 128 + signal.SIGKILL, rank, host, last_lines=lines, symptom=SILENT.word)
+    reason = f"rank {rank} ended without a word; {named([error['rank'] for error in errors])} met closed connections"
+    return AttemptEnd(
+        Cause.CRASHED, reason, 128 + signal.SIGKILL, rank, host_of(attempt, rank),
+        last_lines=_last_lines(attempt, rank), symptom=SILENT.word,
+    )  # fmt: skip
 
 
 def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDirectory) -> AttemptEnd:
@@ -139,18 +139,19 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     found = next(((file, sighting) for file, sighting in seen if sighting is not None), None)
     if found is None:
         symptom = _plain_symptom(kind, end, consequence)
-        return replace(
-            end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=[(rank_file, end.reason)]
-        )
-    file, (symptom, line) = found[0], (found[1].symptom, found[1].line)
-    end = replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=[(file, line)])
-    if consequence and file == "logs/launcher.log":  # what it says came first; the rank that met it is not to blame
+        evidence = [(rank_file, end.reason)]
+        return replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
+    file, sighting = found
+    symptom, evidence = sighting.symptom, [(file, sighting.line)]
+    end = replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
+    # What the launcher says came first; the rank that met it is not to blame.
+    if consequence and file == "logs/launcher.log":
         return replace(end, reason=symptom.means, rank=None, host=None, last_lines=_launcher_lines(attempt))
     return end
 
 
 def _fix(symptom: Symptom, attempt: AttemptDirectory) -> str:
-    return symptom.fix.format(run=RunDirectory(attempt.path.parent.parent).run_id)
+    return symptom.fix.format(run=attempt.run.run_id)
 
 
 def _plain_symptom(kind: str, end: AttemptEnd, consequence: bool) -> Symptom:
@@ -176,16 +177,13 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     failed = {error["rank"]: error for error in errors}
     late = [rank for rank in range(ranks) if rank not in failed and not attempt.done_marker(rank).exists()]
     late = late or [error["rank"] for error in errors if _came_too_late(error, first)]
-    place = _users_line(first.get("traceback") or [])
-    reason = (
-        f"{_named(late)} did not come to a collective; {_named([error['rank'] for error in waited])} waited" + place
-    )
-    known = read_json_or_none(attempt.rank_file(late[0])) if len(late) == 1 else None
+    culprit = late[0] if len(late) == 1 else None
+    reason = f"{named(late)} did not come to a collective; {named([error['rank'] for error in waited])} waited"
     return AttemptEnd(
-        Cause.CRASHED, reason, int(first["exit_code"]), late[0] if len(late) == 1 else None,
-        known["host"] if known is not None else None,
+        Cause.CRASHED, reason + _users_line(first.get("traceback") or []), int(first["exit_code"]), culprit,
+        host_of(attempt, culprit) if culprit is not None else None,
         fix=_fix(COLLECTIVE_TIMEOUT, attempt), symptom=COLLECTIVE_TIMEOUT.word,
-        last_lines=[clean(line) for line in tail_text(attempt.log_file(late[0]), LAST_LINES)] if len(late) == 1 else [],
+        last_lines=_last_lines(attempt, culprit) if culprit is not None else [],
         evidence=[(f"errors/{attempt.error_file(first['rank']).name}", clean(first["said"])), *_stacks(attempt, late)],
     )  # fmt: skip
 
@@ -216,13 +214,6 @@ def _seconds(first: dict[str, Any], second: dict[str, Any]) -> float:
     return (times[1] - times[0]).total_seconds()
 
 
-def _named(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "a rank"
-    listed = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
-
-
 def _users_line(traceback: Sequence[str]) -> str:
     """` at late.py:8: dist.all_reduce(x)`: the innermost frame outside of libraries; "" where there is none."""
     for at in range(len(traceback) - 1, -1, -1):
@@ -242,43 +233,52 @@ def _is_consequence(error: dict[str, Any]) -> bool:
 
 
 def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> AttemptEnd:
-    """The launcher is gone, ranks are unfinished and none says why."""
-    lines = _launcher_lines(attempt)
-    # Behind the one line that says why stands one of srun's for each rank that it ended.
-    sighting = sight(_launcher_lines(attempt, LINES_SEARCHED))
-    symptom = sighting.symptom if sighting is not None else SILENT
-    evidence = [("logs/launcher.log", sighting.line)] if sighting is not None else []
-    started = sorted(int(path.stem.split("-")[1]) for path in attempt.ranks.glob("rank-*.json"))
-    code = _shell_code(launcher_code) or 1
-    if not started:
-        return AttemptEnd(
-            Cause.LAUNCH_FAILED,
-            symptom.means
-            if sighting is not None
-            else f"the launcher ended with code {launcher_code} before any rank started",
-            code,
-            fix=_fix(symptom, attempt),
-            last_lines=lines,
-            symptom=symptom.word if sighting is not None else "",
-            evidence=evidence,
-        )
+    """The launcher is gone and no rank says why: none began, some vanished, or all are done after all."""
+    if not begun_ranks(attempt):
+        return _launch_failure(attempt, launcher_code)
     missing = [rank for rank in range(ranks) if not attempt.done_marker(rank).exists()]
     if not missing:  # the last marker came in sight only now
         return AttemptEnd(Cause.COMPLETED, "every rank is done")
-    signal_number = _signal_said(lines)
-    if signal_number:
-        code = 128 + signal_number
+    return _vanished_ranks(attempt, missing, launcher_code)
+
+
+def _launch_failure(attempt: AttemptDirectory, launcher_code: int) -> AttemptEnd:
+    reason = f"the launcher ended with code {launcher_code} before any rank started"
+    code = _shell_code(launcher_code) or 1
+    end = AttemptEnd(Cause.LAUNCH_FAILED, reason, code, last_lines=_launcher_lines(attempt))
+    return _as_the_launcher_says(end, attempt)
+
+
+def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_code: int) -> AttemptEnd:
+    lines = _launcher_lines(attempt)
     rank = _culprit_by_launcher(lines)
     if rank is None and len(missing) == 1:
         rank = missing[0]
-    reason = f"{_named(missing)} ended without a word; the launcher's code is {launcher_code}"
-    if sighting is not None:
-        reason = symptom.means
-    host = read_json(attempt.rank_file(rank))["host"] if rank in started else None
-    lines = lines or [clean(line) for line in tail_text(attempt.log_file(missing[0]), LAST_LINES)]
-    return AttemptEnd(
-        Cause.CRASHED, reason, code, rank, host, _fix(symptom, attempt), lines, symptom=symptom.word, evidence=evidence
+    signal_number = _signal_said(lines)
+    end = AttemptEnd(
+        Cause.CRASHED,
+        f"{named(missing)} ended without a word; the launcher's code is {launcher_code}",
+        128 + signal_number if signal_number else _shell_code(launcher_code) or 1,
+        rank,
+        host_of(attempt, rank) if rank is not None else None,
+        last_lines=lines or _last_lines(attempt, missing[0]),
+        symptom=SILENT.word,
     )
+    return _as_the_launcher_says(end, attempt)
+
+
+def _as_the_launcher_says(end: AttemptEnd, attempt: AttemptDirectory) -> AttemptEnd:
+    """The same end with the reason that the launcher's log shows, where it shows one."""
+    # Behind the one line that says why stands one of srun's for each rank that it ended.
+    sighting = sight(_launcher_lines(attempt, LINES_SEARCHED))
+    if sighting is None:
+        return end
+    symptom, evidence = sighting.symptom, [("logs/launcher.log", sighting.line)]
+    return replace(end, reason=symptom.means, fix=_fix(symptom, attempt), symptom=symptom.word, evidence=evidence)
+
+
+def _last_lines(attempt: AttemptDirectory, rank: int) -> list[str]:
+    return [clean(line) for line in tail_text(attempt.log_file(rank), LAST_LINES)]
 
 
 def _launcher_lines(attempt: AttemptDirectory, count: int = LAST_LINES) -> list[str]:

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.launchers import Ranks
+from toolkit.supervise.rank_files import begun_ranks, named, rank_record
 
 PATIENCE_S = 5.0
 SHOWN_PLACES = 6
@@ -32,16 +32,16 @@ def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ran
     for rank in ranks:
         places.setdefault(_place(attempt, rank), []).append(rank)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
-    lines = [f"{_ranks(members)}: {place}" for place, members in fewest_first[:SHOWN_PLACES]]
+    lines = [f"{named(members)}: {place}" for place, members in fewest_first[:SHOWN_PLACES]]
     more = len(places) - SHOWN_PLACES
     return [*lines, f"and {more} more places: see {attempt.errors}"] if more > 0 else lines
 
 
 def _signal_guards_here(attempt: AttemptDirectory) -> None:
     """What mpirun does not pass on reaches at least the ranks of this host."""
-    for path in attempt.ranks.glob("rank-*.json"):
-        known = read_json(path)
-        if known["host"] == socket.gethostname() and _is_rank(known["pid"]):
+    for rank in begun_ranks(attempt):
+        known = rank_record(attempt, rank)
+        if known is not None and known["host"] == socket.gethostname() and _is_rank(known["pid"]):
             os.kill(known["pid"], signal.SIGUSR1)
 
 
@@ -74,8 +74,3 @@ def innermost(text: str) -> str:
 
 def _short(frame: re.Match[str]) -> str:
     return f"{frame['file'].rpartition('/')[2]}:{frame['line']}"
-
-
-def _ranks(members: list[int]) -> str:
-    shown = ", ".join(map(str, members[:8])) + (" ..." if len(members) > 8 else "")
-    return f"rank {shown}" if len(members) == 1 else f"ranks {shown} ({len(members)})"
