@@ -5,11 +5,12 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 
-from toolkit.batch import follow, history
+from toolkit.batch import follow, history, logs
 from toolkit.batch.living import slurm_word
 from toolkit.batch.settle import close_submission
 from toolkit.rundir.claims import claim_start, end_start
@@ -419,3 +420,95 @@ def test_a_waiter_asks_ever_more_rarely_and_sees_the_end_at_once(toolkit, squeue
     clock[0] += 2.0
     follower.look()
     assert len(calls()) == before + 2
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that only sleeping moves; `clock.at` are things to do once a time has come."""
+
+    class Clock:
+        def __init__(self):
+            self.now, self.at = 0.0, []
+
+        def sleep(self, seconds):
+            self.now += seconds
+            for time_s, action in [entry for entry in self.at if entry[0] <= self.now]:
+                action()
+                self.at.remove((time_s, action))
+
+    clock = Clock()
+    for module in (follow, logs):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=clock.sleep))
+    return clock
+
+
+@pytest.mark.parametrize("array", ["", "0-1"])
+def test_the_result_of_a_job_that_slurm_calls_completed_may_come_late(toolkit, squeue, clock, array):
+    """As over NFS, where a file that was not there stays so for half a minute."""
+    run = submitted(toolkit, "7", "late", array=array)
+    parts = [make_task(run, number) for number in (0, 1)] if array else [run]
+    for part in parts:
+        claim(part, job_id=f"7_{part.task_number}" if array else "7")
+    squeue(*((f"7_{number}", "COMPLETED", "None") for number in (0, 1)), ("7", "COMPLETED", "None"))
+
+    def results():
+        for part in parts:
+            end_attempt(part, state="completed", exit_code=0)
+
+    clock.at = [(45.0, results)]
+    assert toolkit("wait", run.run_id).code == 0
+    assert 45 <= clock.now < 50
+
+
+def test_a_result_that_never_comes_is_a_loss(toolkit, squeue, clock):
+    run = submitted(toolkit, "7", "never")
+    squeue(("7", "COMPLETED", "None"))
+    waited = toolkit("wait", run.run_id)
+    assert (waited.code, "waiting for the result" in waited.err) == (125, True)
+    assert follow.RESULT_S <= clock.now < follow.RESULT_S + 5
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
+def test_an_end_of_slurms_lasts_anew_after_a_run_lived_again(toolkit, squeue, clock, state):
+    run = submitted(toolkit, "7", "again")
+    follower = follow.Follower(run)
+    squeue(("7", state, "None"))
+    assert not follower.is_over()
+    squeue(("7", "RUNNING", "None"))
+    clock.sleep(100)
+    assert not follower.is_over()
+    squeue(("7", state, "None"))
+    clock.sleep(100)
+    assert not follower.is_over()
+    clock.sleep(follow.SETTLE_S)
+    assert follower.is_over()
+
+
+def test_logs_are_followed_until_the_end_has_lasted(toolkit, squeue, clock):
+    run = submitted(toolkit, "7", "late")
+    claim(run)
+    log = run.path / "slurm-7.out"
+    log.write_text("one\n")
+    squeue(("7", "COMPLETED", "None"))
+
+    def result():
+        log.write_text("one\ntwo\n")
+        end_attempt(run, state="completed", exit_code=0)
+
+    clock.at = [(40.0, result)]
+    assert toolkit.ok("logs", run.run_id, "-f").splitlines() == ["one", "two"]
+    assert 40 <= clock.now < 45
+
+
+def test_a_task_of_a_run_that_is_named_by_its_path(toolkit, squeue):
+    run = submitted(toolkit, "9", "many", array="0-1")
+    alone = submitted(toolkit, "10", "alone")
+    elsewhere = toolkit.folder / "elsewhere"
+    toolkit.runs.rename(elsewhere)
+    squeue(("9_[0-1]", "PENDING", "None"))
+    path = elsewhere / "many" / run.run_id
+    (path / "slurm-9_1.out").write_text("of task 1\n")
+    assert toolkit.ok("logs", path, "--task", "1") == "of task 1\n"
+    said = toolkit("logs", path, "--task", "2")
+    assert (said.code, "has no task 2" in said.err) == (4, True)
+    assert "is no array" in toolkit("logs", elsewhere / "alone" / alone.run_id, "--task", "1").err

@@ -21,11 +21,19 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
 from toolkit.supervise.failures import clean
 
-MARKER_PERIOD_S = 0.5  # the files of the run directory
-QUERY_PERIODS_S = (2.0, 60.0)  # Slurm: first and longest pause between two questions
-SETTLE_S = 3.0  # how late a file may be seen here, which was written on another host (NFS caches 3 s at least)
-OF_SLURM = ("squeue", "sacct", "Slurm")  # sources of a status that are not the run's own
-LINE_PERIOD_S = 5.0  # where there is no terminal
+# How often the files of the run directory are looked at.
+MARKER_PERIOD_S = 0.5
+# Slurm: first and longest pause between two questions.
+QUERY_PERIODS_S = (2.0, 60.0)
+# How long an end that only Slurm tells must last: a file that another host wrote is seen late (NFS caches 3 s at least).
+SETTLE_S = 3.0
+# The same where Slurm calls the job completed: then a result is on its way. A file that was not there at the last look
+# stays so until NFS looks at its folder again, 30 s to 60 s later by default (nfs(5), acdirmin and acdirmax).
+RESULT_S = 60.0
+# How often a line of progress is printed where there is no terminal.
+LINE_PERIOD_S = 5.0
+# Who tells a state that is not the run's own word: of a job that it still knows, and of one that it has forgotten.
+_OF_A_JOB, _OF_SLURM = ("squeue", "sacct"), ("squeue", "sacct", "Slurm")
 
 
 def exit_code_of(status: RunStatus) -> int:
@@ -36,6 +44,14 @@ def exit_code_of(status: RunStatus) -> int:
         if ending.final_state is status.state and ending.exit_code is not None:
             return ending.exit_code
     return OWN_FAILURE
+
+
+def settle_s(status: RunStatus) -> float:
+    """How long the end of a run, or of the last of its tasks, must last before it is believed."""
+    told = [(task.state, task.source) for task in status.tasks or ()] or [(status.state, status.source)]
+    if any(state is RunState.LOST and source in _OF_A_JOB for state, source in told):
+        return RESULT_S
+    return SETTLE_S if any(source in _OF_SLURM for _, source in told) else 0.0
 
 
 class InterruptedWaitError(ToolkitError):
@@ -75,7 +91,7 @@ class Follower:
                     told, told_at = text, time.monotonic()
                     self.console.print(text, highlight=False, markup=False, soft_wrap=True)
                 last_state = status.state
-                if status.state.final and self._is_settled(status):
+                if self._has_settled(status):
                     return status
                 time.sleep(MARKER_PERIOD_S)
 
@@ -96,12 +112,17 @@ class Follower:
             self._status, self._asked_at, self._marks = fresh, now, marks
         return self._status
 
-    def _is_settled(self, status: RunStatus) -> bool:
+    def is_over(self) -> bool:
+        """True once the run has ended, and the end has lasted."""
+        return self._has_settled(self.look())
+
+    def _has_settled(self, status: RunStatus) -> bool:
         """An end that only Slurm tells must last: the run's own word may be on its way through the file system."""
-        if status.source not in OF_SLURM:
-            return True
+        if not status.state.final:
+            self._ended_at = None  # it lives again, as after a requeue
+            return False
         self._ended_at = time.monotonic() if self._ended_at is None else self._ended_at
-        return time.monotonic() - self._ended_at >= SETTLE_S
+        return time.monotonic() - self._ended_at >= settle_s(status)
 
     def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
         head = f"{status.job_name} {status.state.value}"
@@ -117,6 +138,8 @@ class Follower:
             return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
         if status.state is RunState.COMPLETED and record is not None:
             return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
+        if status.state.final and settle_s(status) == RESULT_S:
+            return f"{head}: waiting for the result of a job that Slurm calls completed"
         if status.state.final:
             return head  # the reason is told by `report_end`
         return f"{head}: {status.reason}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from toolkit.batch.job_log import job_log
 from toolkit.batch.state import newest_job_id
 from toolkit.errors import NotFoundError
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.supervise.failures import clean
 
 FOLLOW_PERIOD_S = 0.3
@@ -82,7 +82,7 @@ def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[Path]:
 
 def rank_logs(attempt: AttemptDirectory) -> list[Path]:
     """The logs of an attempt's ranks, by rank."""
-    return sorted(attempt.logs.glob("rank-*.log"), key=lambda path: int(path.stem.split("-")[1]))
+    return sorted(attempt.logs.glob("rank-*.log"), key=rank_of)
 
 
 def rank_label(path: Path) -> str:

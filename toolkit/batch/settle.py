@@ -13,7 +13,7 @@ from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none, utc_now, write_json
 from toolkit.rundir.find import array_in, newest_record
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.states import RunState
 from toolkit.slurm.array import parse_array
 from toolkit.slurm.commands import Slurm
@@ -131,4 +131,4 @@ def _is_under_way(record: dict[str, Any]) -> bool:
 
 
 def _numbers(run: RunDirectory, word: str) -> list[int]:
-    return [int(path.stem.split("-")[1]) for path in run.path.glob(f"{word}-*.json")]
+    return [start_of(path) for path in run.path.glob(f"{word}-*.json")]

@@ -23,7 +23,7 @@ from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedErro
 from toolkit.metrics.training import last_record
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.find import has_begun, job_ids, newest_record
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import RunState
 
 
@@ -155,6 +155,12 @@ def require_task(run: RunDirectory) -> None:
         NotFoundError: there is no such task.
     """
     job = recorded_job(run)
+    if job.job.tasks is None:
+        raise NotFoundError(
+            f"run {run.whole.run_id} is no array, so it has no task {run.task_number}",
+            where=str(run.whole.path),
+            fix=f"name the run alone, {run.whole.run_id}",
+        )
     if run.task_number not in _tasks(run.whole, job):
         raise NotFoundError(
             f"run {run.whole.run_id} has no task {run.task_number}",
@@ -201,7 +207,7 @@ def final_word(run: RunDirectory) -> Word | None:
 
 
 def _last_submitted(run: RunDirectory) -> int:
-    return max((int(path.stem.split("-")[1]) for path in run.path.glob("submitted-*.json")), default=0)
+    return max(map(start_of, run.path.glob("submitted-*.json")), default=0)
 
 
 def ask_slurm(job: ResolvedJob, job_ids: list[str], *, echo: bool = False) -> Answer:

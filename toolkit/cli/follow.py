@@ -22,15 +22,13 @@ task_option = click.option("--task", type=click.IntRange(min=0), metavar="T", he
 
 def _part(run: str, task: int | None, runs: Path | None) -> RunDirectory:
     """RUN, or with --task that task of it."""
-    from toolkit.errors import NotFoundError
+    from toolkit.batch.state import require_task
 
     directory = find(run, runs)
-    if task is None:
-        return directory
-    part = find(f"{directory.whole.run_id}_{task}", runs)
-    if part.task_number is None:
-        raise NotFoundError(f"run {part.run_id} is no array", where=f"--task {task}", fix="leave --task out")
-    return part
+    if task is not None:
+        directory = directory.whole.task(task)
+        require_task(directory)
+    return directory
 
 
 def _table(statuses: Sequence[RunStatus]) -> None:
@@ -106,9 +104,7 @@ def logs(
     if follow:
         require_submitted(directory)
     follower = Follower(directory)
-    for line in read_logs(
-        directory, rank=rank, attempt=attempt, lines=lines, follow=follow, over=lambda: follower.look().state.final
-    ):
+    for line in read_logs(directory, rank=rank, attempt=attempt, lines=lines, follow=follow, over=follower.is_over):
         echo_log(line)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from toolkit.errors import NotFoundError
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import RunDirectory, start_of
 
 _JOB_ID = re.compile(r"(\d+|local-\d+)(?:[._+].*)?")  # also 123.batch, 123_[5-9%2] and 123+1
 _TASK = re.compile(r"(?P<run>.+)_(?P<task>\d+)(?:\.\w+)?")
@@ -55,7 +55,7 @@ def _submissions(run: RunDirectory) -> list[tuple[int, str]]:
     found = []
     for path in run.path.glob("submitted-*.json"):
         recorded = read_json_or_none(path) or {}
-        found.append((int(path.stem.split("-")[1]), str(recorded.get("job_id", ""))))
+        found.append((start_of(path), str(recorded.get("job_id", ""))))
     return found
 
 
