@@ -78,15 +78,20 @@ def test_ctrl_c_in_a_step_saves_and_the_run_goes_on_there(here: Site, window, la
 
 
 def test_ctrl_c_twice_ends_ranks_that_do_not_listen(here: Site, window) -> None:
-    here.job('trap "" TERM INT; echo deaf; for i in $(seq 600); do sleep 0.1; done', "requeue = false\n")
+    """The first one is a TERM, which leaves them alive."""
+    going_on = "for i in $(seq 600); do sleep 0.1; [ $heard ] && echo still here; done"
+    here.job(f"trap heard=yes TERM; echo deaf; {going_on}", "requeue = false\n")
     shell = window("salloc", "-N2")
     shell.type(f"{TOOLKIT[0]} run work.toml; echo code=$? of it; squeue -h -s -j $SLURM_JOB_ID | wc -l\n")
     shell.until("[1] deaf")
     shell.interrupt()
     shell.until("Ctrl-C again")
+    shell.until("[1] still here")
     shell.interrupt()
     shell.until("code=130 of it", 30)
     assert here.status(the_run(here))["state"] == "stopped"
+    for node in ("node1", "node2"):
+        assert "still here" not in here.cluster.exec(node, ["ps", "-eo", "args"]).stdout
 
 
 def test_a_terminal_that_is_lost_takes_its_allocation_along(here: Site, window) -> None:

@@ -22,7 +22,7 @@ attempt = AttemptDirectory(Path(sys.argv[1]))
 {more}
 def body():
 {body}
-sys.exit(guard_module.guard(attempt, 2, body))
+sys.exit(guard_module.guard(attempt, 2, body, foreign={foreign}))
 """
 
 
@@ -31,9 +31,9 @@ def guarded(run_directory):
     """Run `body` as rank 2 under a guard; returns (its exit code, the attempt)."""
     attempt = claim_attempt(run_directory)
 
-    def run(body, more=""):
+    def run(body, more="", foreign=False):
         indented = "\n".join("    " + line for line in body.splitlines())
-        program = PROGRAM.format(body=indented, more=more)
+        program = PROGRAM.format(body=indented, more=more, foreign=foreign)
         done = subprocess.run(
             [sys.executable, "-c", program, str(attempt.path)], timeout=30, check=False, start_new_session=True,
         )  # fmt: skip
@@ -107,6 +107,70 @@ guard_module.write_text = write_after_signal"""
     code, attempt = guarded("return 0", more=late)
     assert code == 0
     assert attempt.done_marker(2).read_text() == "done\n"
+
+
+def test_a_program_hears_term_where_its_guard_hears_usr2_and_only_once(guarded):
+    """srun passes USR2 on, and Slurm itself sends a TERM."""
+    body = """
+heard = []
+signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+time.sleep(0.3)
+for number in (signal.SIGUSR2, signal.SIGUSR2):
+    os.kill(os.getppid(), number)
+    os.kill(os.getpid(), signal.SIGUSR2)  # where a launcher signals all processes
+    time.sleep(0.2)
+print(heard == [signal.SIGTERM], flush=True)
+return 0"""
+    code, attempt = guarded(body, foreign=True)
+    assert (code, attempt.log_file(2).read_text()) == (0, "True\n")
+    assert attempt.done_marker(2).read_text() == "stopped\n"
+
+
+def test_a_program_that_nobody_told_to_end_is_done(guarded):
+    assert guarded("return 0", foreign=True)[1].done_marker(2).read_text() == "done\n"
+
+
+FAILS_TWICE = """
+import errno
+guard_module.WRITE_PERIOD_S = 0.1
+tries = []
+def fails_twice(write):
+    def attempt_to(*arguments):
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        write(*arguments)
+    return attempt_to
+"""
+# From when the rank runs: the guard's first word of it is written before.
+ITS_WRITES_FAIL = """
+def end_with(*arguments, end_with=guard_module._end_with):
+    guard_module.{0} = fails_twice(guard_module.{0})
+    end_with(*arguments)
+guard_module._end_with = end_with
+"""
+
+
+def test_a_pause_of_the_file_system_does_not_make_a_crash_of_a_rank_that_is_done(guarded):
+    code, attempt = guarded("return 0", more=FAILS_TWICE + ITS_WRITES_FAIL.format("write_text"))
+    assert code == 0
+    assert attempt.done_marker(2).read_text() == "done\n"
+    assert attempt.log_file(2).read_text().count("Stale file handle") == 1
+
+
+def test_a_pause_of_the_file_system_does_not_hide_a_death(guarded):
+    code, attempt = guarded("return 3", more=FAILS_TWICE + ITS_WRITES_FAIL.format("write_json"))
+    assert code == 3
+    assert read_json(attempt.error_file(2))["reason"] == "exit code 3"
+
+
+def test_a_marker_that_cannot_be_written_is_given_up_with_the_ranks_own_code(guarded):
+    """The markers' folder is gone for good: a launcher must not end the others for it."""
+    gone = "guard_module.FILE_SYSTEM_PATIENCE_S = 0.3"
+    body = "import shutil; shutil.rmtree(attempt.ranks); attempt.ranks.write_text(''); return 0"
+    code, attempt = guarded(body, more=gone)
+    assert code == 0
+    assert "given up" in attempt.log_file(2).read_text()
 
 
 def test_a_hang_up_alone_does_not_end_a_rank(guarded):

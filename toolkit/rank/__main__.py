@@ -25,7 +25,7 @@ def main() -> int:
     except (ToolkitError, KeyError) as error:
         print(f"toolkit: cannot start a rank: {error}", file=sys.stderr)  # noqa: T201
         return 125
-    return guard(attempt, rank, lambda: _body(rank))
+    return guard(attempt, rank, lambda: _body(rank), foreign=os.environ.get("TOOLKIT_FOREIGN") == "1")
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import importlib
 import importlib.util
 import os
 import runpy
-import signal
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -32,26 +32,40 @@ def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
     attempt = RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).attempt(int(environ["TOOLKIT_ATTEMPT"]))
     try:
         _run_entry(environ)
-    except SystemExit as exit_request:  # a script's own sys.exit()
-        if not exit_request.code:
-            _leave_well()
-        if isinstance(exit_request.code, int):
-            _leave_now(exit_request.code)
-        print(exit_request.code, file=sys.stderr)  # noqa: T201
-        _leave_now(1)
+    except SystemExit as leave:  # a script's own sys.exit()
+        if leave.code:
+            _leave_now(leave.code if isinstance(leave.code, int) else _fail_with(leave.code))
     except BaseException as error:  # noqa: BLE001  the rank's outermost frame: whatever it was is written down
-        told = _tell(error)
-        reason = (
-            error.message if isinstance(error, ToolkitError) else traceback.format_exception_only(error)[-1].strip()
-        )
         code = error.exit_code if isinstance(error, ToolkitError) else 1
+        try:
+            _write_down(error, code, attempt.error_file(rank), rank)
+        finally:
+            _leave_now(code)
+    _leave_well()
+
+
+def _fail_with(message: object) -> int:
+    _say(str(message))
+    return 1
+
+
+def _write_down(error: BaseException, code: int, path: Path, rank: int) -> None:
+    told = _tell(error)
+    reason = error.message if isinstance(error, ToolkitError) else traceback.format_exception_only(error)[-1].strip()
+    try:
         write_json(
-            attempt.error_file(rank),
+            path,
             {"rank": rank, "host": socket.gethostname(), "kind": _kind(error), "reason": reason,
              "exit_code": code, "fix": getattr(error, "fix", ""), "traceback": told, "time": utc_now()},
         )  # fmt: skip
-        _leave_now(code)
-    _leave_well()
+    except OSError as problem:  # the guard tries for a while to write at least that this rank has failed
+        _say(f"toolkit: cannot write {path}: {problem.strerror}")
+
+
+def _say(text: str) -> None:
+    """Into the rank's log; on a full disk that cannot be written, either, and nothing may keep the rank from leaving."""
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
 
 
 def _kind(error: BaseException) -> str:
@@ -73,8 +87,7 @@ def _leave_well() -> NoReturn:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     # The C library's exit, since MPICH takes leave of its launcher only there; without that Hydra kills every rank.
     ctypes.CDLL(None).exit(0)
     raise AssertionError("exit() returned")
@@ -82,9 +95,16 @@ def _leave_well() -> NoReturn:
 
 def _leave_now(exit_code: int) -> NoReturn:
     """End a rank that failed: MPI's and NCCL's own endings would wait for ranks that are not coming."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code & 0xFF)
+    try:
+        _flush()
+    finally:
+        os._exit(exit_code & 0xFF)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk loses lines of the log, and changes nothing else
+            stream.flush()
 
 
 def _tell(error: BaseException) -> list[str]:
@@ -96,7 +116,7 @@ def _tell(error: BaseException) -> list[str]:
         while frame is not None and frame.tb_next and frame.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
             frame = frame.tb_next
         lines = "".join(traceback.format_exception(type(error), error, frame)).splitlines()
-    sys.stderr.write("\n".join(lines) + "\n")
+    _say("\n".join(lines))
     return lines
 
 
@@ -195,7 +215,6 @@ def run_script(path: Path, argv: Sequence[str], interface: str) -> None:
     from toolkit.world.discover import discover
 
     world = discover()
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     store = _host_env_store(world, interface)
     sys.argv = [str(path), *argv]
     sys.path.insert(0, str(path.parent))
@@ -232,7 +251,6 @@ def run_executable(argv: Sequence[str], directory: Path) -> NoReturn:
     program = argv[0]
     if "/" in program and not program.startswith("/"):
         program = str(directory / program)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
         os.execvp(program, [program, *argv[1:]])
     except OSError as error:

@@ -6,7 +6,6 @@ their own way, and some not at all; this is the same under all of them. Standard
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -21,9 +20,12 @@ from types import FrameType
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import open_append, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
+from toolkit.supervise.lifeline import hear_of_parents_death
 
 STACKS_PATIENCE_S = 2.0
-_PR_SET_PDEATHSIG = 1
+FILE_SYSTEM_PATIENCE_S = 600.0  # as the supervisor's: nobody else knows that this rank is done
+ERROR_PATIENCE_S = 5.0
+WRITE_PERIOD_S = 1.0
 _PASSED_ON = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 _RANK_VARIABLES = {
     "srun": ("SLURM_PROCID",),
@@ -45,11 +47,12 @@ def rank_by_launcher(environ: Mapping[str, str]) -> int:
     )
 
 
-def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
+def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, foreign: bool = False) -> int:
     """Run `body` as rank `rank` in a child process and record its end; returns the code for the launcher.
 
     `body` returns the rank's exit code. A rank that saved and left on request has written its own done marker,
-    with "stopped" in it; no exit code could say so, since a user's program may end with any.
+    with "stopped" in it; no exit code could say so, since a user's program may end with any. Of a `foreign` program
+    the guard says it, by whether it was told to end before it did.
     """
     _open_log(attempt, rank)
     os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that know no launcher's variables
@@ -63,11 +66,13 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
     child = os.fork()
     if child == 0:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        _hear_of_parents_death(signal.SIGKILL)  # a rank must not outlive its guard
+        if foreign:  # where a launcher signals all processes: it must not die of what only its guard understands
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        hear_of_parents_death(signal.SIGKILL)  # a rank must not outlive its guard
         if os.getppid() != guard_process:  # it was gone before the kernel knew our wish
             os._exit(1)
         return body()
-    _pass_signals_to(child)
+    heard = _pass_signals_to(child, foreign=foreign)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
     _end_with(launcher, child)
     _, status = os.waitpid(child, 0)
@@ -75,12 +80,39 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int]) -> int:
         signal.signal(number, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(status)
     if code == 0:
-        if not attempt.done_marker(rank).exists():
-            write_text(attempt.done_marker(rank), "done\n")
+        marker, word = attempt.done_marker(rank), "stopped\n" if foreign and heard else "done\n"
+        _write_if_missing(marker, lambda: write_text(marker, word), patience_s=FILE_SYSTEM_PATIENCE_S)
         return 0
-    if not attempt.error_file(rank).exists():
-        write_json(attempt.error_file(rank), _silent_error(rank, host, code))
+    error_file = attempt.error_file(rank)
+    error = _silent_error(rank, host, code)
+    # Not for long: where it cannot be written, the launcher's word of our own end is what the supervisor hears.
+    _write_if_missing(error_file, lambda: write_json(error_file, error), patience_s=ERROR_PATIENCE_S)
     return 128 - code if code < 0 else code
+
+
+def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: float) -> None:
+    """Write how the rank ended, unless it did so itself; a pause of the file system or a full disk is waited out."""
+    deadline = time.monotonic() + patience_s
+    is_told = False
+    while True:
+        try:
+            if not path.exists():
+                write()
+            return
+        except OSError as error:
+            if not is_told:
+                is_told = True
+                _say(f"cannot write {path}: {error.strerror}; tried again for {patience_s:.0f} s")
+            if time.monotonic() > deadline:
+                _say(f"given up: {path} is not written")
+                return
+        time.sleep(WRITE_PERIOD_S)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # the log lies on the same file system
+        sys.stderr.write(f"toolkit: {text}\n")
+        sys.stderr.flush()
 
 
 def _open_log(attempt: AttemptDirectory, rank: int) -> None:
@@ -92,13 +124,23 @@ def _open_log(attempt: AttemptDirectory, rank: int) -> None:
     os.close(log)
 
 
-def _pass_signals_to(child: int) -> None:
+def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:
+    """From now on the rank gets what this process gets; the list that is returned grows by each."""
+    heard: list[int] = []
+
     def forward(number: int, _frame: FrameType | None) -> None:
+        is_told = bool(heard)
+        heard.append(number)
+        if foreign and number == signal.SIGUSR2:  # all that srun passes on, and nothing to a program
+            if is_told:  # by Slurm itself, say: a second TERM may mean that it need not save
+                return
+            number = signal.SIGTERM
         with suppress(ProcessLookupError):
             os.kill(child, number)
 
     for number in _PASSED_ON:
         signal.signal(number, forward)
+    return heard
 
 
 def _keep_stacks(child: int, stacks: int, path: Path) -> None:
@@ -136,13 +178,8 @@ def _end_with(launcher: int, child: int) -> None:
         os.kill(child, signal.SIGKILL)
 
     signal.signal(signal.SIGHUP, end_group)
-    _hear_of_parents_death(signal.SIGHUP)
+    hear_of_parents_death(signal.SIGHUP)
     end_group(signal.SIGHUP, None)  # it may have died before the kernel knew our wish
-
-
-def _hear_of_parents_death(number: signal.Signals) -> None:
-    """Ask the kernel for a signal when the parent of this process dies (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _silent_error(rank: int, host: str, code: int) -> dict[str, object]:
@@ -150,19 +187,11 @@ def _silent_error(rank: int, host: str, code: int) -> dict[str, object]:
     if code < 0:
         name = signal.Signals(-code).name
         reason = f"killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-        return {
-            "rank": rank,
-            "host": host,
-            "kind": "signal",
-            "reason": reason,
-            "exit_code": 128 - code,
-            "time": utc_now(),
-        }
+        return _error(rank, host, "signal", reason, 128 - code)
+    return _error(rank, host, "exit", f"exit code {code}", code)
+
+
+def _error(rank: int, host: str, kind: str, reason: str, exit_code: int) -> dict[str, object]:
     return {
-        "rank": rank,
-        "host": host,
-        "kind": "exit",
-        "reason": f"exit code {code}",
-        "exit_code": code,
-        "time": utc_now(),
-    }
+        "rank": rank, "host": host, "kind": kind, "reason": reason, "exit_code": exit_code, "time": utc_now(),
+    }  # fmt: skip

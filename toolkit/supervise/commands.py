@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from toolkit.supervise.launchers import die_with_parent, end_session
+from toolkit.supervise.launchers import end_session
+from toolkit.supervise.lifeline import die_with_parent
 from toolkit.supervise.requests import StopRequest
 
 POLL_S = 0.2

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.supervise.launch import is_foreign
 from toolkit.supervise.launchers import Shape
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -39,6 +40,7 @@ def rank_environment(
         "TOOLKIT_WORLD_SIZE": str(shape.ranks),
         "TOOLKIT_RANKS_PER_NODE": str(shape.ranks_per_node),
         "TOOLKIT_LAUNCHER": launcher,
+        "TOOLKIT_FOREIGN": str(int(is_foreign(job["job"]["entry"]))),  # so that its guard makes a TERM of USR2
         "TOOLKIT_ENDS_AT": f"{ends_at:.0f}",
         "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # prefixes a foreign script's store by attempt
     }

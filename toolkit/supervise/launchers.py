@@ -6,7 +6,6 @@ launcher itself prints goes to `logs/launcher.log`; each rank opens its own log.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
@@ -22,8 +21,8 @@ from typing import Any, Protocol
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
+from toolkit.supervise.lifeline import die_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _DEATH = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: ", re.MULTILINE)
 END_S = 5.0  # for a process that was sent TERM, and again for one that was killed
 
@@ -60,18 +59,13 @@ class Ranks(Protocol):
         """Ask the ranks to write where they are, by USR1. False where signals do not reach them."""
 
     def terminate(self) -> None:
-        """Send TERM, for programs without handlers of ours; `kill` follows when their time is over."""
+        """Have programs without handlers of ours get TERM; `kill` follows when their time is over."""
 
     def kill(self) -> None:
         """End the ranks now."""
 
     def abandon(self) -> None:
         """End the ranks without a word to Slurm, where the job's steps are somebody else's by now."""
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies. Called between fork and exec."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass
@@ -101,7 +95,8 @@ class LauncherProcess:
         return self.forwards_signals
 
     def terminate(self) -> None:
-        if self.process.poll() is None:
+        # srun does not pass TERM on: it kills its ranks. It does pass USR2 on, of which the guards make a TERM.
+        if not self._forward(signal.SIGUSR2) and self.process.poll() is None:
             _signal_group(self.process, signal.SIGTERM)
 
     def kill(self) -> None:
@@ -134,7 +129,9 @@ def _wait_for(process: subprocess.Popen[Any]) -> None:
 
 def _signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
     """Signal a process that leads its own session, and all of that session."""
-    with suppress(ProcessLookupError):
+    if process.returncode is not None and Path(f"/proc/{process.pid}").exists():
+        return  # nothing is left of its group, or the kernel would not have given its number away again
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 

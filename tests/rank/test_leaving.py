@@ -1,0 +1,42 @@
+"""A rank that failed leaves at once, also where it can write nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from toolkit.rundir.claims import claim_attempt
+
+HELD_BACK = """
+import os, sys, threading, time
+from toolkit.rank.entry import run_rank
+threading.Thread(target=time.sleep, args=(40,)).start()  # the interpreter's own end would wait for it
+run_rank(os.environ, 0)
+"""
+
+
+@pytest.mark.parametrize(("entry", "code"), [(["/nowhere/program"], 2), ("leave.py", 7), ("talk.py", 1)])
+def test_a_full_disk_does_not_keep_a_rank(run_directory, tmp_path, entry, code):
+    attempt = claim_attempt(run_directory)
+    attempt.errors.rmdir()
+    attempt.errors.write_text("")  # nothing can be written below it
+    (tmp_path / "leave.py").write_text("raise SystemExit(7)")
+    (tmp_path / "talk.py").write_text("raise SystemExit('no such data')")
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"job": {"entry": entry}, "job_directory": str(tmp_path)}))
+    environment = {
+        **os.environ, "TOOLKIT_RUN_DIR": str(run_directory.path), "TOOLKIT_ATTEMPT": "0", "TOOLKIT_RESOLVED_JOB": str(job),
+    }  # fmt: skip
+    began = time.monotonic()
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", HELD_BACK], env=environment, stdout=full, stderr=full, timeout=90, check=False
+        )  # fmt: skip
+    assert done.returncode == code
+    assert time.monotonic() - began < 30
