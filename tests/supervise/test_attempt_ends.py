@@ -176,9 +176,20 @@ def test_a_guard_killed_by_9_is_noticed_and_leaves_nothing(supervise, local_job)
 
 
 def test_foreign_programs_do_not_die_of_usr2(supervise, local_job):
-    job = supervise(local_job(shell("kill -USR2 $$; kill -USR2 $PPID; sleep 0.2; echo survived"), ranks=1))
+    job = supervise(local_job(shell("kill -USR2 $$; sleep 0.2; echo survived"), ranks=1))
     assert job.wait() == 0
     assert job.rank_log(0) == "survived\n"
+
+
+def test_usr2_to_the_guard_of_a_program_is_a_term_and_it_is_not_called_done(supervise, local_job):
+    """It is all that srun passes on."""
+    polite = (
+        "trap 'echo saved; exit 0' TERM; kill -USR2 $PPID; kill -USR2 $PPID; for i in $(seq 50); do sleep 0.1; done"
+    )
+    job = supervise(local_job(shell(polite), ranks=1))
+    assert job.wait() == 130
+    assert job.rank_log(0) == "saved\n"
+    assert (job.end()["cause"], job.run.attempt(0).done_marker(0).read_text()) == ("stopped", "stopped\n")
 
 
 def test_a_program_that_saves_on_term_is_not_hurried_by_one_that_does_not(supervise, local_job):
@@ -297,19 +308,72 @@ def test_signals_reach_the_ranks_while_the_file_system_is_away(run_directory, mo
     assert ranks.killed
 
 
-def test_the_ranks_are_asked_although_the_disk_is_full(run_directory, capsys):
-    """Neither the event nor the flag file can be written; the signal needs none of them."""
+def test_the_ranks_are_asked_although_the_disk_is_full(run_directory, capsys, monkeypatch):
+    """Neither the event nor the flag file can be written; the signal needs none of them, and they may save in peace."""
+    monkeypatch.setattr("toolkit.supervise.attempt.FILE_SYSTEM_PATIENCE_S", 0.5)
     attempt = claim_attempt(run_directory)
     for path in (attempt.events, attempt.stop_flag):
         path.mkdir()  # every write to it fails
     request = StopRequest(cause=Cause.WALLTIME)
     watch = AttemptWatch(
-        run_directory, attempt, Shape(1, 1), request, FakeReasons(lambda: 0.5), stall_s=900, foreign=False
+        run_directory, attempt, Shape(1, 1), request, FakeReasons(lambda: 2.5), stall_s=900, foreign=False
     )
     ranks = FakeRanks()
+    threading.Timer(1.2, attempt.stop_flag.rmdir).start()  # somebody makes room
+    began = time.monotonic()
     assert watch.follow(ranks).cause is Cause.WALLTIME
+    assert time.monotonic() - began > 2
     assert ranks.asked
-    assert "cannot write" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.count(f"cannot write {attempt.stop_flag}") == 1
+    assert f"cannot write {attempt.events}" in said
+    assert attempt.stop_flag.read_text() == "walltime\n"
+
+
+def test_ranks_hear_of_a_signal_while_a_look_hangs(run_directory, monkeypatch):
+    """A hard mount does not say that its server is away: a look at a file does not come back."""
+    request = StopRequest()
+    reasons = FakeReasons()
+    monkeypatch.setattr(reasons, "refuse_superseded", lambda: time.sleep(4))
+    watch = AttemptWatch(
+        run_directory, claim_attempt(run_directory), Shape(1, 1), request, reasons, stall_s=900, foreign=False
+    )
+    ranks = FakeRanks()
+    came_at = time.monotonic() + 0.5
+    threading.Timer(0.5, request.ask, [Cause.WALLTIME]).start()
+    watch.follow(ranks)
+    assert 0 <= ranks.asked_at - came_at < 1
+
+
+@pytest.mark.parametrize(
+    ("word", "foreign", "cause"),
+    [("done", False, Cause.COMPLETED), ("done", True, Cause.COMPLETED), ("stopped", False, Cause.STOPPED)],
+)
+def test_a_launcher_that_outlives_its_ranks_changes_nothing(run_directory, monkeypatch, capsys, word, foreign, cause):
+    monkeypatch.setattr("toolkit.supervise.attempt.LAUNCHER_PATIENCE_S", 1.0)
+    attempt = claim_attempt(run_directory)
+    watch = AttemptWatch(
+        run_directory, attempt, Shape(1, 2), StopRequest(), FakeReasons(), stall_s=1.5, foreign=foreign
+    )
+
+    def end():
+        for rank in (0, 1):
+            attempt.done_marker(rank).write_text(f"{word}\n")
+
+    threading.Timer(0.5, end).start()
+    ranks = FakeRanks()
+    assert watch.follow(ranks).cause is cause
+    assert ranks.killed
+    assert "the launcher does not end, though every rank has" in capsys.readouterr().out
+
+
+def test_a_request_after_the_last_marker_comes_too_late(run_directory):
+    """The program had ended by itself; nobody is to run it again because walltime was near."""
+    attempt = claim_attempt(run_directory)
+    attempt.done_marker(0).write_text("done\n")
+    request = StopRequest(cause=Cause.WALLTIME)
+    watch = AttemptWatch(run_directory, attempt, Shape(1, 1), request, FakeReasons(), stall_s=900, foreign=True)
+    assert watch.follow(FakeRanks()).cause is Cause.COMPLETED
 
 
 class FakeReasons:
@@ -342,6 +406,7 @@ class FakeRanks:
 
     def forward_stop(self):
         self.asked = True
+        self.asked_at = time.monotonic()
         return True
 
     def ask_for_stacks(self):

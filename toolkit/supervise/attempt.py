@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from toolkit.errors import OwnFailureError, ToolkitError
@@ -25,6 +27,7 @@ SETTLE_S = 1.5  # after the first error: time for the other ranks to say what th
 END_PERIOD_S = 300.0  # between questions to Slurm about the end of the allocation
 FILE_SYSTEM_PATIENCE_S = 600.0  # a file server that fails over takes minutes; ranks may not even notice
 MARKER_PATIENCE_S = 3.0  # a network file system may show the last markers late
+LAUNCHER_PATIENCE_S = 15.0  # for a launcher that lives on once every rank has ended
 
 
 class Reasons(Protocol):
@@ -65,9 +68,13 @@ class AttemptWatch:
     _beat_seen_at: float = 0.0
     _control_seen_at: float = float("-inf")
     _end_seen_at: float = 0.0
+    _markers_seen_at: float = 0.0
+    _all_ended_at: float | None = None
     _failed_at: float | None = None
     _are_told: bool = False
+    _told_by_file: bool = False
     _is_flagged: bool = False
+    _flag_tried_at: float = float("-inf")
     _kill_at: float | None = None  # once asked: the end of the grace time
     _is_stalled: bool = False
     _unreadable_since: float | None = None
@@ -75,12 +82,18 @@ class AttemptWatch:
     def follow(self, ranks: Ranks) -> AttemptEnd:
         """Watch until every rank is gone, then say how they ended."""
         self._beat_seen_at = self._end_seen_at = time.monotonic()
-        while ranks.exit_code() is None:
-            # Neither a pause of the file system nor a slow answer of Slurm's may keep these two waiting.
-            self._tell_ranks(ranks)
-            if self._is_time_over() or self._patiently(lambda: self._is_over(ranks)):
-                break
-            time.sleep(POLL_S)
+        over = threading.Event()
+        # Neither a file system that hangs nor a slow answer of Slurm's may keep the ranks from hearing of a signal.
+        teller = threading.Thread(target=self._tell_ranks, args=(ranks, over), daemon=True)
+        teller.start()
+        try:
+            while ranks.exit_code() is None:
+                if self._is_time_over() or self._patiently(lambda: self._is_over(ranks)):
+                    break
+                time.sleep(POLL_S)
+        finally:
+            over.set()
+            teller.join()
         if self._is_stalled:
             return self._end_stalled(ranks)
         if self._failed_at is not None:
@@ -117,16 +130,16 @@ class AttemptWatch:
             self._beat_seen_at = time.monotonic()  # ranks may have waited for it, too: that was no stall
         return result
 
-    def _tell_ranks(self, ranks: Ranks) -> None:
-        """Have the ranks save and end, by signal: that needs no file, and no word of Slurm's on what it meant."""
-        if self._are_told or not self.request.came:
-            return
+    def _tell_ranks(self, ranks: Ranks, over: threading.Event) -> None:
+        """Once asked, have the ranks save and end, by signal: without a file, or Slurm's word on what it meant."""
+        while not self.request.came:
+            if over.wait(POLL_S):
+                return
         self._are_told = True
         if self.foreign:
             ranks.terminate()
-        elif not ranks.forward_stop():
-            note = "this launcher forwards no signal; rank 0 reads the flag within 5 s"
-            self.event("stop_by_file", note=note)
+        else:
+            self._told_by_file = not ranks.forward_stop()
 
     def _is_time_over(self) -> bool:
         if self.request.kill:
@@ -149,17 +162,42 @@ class AttemptWatch:
             self._end_seen_at = now
             self.reasons.look_at_end(self.attempt)
         self._look_at_requests(now)
+        if self._have_all_ended(now):
+            self.event("killed", reason="the launcher does not end, though every rank has")
+            return True
         cause = self.request.cause
         if cause is Cause.NODE_LOST:  # its ranks will never answer: there is nothing left to save together
             return True
         if cause is not None and self._kill_at is None:
             self._kill_at = now + self.reasons.grace_s(cause)
             self.event("stop_requested", cause=cause.value)
-        if cause is not None and not self._is_flagged:
-            write_text(self.attempt.stop_flag, cause.value + "\n")
-            self._is_flagged = True
-        self._is_stalled = self._kill_at is None and self._stalled()
+        if self._told_by_file:
+            self._told_by_file = False
+            self.event("stop_by_file", note="this launcher forwards no signal; rank 0 reads the flag within 5 s")
+        if cause is not None and not self._is_flagged and now - self._flag_tried_at >= CONTROL_PERIOD_S:
+            self._flag(cause, now)
+        self._is_stalled = self._kill_at is None and self._all_ended_at is None and self._stalled()
         return self._is_stalled
+
+    def _flag(self, cause: Cause, now: float) -> None:
+        """Leave the request where ranks read it. A full disk must not end ranks that may still save elsewhere."""
+        is_first, self._flag_tried_at = self._flag_tried_at < 0, now
+        try:
+            write_text(self.attempt.stop_flag, cause.value + "\n")
+        except OSError as error:
+            if is_first:
+                say(f"cannot write {self.attempt.stop_flag}: {error.strerror}; it is tried again")
+            return
+        self._is_flagged = True
+
+    def _have_all_ended(self, now: float) -> bool:
+        """True once all ranks have ended for a while: whether a run is done is theirs to say, not the launcher's."""
+        if self._all_ended_at is None and now - self._markers_seen_at >= CONTROL_PERIOD_S:
+            self._markers_seen_at = now
+            # One file is asked for as long as rank 0 works; the folder has two for each rank.
+            if self.attempt.done_marker(0).exists() and len(self._marked()) == self.shape.ranks:
+                self._all_ended_at = now
+        return self._all_ended_at is not None and now - self._all_ended_at > LAUNCHER_PATIENCE_S
 
     def _end_stalled(self, ranks: Ranks) -> AttemptEnd:
         self.event("stalled", seconds=round(self.stall_s))
@@ -173,7 +211,7 @@ class AttemptWatch:
         """Where ranks gave up waiting for others, have those say where they are before they are killed."""
         if timed_out(self.attempt) and ranks.exit_code() is None:
             known = {
-                *self._markers(),
+                *self._marked(),
                 *(int(path.stem.split("-")[1]) for path in self.attempt.errors.glob("rank-*.json")),
             }
             collect_stacks(self.attempt, [rank for rank in range(self.shape.ranks) if rank not in known], ranks)
@@ -237,8 +275,7 @@ class AttemptWatch:
             time.sleep(POLL_S)
         self._look_at_requests(time.monotonic())  # a TERM may have come after the last look
         cause = self.request.cause
-        ended_foreign = self.foreign and cause is not None  # a script that leaves well on TERM is not done
-        if len(ends) == self.shape.ranks and set(ends.values()) == {"done"} and not ended_foreign:
+        if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:  # also where a request came too late
             return AttemptEnd(Cause.COMPLETED, "every rank is done")
         if cause is not None:  # what ranks say while they are being ended is no failure of theirs
             saved = "" if len(ends) == self.shape.ranks or self.foreign else "; not every rank had saved"
@@ -250,11 +287,11 @@ class AttemptWatch:
             return AttemptEnd(Cause.STOPPED, "every rank was asked to stop by a signal that the supervisor did not get")
         return silent_end(self.attempt, self.shape.ranks, code)
 
+    def _marked(self) -> dict[int, Path]:
+        return {int(path.stem.split("-")[1]): path for path in self.attempt.ranks.glob("rank-*.done")}
+
     def _markers(self) -> dict[int, str]:
-        found = {}
-        for path in self.attempt.ranks.glob("rank-*.done"):
-            found[int(path.stem.split("-")[1])] = path.read_text(encoding="utf-8").strip()
-        return found
+        return {rank: path.read_text(encoding="utf-8").strip() for rank, path in self._marked().items()}
 
     def _end_with_step(self, code: int) -> AttemptEnd:
         return replace(self._classify(code), step=last_step(self.attempt))

@@ -1,12 +1,15 @@
-"""What is asked of an attempt by signals. Handlers only set flags; what they mean is found out later, by asking Slurm."""
+"""What is asked of an attempt by signals. They only set flags; what they mean is found out later, by asking Slurm."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from dataclasses import dataclass
 from types import FrameType
 
 from toolkit.rundir.states import Cause
+
+_HEARD = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass
@@ -31,12 +34,19 @@ class StopRequest:
 
     def hear_signals(self) -> None:
         """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
-        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.on_signal)
+        for number in _HEARD:
+            signal.signal(number, self.on_signal)  # what is ignored, as below nohup, could not be waited for either
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal must not end a run
+        # A file server that hangs keeps the main thread in a system call, and Python's handlers run nowhere else.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        threading.Thread(target=self._listen, name="signals", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            self.on_signal(signal.sigwait(_HEARD), None)
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """The handler of all three."""
+        """Note one of them."""
         if number == signal.SIGINT:
             self.kill = self.interrupted
             self.interrupted = True
