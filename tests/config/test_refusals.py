@@ -25,7 +25,8 @@ def message_of(tmp_path, call):
             "",
             "[restart]\nzzzz = 2",
             "job.toml:5:restart.zzzz: there is no key 'zzzz' in [restart]. "
-            "Fix: remove it, or write one of crashes, walltimes, preemptions, warn_s, stall_s, health",
+            "Fix: remove it, or write one of crashes, walltimes, preemptions, warn_s, stall_s, collective_timeout_s, "
+            "health",
         ),
         (
             "",

@@ -63,6 +63,28 @@ def test_a_function_is_asked_to_stop_and_all_ranks_stop_at_one_step(supervise, l
     assert not list(attempt.errors.iterdir())
 
 
+WAITS = """
+import time
+import torch, torch.distributed as dist
+def main(world, config):
+    began = time.monotonic()
+    if world.rank == 1:
+        time.sleep(60)
+    try:
+        dist.all_reduce(torch.ones(1))
+    finally:
+        print("waited", round(time.monotonic() - began), flush=True)
+"""
+
+
+def test_how_long_ranks_wait_for_each_other_is_the_jobs_to_say(supervise, local_job):
+    restart = "crashes = 0\ncollective_timeout_s = 3"
+    job = supervise(local_job("waits.py:main", files={"waits.py": WAITS}, restart=restart))
+    assert job.wait() == 1
+    assert job.rank_log(0).startswith("waited 3")
+    assert (job.end()["cause"], job.end()["symptom"]) == ("crashed", "collective_timeout")
+
+
 def test_a_function_whose_file_is_missing_on_the_node(supervise, local_job, tmp_path):
     job = local_job("loop.py:main", ranks=1, files={"loop.py": LOOP})
     (tmp_path / "loop.py").unlink()

@@ -15,6 +15,12 @@ class RestartTable(Table):
     preemptions: int = key(-1, "Requeues after preemption; -1 is unlimited.", ge=-1)
     warn_s: int = key(120, "Seconds before walltime at which the ranks are told to save.", ge=1, le=65535)
     stall_s: int = key(900, "Seconds without a step after which the attempt counts as stalled.", ge=1)
+    collective_timeout_s: int = key(
+        1800,
+        "Seconds that a rank of a function waits in a collective for the others before it fails. A smaller `stall_s` acts "
+        "first.",
+        ge=1,
+    )
     health: Literal["requeue", "warn", "off"] = key(
         "requeue",
         "A check of the nodes before a start's first attempt. A node that fails it is left out for a day; `requeue` also "

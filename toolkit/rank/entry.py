@@ -148,7 +148,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     from toolkit.world.rendezvous import start_groups
 
     config = ResolvedJob.from_json(resolved_job.read_text(encoding="utf-8"))
-    start_groups(world, interface=interface)
+    start_groups(world, interface=interface, timeout_s=float(config.restart.collective_timeout_s))
     sys.argv = [entry, *argv]
     main = load_function(entry, directory)
     try:

@@ -69,7 +69,8 @@ SETUP_FAILED = Symptom(
 )  # fmt: skip
 COLLECTIVE_TIMEOUT = Symptom(
     "collective_timeout", "ranks waited in a collective for one that did not come",
-    "look at what that rank did; where it was only slow, give the group a longer time-out", plain=True,
+    "look at what that rank did; where it was only slow, raise restart.collective_timeout_s, or the time-out of a group "
+    "of your own", plain=True,
 )  # fmt: skip
 PEER_LOST = Symptom("peer_lost", "a connection to another rank broke, and no rank says why")
 NODE_LOST = Symptom("node_lost", "a node failed")

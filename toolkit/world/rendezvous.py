@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 _ENDPOINT_BYTES = 128
+ADDRESS_PATIENCE_S = 300.0  # for rank 0's address: less than a stall's, which could not say what is missing
+COLLECTIVE_TIMEOUT_S = 1800.0  # torch's own default for gloo
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,10 @@ class Endpoint:
     listener: socket.socket | None = None
 
 
-def meet(world: World, *, interface: str = "", timeout_s: float = 300.0) -> Endpoint:
+def meet(world: World, *, interface: str = "", timeout_s: float = ADDRESS_PATIENCE_S) -> Endpoint:
     """Agree on the store's endpoint: over MPI, else through the run directory, else from the environment."""
     name, address = choose_interface(interface, single_node=world.nodes == 1)
-    # gloo would otherwise resolve the host name, which on many nodes is loopback. A user's value is kept.
+    # gloo would otherwise resolve the host name, which on many nodes is loopback. A user's or site's value is kept.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     if world.launcher == "torchrun":
         return Endpoint(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -112,7 +114,7 @@ def _from_slurm(world: World, address: str) -> Endpoint:
     return Endpoint("127.0.0.1" if world.nodes == 1 else first_host(nodes), port)
 
 
-def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = 300.0) -> dist.Store:
+def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> dist.Store:
     """torch's store at `endpoint`, its keys prefixed by the attempt so that an older life's cannot be read."""
     import torch.distributed as dist
 
@@ -132,12 +134,15 @@ def open_store(world: World, endpoint: Endpoint, *, timeout_s: float = 300.0) ->
     return dist.PrefixStore(f"attempt-{world.attempt}", store)
 
 
-def start_groups(world: World, *, interface: str = "", timeout_s: float = 300.0) -> None:
-    """Initialise torch's default process group: gloo for CPU tensors and, with GPUs, NCCL for theirs."""
+def start_groups(world: World, *, interface: str = "", timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+    """Initialise torch's default process group: gloo for CPU tensors and, with GPUs, NCCL for theirs.
+
+    `timeout_s` is how long a rank waits in a collective of this group, and at the store, before it fails.
+    """
     import torch
     import torch.distributed as dist
 
-    endpoint = meet(world, interface=interface, timeout_s=timeout_s)
+    endpoint = meet(world, interface=interface)
     store = open_store(world, endpoint, timeout_s=timeout_s)
     on_gpu = world.device.startswith("cuda")
     if on_gpu:
