@@ -1,5 +1,6 @@
 """How ranks find rank 0."""
 
+import os
 import socket
 import threading
 
@@ -13,7 +14,8 @@ from toolkit.world.rendezvous import _listen, meet
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # meet() sets it where nobody has
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # meet() sets these where nobody has
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=lo")
 
 
 def world(rank, run=None, **more):
@@ -61,3 +63,14 @@ def test_a_port_that_is_taken_is_one_line():
         _listen("127.0.0.1", endpoint.port)
     endpoint.listener.close()
     assert "free port" in error.value.fix
+
+
+def test_gloo_and_nccl_stay_on_the_chosen_interface(monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    alone = discover({})
+    meet(alone).listener.close()
+    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0,ib1")  # of the site's [network] vars, or the user's
+    meet(alone).listener.close()
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0,ib1"

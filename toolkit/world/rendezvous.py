@@ -37,6 +37,7 @@ def meet(world: World, *, interface: str = "", timeout_s: float = ADDRESS_PATIEN
     name, address = choose_interface(interface, single_node=world.nodes == 1)
     # gloo would otherwise resolve the host name, which on many nodes is loopback. A user's or site's value is kept.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without "=" it would mean all that begin so
     if world.launcher == "torchrun":
         return Endpoint(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     if world.discovered_by.startswith("MPI"):
