@@ -512,3 +512,39 @@ def test_a_task_of_a_run_that_is_named_by_its_path(toolkit, squeue):
     said = toolkit("logs", path, "--task", "2")
     assert (said.code, "has no task 2" in said.err) == (4, True)
     assert "is no array" in toolkit("logs", elsewhere / "alone" / alone.run_id, "--task", "1").err
+
+
+@pytest.mark.parametrize("array", ["", "0-1"])
+def test_a_cancel_while_sbatch_has_not_answered(toolkit, squeue, tmp_path, array):
+    """Nobody knows the job's id; what it becomes finds the request."""
+    run = submitted(toolkit, "7", "open", array=array)
+    task = make_task(run, 1) if array else run
+    claim(task, job_id="7_1" if array else "7")
+    end_start(task, 0, state="failed", exit_code=1)
+    end_attempt(task, state="failed", exit_code=1)
+    now = {"token": "t", "pid": 1, "process_started": 1, "host": "elsewhere", "time": utc_now()}
+    write_json(run.submitting(1), now)
+    write_json(run.resumed(1), json.loads(run.record.read_text()))
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n")  # it knows no job with the comment
+    (tmp_path / "bin" / "scancel").write_text("#!/bin/sh\necho 'scancel: error: Invalid job id' >&2; exit 1\n")
+    (tmp_path / "bin" / "scancel").chmod(0o755)
+    said = toolkit.ok("cancel", run.run_id)
+    assert f"run {run.run_id} was asked to save and end (start 1 is being submitted" in said
+    assert "ends before its first rank" in said
+    assert (run.control / "cancel").exists()
+    close_submission(run, 1, "8")
+    assert task.is_asked("cancel") and run.task(0).is_asked("cancel")
+
+
+def test_a_cancel_says_what_follows(toolkit, squeue, tmp_path):
+    run = submitted(toolkit, "9", "many", array="0-1")
+    calls = tmp_path / "bin" / "cancelled"
+    (tmp_path / "bin" / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{calls}\n')
+    (tmp_path / "bin" / "scancel").chmod(0o755)
+    squeue(("9_0", "RUNNING", "None"), ("9_[1]", "PENDING", "None"))
+    one, name = f"{run.run_id}_0", run.run_id
+    assert toolkit.ok("cancel", name, "--task", "0") == (
+        f"run {one} was asked to save and end; `toolkit wait {one}` waits for it\n"
+    )
+    assert toolkit.ok("cancel", name) == f"run {name} was asked to save and end; `toolkit wait {name}` waits for it\n"
+    assert calls.read_text() == "--full 9_0\n--full 9\n"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from toolkit.batch.array_status import task_job_id
+from toolkit.batch.settle import last_open_start, tasks_in
 from toolkit.batch.state import RunStatus, newest_job_id, run_status
 from toolkit.batch.submission import is_interactive, recorded_job, slurm_of
 from toolkit.errors import CheckFailedError
 from toolkit.rundir.files import utc_now, write_text
+from toolkit.rundir.find import newest_record
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.states import RunState
 
@@ -24,18 +26,28 @@ def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
             where=str(run.path),
             fix="`toolkit history` shows which runs live",
         )
-    living = {task.task for task in status.tasks or () if not task.state.final}
-    for part in (run, *(run.task(number) for number in run.task_numbers() if number in living)):
+    for part in (run, *_begun_tasks(run, status)):
         write_text(part.control / "cancel", utc_now() + "\n")
     # A local supervisor sees the file within a second. A signal could hit it before it hears signals, or, on
-    # another host, hit another process. In somebody's allocation the run ends, not the allocation.
-    if not status.job_id.startswith("local-") and not is_interactive(run):
-        slurm_of(recorded_job(run), echo=echo).cancel([status.job_id])
+    # another host, hit another process. In somebody's allocation the run ends, not the allocation. A job that is being
+    # submitted has no id yet: its supervisor finds the file before it starts a rank.
+    job_id = newest_job_id(run)
+    if last_open_start(run) is None and not job_id.startswith("local-") and not is_interactive(run):
+        slurm_of(recorded_job(run), echo=echo).cancel([job_id])
     return run_status(run)
 
 
+def _begun_tasks(run: RunDirectory, status: RunStatus) -> list[RunDirectory]:
+    """The tasks that live, or that an open submission starts again, and that have a folder: the others see the run's."""
+    if status.tasks is None:
+        living = tasks_in(newest_record(run))
+    else:
+        living = frozenset(task.task for task in status.tasks if not task.state.final)
+    return [run.task(number) for number in run.task_numbers() if number in living]
+
+
 def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatus:
-    """Ask one task of an array run to end, also one that has not begun; the status is the whole run's.
+    """Ask one task of an array run to end, also one that has not begun.
 
     Raises:
         CheckFailedError: the task has already ended.
@@ -49,6 +61,16 @@ def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatu
         )
     # Slurm forgets a task that it cancels in the queue at once; and one that begins this moment sees the file.
     write_text(make_task(run, task).control / "cancel", utc_now() + "\n")
-    job_id = task_job_id(run, task, newest_job_id(run))
-    slurm_of(recorded_job(run), echo=echo).cancel([job_id])
-    return run_status(run)
+    if last_open_start(run) is None:
+        slurm_of(recorded_job(run), echo=echo).cancel([task_job_id(run, task, newest_job_id(run))])
+    return run_status(run.task(task))
+
+
+def what_follows(status: RunStatus) -> str:
+    """What becomes of a run, or of a task, that was asked to end, in one line."""
+    if status.state.final:
+        return f"run {status.run_id} is {status.state.value}"
+    asked = f"run {status.run_id} was asked to save and end"
+    if status.state is RunState.UNKNOWN:
+        return f"{asked} ({status.reason}); a job of it that begins later ends before its first rank"
+    return f"{asked}; `toolkit wait {status.run_id}` waits for it"

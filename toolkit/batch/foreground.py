@@ -70,12 +70,14 @@ class Interrupts:
     def _forward(self, _number: int, _frame: FrameType | None) -> None:
         if self.supervisor is not None:
             with suppress(ProcessLookupError):
-                if self.asked and not self.run.start_numbers():  # it does not hear yet, and has nothing to lose
+                # Before its first start it does not hear yet, and has nothing to lose.
+                if self.asked and not self.run.start_numbers():
                     os.killpg(self.supervisor.pid, signal.SIGKILL)
                 os.kill(self.supervisor.pid, signal.SIGINT)
         if not self.asked:
             self.asked = True
-            write_text(self.run.control / "stop", utc_now() + "\n")  # for one that does not hear yet
+            # For one that does not hear yet.
+            write_text(self.run.control / "stop", utc_now() + "\n")
             print("\ntoolkit: asked the run to save and end; Ctrl-C again ends it at once", file=sys.stderr)  # noqa: T201
 
 

@@ -128,12 +128,14 @@ def wait(run: str, runs: Path | None) -> None:
 @task_option
 def cancel(run: str, runs: Path | None, echo: bool, task: int | None) -> None:
     """Ask RUN to save and end."""
-    from toolkit.batch.cancel import cancel_run, cancel_task
+    from toolkit.batch.cancel import cancel_run, cancel_task, what_follows
+    from toolkit.supervise.failures import clean
 
     directory = _part(run, task, runs)
     number = directory.task_number
     whole = directory.whole
-    _table([cancel_run(whole, echo=echo) if number is None else cancel_task(whole, number, echo=echo)])
+    status = cancel_run(whole, echo=echo) if number is None else cancel_task(whole, number, echo=echo)
+    click.echo(clean(what_follows(status)))
 
 
 @click.command()
