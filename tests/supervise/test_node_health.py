@@ -51,6 +51,38 @@ def test_each_fault_has_its_name(run_directory: RunDirectory, tmp_path: Path) ->
     assert f"{tmp_path} has" in said and "are needed" in said
 
 
+@pytest.mark.parametrize("is_dangling", [False, True])
+def test_what_somebody_else_put_there_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_dangling: bool
+) -> None:
+    monkeypatch.setattr(os, "urandom", bytes)
+    target, shared = tmp_path / "target", tmp_path / "shared"
+    shared.mkdir()
+    if not is_dangling:
+        target.write_text("theirs")
+    link = shared / f".toolkit-health-node7-{bytes(8).hex()}"
+    link.symlink_to(target)
+    with pytest.raises(FileExistsError):
+        node_check.check_space(shared, 0, "node7")
+    assert link.is_symlink()
+    assert not target.exists() if is_dangling else target.read_text() == "theirs"
+
+
+def test_a_full_file_system_is_told_and_keeps_nothing(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", tmp_path]).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        assert node_check.check_space(tmp_path, 0, "node7") == ""
+        with (tmp_path / "full").open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space"):
+            while True:
+                stream.write(bytes(4096))
+        with pytest.raises(OSError, match="No space"):
+            node_check.check_space(tmp_path, 0, "node7")
+        assert [path.name for path in tmp_path.iterdir()] == ["full"]
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
 def test_a_file_system_that_does_not_answer_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that nobody writes to stands for a stale mount: its reader waits for ever."""
     monkeypatch.setattr(node_check, "CHECK_S", 0.3)

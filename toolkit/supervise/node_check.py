@@ -55,9 +55,15 @@ def check_gpus(expected: int) -> str:
 
 
 def _writable(folder: Path, name: str) -> str:
-    path = folder / f".toolkit-health-{name}-{os.getpid()}"
-    path.write_bytes(b"x" * 4096)
-    path.unlink()
+    # In a folder that everybody shares nobody can put something under this name before us, and what is there is not used.
+    path = folder / f".toolkit-health-{name}-{os.urandom(8).hex()}"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        if os.write(descriptor, b"x" * 4096) < 4096:
+            return f"{folder} has no room for 4 KiB"
+    finally:
+        os.close(descriptor)
+        path.unlink()
     return ""
 
 
