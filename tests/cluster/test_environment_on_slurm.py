@@ -54,7 +54,7 @@ def test_ranks_run_in_the_environment_on_their_nodes_disk(here: Site, cluster: A
     job_id, run = here.submit(job)
     assert here.wait(run).returncode == 0
     said = [line.partition("] ")[2].split() for line in here.ok("logs", "--rank", "all").splitlines()]
-    assert {prefix.rpartition("-")[0] for _, prefix in said} == {f"/tmp/toolkit-env-{job_id}"}
+    assert {prefix.rpartition("-")[0] for _, prefix in said} == {f"/tmp/toolkit-env-{job_id}-0"}
     assert len({node for node, _ in said}) == 2
     wait_for(lambda: not here.command(["squeue", "-h", "-j", job_id, "-t", "R,CG"]).stdout.strip())
     for node, _ in said:

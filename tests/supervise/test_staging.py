@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.requests import StopRequest
-from toolkit.supervise.staging import KEPT_S, digest_of, pack, stage
+from toolkit.supervise.staging import KEPT_S, LAST_S, Staged, digest_of, pack, stage, unstage, unstage_here
 
 IN_SLURM = Allocation("7", 1, True, True, 0.0, None, "node1")
 
@@ -80,9 +83,127 @@ def test_what_cannot_be_staged_is_refused(
     assert error.value.where == "env.stage" and "leave env.stage out" in error.value.fix
 
 
-def test_a_node_that_cannot_take_it_ends_the_start(run_directory: RunDirectory, venv: Path, tmp_path: Path) -> None:
-    sbcast = tmp_path / "sbcast"
-    sbcast.write_text("#!/bin/sh\necho 'sbcast: error: node1: No space left on device' >&2; exit 1\n")
-    sbcast.chmod(0o755)
-    with pytest.raises(OwnFailureError, match="did not reach every node: sbcast: error: node1: No space"):
-        stage(run_directory, job(str(venv)), IN_SLURM, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest())
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """The disk of one node; `srun` and `sbcast` are stand-ins that work on it."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    programs = {
+        "srun": 'while case "$1" in --*) ;; *) false; esac; do shift; done; exec "$@"',
+        "sbcast": 'exec cp "$2" "$3"',
+    }
+    for name, text in programs.items():
+        (bin_folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin_folder / name).chmod(0o755)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return scratch
+
+
+def environ_of(node: Path) -> dict[str, str]:
+    return {"PATH": f"{node.parent / 'bin'}:/usr/bin:/bin"}
+
+
+def stage_to(node: Path, run: RunDirectory, venv: Path, **changes: Any) -> Staged:
+    staged = stage(run, job(str(venv), str(node)), replace(IN_SLURM, **changes), environ_of(node), StopRequest())
+    assert staged is not None
+    return staged
+
+
+def test_what_is_staged_runs_and_is_removed(run_directory: RunDirectory, venv: Path, node: Path) -> None:
+    (venv / "open").mkdir()
+    for folder in (venv, venv / "open"):
+        folder.chmod(0o777)
+    staged = stage_to(node, run_directory, venv)
+    argv = [staged.python, "-c", "import sys; print(sys.prefix)"]
+    assert subprocess.check_output(argv, text=True).strip() == str(staged.folder)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (staged.folder, staged.folder / "open")} == {0o700}
+    assert not list(staged.folder.glob(".*.tar"))
+    unstage(staged, IN_SLURM, environ_of(node))
+    assert list(node.iterdir()) == []
+
+
+def test_what_earlier_starts_of_the_job_left_goes_first(run_directory: RunDirectory, venv: Path, node: Path) -> None:
+    first = stage_to(node, run_directory, venv)
+    others = node / "toolkit-env-70-0-1234"  # of job 70
+    others.mkdir()
+    second = stage_to(node, run_directory, venv, restarts=1)
+    assert second.folder != first.folder and sorted(node.iterdir()) == sorted([others, second.folder])
+    unstage_here(second)
+    assert list(node.iterdir()) == [others]
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "dangling link"])
+def test_a_folder_that_somebody_else_made_is_not_used(
+    run_directory: RunDirectory, venv: Path, node: Path, tmp_path: Path, kind: str
+) -> None:
+    """Its name can be known before the job begins, and whoever owns it would own the ranks' Python."""
+    if kind == "folder" and os.geteuid() != 0:
+        pytest.skip("a folder of somebody else's needs root")
+    name = stage_to(node, run_directory, venv).folder
+    shutil.rmtree(name)
+    theirs = tmp_path / "theirs"
+    if kind == "folder":
+        theirs = name
+    if kind != "dangling link":
+        theirs.mkdir(mode=0o777)
+        theirs.chmod(0o777)
+        (theirs / "kept").touch()
+        os.chown(theirs, 65534 if kind == "folder" else -1, -1)
+    if kind != "folder":
+        name.symlink_to(theirs)
+    with pytest.raises(OwnFailureError, match=f"did not reach every node: {name} is there already, and is not ours"):
+        stage_to(node, run_directory, venv)
+    assert os.path.lexists(name)
+    assert [path.name for path in theirs.iterdir()] == ["kept"] if theirs.exists() else kind == "dangling link"
+
+
+def test_a_disk_where_everybody_may_rename_is_refused(run_directory: RunDirectory, venv: Path, node: Path) -> None:
+    node.chmod(0o777)
+    with pytest.raises(OwnFailureError, match="can be written to by everybody and has no sticky bit"):
+        stage_to(node, run_directory, venv)
+    node.chmod(0o1777)
+    assert stage_to(node, run_directory, venv).folder.is_dir()
+
+
+@pytest.mark.parametrize("failing", ["sbcast", "tar"])
+def test_half_of_an_environment_does_not_stay(
+    run_directory: RunDirectory, venv: Path, node: Path, failing: str
+) -> None:
+    program = node.parent / "bin" / failing
+    half = {"sbcast": 'cp "$2" "$3"', "tar": '/bin/tar "$@"'}[failing]
+    program.write_text(f"#!/bin/sh\n{half}; echo 'node1: No space left on device' >&2; exit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(OwnFailureError) as error:
+        stage_to(node, run_directory, venv)
+    assert error.value.message == "the environment did not reach every node: node1: No space left on device"
+    assert list(node.iterdir()) == []
+
+
+@pytest.mark.parametrize(("left_s", "removed"), [(25.0, False), (34.0, True)])
+def test_removal_leaves_time_for_the_requeue(
+    run_directory: RunDirectory,
+    venv: Path,
+    node: Path,
+    capsys: pytest.CaptureFixture[str],
+    left_s: float,
+    removed: bool,
+) -> None:
+    staged = stage_to(node, run_directory, venv)
+    slow = node.parent / "bin" / "srun"
+    slow.write_text(slow.read_text().replace("exec", "sleep 1; exec"))
+    capsys.readouterr()
+    unstage(staged, replace(IN_SLURM, ends_at=time.time() + left_s), environ_of(node))
+    assert staged.folder.exists() is not removed
+    assert ("was not removed everywhere: only" in capsys.readouterr().out) is not removed
+
+
+def test_a_removal_that_hangs_is_given_up_in_time(
+    run_directory: RunDirectory, venv: Path, node: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    staged = stage_to(node, run_directory, venv)
+    (node.parent / "bin" / "srun").write_text("#!/bin/sh\nexec sleep 60\n")
+    began = time.monotonic()
+    unstage(staged, replace(IN_SLURM, ends_at=time.time() + LAST_S + 2), environ_of(node))
+    assert time.monotonic() - began < 5
+    assert "srun did not end in 2 s" in capsys.readouterr().out

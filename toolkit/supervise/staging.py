@@ -30,7 +30,25 @@ from toolkit.supervise.requests import StopRequest
 
 STEP_S = 600.0  # for the broadcast, and for the unpacking
 UNSTAGE_S = 60.0
+LAST_S = 30.0  # of an allocation, kept for the requeue: Slurm may be slow to answer
+ASKED_TO_END_S = 5.0  # for what was half staged: Slurm may kill us soon, and how the attempt ended is to be written
 KEPT_S = 7 * 86400.0  # archives that no start has used for so long are removed
+
+# Programs for sh on each node. Others may know the folder's name before it is made: only one that we make is used, and
+# only what is ours is removed. What earlier starts of this job ($2*) left there goes first.
+_MAKE = """\
+mkdir -p -- "${1%/*}" || exit
+if [ -n "$(find -L "${1%/*}" -prune -perm -0002 ! -perm -1000)" ]; then
+    echo "${1%/*} can be written to by everybody and has no sticky bit" >&2; exit 1
+fi
+for old in "$2"*; do
+    if [ -O "$old" ] && [ ! -L "$old" ]; then rm -rf -- "$old"; fi
+done
+if [ -e "$1" ] || [ -L "$1" ]; then echo "$1 is there already, and is not ours" >&2; exit 1; fi
+mkdir -m 700 -- "$1"
+"""
+_UNPACK = 'umask 077 && tar --no-same-permissions --no-same-owner -xf "$2" -C "$1" && rm -f -- "$1/.environment.tar"'
+_REMOVE = 'if [ -O "$1" ] && [ ! -L "$1" ]; then rm -rf -- "$1"; fi'
 
 
 @dataclass(frozen=True)
@@ -77,8 +95,10 @@ def stage(
     began = time.monotonic()
     archive = pack(source, runs_of(run) / ".environments", request)
     packed = time.monotonic()
-    folder = Path(scratch) / f"toolkit-env-{allocation.job_id}-{archive.stem[:16]}"
-    _spread(archive, folder, allocation, environ, request)
+    of_job = Path(scratch) / f"toolkit-env-{allocation.job_id}-"
+    # The number of the requeue tells it from the folder of a start that was given up on and lives on.
+    folder = Path(f"{of_job}{allocation.restarts}-{archive.stem[:16]}")
+    _spread(archive, folder, of_job, allocation, environ, request)
     say(
         f"staged {source} ({archive.stat().st_size >> 20} MiB) to {folder} of {allocation.nodes} nodes: "
         f"packed in {packed - began:.1f} s, spread in {time.monotonic() - packed:.1f} s"
@@ -87,12 +107,21 @@ def stage(
 
 
 def unstage(staged: Staged, allocation: Allocation, environ: Mapping[str, str]) -> None:
-    """Remove a staged environment from every node; a node that does not answer keeps it, and this is said."""
-    remove = ["rm", "-rf", str(staged.folder)]
-    # What was asked of this start is why it ends: a request of its own lets the step go on.
-    problem = _on_every_node(remove, allocation, environ, StopRequest(), timeout_s=UNSTAGE_S)
+    """Remove a staged environment from every node; where a node keeps it, this is said.
+
+    It takes no time that the next start needs to be asked for: an allocation may have seconds left.
+    """
+    problem = _remove(staged.folder, allocation, environ, timeout_s=UNSTAGE_S)
     if problem:
         say(f"{staged.folder} was not removed everywhere: {problem}")
+
+
+def unstage_here(staged: Staged) -> None:
+    """Remove a staged environment from this node alone: the others belong to the start that has the run now."""
+    try:
+        shutil.rmtree(staged.folder)
+    except OSError as error:
+        say(f"{staged.folder} was not removed: {error.strerror}")
 
 
 def pack(source: Path, cache: Path, request: StopRequest) -> Path:
@@ -157,26 +186,39 @@ def digest_of(source: Path) -> str:
 
 
 def _spread(
-    archive: Path, folder: Path, allocation: Allocation, environ: Mapping[str, str], request: StopRequest
-) -> None:
-    """Send the archive along Slurm's tree where there is sbcast; else every node reads it from the shared disk."""
-    local = Path(f"{folder}.tar")
-    if shutil.which("sbcast", path=environ.get("PATH")):
-        argv = ["sbcast", "--force", str(archive), str(local)]
+    archive: Path, folder: Path, of_job: Path, allocation: Allocation, environ: Mapping[str, str],
+    request: StopRequest,
+) -> None:  # fmt: skip
+    """Make the folder on every node and unpack the archive into it; on none where one of them cannot."""
+
+    def on_every_node(program: str, *arguments: Path) -> str:
+        command = ["sh", "-c", program, "stage", *map(str, arguments)]
+        return _on_every_node(command, allocation, environ, request, timeout_s=STEP_S)
+
+    problem = on_every_node(_MAKE, folder, of_job)
+    source = archive  # every node reads it from the shared disk, unless Slurm sends it along its tree
+    if not problem and shutil.which("sbcast", path=environ.get("PATH")):
+        source = folder / ".environment.tar"
+        argv = ["sbcast", "--force", str(archive), str(source)]
         problem = run_command(argv, environ, timeout_s=STEP_S, request=request).problem
-        source = local
-    else:
-        problem, source = "", archive
-    if not problem:
-        script = 'mkdir -m 700 -p "$1" && tar -xf "$2" -C "$1" && rm -f "$3"'
-        unpack = ["sh", "-c", script, "unpack", str(folder), str(source), str(local)]
-        problem = _on_every_node(unpack, allocation, environ, request, timeout_s=STEP_S)
+    problem = problem or on_every_node(_UNPACK, folder, source)
     if problem:
+        left = _remove(folder, allocation, environ, timeout_s=ASKED_TO_END_S if request.came else UNSTAGE_S)
         raise OwnFailureError(
-            f"the environment did not reach every node: {problem}",
+            f"the environment did not reach every node: {problem}" + (f"; some of it stays: {left}" if left else ""),
             where=str(folder),
-            fix="look at the free space there, or leave env.stage out",
+            fix="look at what is there, and at the free space, or leave env.stage out",
         )
+
+
+def _remove(folder: Path, allocation: Allocation, environ: Mapping[str, str], *, timeout_s: float) -> str:
+    """Remove the folder from every node where it is ours; "" or what went wrong."""
+    timeout_s = min(timeout_s, allocation.left_s() - LAST_S)
+    if timeout_s < 1:
+        return f"only {allocation.left_s():.0f} s are left"
+    # What was asked of this start is why it ends: a request of its own lets the step go on.
+    remove = ["sh", "-c", _REMOVE, "remove", str(folder)]
+    return _on_every_node(remove, allocation, environ, StopRequest(), timeout_s=timeout_s)
 
 
 def _on_every_node(
