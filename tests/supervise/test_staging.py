@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from toolkit.errors import OwnFailureError
+from toolkit.rundir.claims import SupersededError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.staging import KEPT_S, LAST_S, Staged, digest_of, pack, stage, unstage, unstage_here
+from toolkit.supervise.supervisor import Supervisor, supervise
 
 IN_SLURM = Allocation("7", 1, True, True, 0.0, None, "node1")
 
@@ -207,3 +209,31 @@ def test_a_removal_that_hangs_is_given_up_in_time(
     unstage(staged, replace(IN_SLURM, ends_at=time.time() + LAST_S + 2), environ_of(node))
     assert time.monotonic() - began < 5
     assert "srun did not end in 2 s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "srun"), [(RuntimeError("unforeseen"), "srun"), (SupersededError("start 1 has this run now"), "gone")]
+)
+def test_a_start_that_cannot_go_on_removes_what_it_staged(
+    run_directory: RunDirectory,
+    local_job: Any,
+    node: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    srun: str,
+) -> None:
+    """Where another start has the run, Slurm is asked for nothing, and this node alone is cleared."""
+    (node.parent / "bin" / "srun").rename(node.parent / "bin" / srun)
+    folder = node / "toolkit-env-7-0-1234"
+    folder.mkdir()
+
+    def live(supervisor: Supervisor) -> int:
+        supervisor.staged = Staged(folder)
+        raise error
+
+    monkeypatch.setattr(Supervisor, "live", live)
+    monkeypatch.setattr(StopRequest, "hear_signals", lambda _self: None)  # pytest keeps its own
+    monkeypatch.setenv("PATH", environ_of(node)["PATH"])
+    with pytest.raises(type(error)):
+        supervise(run_directory, local_job(["true"]), first_start=0)
+    assert list(node.iterdir()) == []

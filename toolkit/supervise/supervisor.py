@@ -35,7 +35,7 @@ from toolkit.supervise.launchers import Shape
 from toolkit.supervise.log import say
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_leave_out, unfit_nodes
 from toolkit.supervise.requests import StopRequest
-from toolkit.supervise.staging import Staged, stage, unstage
+from toolkit.supervise.staging import Staged, stage, unstage, unstage_here
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
 
@@ -260,7 +260,11 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         supervisor.stop_grace_s = stop_grace_s(allocation)
         return supervisor.live()
     except SupersededError:
+        if supervisor.staged is not None:
+            unstage_here(supervisor.staged)
         raise
     except Exception as error:
         supervisor.fail(error)
+        if supervisor.staged is not None:
+            unstage(supervisor.staged, allocation, os.environ)
         raise
