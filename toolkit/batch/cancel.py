@@ -31,9 +31,10 @@ def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
     # A local supervisor sees the file within a second. A signal could hit it before it hears signals, or, on
     # another host, hit another process. In somebody's allocation the run ends, not the allocation. A job that is being
     # submitted has no id yet: its supervisor finds the file before it starts a rank.
-    job_id = newest_job_id(run)
-    if last_open_start(run) is None and not job_id.startswith("local-") and not is_interactive(run):
-        slurm_of(recorded_job(run), echo=echo).cancel([job_id])
+    if last_open_start(run) is None and not is_interactive(run):
+        job_id = newest_job_id(run)
+        if not job_id.startswith("local-"):
+            slurm_of(recorded_job(run), echo=echo).cancel([job_id])
     return run_status(run)
 
 

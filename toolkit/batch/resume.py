@@ -66,11 +66,8 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
     number = _next_number(run.whole)
     # After the count: a resume that was done in between is seen here or at the claim.
     status = _require_ended(run.whole)
-    job = _changed_job(run, status, changes)
     source = find_checkpoint(run, changes.checkpoint) if changes.checkpoint is not None else None
-    if source is not None:
-        # Without an origin of its own: the next resume takes the newest checkpoint again.
-        job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
+    job = _changed_job(run, status, changes, source)
     _claim_number(run.whole, number, job)
     parts = (run, *map(run.task, run.task_numbers()))
     prepared = NextStart(run, number, job, _requests_of(parts), _lost_starts_of(parts))
@@ -106,10 +103,14 @@ def _require_ended(whole: RunDirectory) -> RunStatus:
     return status
 
 
-def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes) -> ResolvedJob:
+def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source: Path | None) -> ResolvedJob:
     recorded = recorded_job(run)
     flags = _tasks_to_resume(run, recorded, status, changes.settings) | dict(changes.flags)
-    return amend_job(recorded, site=site_of(recorded), settings=changes.settings, flags=flags)
+    job = amend_job(recorded, site=site_of(recorded), settings=changes.settings, flags=flags)
+    if source is None:
+        return job
+    # Without an origin of its own: the next resume takes the newest checkpoint again.
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
 
 
 def _requests_of(parts: Sequence[RunDirectory]) -> dict[Path, str]:
