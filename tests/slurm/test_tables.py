@@ -66,6 +66,83 @@ def test_a_name_with_a_line_end_takes_two_lines():
     assert [job[2] for job in read] == ["a\nbc", "abc"] and not warnings
 
 
+HEADER, *ROWS = (
+    "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)\n"
+    "                 7       gpu    train     alma  R       0:05      1 n1\n"
+    "                 8       gpu    train     alma PD       0:00      1 (Priority)\n"
+    "                 9       gpu    train     alma  R       0:05      2 n[2-3]\n"
+).splitlines()
+
+
+@pytest.mark.parametrize("left", range(20, 68))
+@pytest.mark.parametrize("line", [0, 1])
+def test_a_line_that_was_cut_takes_no_other_job_with_it(line, left):
+    """After TIME, in NAME, wherever: the row behind it is a row by itself."""
+    lines = [HEADER, *ROWS]
+    lines[line + 1] = ROWS[line][:left]
+    read, warnings = jobs("\n".join(lines) + "\n")
+    assert [job[0] for job in read if job != read[line]] == [job for job in ("7", "8", "9") if job != str(line + 7)]
+    assert [job[7] for job in read if job != read[line]] == [
+        reason for at, reason in enumerate(("n1", "(Priority)", "n[2-3]")) if at != line
+    ]
+    if read[line] == (None,) * 8:
+        assert [warning.startswith(f"line {line + 2}:") for warning in warnings] == [True]
+    else:
+        assert read[line][6] == "1" and not warnings  # all but the nodes is there
+
+
+def test_a_line_end_is_taken_for_a_cell_only_where_somebody_may_have_written_it():
+    """First PARTITION is cut, then NAME before what begins like the row of job 8."""
+    for halves in ("7       g\nu    train", "7       gpu    t\n8 x"):
+        read, warnings = jobs(f"{HEADER}\n                 {halves}     alma  R       0:05      1 n1\n")
+        assert read == [(None,) * 8] * 2 and len(warnings) == 2
+    read, warnings = jobs(HEADER + "\n                 7       gpu    a\nb\nc     alma  R       0:05      1 n1\n")
+    assert [job[2] for job in read] == ["a\nb\nc"] and not warnings
+
+
+@pytest.mark.parametrize("row", ["12345 PENDING (Nodes required for job are DOWN, DRAINED)", "123456 FAILED n1"])
+def test_names_at_equal_distances_are_no_equal_columns(row):
+    """squeue -o "%i %T %R" prints its names at 0, 6 and 12 and its cells as long as they are."""
+    read, warnings = jobs(f"JOBID STATE NODELIST(REASON)\n{row}\n777 RUNNING n[1-2]\n")
+    assert (read[1][0], read[1][4], read[1][7]) == ("777", "RUNNING", "n[1-2]")
+    if "(" in row:
+        assert read[0] == (None,) * 8 and warnings[0].startswith("line 2:")
+    else:
+        assert (read[0][0], read[0][4], read[0][7], warnings) == ("123456", "FAILED", "n1", ())
+
+
+def test_a_cell_without_a_width_may_be_empty():
+    read, warnings = jobs("JOBID NAME NODELIST(REASON)\n7 train n1\n8 my job \n")
+    assert [job[2] for job in read] == ["train", None] and "line 3" in warnings[0]
+
+
+def test_letters_of_several_bytes_move_no_column():
+    """Slurm counts bytes, and leaves half of a letter at the edge."""
+    rows = [("7", "gpu", "übung", "alma"), ("8", "gpu", "ab é 日本", "alma"), ("9", "gpu", "a éééé", "alma")]
+    lines = [HEADER.encode()]
+    for cells in rows:
+        name = cells[2].encode()[:8].rjust(8)
+        lines.append(b"%18s %9s %s %8s  R       0:05      1 n1" % (cells[0].encode(), b"gpu", name, b"alma"))
+    read, warnings = jobs(b"\n".join(lines).decode(errors="replace") + "\n")
+    assert [(job[2], job[3], job[7]) for job in read] == [
+        ("übung", "alma", "n1"), ("ab é \ufffd", "alma", "n1"), ("a ééé", "alma", "n1")
+    ] and not warnings  # fmt: skip
+
+
+def test_several_clusters():
+    text = f"CLUSTER: alpha\n{HEADER}\n{ROWS[0]}\n\nCLUSTER: beta\n{HEADER}\n{ROWS[1]}\n"
+    read, warnings = jobs(text)
+    assert ([job[0] for job in read], warnings) == (["7", "8"], ())
+    narrow = "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\nmain*        up   infinite      3   idle n[1-3]\n"
+    wide = "PARTITION      AVAIL  TIMELIMIT  NODES  STATE NODELIST\nvery-long-name    up   infinite     12   idle g[1-12]\n"
+    facts, warnings = parse_sinfo(f"CLUSTER: alpha\n{narrow}\nCLUSTER: beta\n{wide}")
+    assert [(row["partition"], row["nodelist"]) for row in facts["table"]] == [
+        ("main*", "n[1-3]"),
+        ("very-long-name", "g[1-12]"),
+    ]
+    assert (facts["rows"], warnings) == (2, ())
+
+
 @pytest.mark.parametrize("mark", ["|", "|#", "\t", ";", "~", ","])
 def test_other_delimiters_and_columns(mark):
     rows = [("USER", "STATE", "JOBID", "NODELIST", "REASON", ""), ("alma", "RUNNING", "7_1", "n1", "None", "")]

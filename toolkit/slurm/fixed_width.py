@@ -1,56 +1,128 @@
 """Columns of fixed width, as Slurm's commands print them to a terminal: `squeue`, `sinfo`, `sacct`.
 
 Cells may hold blanks, be empty, be cut to their column or fill it to the edge, and a column may lean to either side. So
-the columns are found from the header and all rows together, and a row is cut there only where it fits.
+the columns are found from the header and all rows together, and a row is cut there only where it fits. Slurm counts
+bytes, not letters.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 Cells = tuple[str, ...]
 Span = tuple[int, int]
 
 SLIP = 3  # columns by which a row may lie beside its header, as when a name was replaced by a longer one
-_WORD = re.compile(r"\S+")
+# Columns whose words somebody chose, who may have put a line end among them.
+MAY_BREAK = frozenset(
+    {"NAME", "JOBNAME", "COMMENT", "ADMINCOMMENT", "SYSTEMCOMMENT", "REASON", "WORKDIR", "SUBMITLINE"}
+)
+MOST_LINES = 5  # of one record
+_WORD = re.compile(r"[^ \t\r\n]+")
+_BLANK = frozenset(" \t\r\n")
+_REST = "\0"  # stands for each further byte of a letter
+_BEYOND_ASCII = re.compile(r"[^\0-\x7f\ufffd]")  # U+FFFD stands for the one byte that was left of a letter
 
 
-def cut_rows(header: str, rows: Sequence[str]) -> list[Cells | None]:
-    """The cells of each row; () for what is no row of its own, None where the columns of a row cannot be told apart."""
-    ruler = next((row for row in rows if _is_ruler(row)), "")
-    words = _spans(header)
-    cuts = _cuts(words, rows, ruler)
-    # A paste may lack the blanks before its header, or before its rows: then first words end above each other.
+@dataclass(frozen=True)
+class _Layout:
+    """Where the names stand and where each column but the first begins."""
+
+    spans: list[Span]
+    cuts: list[int]
+    touching: bool = False  # no blank need divide two cells
+    has_widths: bool = True  # else each row has columns of its own, with one blank between two (`-o "%i %T %R"`)
+    trusted: bool = True  # rows may be cut at `cuts`
+
+    def by_position(self, row: str) -> Cells | None:
+        if not self.trusted or not self.cuts or len(row) < self.cuts[-1]:
+            return None
+        if not self.touching and not all(_divides(place, row) for place in self.cuts):
+            return None
+        edges = pairwise([0, *self.cuts, len(row)])
+        cells = tuple(row[begin:end].strip() for begin, end in edges)
+        return cells if _WORD.fullmatch(cells[0]) else None
+
+    def by_word(self, row: str, slip: float = SLIP) -> Cells | None:
+        """One word for each name, at most `slip` columns beside it."""
+        found = _spans(row)
+        if len(found) != len(self.spans) or (not self.has_widths and _has_empty_cell(row)):
+            return None
+        near = all(_near(word, name, slip) for word, name in zip(found, self.spans, strict=True))
+        return tuple(row[begin:end] for begin, end in found) if near else None
+
+    def cut(self, row: str) -> Cells | None:
+        """Word by word where each stands at its name, so that a row that slipped is still read; else by position."""
+        anywhere = None if self.has_widths else self.by_word(row, inf)
+        return self.by_word(row) or self.by_position(row) or anywhere
+
+
+def cut_rows(header: str, rows: Sequence[str], *, key: re.Pattern[str] | None = None) -> list[Cells | None]:
+    """The cells of each row; () for what is no row of its own, None where the columns of a row cannot be told apart.
+
+    `key` is the form of a row's first word: a line that begins so is never the second half of a record.
+    """
+    names = header.split()
+    if header.endswith(" ") and not header.endswith("  "):  # a format that ends with a blank, as do the rows then
+        header, rows = header[:-1], [row.removesuffix(" ") for row in rows]
+    header, rows = _in_bytes(header), [_in_bytes(row) for row in rows]
+    layout = _layout(header, rows)
+    # A paste may lack the blanks before its header, or before its rows: then first words end above each other. A row
+    # with one word at each name proves it; one that was cut may seem to fit anywhere.
     end = max(_first_end(line) for line in [header, *rows])
     moved = [row if _is_ruler(row) else _shifted(row, end) for row in rows]
-    words_moved = _spans(_shifted(header, end))
-    cuts_moved = _cuts(words_moved, moved, ruler)
-    if _fitting(moved, cuts_moved) > _fitting(rows, cuts):
-        return _cut_all(moved, words_moved, cuts_moved)
-    return _cut_all(rows, words, cuts)
+    layout_moved = _layout(_shifted(header, end), moved)
+    proven = not layout.touching and any(layout_moved.by_word(row) for row in moved)
+    if proven and _fitting(moved, layout_moved) > _fitting(rows, layout):
+        rows, layout = moved, layout_moved
+    return [cells and tuple(cell.replace(_REST, "") for cell in cells) for cells in _cut_all(rows, layout, names, key)]
 
 
-def _fitting(rows: Sequence[str], cuts: list[int]) -> int:
-    return sum(_by_position(row, cuts) is not None for row in rows if not _is_ruler(row))
+def _fitting(rows: Sequence[str], layout: _Layout) -> int:
+    return sum(layout.by_position(row) is not None for row in rows if not _is_ruler(row))
 
 
-def _cut_all(rows: Sequence[str], words: list[Span], cuts: list[int]) -> list[Cells | None]:
+def _cut_all(
+    rows: Sequence[str], layout: _Layout, names: Sequence[str], key: re.Pattern[str] | None
+) -> list[Cells | None]:
     cells: list[Cells | None] = []
-    for number, row in enumerate(rows):
-        if len(cells) > number:
-            continue  # the second half of a record
-        if _is_ruler(row):
+    while len(cells) < len(rows):
+        number = len(cells)
+        if _is_ruler(rows[number]):
             cells.append(())
             continue
-        cells.append(_cut(row, words, cuts))
-        if cells[-1] is None and number + 1 < len(rows):
-            # A name may hold a line end, which takes one place of its column.
-            whole = _cut(row + "\n" + rows[number + 1], words, cuts)
-            if whole is not None:
-                cells[-1:] = [whole, ()]
+        cells.append(layout.cut(rows[number]))
+        if cells[-1] is None:
+            whole, used = _joined(rows[number : number + MOST_LINES], layout, names, key)
+            cells[-1:] = [whole, *[()] * (used - 1)]
     return cells
+
+
+def _joined(
+    rows: Sequence[str], layout: _Layout, names: Sequence[str], key: re.Pattern[str] | None
+) -> tuple[Cells | None, int]:
+    """The record that begins in the first row and goes on behind a line end in a name: its cells, and on how many lines."""
+    for used in range(2, len(rows) + 1):
+        last = rows[used - 1]
+        first_word = _WORD.search(last)
+        by_itself = key is not None and first_word is not None and key.fullmatch(first_word[0])
+        if by_itself or _is_ruler(last) or layout.cut(last) is not None:
+            break
+        cells = layout.by_position("\n".join(rows[:used]))  # the line end takes one place of its column
+        if cells is not None and all(
+            name.upper() in MAY_BREAK for name, cell in zip(names, cells, strict=True) if "\n" in cell
+        ):
+            return cells, used
+    return None, 1
+
+
+def _in_bytes(line: str) -> str:
+    """The line with one place for each of its bytes."""
+    return _BEYOND_ASCII.sub(lambda letter: letter[0] + _REST * (len(letter[0].encode("utf-8", "replace")) - 1), line)
 
 
 def _spans(line: str) -> list[Span]:
@@ -72,47 +144,45 @@ def _shifted(line: str, end: int) -> str:
     return " " * (end - _first_end(line)) + line
 
 
-def _cuts(words: list[Span], rows: Sequence[str], ruler: str) -> list[int]:
-    """Where each column but the first begins."""
-    dashes = _spans(ruler)
-    if len(dashes) == len(words):
-        return [start for start, _ in dashes[1:]]
-    starts = [start for start, _ in words]
-    steps = {later - sooner for sooner, later in pairwise(starts)}
-    if len(words) > 2 and len(steps) == 1:
-        return starts[1:]  # `--Format`: equal columns that lean left, without a blank between them
-    whole = [row for row in rows if len(row.split()) >= len(words) - 1] or rows  # not the halves of a broken one
+def _layout(header: str, rows: Sequence[str]) -> _Layout:
+    spans = _spans(header)
+    starts = [start for start, _ in spans]
+    dashes = _spans(next((row for row in rows if _is_ruler(row)), ""))
+    if len(dashes) == len(spans):
+        return _Layout(spans, [start for start, _ in dashes[1:]])
+    if _is_grid(header, spans, rows):
+        return _Layout(spans, starts[1:], touching=True)
+    whole = [row for row in rows if len(row.split()) >= len(spans) - 1] or rows  # not the halves of a broken one
     cuts = []
-    for (_, end), (start, _) in pairwise(words):
+    for (_, end), (start, _) in pairwise(spans):
         # A column that leans right ends where its name ends; one that leans left makes the next begin with its name.
         places = [end, start, *range(end + 1, start)]
         cuts.append(max(places, key=lambda place: sum(_divides(place, row) for row in whole)))
-    return cuts
+    has_widths = any(start - end > 1 for (_, end), (start, _) in pairwise(spans))
+    trusted = has_widths or all(_divides(place, row) for place in cuts for row in whole)
+    return _Layout(spans, cuts, has_widths=has_widths, trusted=trusted)
+
+
+def _is_grid(header: str, spans: list[Span], rows: Sequence[str]) -> bool:
+    """`--Format`: equal columns that lean left and hold their names, without a blank between them."""
+    starts = [start for start, _ in spans]
+    steps = {later - sooner for sooner, later in pairwise(starts)}
+    if len(steps) != 1 or starts[0]:
+        return False
+    (step,) = steps
+    longest = max(end - start for start, end in spans)
+    wide = step > longest + 1 and all(len(row.rstrip()) <= step * len(spans) for row in rows)
+    return wide and (len(spans) > 2 or len(header) == step * len(spans))
+
+
+def _has_empty_cell(row: str) -> bool:
+    """Whether two of the blanks that each divide two cells have nothing between them, or the last has nothing behind it."""
+    return "  " in row or row.endswith(" ")
 
 
 def _divides(place: int, row: str) -> bool:
-    return place >= len(row) or row[place].isspace() or row[place - 1].isspace()
+    return place >= len(row) or row[place] in _BLANK or row[place - 1] in _BLANK
 
 
-def _cut(row: str, words: list[Span], cuts: list[int]) -> Cells | None:
-    """Word by word where each stands at its name, so that a row that slipped is still read; else by position."""
-    found = _spans(row)
-    by_word = tuple(row[begin:end] for begin, end in found) if len(found) == len(words) else None
-    if by_word and all(_near(word, name) for word, name in zip(found, words, strict=True)):
-        return by_word
-    return _by_position(row, cuts) or by_word
-
-
-def _by_position(row: str, cuts: list[int]) -> Cells | None:
-    if not cuts or len(row) < cuts[-1] or not (_is_grid(cuts) or all(_divides(place, row) for place in cuts)):
-        return None
-    cells = tuple(row[begin:end].strip() for begin, end in zip([0, *cuts], [*cuts, len(row)], strict=True))
-    return cells if cells[0] and not any(letter.isspace() for letter in cells[0]) else None
-
-
-def _near(word: Span, name: Span) -> bool:
-    return word[0] - name[1] <= SLIP and name[0] - word[1] <= SLIP
-
-
-def _is_grid(cuts: list[int]) -> bool:
-    return len(cuts) > 1 and {later - sooner for sooner, later in pairwise([0, *cuts])} == {cuts[0]}
+def _near(word: Span, name: Span, slip: float) -> bool:
+    return word[0] - name[1] <= slip and name[0] - word[1] <= slip

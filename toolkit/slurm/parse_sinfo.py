@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from toolkit.slurm.tables import COUNT, ONE_WORD, Row, Table, read_table
+from toolkit.slurm.tables import COUNT, ONE_WORD, chosen, read_table
 
 KEYS = {
     "rows": "how many lines are printed; a node stands in one for each of its partitions",
     "table": "each of them, null where no header tells the columns: partition, avail, timelimit, nodes, state, "
     "nodelist, as printed, null for a column that was not printed; nodes of `sinfo -s` is the total",
 }
-_COLUMNS = {
+_COLUMNS: dict[str, tuple[str, ...]] = {
     "partition": ("PARTITION", "PARTITIONNAME"),
     "avail": ("AVAIL",),
     "timelimit": ("TIMELIMIT",),
@@ -20,7 +20,9 @@ _COLUMNS = {
     "state": ("STATE",),
     "nodelist": ("NODELIST", "HOSTNAMES"),
 }
-_FORMS = {"PARTITION": ONE_WORD, "AVAIL": ONE_WORD, "TIMELIMIT": ONE_WORD, "NODES": COUNT, "STATE": ONE_WORD}
+_FORMS = {"PARTITION": ONE_WORD, "AVAIL": ONE_WORD, "TIMELIMIT": ONE_WORD, "NODES": COUNT, "STATE": ONE_WORD,
+          "NODELIST": ONE_WORD, "HOSTNAMES": ONE_WORD}  # fmt: skip
+_SUM: dict[str, tuple[str, ...]] = {"sum": ("NODES(A/I/O/T)",)}
 _KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {"NODES(A/I/O/T)", "CPUS(A/I/O/T)"}
 _COUNTS = re.compile(r"[0-9.KMG]+/[0-9.KMG]+/[0-9.KMG]+/([0-9.KMG]+)")
 
@@ -35,16 +37,9 @@ def parse_sinfo(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     if table.columns is None:
         return {"rows": len(table.rows), "table": None}, table.warnings
     warnings = list(table.warnings)
-    lines = [_line(table, row, warnings) for row in table.rows]
-    return {"rows": len(lines), "table": lines}, tuple(warnings)
-
-
-def _line(table: Table, row: Row, warnings: list[str]) -> dict[str, str | None]:
-    if table.has_slipped(row, _FORMS):
-        warnings.append(f"line {row.line}: its columns cannot be told apart; nothing is read from it")
-        row = Row(row.line, None)
-    line = {key: table.cell(row, *names) for key, names in _COLUMNS.items()}
-    if line["nodes"] is None:
-        counts = _COUNTS.fullmatch(table.cell(row, "NODES(A/I/O/T)") or "")
-        line["nodes"] = counts[1] if counts else None
-    return line
+    entries = [chosen(table, row, _COLUMNS | _SUM, _FORMS, warnings) for row in table.rows]
+    for entry in entries:
+        counts = _COUNTS.fullmatch(entry.pop("sum") or "")
+        if entry["nodes"] is None and counts:
+            entry["nodes"] = counts[1]
+    return {"rows": len(entries), "table": entries}, tuple(warnings)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from toolkit.slurm.tables import COUNT, ONE_WORD, Row, Table, read_table
+from toolkit.slurm.tables import COUNT, ONE_WORD, Row, Table, chosen, read_table
 
 KEYS = {
     "rows": "how many jobs are printed; an array that waits is one row",
@@ -13,7 +14,7 @@ KEYS = {
     "nodelist_reason, as printed, null for a column that was not printed",
 }
 # Our key: squeue's column names, the first that was printed counts.
-_COLUMNS = {
+_COLUMNS: dict[str, tuple[str, ...]] = {
     "jobid": ("JOBID", "JOBARRAYID"),
     "partition": ("PARTITION",),
     "name": ("NAME",),
@@ -24,7 +25,13 @@ _COLUMNS = {
     "nodelist_reason": ("NODELIST(REASON)",),
 }
 _STATE = re.compile(r"[A-Z_]+")
-_FORMS = {"PARTITION": ONE_WORD, "USER": ONE_WORD, "ST": _STATE, "STATE": _STATE, "TIME": ONE_WORD, "NODES": COUNT}
+_NODES_OR_REASON = re.compile(r"\(.*\)|[^\s(]\S*")
+_LAST_AND_CUT = re.compile(_NODES_OR_REASON.pattern + r"|\([^)]*")  # `%.20R`
+_FORMS = {
+    "PARTITION": ONE_WORD, "USER": ONE_WORD, "ST": _STATE, "STATE": _STATE, "TIME": ONE_WORD, "NODES": COUNT,
+    "NODELIST(REASON)": _NODES_OR_REASON, "NODELIST": ONE_WORD,
+}  # fmt: skip
+_APART: dict[str, tuple[str, ...]] = {"nodes_alone": ("NODELIST",), "reason_alone": ("REASON",)}
 _KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {"NODELIST", "REASON", "ACCOUNT", "QOS"}
 _JOB_ID = re.compile(r"[0-9]+(_([0-9]+|\[.*|\*))?(\+[0-9]+)?(\.\S+)?")
 
@@ -39,21 +46,19 @@ def parse_squeue(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     warnings = list(table.warnings)
     if table.columns is None:
         return {"rows": len(table.rows), "jobs": None}, tuple(warnings)
-    jobs = [_job(table, row, warnings) for row in table.rows]
+    forms = _FORMS | ({"NODELIST(REASON)": _LAST_AND_CUT} if table.columns[-1] == "NODELIST(REASON)" else {})
+    jobs = [_job(table, row, forms, warnings) for row in table.rows]
     return {"rows": len(jobs), "jobs": jobs}, tuple(warnings)
 
 
-def _job(table: Table, row: Row, warnings: list[str]) -> dict[str, str | None]:
+def _job(table: Table, row: Row, forms: Mapping[str, re.Pattern[str]], warnings: list[str]) -> dict[str, str | None]:
     job_id = table.cell(row, *_COLUMNS["jobid"])
     if job_id is not None and not _JOB_ID.fullmatch(job_id):
         warnings.append(f"line {row.line}: {job_id[:60]!r} is no job id; nothing is read from it")
         row = Row(row.line, None)
-    elif table.has_slipped(row, _FORMS):
-        warnings.append(f"line {row.line}: its columns cannot be told apart; nothing is read from it")
-        row = Row(row.line, None)
-    job = {key: table.cell(row, *names) for key, names in _COLUMNS.items()}
+    job = chosen(table, row, _COLUMNS | _APART, forms, warnings)
+    nodes, reason = job.pop("nodes_alone"), job.pop("reason_alone")
     if job["nodelist_reason"] is None:
-        nodes, reason = table.cell(row, "NODELIST"), table.cell(row, "REASON")
         # As squeue's own column of both: the nodes, and while there are none the reason.
         job["nodelist_reason"] = nodes or (f"({reason})" if reason else nodes)
     return job

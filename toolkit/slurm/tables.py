@@ -18,11 +18,14 @@ ONE_WORD = re.compile(r"\S+")
 COUNT = re.compile(r"[0-9.]+[KMG]?(-[0-9.]+[KMG]?)?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_():/%.+* -]*")
 _NO_NAME = re.compile(r"[^A-Za-z0-9_():/%.+* -]+")
-# What stands around a table: the time above the long forms, and before it the prompt at which the command was given.
+# What stands around a table: the time above the long forms, the name of a cluster, and before it the prompt at which the
+# command was given.
 _TIME = re.compile(
     r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ 0-9]\d \d\d:\d\d:\d\d( [A-Z]{3,4})? \d{4}\s*", re.ASCII
 )
+_CLUSTER = re.compile(r"CLUSTER: \S+\s*")  # above the table of each one, with -M
 _PROMPT = re.compile(r"\S*[$#%>] .*")
+_UNTOLD = "its columns cannot be told apart; nothing is read from it"
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,34 @@ def read_table(
     for place, (number, line) in enumerate(numbered):
         delimiter = _delimiter(line, known)
         if delimiter is not None or _is_header(line.split(), known):
-            before = [entry for entry in numbered[:place] if not _TIME.fullmatch(entry[1])]
+            before = [entry for entry in numbered[:place] if not _is_heading(entry[1])]
             strange = [entry for entry in before if not _PROMPT.fullmatch(entry[1])]
             warnings = [f"line {at}: not part of the table: {said[:60]!r}" for at, said in strange]
             body = list(enumerate(lines[number:], number + 1)) if several_lines else numbered[place + 1 :]
-            body = [entry for entry in body if entry[1].strip() != line.strip() and not _TIME.fullmatch(entry[1])]
+            body = [entry for entry in body if not _is_heading(entry[1])]
             if delimiter is None:
-                return _fixed(line, body, len(lines), warnings)
+                return _fixed(line, body, len(lines), warnings, key)
+            body = [entry for entry in body if entry[1].strip() != line.strip()]
             return _delimited(line, delimiter, body, len(lines), warnings, join=several_lines)
     return _without_header(numbered, len(lines), command, key)
+
+
+def chosen(
+    table: Table,
+    row: Row,
+    columns: Mapping[str, Sequence[str]],
+    forms: Mapping[str, re.Pattern[str]],
+    warnings: list[str],
+) -> dict[str, str | None]:
+    """The cells of a row under `columns`, which names them by key: all None, and a warning, where the row has slipped."""
+    if table.has_slipped(row, forms):
+        warnings.append(f"line {row.line}: {_UNTOLD}")
+        row = Row(row.line, None)
+    return {key: table.cell(row, *names) for key, names in columns.items()}
+
+
+def _is_heading(line: str) -> bool:
+    return bool(_TIME.fullmatch(line) or _CLUSTER.fullmatch(line))
 
 
 def _is_header(cells: Sequence[str], known: Collection[str]) -> bool:
@@ -150,16 +172,29 @@ def _lines_of_record(body: list[tuple[int, str]], mark: str, fields: int) -> int
     return 1
 
 
-def _fixed(header: str, body: list[tuple[int, str]], lines: int, warnings: list[str]) -> Table:
-    rows = [
-        Row(number, cells)
-        for (number, _), cells in zip(body, cut_rows(header, [t for _, t in body]), strict=True)
-        if cells != ()
-    ]
-    for row in rows:
-        if row.cells is None:
-            warnings.append(f"line {row.line}: its columns cannot be told apart; nothing is read from it")
+def _fixed(
+    header: str, body: list[tuple[int, str]], lines: int, warnings: list[str], key: re.Pattern[str] | None
+) -> Table:
+    rows: list[Row] = []
+    for line, section in _sections(header, body):
+        cut = cut_rows(line, [text for _, text in section], key=key)
+        rows += [Row(number, cells) for (number, _), cells in zip(section, cut, strict=True) if cells != ()]
+    rows.sort(key=lambda row: row.line)
+    warnings += [f"line {row.line}: {_UNTOLD}" for row in rows if row.cells is None]
     return Table(tuple(header.split()), tuple(rows), lines, (), tuple(warnings))
+
+
+def _sections(header: str, body: list[tuple[int, str]]) -> list[tuple[str, list[tuple[int, str]]]]:
+    """The rows below each header; one that is printed again, for another cluster, may have other widths."""
+    sections: dict[str, list[tuple[int, str]]] = {header.rstrip(): []}
+    names = header.split()
+    here = sections[header.rstrip()]
+    for number, text in body:
+        if text.split() == names:
+            here = sections.setdefault(text.rstrip(), [])
+        else:
+            here.append((number, text))
+    return list(sections.items())
 
 
 def _without_header(numbered: list[tuple[int, str]], lines: int, command: str, key: re.Pattern[str] | None) -> Table:
