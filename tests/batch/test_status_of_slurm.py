@@ -536,7 +536,7 @@ def test_a_cancel_while_sbatch_has_not_answered(toolkit, squeue, tmp_path, array
     assert task.is_asked("cancel") and run.task(0).is_asked("cancel")
 
 
-def test_a_cancel_says_what_follows(toolkit, squeue, tmp_path):
+def test_a_cancel_says_what_follows(toolkit, squeue, tmp_path, clock):
     run = submitted(toolkit, "9", "many", array="0-1")
     calls = tmp_path / "bin" / "cancelled"
     (tmp_path / "bin" / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{calls}\n')
@@ -548,3 +548,6 @@ def test_a_cancel_says_what_follows(toolkit, squeue, tmp_path):
     )
     assert toolkit.ok("cancel", name) == f"run {name} was asked to save and end; `toolkit wait {name}` waits for it\n"
     assert calls.read_text() == "--full 9_0\n--full 9\n"
+    squeue(("9_[0-1]", "CANCELLED", "None"))
+    assert [toolkit("wait", each).code for each in (name, one, f"{name}_1")] == [143, 143, 143]
+    assert toolkit.ok("status", name).count("cancelled") == 2  # its state and its reason
