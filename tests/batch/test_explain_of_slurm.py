@@ -153,6 +153,22 @@ def test_the_log_of_a_task_that_was_put_elsewhere(toolkit, slurm, tmp_path):
     ]
 
 
+def test_a_follow_up_job_of_a_task_is_explained_by_its_own_log(toolkit, slurm):
+    run = submitted(toolkit, "8", "-a", "0-1")
+    task = make_task(run, 1)
+    lived(task, job_id="8_1")
+    task.script(1).write_text(run.script(0).read_text())
+    mark_submitted(task, 1, "9")  # as the supervisor does it: the job is an array of this task alone
+    (run.path / "slurm-8_1.out").write_text("toolkit: all is well\n")
+    (run.path / "slurm-9_1.out").write_text(OUT_OF_MEMORY + "\n")
+    slurm(("9_1", "FAILED", "NonZeroExitCode", "node1"))
+    told = explain(toolkit, f"{run.run_id}_1")
+    assert (told["symptom"], "slurm-9_1.out" in sources(told)) == ("out_of_memory", True)
+    claim_start(task, first=1, job_id="9_1", host="node1", pid=1, process_started=1)
+    (run.path / "slurm-9_1.out").unlink()
+    assert explain(toolkit, f"{run.run_id}_1")["symptom"] != "no_log_folder"  # what has begun had its log
+
+
 def test_a_submission_that_broke_off_was_not_cancelled_in_the_queue(toolkit, slurm):
     run = submitted(toolkit, "8")
     run.submitted(0).unlink()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.batch.explain import Evidence, Explanation, quote_file
-from toolkit.batch.job_log import JobLog, job_log
+from toolkit.batch.job_log import JobLog, job_log, own_job_id
 from toolkit.batch.state import RunStatus
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.errors import NotFoundError, SchedulerRefusedError
@@ -195,7 +195,7 @@ class _Traces:
         if attempt is None or not self.claimed:
             return None
         begun = read_json_or_none(attempt.start_file)
-        return attempt if begun is None or begun["job_id"] == self.status.job_id else None
+        return attempt if begun is None or begun["job_id"] == own_job_id(self.run, self.status.job_id) else None
 
     def tell(self, symptom: str, why: str, *actions: str, more: Sequence[Evidence] = ()) -> Explanation:
         return Explanation(symptom, why, evidence=[*self.evidence, *more], actions=[*actions, *self.steps])
@@ -228,7 +228,7 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
     if line and file is not None:
         evidence.append(quote_file(run, file, line))
     claims = (read_claim(run, number) for number in run.start_numbers())
-    claimed = any(claim is not None and claim.job_id == status.job_id for claim in claims)
+    claimed = any(claim is not None and claim.job_id == own_job_id(run, status.job_id) for claim in claims)
     return _Traces(run, status, job, log, file, seen.symptom if seen is not None else None, evidence, claimed)
 
 

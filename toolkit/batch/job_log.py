@@ -34,11 +34,19 @@ class JobLog:
         return self.path if self.alone and self.path is not None and self.path.is_file() else None
 
 
+def own_job_id(run: RunDirectory, job_id: str) -> str:
+    """A task's job as its claim and its log name it: a follow-up job of a task is submitted as an array of one."""
+    alone = run.task_number is not None and job_id.isdecimal()
+    return f"{job_id}_{run.task_number}" if alone else job_id
+
+
 def job_log(run: RunDirectory, job_id: str) -> JobLog:
     """The log of the job `job_id` of a run, `123_4` for a task, as the script of its start has it."""
+    job_id = own_job_id(run, job_id)
     usual = run.whole.path / f"slurm-{job_id}.out"
     start = _start_of(run, job_id)
-    place = "" if job_id.startswith("local-") else _last_output(run.whole.script(start))
+    script = next((part.script(start) for part in (run, run.whole) if part.script(start).exists()), None)
+    place = _last_output(script) if script is not None and not job_id.startswith("local-") else ""
     path = _filled_in(run, place, job_id)
     if not place or path == usual:
         return JobLog(str(usual), usual, redirected=False, alone=True)
@@ -53,16 +61,15 @@ def job_log(run: RunDirectory, job_id: str) -> JobLog:
 def _start_of(run: RunDirectory, job_id: str) -> int:
     """The start that was submitted as this job; 0 for a script that was given to sbatch by hand."""
     ids = (job_id, job_id.partition("_")[0])
-    for path in run.whole.path.glob("submitted-*.json"):
-        if (read_json_or_none(path) or {}).get("job_id") in ids:
-            return int(path.stem.split("-")[1])
+    for part in (run, run.whole):
+        for path in part.path.glob("submitted-*.json"):
+            if (read_json_or_none(path) or {}).get("job_id") in ids:
+                return int(path.stem.split("-")[1])
     return 0
 
 
 def _last_output(script: Path) -> str:
-    """The last `-o` of a script's directives, which is the one that sbatch takes; "" without a script."""
-    if not script.exists():
-        return ""
+    """The last `-o` of a script's directives, which is the one that sbatch takes."""
     place = ""
     for line in script.read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("#SBATCH ") and (output := _OUTPUT.fullmatch(_unquoted(line.removeprefix("#SBATCH ")))):
