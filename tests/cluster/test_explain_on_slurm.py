@@ -128,13 +128,23 @@ def test_why_runs_have_ended(here: Site) -> None:
     other = here.folder / "other.toml"
     other.write_text(here.file.read_text().replace('"here"', '"other"') + '[launcher]\nmpi = "pmi2"\n')
     pmi = here.submit("mpi_hello", "--ntasks-per-node", 2, TOOLKIT_SITE=str(other))[1]
+    # A line of the site fails before anything of ours runs, and its log is not in the run's folder.
+    broken = here.folder / "broken.toml"
+    broken.write_text(here.file.read_text().replace('"here"', '"broken"') + '[env]\nsetup = ["false"]\n')
+    log = here.folder / "logs of mine" / "%j.log"
+    log.parent.mkdir()
+    job_id, elsewhere = here.submit(here.job("true"), "-o", log, TOOLKIT_SITE=str(broken))
+    wait_for(lambda: "FAILED" in here.command(["scontrol", "show", "job", job_id]).stdout)
+    told = explain(here, elsewhere)
+    assert told["symptom"] == "setup_failed" and f"{job_id}.log: toolkit: this line of the site" in evidence(told)
     job_id, cancelled = here.submit(here.job("true"), "--set", 'job.sbatch=["--hold"]')
     here.command(["scancel", job_id])
 
     told = explain(here, no_log)
     assert told["symptom"] == "no_log_folder" and str(no_log.path) in evidence(told)
     told = explain(here, cancelled)
-    assert told["symptom"] == "cancelled_by_other" and "not `toolkit cancel`" in told["why"]
+    # Accounting, where there is one, also says who.
+    assert told["symptom"] == "cancelled_by_other" and re.search(r"not (with )?`toolkit cancel`", told["why"])
     here.wait(gone)
     told = explain(here, gone)
     assert told["symptom"] == "no_interpreter"
