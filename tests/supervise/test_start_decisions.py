@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.states import Cause, Next
@@ -16,6 +17,7 @@ from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign
 from toolkit.supervise.launchers import Shape
+from toolkit.supervise.progress import last_step
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.supervisor import Supervisor
 
@@ -185,34 +187,85 @@ def test_a_preempted_job_that_slurm_requeues_gets_no_follow_up_job_beside_it(
     assert one._verdict(AttemptEnd(cause, "")).next is follows
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "tells_steps", "ends"),
-    [(None, None, True, True), (7, 7, True, True), (7, 9, True, False), (None, None, False, False)],
-)
-def test_two_walltimes_without_a_step_between_end_the_run(run_directory, first, then, tells_steps, ends):
-    """A start that is longer than the walltime would be repeated for ever; of a script no steps are known."""
-    attempt = claim_attempt(run_directory)
-    write_json(attempt.start_file, {"start": 0, "job_id": "7", "nodes": 1, "ranks": 1, "time": utc_now()})
+def ended(run, cause, step, *, start=0, rank=None, reason=""):
+    """One more attempt of the run, which has ended so."""
+    attempt = claim_attempt(run)
+    write_json(attempt.start_file, {"start": start, "job_id": "7", "nodes": 1, "ranks": 1, "time": utc_now()})
     write_json(
         attempt.exit_file,
-        {"cause": "walltime", "next": "requeue", "final": False, "state": "timeout", "exit_code": 140, "reason": "",
-         "rank": None, "host": None, "fix": "", "last_lines": [], "step": first, "time": utc_now()},
+        {"cause": cause, "next": "requeue", "final": False, "state": "timeout", "exit_code": 140, "reason": reason,
+         "rank": rank, "host": None, "fix": "", "last_lines": [], "step": step, "time": utc_now()},
     )  # fmt: skip
-    restart = {"crashes": 2, "walltimes": -1, "preemptions": -1}
-    end = AttemptEnd(Cause.WALLTIME, "", step=then)
-    verdict = judge(run_directory, restart, 0, end, Cause.WALLTIME, Next.REQUEUE, tells_steps=tells_steps)
+    return attempt
+
+
+UNLIMITED = {"crashes": -1, "walltimes": -1, "preemptions": -1}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "then", "ends"),
+    [
+        ([None], None, True), ([7], 7, True), ([9], 7, True), ([7], None, True), ([9, 7], 8, True),
+        ([7], 9, False), ([None], 7, False), ([None, 0], 1, False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("cause", [Cause.WALLTIME, Cause.CRASHED, Cause.STALLED])
+def test_a_failure_that_comes_again_before_a_new_step_ends_the_run(run_directory, cause, earlier, then, ends):
+    """Also one that comes sooner: a run whose saves all fail begins at the same step again and again."""
+    for step in earlier:
+        ended(run_directory, cause.value, step, rank=1, reason="ValueError")
+    end = AttemptEnd(cause, "ValueError", rank=1, step=then)
+    verdict = judge(run_directory, UNLIMITED, 0, end, cause, Next.REQUEUE, tells_steps=True)
     assert (verdict.next is Next.END) is ends
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (("walltime", None, ""), AttemptEnd(Cause.WALLTIME, "")),  # of a script no steps are known
+        (("crashed", 1, "ValueError"), AttemptEnd(Cause.CRASHED, "KeyError", rank=1)),
+        (("crashed", 1, "ValueError"), AttemptEnd(Cause.CRASHED, "ValueError", rank=2)),
+        (("stalled", None, ""), AttemptEnd(Cause.WALLTIME, "")),
+        (("preempted", None, ""), AttemptEnd(Cause.PREEMPTED, "")),  # not of the program's making
+    ],
+)
+def test_an_end_of_another_kind_is_no_repetition(run_directory, before, now):
+    cause, rank, reason = before
+    ended(run_directory, cause, None, rank=rank, reason=reason)
+    verdict = judge(run_directory, UNLIMITED, 0, now, now.cause, Next.REQUEUE, tells_steps=False)
+    assert verdict.next is not Next.END
+
+
+def test_steps_before_a_resume_count_no_more(run_directory):
+    """It may have gone back to an older checkpoint on purpose."""
+    ended(run_directory, "walltime", 90)
+    write_json(run_directory.resumed(1), {"job": {}})
+    ended(run_directory, "walltime", 50, start=1)
+    end = AttemptEnd(Cause.WALLTIME, "", step=60)
+    assert judge(run_directory, UNLIMITED, 1, end, end.cause, Next.REQUEUE, tells_steps=True).next is Next.REQUEUE
+
+
+def test_the_last_step_is_the_metrics_where_they_are_ahead_of_the_heartbeat(run_directory, capsys):
+    """A heartbeat comes once a second: a loop of fast steps would seem to crash at another one each time."""
+    attempt = claim_attempt(run_directory)
+    assert last_step(attempt) is None
+    write_json(attempt.heartbeat, {"step": 7})
+    assert last_step(attempt) == 7
+    record = TrainRecord(9, 20, 1.0, "0x1p0", 0.1, 1.0, 9, 9, 0.1, 1.0, utc_now(), attempt.number, 1)
+    with TrainLog(run_directory.metrics / "train.jsonl") as log:
+        log.write(record)
+    assert last_step(attempt) == 9
+    attempt.heartbeat.write_text("")  # the node was lost before it was on the disk
+    assert last_step(attempt) == 9
+    assert "the last heartbeat of attempt 0 is not known" in capsys.readouterr().out
+    write_json(attempt.heartbeat, {"step": 12})
+    assert last_step(attempt) == 12
+    assert last_step(claim_attempt(run_directory)) is None  # the metrics are of the attempt before
+
+
 def test_budgets_outlive_a_requeue_and_a_follow_up_and_a_resume_refills_them(run_directory):
-    for start, job in ((0, "7"), (1, "7"), (2, "9"), (3, "12")):
-        attempt = claim_attempt(run_directory)
-        write_json(attempt.start_file, {"start": start, "job_id": job, "nodes": 1, "ranks": 1, "time": utc_now()})
-        end = {
-            "cause": "walltime", "next": "requeue", "final": False, "state": "timeout", "exit_code": 140, "reason": "",
-            "rank": None, "host": None, "fix": "", "last_lines": [], "step": None, "time": utc_now(),
-        }  # fmt: skip
-        write_json(attempt.exit_file, end)
+    for start in range(4):
+        ended(run_directory, "walltime", None, start=start)
     (run_directory.path / "resumed-003.json").write_text("{}")
     assert [len(earlier_ends(run_directory, start)) for start in range(4)] == [1, 2, 3, 1]
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from toolkit.errors import OwnFailureError, ToolkitError
-from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_text
+from toolkit.errors import OwnFailureError
+from toolkit.rundir.files import append_line, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
 from toolkit.supervise.launchers import Ranks, Shape
 from toolkit.supervise.log import say
+from toolkit.supervise.progress import last_step
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.stacks import collect_stacks
 
@@ -295,13 +296,3 @@ class AttemptWatch:
 
     def _end_with_step(self, code: int) -> AttemptEnd:
         return replace(self._classify(code), step=last_step(self.attempt))
-
-
-def last_step(attempt: AttemptDirectory) -> int | None:
-    """The last step boundary that rank 0 wrote down; None before the first, and where a lost node left half a file."""
-    try:
-        beat: Mapping[str, Any] | None = read_json_or_none(attempt.heartbeat)
-    except ToolkitError as error:  # it is not waited for until it is on the disk
-        say(f"which step attempt {attempt.number} had reached is not known: {error}")
-        return None
-    return None if beat is None else int(beat["step"])

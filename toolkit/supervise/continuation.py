@@ -18,8 +18,8 @@ from toolkit.rundir.submissions import open_submission
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import UnsettledError, comment_of, is_unsettled, submit_once, token_of
 from toolkit.supervise.allocation import Allocation, process_start_ticks
-from toolkit.supervise.attempt import last_step
 from toolkit.supervise.log import say
+from toolkit.supervise.progress import last_step
 from toolkit.supervise.requests import StopRequest
 
 PATIENCE_S = 300.0  # for Slurm's answer to a requeue, and again until it ends us

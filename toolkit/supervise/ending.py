@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_json
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import ENDINGS, Cause, Next, Verdict, decide
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
+from toolkit.supervise.progress import is_repeated
 
 _BUDGETS = ("crashes", "walltimes", "preemptions")
 
@@ -34,9 +35,7 @@ def judge(
         tells_steps: the job reports its steps; of scripts and executables none are known.
     """
     earlier = earlier_ends(run, start)
-    repeated = bool(earlier) and (
-        same_failure(earlier[-1], end) or (tells_steps and no_step_between(earlier[-1], cause, end.step))
-    )
+    repeated = is_repeated(earlier, end, cause, tells_steps=tells_steps)
     spent = dict.fromkeys(_BUDGETS, 0)
     for record in earlier:
         budget = ENDINGS[Cause(record["cause"])].budget
@@ -53,7 +52,7 @@ def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
 
     A requeue keeps its job, and a follow-up job continues one; neither begins anew.
     """
-    resumed = (int(path.stem.split("-")[1]) for path in run.whole.path.glob("resumed-*.json"))
+    resumed = map(start_of, run.whole.path.glob("resumed-*.json"))
     begins = max((number for number in resumed if number <= start), default=0)
     ends = []
     for attempt in map(run.attempt, run.attempt_numbers()):
@@ -61,21 +60,6 @@ def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
         if begun is not None and end is not None and begins <= begun["start"] <= start:
             ends.append(end)
     return ends
-
-
-def same_failure(earlier: Mapping[str, Any], end: AttemptEnd) -> bool:
-    """True when an attempt failed as the one before it did, and no step lies between them."""
-    if end.cause is Cause.STALLED:  # its words say where each rank stood, and differ
-        return (earlier["cause"], earlier["step"]) == (end.cause.value, end.step)
-    if end.cause is not Cause.CRASHED:
-        return False
-    before = (earlier["cause"], earlier["rank"], earlier["reason"], earlier["step"])
-    return before == (end.cause.value, end.rank, end.reason, end.step)
-
-
-def no_step_between(earlier: Mapping[str, Any], cause: Cause, step: int | None) -> bool:
-    """True when two walltimes in a row came before a new step: the next one would, too."""
-    return cause is Cause.WALLTIME and (earlier["cause"], earlier["step"]) == (cause.value, step)
 
 
 def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
