@@ -115,9 +115,9 @@ def test_slurm_says_why_it_sent_term(slurm_says, said, left_s, is_batch, cause):
 
 def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(slurm_says, capsys, monkeypatch, tmp_path):
     slurm_says("exit 1")
-    assert why_terminated(Allocation("7", 1, True, True, 0.0)) is Cause.PREEMPTED
+    assert why_terminated(Allocation("7", 1, True, True, 0.0)) is None
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert why_terminated(Allocation("7", 1, True, True, 0.0)) is Cause.PREEMPTED
+    assert why_terminated(Allocation("7", 1, True, True, 0.0)) is None
     assert find_allocation({"SLURM_JOB_ID": "7"}, 1).ends_at == 0
     assert capsys.readouterr().out.count("Slurm does not say") == 3
 
@@ -128,7 +128,7 @@ def test_a_slurm_that_hangs_is_waited_for_once(slurm_says, monkeypatch, capsys):
     slurm_says("sleep 5")
     allocation = Allocation("7", 2, True, True, time.time() + LONG_BEFORE, node_list="node[1-2]")
     began = time.monotonic()
-    assert [why_terminated(allocation) for _ in range(4)] == [Cause.PREEMPTED] * 4
+    assert [why_terminated(allocation) for _ in range(4)] == [None] * 4
     assert time.monotonic() - began < 1.5
     assert capsys.readouterr().out.count("did not answer") == 1
 
@@ -137,7 +137,7 @@ def test_a_question_that_was_killed_is_asked_again_at_once(slurm_says, tmp_path)
     """scancel sends its TERM to a squeue of ours, too; the reason for it is still to be had."""
     slurm_says(f"[ -e {tmp_path}/once ] || {{ : > {tmp_path}/once; kill $$; }}; echo 'CANCELLED|0||'")
     allocation = Allocation("7", 1, True, True, time.time() + LONG_BEFORE)
-    assert why_terminated(allocation) is Cause.PREEMPTED  # nobody said anything
+    assert why_terminated(allocation) is None  # nobody said anything
     assert why_terminated(allocation) is Cause.CANCELLED
 
 

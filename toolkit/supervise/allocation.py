@@ -135,11 +135,14 @@ def _seconds_of(end: str) -> float:
     return 0.0 if end in NOTHING else datetime.fromisoformat(end).timestamp()
 
 
-def why_terminated(allocation: Allocation) -> Cause:
-    """Ask Slurm why it sent TERM. A job that is merely being preempted still counts as running there."""
+def why_terminated(allocation: Allocation) -> Cause | None:
+    """Ask Slurm why it sent TERM; None when it does not say.
+
+    A job that is merely being preempted still counts as running there.
+    """
     said = allocation.ask_for("State:|,RestartCnt:|,PreemptTime:|").split("|")
     if len(said) < 3:
-        return Cause.PREEMPTED  # squeue is silent
+        return None
     state, restarts, preempted = base_state(said[0]), said[1].strip(), said[2].strip()
     if state != "COMPLETING":
         return _ENDED.get(state, Cause.PREEMPTED)
@@ -148,7 +151,8 @@ def why_terminated(allocation: Allocation) -> Cause:
         return Cause.PREEMPTED  # or requeued on request: either way Slurm begins it again
     if allocation.left_s() < END_SLACK_S:
         return Cause.WALLTIME
-    return Cause.CANCELLED if allocation.is_batch else Cause.STOPPED  # salloc's shell has ended, or its terminal
+    # salloc's allocation ends with its shell or its terminal.
+    return Cause.CANCELLED if allocation.is_batch else Cause.STOPPED
 
 
 def lost_nodes(allocation: Allocation) -> list[str]:

@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.rundir.files import append_line, read_json_or_none, utc_now, write_json
+from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import ENDINGS, Cause, Next, Verdict, decide
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
+from toolkit.supervise.patience import Patience
 from toolkit.supervise.progress import is_repeated
 
 _BUDGETS = ("crashes", "walltimes", "preemptions")
@@ -62,7 +63,15 @@ def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
     return ends
 
 
-def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
+def end_after_all(attempt: AttemptDirectory, decision: str, **changed: Any) -> None:
+    """Say in `exit.json` that nothing follows an attempt, though another one was to."""
+    end_it = {"next": Next.END.value, "final": True, "decision": decision}
+    write_json(attempt.exit_file, {**read_json(attempt.exit_file), **end_it, **changed})
+
+
+def record_end(
+    attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float, patience: Patience
+) -> None:
     """Write `exit.json` and say the same in the job's log."""
     record = {
         "cause": verdict.cause.value, "next": verdict.next.value, "final": verdict.next is Next.END,
@@ -74,8 +83,8 @@ def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, sec
     }  # fmt: skip
     event = {"time": utc_now(), "event": "ended", "cause": verdict.cause.value, "next": verdict.next.value}
     try:
-        write_json(attempt.exit_file, record)
-        append_line(attempt.events, event)
+        patience.wait_for(lambda: write_json(attempt.exit_file, record))
+        patience.wait_for(lambda: append_line(attempt.events, event))
     except OSError as error:  # a full disk must not keep the run from its next start
         say(f"cannot write {attempt.exit_file}: {error.strerror}; it would say: {json.dumps(record)}")
     place = f" (rank {end.rank} on {end.host})" if end.rank is not None else ""

@@ -8,14 +8,15 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError
 from toolkit.rundir.claims import SupersededError, claim_attempt, claim_start, end_start, refuse_superseded
-from toolkit.rundir.files import read_json, utc_now, write_json, write_text
+from toolkit.rundir.files import read_json, read_json_or_none, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
-from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict
+from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict, decide
 from toolkit.supervise.allocation import (
     STOP_GRACE_S,
     Allocation,
@@ -25,19 +26,23 @@ from toolkit.supervise.allocation import (
     stop_grace_s,
     why_terminated,
 )
-from toolkit.supervise.attempt import AttemptWatch
+from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
 from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
-from toolkit.supervise.ending import judge, record_end
+from toolkit.supervise.ending import end_after_all, judge, record_end
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign, launch
 from toolkit.supervise.launchers import Shape
 from toolkit.supervise.log import say
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_leave_out, unfit_nodes
+from toolkit.supervise.patience import Patience
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.staging import Staged, stage, unstage, unstage_here
+from toolkit.supervise.symptoms import NODE_LOST
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
+REQUEUE_S = 30.0  # what asking for a requeue may take
+SHORTEST_PATIENCE_S = 5.0
 
 
 @dataclass
@@ -55,6 +60,13 @@ class Supervisor:
     stop_grace_s: float = STOP_GRACE_S
     nodes_checked: bool = False
     staged: Staged | None = None
+    is_unexplained: bool = False  # Slurm was asked why it ends us, and did not answer
+
+    @property
+    def patience(self) -> Patience:
+        """With the run directory's file system. A requeue at walltime needs some of the time that is left."""
+        left_s = self.allocation.left_s() - REQUEUE_S
+        return Patience(self.request, min(FILE_SYSTEM_PATIENCE_S, max(SHORTEST_PATIENCE_S, left_s)))
 
     def why_warned(self) -> Cause:
         """USR2 near the end is walltime. The end may have moved since it was read, so Slurm is asked."""
@@ -67,7 +79,13 @@ class Supervisor:
         if not self.allocation.in_slurm:
             return Cause.CANCELLED
         self.lost_nodes = lost_nodes(self.allocation)
-        return Cause.NODE_LOST if self.lost_nodes else why_terminated(self.allocation)
+        return Cause.NODE_LOST if self.lost_nodes else self._why_slurm_ends_us()
+
+    def _why_slurm_ends_us(self) -> Cause:
+        """What Slurm says; a preemption where it says nothing, since that ends no run which Slurm begins again."""
+        said = why_terminated(self.allocation)
+        self.is_unexplained = said is None
+        return said or Cause.PREEMPTED
 
     def grace_s(self, cause: Cause) -> float:
         """How long ranks may take to save, in seconds."""
@@ -90,26 +108,57 @@ class Supervisor:
         """Write down that the supervisor itself could not go on; whoever calls this raises the error again."""
         reason = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
         end = AttemptEnd(Cause.SUPERVISOR_FAILED, reason, OWN_FAILURE, fix=getattr(error, "fix", ""))
-        try:
-            attempt = self.run.last_attempt() or claim_attempt(self.run)
-            if not attempt.exit_file.exists():
-                self._record(attempt, end, self._verdict(end), 0.0)
-            end_start(self.run, self.start, state=RunState.FAILED.value, exit_code=OWN_FAILURE)
-        except OSError as problem:
-            say(f"cannot write that the supervisor failed: {problem}")
+        for write in (
+            lambda: self._record_failure(end),
+            lambda: end_start(self.run, self.start, state=RunState.FAILED.value, exit_code=OWN_FAILURE),
+        ):
+            try:
+                write()
+            except (OSError, ToolkitError) as problem:
+                say(f"cannot write that the supervisor failed: {problem}")
+
+    def _record_failure(self, end: AttemptEnd) -> None:
+        """As the end of this start's last attempt, of a new one where it has none, or as what follows that end."""
+        self.refuse_superseded()
+        attempt = self._own_attempt() or claim_attempt(self.run)
+        if attempt.exit_file.exists():
+            if not read_json(attempt.exit_file)["final"]:
+                decision = f"the supervisor could not go on: {end.reason}"
+                end_after_all(attempt, decision, state=RunState.FAILED.value, exit_code=OWN_FAILURE)
+            return
+        if not attempt.start_file.exists():
+            self._begin(attempt, choose_launcher(self.job, self.allocation, self.shape))
+        # No earlier end is read here: a damaged one may be what it failed of.
+        verdict = decide(end.cause, budgets={}, spent={}, again=None)
+        record_end(attempt, end, verdict, 0.0, Patience(self.request, 0.0))
+
+    def _own_attempt(self) -> AttemptDirectory | None:
+        """The last attempt where this start has claimed it."""
+        attempt = self.run.last_attempt()
+        begun = read_json_or_none(attempt.start_file) if attempt is not None else None
+        if attempt is None or begun is None:
+            return attempt if attempt is not None and not attempt.exit_file.exists() else None
+        return attempt if begun["start"] == self.start else None
 
     def live(self) -> int:
         """Run attempts until the run ends or the allocation does; the exit code is the job's."""
         while True:
-            self.refuse_superseded()
-            attempt = claim_attempt(self.run)
+            self.patience.wait_for(self.refuse_superseded)
+            attempt = self.patience.wait_for(lambda: claim_attempt(self.run))
             began = time.monotonic()
             end = self._attempt(attempt)
-            self.refuse_superseded()
-            verdict = self._verdict(end)
+            self.patience.wait_for(self.refuse_superseded)
+            verdict = self.patience.wait_for(partial(self._verdict, end))
             self._record(attempt, end, verdict, time.monotonic() - began)
             if verdict.next is not Next.RESTART:
                 return self._leave(attempt, verdict)
+
+    def _begin(self, attempt: AttemptDirectory, launcher: str) -> None:
+        write_json(
+            attempt.start_file,
+            {"start": self.start, "job_id": self.allocation.job_id, "host": socket.gethostname(), "launcher": launcher,
+             "nodes": self.shape.nodes, "ranks": self.shape.ranks, "time": utc_now()},
+        )  # fmt: skip
 
     def _attempt(self, attempt: AttemptDirectory) -> AttemptEnd:
         launcher = choose_launcher(self.job, self.allocation, self.shape)
@@ -117,11 +166,7 @@ class Supervisor:
             os.environ, self.job, self.run, attempt,
             start=self.start, shape=self.shape, launcher=launcher, ends_at=self.allocation.ends_at,
         )  # fmt: skip
-        write_json(
-            attempt.start_file,
-            {"start": self.start, "job_id": self.allocation.job_id, "host": socket.gethostname(), "launcher": launcher,
-             "nodes": self.shape.nodes, "ranks": self.shape.ranks, "time": utc_now()},
-        )  # fmt: skip
+        self.patience.wait_for(lambda: self._begin(attempt, launcher))
         restart = self.job["restart"]
         watch = AttemptWatch(
             self.run, attempt, self.shape, self.request,
@@ -129,9 +174,9 @@ class Supervisor:
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
         try:
-            end = watch.end_before_launch() or self._unfit(launcher) or self._stage()
+            end = self.patience.wait_for(watch.end_before_launch) or self._unfit(launcher) or self._stage()
             # What was asked while the nodes were prepared comes before how that went.
-            if (end := watch.end_before_launch() or end) is not None:
+            if (end := self.patience.wait_for(watch.end_before_launch) or end) is not None:
                 return end
             python = self.staged.python if self.staged else sys.executable
             ranks = launch(launcher, self.job, self.shape, environment, attempt, python=python)
@@ -165,44 +210,56 @@ class Supervisor:
         return None
 
     def _verdict(self, end: AttemptEnd) -> Verdict:
-        cause = self._cause_in_slurm(end.cause) if self.allocation.in_slurm else end.cause
-        by_requeue = bool(self.job["scheduler"].get("can_requeue", True))
-        again = self.allocation.next_start(by_requeue=by_requeue) if self.job["job"]["requeue"] else None
-        if again is Next.FOLLOW_UP and by_requeue and ENDINGS[cause].with_budget is Next.AWAIT:
-            again = Next.REQUEUE  # Slurm's own requeue needs no scontrol; a follow-up job would be a second start
+        cause = self._cause_in_slurm(end) if self.allocation.in_slurm else end.cause
         tells_steps = not is_foreign(self.job["job"]["entry"])
+        again = self._next_start(cause)
         return judge(self.run, self.job["restart"], self.start, end, cause, again, tells_steps=tells_steps)
 
-    def _cause_in_slurm(self, cause: Cause) -> Cause:
+    def _next_start(self, cause: Cause) -> Next | None:
+        """How this start may be followed by another one after such an end."""
+        if not self.job["job"]["requeue"]:
+            return None
+        by_requeue = bool(self.job["scheduler"].get("can_requeue", True))
+        again = self.allocation.next_start(by_requeue=by_requeue)
+        if again is Next.FOLLOW_UP and by_requeue and ENDINGS[cause].with_budget is Next.AWAIT:
+            # Slurm's own requeue needs no scontrol; a follow-up job would be a second start.
+            return Next.REQUEUE
+        return again
+
+    def _cause_in_slurm(self, end: AttemptEnd) -> Cause:
         """What Slurm says of an end that it asked for. A cancel counts whatever was asked before it."""
+        cause = end.cause
         # In a preemption's grace time, and from a node whose slurmd is gone, Slurm may send TERM to the ranks alone.
         unheard = cause is Cause.STOPPED and self.request.cause is None
         by_slurm = unheard or (self.request.terminated and cause in (Cause.PREEMPTED, Cause.WALLTIME))
         if by_slurm and self.run.is_asked("cancel"):
             return Cause.CANCELLED
-        if by_slurm or (cause in (Cause.CRASHED, Cause.STALLED) and self.allocation.nodes > 1):
+        is_node_failure = end.symptom == NODE_LOST.word  # by srun's own word, before Slurm calls the node down
+        may_be_one = self.allocation.nodes > 1 and cause in (Cause.CRASHED, Cause.STALLED, Cause.LAUNCH_FAILED)
+        if by_slurm or may_be_one or is_node_failure:
             self.lost_nodes = lost_nodes(self.allocation)
-            if self.lost_nodes:
+            if self.lost_nodes or is_node_failure:
                 return Cause.NODE_LOST
         if not by_slurm:
             return cause
-        said = why_terminated(self.allocation)
+        said = self._why_slurm_ends_us()
         return cause if cause is Cause.WALLTIME and said is Cause.PREEMPTED else said
 
     def _record(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float) -> None:
         if verdict.cause is Cause.NODE_LOST:
             nodes = ", ".join(self.lost_nodes) or "a node"
-            end = replace(
-                end, reason=f"Slurm says that {nodes} failed", rank=None, host=next(iter(self.lost_nodes), None)
-            )
+            host = next(iter(self.lost_nodes), None)
+            end = replace(end, reason=f"Slurm says that {nodes} failed", rank=None, host=host)
         elif end.cause is not verdict.cause:
             end = replace(end, reason=f"Slurm ended it ({verdict.cause.value})")
-        record_end(attempt, end, verdict, seconds)
+        if verdict.cause is Cause.PREEMPTED and self.is_unexplained:
+            end = replace(end, reason=f"{end.reason}; Slurm did not answer when it was asked why")
+        record_end(attempt, end, verdict, seconds, self.patience)
 
     def _leave(self, attempt: AttemptDirectory, verdict: Verdict) -> int:
         state = verdict.final_state.value if verdict.next is Next.END else verdict.next.value
         try:
-            end_start(self.run, self.start, state=state, exit_code=verdict.exit_code)
+            self.patience.wait_for(partial(end_start, self.run, self.start, state=state, exit_code=verdict.exit_code))
         except OSError as error:
             say(f"cannot write that this start has ended: {error.strerror}")
         if self.staged is not None:
@@ -225,8 +282,7 @@ class Supervisor:
         except (ToolkitError, OSError) as error:
             problem = f"the run could not be continued: {error.message if isinstance(error, ToolkitError) else error}"
             say(f"{problem}; `toolkit resume {self.run.run_id}` does it")
-            end_it = {"next": Next.END.value, "final": True, "decision": problem}
-            write_json(attempt.exit_file, {**read_json(attempt.exit_file), **end_it})
+            end_after_all(attempt, problem)
         return verdict.exit_code
 
 

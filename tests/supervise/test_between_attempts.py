@@ -1,0 +1,220 @@
+"""What a supervisor writes down between attempts: when it fails itself, when its files pause, and when Slurm is silent."""
+
+import errno
+import json
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from toolkit.batch.state import final_word
+from toolkit.errors import OWN_FAILURE
+from toolkit.rundir.claims import claim_attempt, claim_start, read_claim
+from toolkit.rundir.files import read_json, utc_now, write_json
+from toolkit.rundir.states import Cause, Next, RunState, decide
+from toolkit.supervise.allocation import Allocation
+from toolkit.supervise.ending import record_end
+from toolkit.supervise.failures import AttemptEnd
+from toolkit.supervise.launchers import Shape
+from toolkit.supervise.patience import Patience
+from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.supervisor import Supervisor
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+JOB = {
+    "job": {"requeue": True, "entry": "a.py:main"}, "scheduler": {}, "launcher": {"kind": "local"},
+    "restart": {"crashes": 1, "walltimes": -1, "preemptions": -1, "warn_s": 120},
+}  # fmt: skip
+
+
+@pytest.fixture
+def supervisor(run_directory):
+    """A supervisor that has claimed its start."""
+
+    def make(start=0, *, in_slurm=False, nodes=1):
+        job_id = "7" if in_slurm else "local-1"
+        claim_start(run_directory, first=start, job_id=job_id, host="n1", pid=1, process_started=1)
+        allocation = Allocation(job_id, nodes, in_slurm, in_slurm, time.time() + 3600, node_list="n[1-2]")
+        return Supervisor(
+            run_directory, JOB, start, allocation, Shape(nodes, 1), run_directory.script(0), StopRequest()
+        )
+
+    return make
+
+
+def begun(run, *, start=0, end=""):
+    """Another attempt of the run, ended by a crash, by a damaged file, or not yet."""
+    attempt = claim_attempt(run)
+    write_json(attempt.start_file, {"start": start, "job_id": "local-1", "nodes": 1, "ranks": 1, "time": utc_now()})
+    if end == "crashed":
+        verdict = decide(Cause.CRASHED, budgets={"crashes": 1}, spent={}, again=None)
+        record_end(
+            attempt, AttemptEnd(Cause.CRASHED, "ValueError", 1, 0, "n1"), verdict, 1.0, Patience(StopRequest(), 0)
+        )
+    elif end == "damaged":
+        attempt.exit_file.write_text("{")
+    return attempt
+
+
+def end_of_start(run, start=0):
+    return read_json(run.start(start) / "end.json")
+
+
+def test_a_restart_that_the_supervisor_cannot_begin_ends_the_run(supervisor, run_directory):
+    """The next attempt could not be claimed: the crash before it is the last word now, and must be a final one."""
+    one = supervisor()
+    attempt = begun(run_directory, end="crashed")
+    assert final_word(run_directory) is None
+    one.fail(FULL)
+    end = read_json(attempt.exit_file)
+    assert (end["cause"], end["next"], end["final"], end["exit_code"]) == ("crashed", "end", True, OWN_FAILURE)
+    assert "the supervisor could not go on: OSError: [Errno 28]" in end["decision"]
+    assert final_word(run_directory)[0] is RunState.FAILED
+    assert (end_of_start(run_directory)["state"], run_directory.attempt_numbers()) == ("failed", [0])
+
+
+def test_a_supervisor_that_fails_before_any_attempt_leaves_a_whole_one(supervisor, run_directory):
+    supervisor().fail(FULL)
+    attempt = run_directory.attempt(0)
+    assert read_json(attempt.start_file)["start"] == 0
+    assert read_json(attempt.exit_file)["cause"] == "supervisor_failed"
+    assert final_word(run_directory)[0] is RunState.FAILED
+
+
+def test_an_attempt_that_was_claimed_and_not_begun_is_the_one_that_failed(supervisor, run_directory):
+    one = supervisor()
+    attempt = claim_attempt(run_directory)
+    one.fail(FULL)
+    assert run_directory.attempt_numbers() == [0]
+    assert read_json(attempt.start_file)["launcher"] == "local"
+    assert final_word(run_directory)[0] is RunState.FAILED
+
+
+def test_the_end_of_an_earlier_start_is_left_as_it_is(supervisor, run_directory):
+    attempt = begun(run_directory, end="crashed")
+    before = attempt.exit_file.read_text()
+    supervisor(1).fail(FULL)
+    assert attempt.exit_file.read_text() == before
+    assert read_json(run_directory.attempt(1).start_file)["start"] == 1
+    assert final_word(run_directory)[0] is RunState.FAILED
+
+
+def test_a_damaged_record_of_before_keeps_no_end_from_being_written(supervisor, run_directory):
+    one = supervisor()
+    begun(run_directory, end="damaged")
+    attempt = begun(run_directory)
+    one.fail(ValueError("a mistake of ours"))
+    assert read_json(attempt.exit_file)["reason"] == "ValueError: a mistake of ours"
+    assert end_of_start(run_directory)["exit_code"] == OWN_FAILURE
+
+
+def test_a_damaged_last_record_is_said_and_the_start_ends(supervisor, run_directory, capsys):
+    one = supervisor()
+    begun(run_directory, end="damaged")
+    one.fail(FULL)
+    assert "cannot write that the supervisor failed: " in capsys.readouterr().out
+    assert end_of_start(run_directory)["state"] == "failed"
+
+
+def test_a_supervisor_that_fails_after_another_start_has_the_run_claims_nothing(supervisor, run_directory):
+    """Its claim would rename the other one's unfinished saves."""
+    one = supervisor()
+    supervisor(0)  # the same job, requeued
+    assert read_claim(run_directory, 1) is not None
+    one.fail(FULL)
+    assert run_directory.attempt_numbers() == []
+
+
+def test_a_pause_of_the_file_system_loses_no_end(run_directory, capsys):
+    """The attempt's folder is away for a while, as on a file server that fails over."""
+    attempt = begun(run_directory)
+    away = attempt.path.with_name("away")
+    attempt.path.rename(away)
+    timer = threading.Timer(1.5, partial(away.rename, attempt.path))
+    timer.start()
+    verdict = decide(Cause.COMPLETED, budgets={}, spent={}, again=None)
+    record_end(attempt, AttemptEnd(Cause.COMPLETED, "every rank is done"), verdict, 1.0, Patience(StopRequest(), 30))
+    assert final_word(run_directory)[0] is RunState.COMPLETED
+    assert '"ended"' in attempt.events.read_text()
+    assert "does not answer" in capsys.readouterr().out
+
+
+def test_a_pause_of_the_file_system_fails_no_claim(supervise, local_job, run_directory):
+    away = run_directory.path / "away"
+    run_directory.attempts.rename(away)
+    job = supervise(local_job(["true"], ranks=1))
+    time.sleep(2)
+    away.rename(run_directory.attempts)
+    assert job.wait() == 0
+    assert "the run directory does not answer" in job.log
+    assert job.end()["cause"] == "completed"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_what_no_waiting_mends_is_raised_at_once(number):
+    calls = []
+
+    def act():
+        calls.append(1)
+        raise OSError(number, "no room")
+
+    with pytest.raises(OSError, match="no room"):
+        Patience(StopRequest(), 60).wait_for(act)
+    assert calls == [1]
+
+
+def test_a_file_system_that_stays_away_is_given_up(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Patience(StopRequest(), 0.5).wait_for((tmp_path / "gone").stat)
+    with pytest.raises(FileNotFoundError):
+        Patience(StopRequest(kill=True), 60).wait_for((tmp_path / "gone").stat)
+
+
+def test_patience_leaves_time_for_the_requeue(supervisor):
+    one = supervisor()
+    for left_s, patience_s in ((3600, 600), (100, 70), (10, 5)):
+        one.allocation.ends_at = time.time() + left_s
+        assert one.patience.seconds == pytest.approx(patience_s, abs=1)
+
+
+@pytest.fixture
+def sinfo(tmp_path, monkeypatch):
+    """A sinfo that says one thing; the other commands of Slurm's are there, and fail."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+
+    def write(said):
+        for command, body in (("sinfo", f"echo '{said}'"), ("squeue", "exit 1"), ("scontrol", "exit 1")):
+            (tmp_path / command).write_text(f"#!/bin/bash\n{body}\n")
+            (tmp_path / command).chmod(0o755)
+
+    return write
+
+
+@pytest.mark.parametrize("cause", [Cause.LAUNCH_FAILED, Cause.CRASHED])
+@pytest.mark.parametrize(
+    ("nodes", "symptom", "next_one"),
+    [("n1 allocated\nn2 down*", "", Next.AWAIT), ("n1 allocated\nn2 allocated", "node_lost", Next.AWAIT),
+     ("n1 allocated\nn2 allocated", "", None)],
+)  # fmt: skip
+def test_ranks_that_a_node_took_along_before_they_began_are_no_failed_launch(
+    supervisor, sinfo, cause, nodes, symptom, next_one
+):
+    """srun says "Node failure on n2" before Slurm calls it down; either word is enough."""
+    sinfo(nodes)
+    verdict = supervisor(in_slurm=True, nodes=2)._verdict(AttemptEnd(cause, "", 1, symptom=symptom))
+    assert verdict.cause is (cause if next_one is None else Cause.NODE_LOST)
+    assert next_one is None or verdict.next is next_one
+
+
+def test_a_preemption_that_slurm_did_not_confirm_says_so(supervisor, sinfo, run_directory):
+    sinfo("n1 allocated")
+    one = supervisor(in_slurm=True)
+    one.request.terminated = True
+    cause = one.why_terminated()
+    attempt = begun(run_directory)
+    end = AttemptEnd(cause, f"ended on request ({cause.value})")
+    one._record(attempt, end, one._verdict(end), 1.0)
+    said = json.loads(attempt.exit_file.read_text())
+    assert (said["cause"], said["next"]) == ("preempted", "await_slurm")
+    assert said["reason"] == "ended on request (preempted); Slurm did not answer when it was asked why"
