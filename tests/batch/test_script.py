@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,39 @@ def test_plain_values_need_no_quotes_and_others_get_sbatchs() -> None:
     assert quote_directive("--nodes=2-4") == "--nodes=2-4"
     assert quote_directive('--comment=a "b" \\c #d') == r'--comment="a \"b\" \\c #d"'
     assert quote_directive("-p main") == "-p main"
+    assert quote_directive('-D "/my dir/x=1"') == '-D "/my dir/x=1"'
+    assert quote_directive("--wckey=a b=c") == '--wckey="a b=c"'
+
+
+def sbatch_lines(folder: Path, words: list[str], left_out: Sequence[str] = (), exclude: str = "") -> list[str]:
+    """The #SBATCH lines of a job with options of its own."""
+    job = a_job(folder, f"sbatch = {json.dumps(words)}\nexclude = {json.dumps(exclude)}\n")
+    text = render_script(job, RUN, 0, left_out=left_out)
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+@pytest.mark.parametrize("word", ['--comment "my words"', "--comment=my words", "--comment 'my words'"])
+def test_a_comment_stands_behind_the_token_without_its_quotes(tmp_path: Path, word: str) -> None:
+    lines = [line for line in sbatch_lines(tmp_path, ["--comment=older", word]) if "--comment" in line]
+    assert lines == [f'--comment="toolkit:{RUN.run_id}:0 my words"']
+
+
+@pytest.mark.parametrize("word", ["--exclude=n[8-9]", "--exclude n[8-9]", "-x n[8-9]", "-xn[8-9]", '-x "n[8-9]"'])
+@pytest.mark.parametrize(("exclude", "bad"), [("", ()), ("", ("n3", "n4")), ("n1", ("n3",)), ("n1", ())])
+def test_nodes_that_the_job_excludes_and_bad_ones_make_one_list(
+    tmp_path: Path, word: str, exclude: str, bad: tuple[str, ...]
+) -> None:
+    """sbatch takes the last --exclude: with two of them a bad node would be given, though stderr said it would not."""
+    lines = [
+        line
+        for line in sbatch_lines(tmp_path, [word, "--exclusive"], bad, exclude)
+        if line.startswith(("-x", "--exclude="))
+    ]
+    assert lines == ["--exclude=" + ",".join(filter(None, [exclude, "n[8-9]", *bad]))]
+    assert "--exclusive" in sbatch_lines(tmp_path, [word, "--exclusive"], bad, exclude)
+
+
+def test_a_file_of_nodes_is_joined_with_no_list(tmp_path: Path) -> None:
+    assert "--exclude=./nodes" in sbatch_lines(tmp_path, ["-x ./nodes"])
+    with pytest.raises(ToolkitError, match="n3 is left out, too"):
+        sbatch_lines(tmp_path, ["-x ./nodes"], ["n3"])

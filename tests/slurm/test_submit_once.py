@@ -132,6 +132,8 @@ def test_ended_jobs_are_found_in_the_accounting(pretended: PretendedSlurm) -> No
 def test_the_users_comment_stands_behind_the_token(pretended: PretendedSlurm) -> None:
     assert comment_of(TOKEN, ["--hold", "--comment=a", "--comment=my own words"]) == f"{TOKEN} my own words"
     assert comment_of(TOKEN, ["--mail-type=END"]) == TOKEN
+    assert comment_of(TOKEN, ['--comment "my own words"', "--comments=no"]) == f"{TOKEN} my own words"
+    assert comment_of(TOKEN, ["--comment it's"]) == f"{TOKEN} it's"
     pretended.command("sbatch", "echo 'Welcome to ours, job 7 of the day'; echo '44;cluster'")
     submit_once(Slurm(), Path("job.sbatch"), f"{TOKEN} my own", options=["--dependency=afterany:3"])
     assert pretended.calls("sbatch") == [f"--parsable --dependency=afterany:3 --comment={TOKEN} my own job.sbatch"]

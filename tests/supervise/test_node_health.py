@@ -143,6 +143,9 @@ def test_the_policy_decides_and_bad_nodes_are_noted(
     assert [one.node for one in unfit] == given_up
     assert [one.node for one in bad_nodes(runs_of(run_directory), "ours")] == noted
     assert nodes_to_leave_out(run_directory, {**job, "job": {"exclude": "node9"}}) == ",".join(["node9", *noted])
+    own = {"exclude": "node9", "sbatch": ["--exclude=node7", "-x node8"]}
+    assert nodes_to_leave_out(run_directory, {**job, "job": own}) == ",".join(["node9", "node8", *noted])
+    assert nodes_to_leave_out(run_directory, {**job, "job": {"sbatch": ["-x ./nodes"]}}) == ""
 
 
 def test_a_check_that_cannot_run_accuses_nobody(

@@ -15,7 +15,8 @@ from toolkit.config.job import JobTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
-from toolkit.slurm.submit import comment_of, is_comment, token_of
+from toolkit.slurm.sbatch_options import excluded_nodes, value_of
+from toolkit.slurm.submit import comment_of, token_of
 
 # Shell patterns of the variables that a job inherits; everything else comes from the site and the job.
 KEPT = (
@@ -59,12 +60,12 @@ def render_script(
 
 def directives(job: ResolvedJob, run: RunDirectory, start: int, left_out: Sequence[str] = ()) -> list[str]:
     """sbatch's long options, one a directive, unquoted."""
-    table = job.job
+    table, words = job.job, sbatch_words(job)
     options = [
         f"--job-name={table.name}",
         f"--output={str(run.path).replace('%', '%%')}/slurm-{'%A_%a' if table.array else '%j'}.out",
         "--open-mode=append",
-        f"--comment={comment_of(token_of(run.run_id, start), sbatch_words(job))}",
+        f"--comment={comment_of(token_of(run.run_id, start), words)}",
         f"--nodes={table.nodes}",
         *_ranks_on_each_node(table),
         "--requeue" if table.requeue else "--no-requeue",
@@ -76,11 +77,13 @@ def directives(job: ResolvedJob, run: RunDirectory, start: int, left_out: Sequen
         options.append(job.gpu.request.replace("{count}", str(table.gpus_per_node)))
     wanted = {
         "--time": table.time, "--partition": table.partition, "--account": table.account, "--qos": table.qos,
-        "--constraint": table.constraint, "--nodelist": table.nodelist, "--exclude": ",".join(filter(None, [table.exclude, *left_out])),
+        "--constraint": table.constraint, "--nodelist": table.nodelist, "--exclude": excluded_nodes(table.exclude, words, left_out),
         "--mem": f"{table.mem_gb_per_node}G" if table.mem_gb_per_node else "",
     }  # fmt: skip
     options += [f"{name}={value}" for name, value in wanted.items() if value]
-    return [*options, *(words for words in sbatch_words(job) if not is_comment(words))]
+    # Behind ours they would win, and the token or the bad nodes be lost.
+    joined = (("comment", ""), ("exclude", "x"))
+    return [*options, *(word for word in words if all(value_of(word, *names) is None for names in joined))]
 
 
 def _ranks_on_each_node(table: JobTable) -> list[str]:
@@ -105,8 +108,8 @@ def quote_directive(option: str) -> str:
     if _PLAIN.fullmatch(option):
         return option
     name, equals, value = option.partition("=")
-    if not equals:
-        return option  # `-p main`: the user wrote option and value apart
+    if not equals or " " in name:
+        return option  # `-p main`, `-D "/my data/x=1"`: the user wrote option and value apart, and quoted it
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'{name}="{escaped}"'
 

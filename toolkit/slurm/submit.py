@@ -18,6 +18,7 @@ from pathlib import Path
 
 from toolkit.errors import NotFoundError, OwnFailureError, SchedulerRefusedError, ToolkitError
 from toolkit.slurm.commands import NoAnswerError, Slurm
+from toolkit.slurm.sbatch_options import last_value_of
 
 PATIENCE_S = 120.0  # for all of it: sbatch, the questions and the pauses between them
 SETTLE_S = 10.0  # between two answers "there is no such job" before it is sent again
@@ -25,7 +26,6 @@ QUESTION_S = 15.0  # for one question
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _SEPARATOR = "\x1f"
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
-_COMMENT = re.compile(r"--comment[= ](.*)", re.DOTALL)
 # Errors after which nobody knows whether a request was taken (slurm_errno.c, 22.05 to 24.11); the last one is what
 # `scontrol requeue` makes of a time-out.
 _UNSETTLED = (
@@ -56,8 +56,8 @@ def token_of(run_id: str, start: int) -> str:
 
 def comment_of(token: str, options: Sequence[str]) -> str:
     """A job's whole comment: our token, then the words of the last `--comment` among sbatch's `options`."""
-    given = [match[1].strip() for option in options if (match := _COMMENT.fullmatch(option))]
-    return f"{token} {given[-1]}" if given and given[-1] else token
+    given = last_value_of(options, "comment")
+    return f"{token} {given}" if given else token
 
 
 def without_job(environ: Mapping[str, str]) -> dict[str, str]:
@@ -68,11 +68,6 @@ def without_job(environ: Mapping[str, str]) -> dict[str, str]:
 def _for_another_job(environ: Mapping[str, str]) -> dict[str, str]:
     outer = _OF_ITS_NODE if "SLURM_JOB_ID" in environ else frozenset()
     return {name: value for name, value in without_job(environ).items() if name not in outer}
-
-
-def is_comment(option: str) -> bool:
-    """True for an option of sbatch whose words `comment_of` takes up."""
-    return _COMMENT.fullmatch(option) is not None
 
 
 def is_unsettled(error: ToolkitError) -> bool:

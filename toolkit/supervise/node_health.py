@@ -14,6 +14,7 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.bad_nodes import bad_nodes, note_bad_node, runs_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.hostlist import expand_hostlist
+from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.supervise import node_check
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.commands import run_command
@@ -70,13 +71,22 @@ def _remember(run: RunDirectory, job: Mapping[str, Any], node: str, said: str) -
 
 
 def nodes_to_leave_out(run: RunDirectory, job: Mapping[str, Any]) -> str:
-    """What Slurm is to exclude for the next start: the job's own list, and the nodes that are bad now."""
+    """What Slurm is to exclude for the next start: the job's own lists, and the nodes that are bad now.
+
+    "" leaves Slurm what it has: a file of nodes, which the job's options may name, can be joined with no list.
+    """
     bad = []
     try:
         bad = [one.node for one in bad_nodes(runs_of(run), str(job["site"]["name"]))]
     except (OSError, ToolkitError) as error:
         say(f"which nodes are bad cannot be read, so none is left out: {error}")
-    return ",".join(filter(None, [str(job["job"].get("exclude") or ""), *bad]))
+    options = [*job.get("scheduler", {}).get("options", []), *job["job"].get("sbatch", [])]
+    given = last_value_of(options, "exclude", "x")
+    if "/" in given:
+        if bad:
+            say(f"--exclude={given} names a file, so Slurm may give these bad nodes again: {','.join(bad)}")
+        return ""
+    return ",".join(filter(None, [str(job["job"].get("exclude") or ""), given, *bad]))
 
 
 def check_nodes(

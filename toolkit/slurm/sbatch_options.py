@@ -1,0 +1,50 @@
+"""sbatch's options as users write them into lists: `--exclude=n9`, `--exclude n9`, `-x n9`, `-xn9`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from toolkit.errors import ToolkitError
+
+
+def value_of(option: str, name: str, letter: str = "") -> str | None:
+    """The value of an option that is called `--name` or `-letter`; None where it is another one.
+
+    Behind `=` the value stands as it is, behind a blank as a #SBATCH line holds it, maybe in quotes.
+    """
+    if option.startswith(f"--{name}="):
+        return option.removeprefix(f"--{name}=").strip()
+    if option.startswith(f"--{name} "):
+        return _unquoted(option.removeprefix(f"--{name} "))
+    if letter and option.startswith(f"-{letter}"):
+        return _unquoted(option.removeprefix(f"-{letter}"))
+    return None
+
+
+def last_value_of(options: Iterable[str], name: str, letter: str = "") -> str:
+    """The value that sbatch takes of an option that may stand there several times; "" where it does not."""
+    values = (value_of(option, name, letter) for option in options)
+    return next((value for value in reversed([*values]) if value is not None), "")
+
+
+def excluded_nodes(own: str, options: Sequence[str], bad: Sequence[str]) -> str:
+    """One host list of the nodes that a job does not want, in `own` and among its sbatch options, and of bad ones.
+
+    Raises:
+        ToolkitError: the option names a file, which no list can be joined with.
+    """
+    given = last_value_of(options, "exclude", "x")
+    if "/" in given and (own or bad):
+        raise ToolkitError(
+            f"the sbatch option --exclude={given} names a file, and {','.join(filter(None, [own, *bad]))} is left out, too",
+            fix="write the nodes themselves into job.exclude",
+        )
+    return ",".join(dict.fromkeys(filter(None, [own, given, *bad])))
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return " ".join(shlex.split(text))
+    except ValueError:  # a quote that nobody closes is a letter like others
+        return text.strip()
