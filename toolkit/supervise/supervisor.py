@@ -135,9 +135,11 @@ class Supervisor:
     def _own_attempt(self) -> AttemptDirectory | None:
         """The last attempt where this start has claimed it."""
         attempt = self.run.last_attempt()
-        begun = read_json_or_none(attempt.start_file) if attempt is not None else None
-        if attempt is None or begun is None:
-            return attempt if attempt is not None and not attempt.exit_file.exists() else None
+        if attempt is None:
+            return None
+        begun = read_json_or_none(attempt.start_file)
+        if begun is None:  # it was claimed a moment ago; an earlier start's has been closed
+            return None if attempt.exit_file.exists() else attempt
         return attempt if begun["start"] == self.start else None
 
     def live(self) -> int:
