@@ -123,7 +123,8 @@ def test_a_log_that_was_put_elsewhere_is_read_there(toolkit, slurm, tmp_path, mo
     run = submitted(toolkit, "8", "-o", asked)
     slurm(("8", "FAILED", "NonZeroExitCode", "node1"))
     told = explain(toolkit, run.run_id)
-    assert (told["symptom"], told["actions"][0]) == ("supervisor_failed", f"its log is where -o put it: {asked}")
+    assert told["symptom"] == "supervisor_failed"
+    assert told["actions"][0].startswith(f"its log is where -o put it: {asked}; where there is none, Slurm could not")
     said = toolkit("logs", run.run_id)
     assert (said.code, f"where -o put it: {asked}" in said.err) == (4, True)
     log = tmp_path / place.replace("%j", "8").replace("%A", "8")

@@ -265,7 +265,8 @@ def _by_silence(left: _Traces) -> Explanation:
         )
     if not left.status.job_id and left.log_file is None:
         return left.tell("submission_broken", left.status.reason.partition("; `toolkit resume`")[0])
-    elsewhere = [f"its log is where -o put it: {left.log.place}"] if left.log.redirected else []
+    place = f"its log is where -o put it: {left.log.place}"
+    elsewhere = [f"{place}; where there is none, Slurm could not open it on the node"] if left.log.redirected else []
     if left.job is None and left.log_file is None and not left.claimed:
         why = "Slurm has forgotten the job, and no supervisor of it began: it was cancelled in the queue, or could not start"
         return left.tell("forgotten", why, *elsewhere, f"check that compute nodes see {run.whole.path}")
