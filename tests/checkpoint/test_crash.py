@@ -143,8 +143,6 @@ def test_a_full_disk_is_a_clear_error_and_keeps_the_last(small_disk):
     assert loaded_step(small_disk, 0) == 3
 
 
-# h5py tries once more to flush the file when it is freed, and says that this failed too.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_disk_that_fills_at_any_page_of_a_save(small_disk):
     """Shard, digests, index or manifest: whichever file meets the end of the disk, the save fails whole."""
     failures = 0

@@ -16,15 +16,15 @@ from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.layout import INDEX
 from toolkit.checkpoint.manifest import Manifest, TensorRecord
 from toolkit.checkpoint.names import escape
-from toolkit.checkpoint.shards import LIBRARY_VERSIONS, dataset_name, group_path
-from toolkit.rundir.files import mode_of_files_in
+from toolkit.checkpoint.output import new_hdf5_file
+from toolkit.checkpoint.shards import dataset_name, group_path
 
 
 def write_index(folder: Path, manifest: Manifest) -> Path:
     """Write the index of a checkpoint into its folder, in place of an older one, and bring it to the disk."""
     path = folder / INDEX
-    with h5py.File(path, "w", libver=LIBRARY_VERSIONS, locking=False) as file:
-        path.chmod(mode_of_files_in(folder))  # the umask must not decide who can read
+    path.unlink(missing_ok=True)
+    with new_hdf5_file(path) as file:
         file.attrs["format"] = "toolkit-index 1"
         file.attrs["step"] = manifest.step
         tensors = file.create_group("tensors")

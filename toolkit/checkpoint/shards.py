@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -24,13 +25,11 @@ from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import digest_name
 from toolkit.checkpoint.manifest import FileRecord, Piece, TensorRecord
 from toolkit.checkpoint.names import escape
+from toolkit.checkpoint.output import new_hdf5_file
 from toolkit.errors import OwnFailureError
-from toolkit.rundir.files import mode_of_files_in
 
 # Tensors of a page and more start on a page; small ones are packed.
 ALIGNMENT_BYTES = 4096
-# The oldest HDF5 with virtual datasets can read the files.
-LIBRARY_VERSIONS = ("v110", "v110")
 
 
 def group_path(name: str) -> str:
@@ -44,18 +43,10 @@ def dataset_name(offset: Sequence[int]) -> str:
 
 
 class ShardWriter:
-    """Writes one shard file. A context manager; the file is complete when it is closed."""
+    """Writes one shard file: `open_shard`."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = h5py.File(
-            path,
-            "w-",
-            libver=LIBRARY_VERSIONS,
-            locking=False,
-            alignment_threshold=ALIGNMENT_BYTES,
-            alignment_interval=ALIGNMENT_BYTES,
-        )
-        path.chmod(mode_of_files_in(path.parent))  # the umask must not decide who can read
+    def __init__(self, file: h5py.File) -> None:
+        self._file = file
         self._file.attrs["format"] = "toolkit-shard 1"
         # The data are written once and whole: no fill first, and space is taken in the order of writing.
         self._properties = h5p.create(h5p.DATASET_CREATE)
@@ -84,13 +75,16 @@ class ShardWriter:
         dataset.write(h5s.ALL, h5s.ALL, data, mtype=kind)
         return int(dataset.get_offset())
 
-    def __enter__(self) -> ShardWriter:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+@contextmanager
+def open_shard(path: Path) -> Iterator[ShardWriter]:
+    """A new shard file, which is complete when the context ends.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
+    with new_hdf5_file(path, alignment_threshold=ALIGNMENT_BYTES, alignment_interval=ALIGNMENT_BYTES) as file:
+        yield ShardWriter(file)
 
 
 class ShardReader:

@@ -8,12 +8,9 @@ renames the folder, which commits it. Nothing is pickled on disk: values that ar
 
 from __future__ import annotations
 
-import errno
 import io
-import math
 import os
 from collections import defaultdict
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -33,7 +30,7 @@ from toolkit.checkpoint.digests import digests_of_file
 from toolkit.checkpoint.index import write_index
 from toolkit.checkpoint.layout import MANIFEST, digest_name, part_folder, shard_name
 from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord, manifest_text
-from toolkit.checkpoint.shards import ALIGNMENT_BYTES, ShardWriter
+from toolkit.checkpoint.shards import ShardWriter, open_shard
 from toolkit.checkpoint.tensors import as_numpy, dtype_name
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import mode_of_files_in, write_text
@@ -41,11 +38,6 @@ from toolkit.rundir.files import mode_of_files_in, write_text
 # All ranks wait while the coordinator writes the index, some 10 microseconds for each piece. Larger
 # checkpoints do without, until somebody asks for it with `toolkit ckpt index`.
 _INDEX_PIECES = 50_000
-
-
-# What HDF5 writes beside the data, rounded up: for a tensor's group, and once for a file.
-GROUP_BYTES = 1024
-FILE_BYTES = 8192
 
 
 @dataclass(frozen=True)
@@ -141,8 +133,7 @@ class HDF5StorageWriter(StorageWriter):
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         results = [self._written_value(item, planner) for item in values]
         if tensors:
-            _require_room(self._part, tensors)
-            with ShardWriter(self._part / name) as shard:
+            with open_shard(self._part / name) as shard:
                 pieces = [self._written_piece(shard, name, item, planner) for item in tensors]
             files = self._finish_shard(name)
             results += [replace(result, storage_data=replace(result.storage_data, files=files)) for result in pieces]
@@ -233,24 +224,6 @@ class HDF5StorageWriter(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Any path will do."""
         return True
-
-
-def _require_room(folder: Path, items: Sequence[WriteItem]) -> None:
-    """Refuse a shard that its file system has no room for, before HDF5 meets the end of the disk.
-
-    HDF5 was seen to crash the process (2.0, SIGSEGV in H5Fclose) where the last flush of a file fails. Other ranks on
-    the same file system, and quotas, are not seen here: they still meet the error itself.
-
-    Raises:
-        OSError: ENOSPC.
-    """
-    chunks = [item.tensor_data for item in items if item.tensor_data is not None]
-    sizes = [math.prod(each.chunk.sizes) * each.properties.dtype.itemsize for each in chunks]
-    gaps = sum(GROUP_BYTES + (ALIGNMENT_BYTES if size >= ALIGNMENT_BYTES else 0) for size in sizes)
-    needed = sum(sizes) + gaps + FILE_BYTES
-    space = os.statvfs(folder)
-    if space.f_bavail * space.f_frsize < needed:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def _unpickled(data: io.BytesIO, name: str) -> Any:

@@ -1,0 +1,74 @@
+"""New HDF5 files on a disk that may fill up.
+
+HDF5 was seen to crash the process (2.0, SIGSEGV in H5Fclose) where the last flush of a file fails, and to raise errors
+that do not tell the cause. So it writes through a Python file that tells it of no error; whoever wrote the file hears of
+it when HDF5 has closed it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+
+from toolkit.rundir.files import mode_of_files_in
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# The oldest HDF5 with virtual datasets can read the files.
+_LIBRARY_VERSIONS = ("v110", "v110")
+
+
+@contextmanager
+def new_hdf5_file(path: Path, **properties: Any) -> Iterator[h5py.File]:
+    """A file that must not exist, as open as its folder; complete when the context ends.
+
+    Args:
+        properties: of the file, as `h5py.File` takes them.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
+    stream = _Stream(path)
+    try:
+        with h5py.File(stream, "w", libver=_LIBRARY_VERSIONS, **properties) as file:
+            yield file
+    finally:
+        stream.close()
+        if stream.failure is not None:
+            # Said in place of what HDF5 says, which may have missed bytes that it took for written.
+            raise OSError(stream.failure.errno, stream.failure.strerror, str(path))
+
+
+class _Stream(io.FileIO):
+    """`failure` is the first error; nothing is written after it."""
+
+    failure: OSError | None = None
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "x+")
+        os.fchmod(self.fileno(), mode_of_files_in(path.parent))  # the umask must not decide who can read
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write all of it: one system call takes 2 GiB at most."""
+        rest = memoryview(data)
+        size = len(rest)
+        try:
+            while self.failure is None and rest:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.failure = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.failure = self.failure or error
+            return size or 0
