@@ -55,6 +55,12 @@ def test_stdin_text_and_wrong_use(toolkit, monkeypatch, tmp_path):
     assert (unknown.code, "did you mean squeue" in unknown.err) == (2, True)
     missing = toolkit("parse", "squeue", tmp_path / "none")
     assert (missing.code, "No such file" in missing.err) == (2, True)
+    queue.write_bytes(b"\xef\xbb\xbfJOBID ST\r\n7 CG\r\n")  # as an editor of Windows saves it
+    assert "CG" in toolkit.ok("parse", "squeue", queue)
+    for nothing in ("(null)", "None assigned"):
+        queue.write_text(nothing)
+        said = toolkit("parse", "hostlist", queue, "--json")
+        assert (json.loads(said.out)["valid"], "names no host" in said.err) == (False, True)
     queue.write_text('{"jobs": []}')
     assert "is JSON" in toolkit("parse", "squeue", queue).err
     for kind in KINDS:

@@ -202,6 +202,23 @@ def test_sinfo_by_node_in_sum_and_without_header():
     assert facts == {"rows": 2, "table": None} and "no header" in warnings[0]
 
 
+def test_sinfos_reasons_stand_first_and_hold_blanks():
+    text = (
+        "REASON               USER      TIMESTAMP           NODELIST\n"
+        "bad disk, see ticket root      2024-03-05T12:34:56 n[1-2]\n"
+        "Not responding       slurm     2024-03-06T12:34:56 n3\n"
+        "x                    slurm     2024-03-06T12:34:56 n4\n"
+    )
+    facts, warnings = parse_sinfo(text)
+    assert ([row["nodelist"] for row in facts["table"]], warnings) == (["n[1-2]", "n3", "n4"], ())
+
+
+def test_a_reason_without_the_nodes_is_one_only_while_a_job_waits():
+    read, warnings = jobs("JOBID|ST|REASON\n7|R|None\n8|PD|Priority\n")
+    assert ([job[7] for job in read], warnings) == ([None, "(Priority)"], ())
+    assert jobs("JOBID|ST|REASON|NODELIST\n9|PD|None|\n")[0][0][7] == "(None)"
+
+
 def test_sacct_with_dashes_and_with_line_ends_in_a_field():
     wide = (
         "JobID           JobName  Partition    Account  AllocCPUS      State ExitCode \n"

@@ -97,4 +97,4 @@ def _text_of(file: str) -> str:
         raise ToolkitError(
             f"cannot be read: {error.strerror}", where=file, fix="give a file that you can read, or - for stdin"
         ) from error
-    return data.decode("utf-8", errors="replace")
+    return data.decode("utf-8-sig", errors="replace")  # Windows' editors put a mark before the text

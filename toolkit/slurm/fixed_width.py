@@ -34,6 +34,7 @@ class _Layout:
 
     spans: list[Span]
     cuts: list[int]
+    begins_free: bool = False  # the first column holds words that somebody chose, as `sinfo -R` does
     touching: bool = False  # no blank need divide two cells
     has_widths: bool = True  # else each row has columns of its own, with one blank between two (`-o "%i %T %R"`)
     trusted: bool = True  # rows may be cut at `cuts`
@@ -45,7 +46,7 @@ class _Layout:
             return None
         edges = pairwise([0, *self.cuts, len(row)])
         cells = tuple(row[begin:end].strip() for begin, end in edges)
-        return cells if _WORD.fullmatch(cells[0]) else None
+        return cells if _WORD.fullmatch(cells[0]) or (self.begins_free and self.has_widths and cells[0]) else None
 
     def by_word(self, row: str, slip: float = SLIP) -> Cells | None:
         """One word for each name, at most `slip` columns beside it."""
@@ -147,11 +148,12 @@ def _shifted(line: str, end: int) -> str:
 def _layout(header: str, rows: Sequence[str]) -> _Layout:
     spans = _spans(header)
     starts = [start for start, _ in spans]
+    begins_free = header.split()[0].upper() in MAY_BREAK
     dashes = _spans(next((row for row in rows if _is_ruler(row)), ""))
     if len(dashes) == len(spans):
-        return _Layout(spans, [start for start, _ in dashes[1:]])
+        return _Layout(spans, [start for start, _ in dashes[1:]], begins_free)
     if _is_grid(header, spans, rows):
-        return _Layout(spans, starts[1:], touching=True)
+        return _Layout(spans, starts[1:], begins_free, touching=True)
     whole = [row for row in rows if len(row.split()) >= len(spans) - 1] or rows  # not the halves of a broken one
     cuts = []
     for (_, end), (start, _) in pairwise(spans):
@@ -160,7 +162,7 @@ def _layout(header: str, rows: Sequence[str]) -> _Layout:
         cuts.append(max(places, key=lambda place: sum(_divides(place, row) for row in whole)))
     has_widths = any(start - end > 1 for (_, end), (start, _) in pairwise(spans))
     trusted = has_widths or all(_divides(place, row) for place in cuts for row in whole)
-    return _Layout(spans, cuts, has_widths=has_widths, trusted=trusted)
+    return _Layout(spans, cuts, begins_free, has_widths=has_widths, trusted=trusted)
 
 
 def _is_grid(header: str, spans: list[Span], rows: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from toolkit.errors import CheckFailedError, ToolkitError
 from toolkit.slurm.hostlist import expand_hostlist
+from toolkit.slurm.records import NOTHING
 
 KEYS = {
     "valid": "true when it is a list of hosts",
@@ -31,7 +32,7 @@ def parse_hostlist(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         raise CheckFailedError("no list of hosts: the text is empty", where="line 1")
     facts: dict[str, Any] = dict.fromkeys(KEYS)
     try:
-        hosts = expand_hostlist(text.strip())
+        hosts = [] if text.strip() in NOTHING else expand_hostlist(text.strip())
     except ToolkitError as error:
         return facts | {"valid": False, "expected": "reject"}, (f"line 1: {error.message}",)
     if not hosts:

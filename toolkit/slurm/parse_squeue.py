@@ -59,6 +59,7 @@ def _job(table: Table, row: Row, forms: Mapping[str, re.Pattern[str]], warnings:
     job = chosen(table, row, _COLUMNS | _APART, forms, warnings)
     nodes, reason = job.pop("nodes_alone"), job.pop("reason_alone")
     if job["nodelist_reason"] is None:
-        # As squeue's own column of both: the nodes, and while there are none the reason.
-        job["nodelist_reason"] = nodes or (f"({reason})" if reason else nodes)
+        # As squeue's own column of both: the nodes, and while there are none the reason. A job that runs has no reason.
+        waits_for = f"({reason})" if reason and (reason != "None" or nodes is not None) else nodes
+        job["nodelist_reason"] = nodes or waits_for
     return job
