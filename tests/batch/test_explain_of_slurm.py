@@ -135,6 +135,15 @@ def test_a_log_that_was_put_elsewhere_is_read_there(toolkit, slurm, tmp_path, mo
     assert "module load cuda" in toolkit.ok("logs", run.run_id)
 
 
+@pytest.mark.parametrize("option", ["-o {}", '-o "{}"', "--output {}", "--output={}"])
+def test_a_log_is_found_however_sbatch_was_told_of_it(toolkit, slurm, tmp_path, option):
+    words = json.dumps([option.format(tmp_path / "%x-%j.log")])
+    run = submitted(toolkit, "8", "--set", f"job.sbatch={words}")
+    (tmp_path / "work-8.log").write_text(OUT_OF_MEMORY + "\n")
+    slurm(("8", "FAILED", "NonZeroExitCode", "node1"))
+    assert explain(toolkit, run.run_id)["symptom"] == "out_of_memory"
+
+
 def test_a_log_that_jobs_share_explains_none_of_them(toolkit, slurm, tmp_path):
     (tmp_path / "all.log").write_text(OUT_OF_MEMORY + "\n")
     run = submitted(toolkit, "8", "-o", tmp_path / "all.log")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
+from toolkit.slurm.sbatch_options import last_value_of
 
-_OUTPUT = re.compile(r"(?:--output|-o)[= ]*(?P<place>.*)", re.DOTALL)
 _FIELD = re.compile(r"%(.)")
 
 
@@ -70,11 +70,9 @@ def _start_of(run: RunDirectory, job_id: str) -> int:
 
 def _last_output(script: Path) -> str:
     """The last `-o` of a script's directives, which is the one that sbatch takes."""
-    place = ""
-    for line in script.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("#SBATCH ") and (output := _OUTPUT.fullmatch(_unquoted(line.removeprefix("#SBATCH ")))):
-            place = output["place"]
-    return place
+    lines = script.read_text(encoding="utf-8", errors="replace").splitlines()
+    directives = (line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH "))
+    return last_value_of(map(_unquoted, directives), "output", "o")
 
 
 def _unquoted(option: str) -> str:
@@ -87,8 +85,10 @@ def _unquoted(option: str) -> str:
 def _filled_in(run: RunDirectory, place: str, job_id: str) -> Path | None:
     """The file that Slurm makes of `%j` and its like; None where only Slurm knows."""
     array, _, task = job_id.partition("_")
-    known = {"%": "%", "A": array, "x": run.job_name, "u": getpass.getuser()}
+    known = {"%": "%", "A": array, "x": run.job_name}
     known |= {"a": task} if task else {"j": job_id}  # the number of a task's own is Slurm's secret
+    if "%u" in place:
+        known["u"] = getpass.getuser()
     if not set(_FIELD.findall(place)) <= set(known):
         return None
     return Path(_FIELD.sub(lambda field: known[field[1]], place))
