@@ -115,7 +115,7 @@ def _make_room(final: Path, attempt: int) -> Path | None:
     for folder in left:
         aside = set_aside(folder, "left", attempt)
         tell(f"{folder.name} is of a line that this run has left; it was moved to {aside}")
-    return older and set_aside(older, "replaced", attempt)
+    return set_aside(older, "replaced", attempt) if older is not None else None
 
 
 def _refuse_newer(folder: Path, attempt: int) -> None:

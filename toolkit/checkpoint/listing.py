@@ -17,7 +17,7 @@ _MEANING = {
     "left": "of a line that attempt {attempt} left",
     "stale": "not committed, of an attempt that was given up",
     "replaced": "replaced by attempt {attempt}",
-    "removed": "half deleted by attempt {attempt}",
+    "removed": "being deleted by attempt {attempt}, or half deleted",
 }
 
 

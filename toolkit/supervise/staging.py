@@ -78,24 +78,12 @@ def stage(
     if not allocation.in_slurm:
         say("env.stage: the ranks run on this machine, so nothing is staged")
         return None
-    source = Path(sys.prefix if chosen is True else str(chosen)).expanduser()
-    scratch = os.path.expandvars(str((job.get("paths") or {}).get("local_scratch") or ""))
-    if not (source / "pyvenv.cfg").is_file():
-        raise OwnFailureError(
-            f"{source} is no virtual environment: it has no pyvenv.cfg",
-            where="env.stage",
-            fix="make one with `python -m venv`, or leave env.stage out",
-        )
-    if not scratch.startswith("/"):
-        raise OwnFailureError(
-            f"the site names no disk of the nodes (paths.local_scratch is {scratch!r})",
-            where="env.stage",
-            fix="write local_scratch into the site file, or leave env.stage out",
-        )
+    source = _environment_at(Path(sys.prefix if chosen is True else str(chosen)).expanduser())
+    scratch = _disk_of_nodes(job)
     began = time.monotonic()
     archive = pack(source, runs_of(run) / ".environments", request)
     packed = time.monotonic()
-    of_job = Path(scratch) / f"toolkit-env-{allocation.job_id}-"
+    of_job = scratch / f"toolkit-env-{allocation.job_id}-"
     # The number of the requeue tells it from the folder of a start that was given up on and lives on.
     folder = Path(f"{of_job}{allocation.restarts}-{archive.stem[:16]}")
     _spread(archive, folder, of_job, allocation, environ, request)
@@ -104,6 +92,27 @@ def stage(
         f"packed in {packed - began:.1f} s, spread in {time.monotonic() - packed:.1f} s"
     )
     return Staged(folder)
+
+
+def _environment_at(source: Path) -> Path:
+    if not (source / "pyvenv.cfg").is_file():
+        raise OwnFailureError(
+            f"{source} is no virtual environment: it has no pyvenv.cfg",
+            where="env.stage",
+            fix="make one with `python -m venv`, or leave env.stage out",
+        )
+    return source
+
+
+def _disk_of_nodes(job: Mapping[str, Any]) -> Path:
+    scratch = os.path.expandvars(str((job.get("paths") or {}).get("local_scratch") or ""))
+    if not scratch.startswith("/"):
+        raise OwnFailureError(
+            f"the site names no disk of the nodes (paths.local_scratch is {scratch!r})",
+            where="env.stage",
+            fix="write local_scratch into the site file, or leave env.stage out",
+        )
+    return Path(scratch)
 
 
 def unstage(staged: Staged, allocation: Allocation, environ: Mapping[str, str]) -> None:
