@@ -225,7 +225,8 @@ def test_what_squeue_prints_is_read_back_or_not_at_all(jobs, widths, choice, str
     shape = [widths[column] for column in columns]
     table = [[row[column] for column in columns] for row in (HEADER, *jobs)]
     lines = [laid_out(row, shape, b"" if widths is EQUALLY else b" ") for row in table]
-    harmed = data.draw(st.none() | st.integers(1, len(jobs)))
+    # A line without widths that was cut behind a blank cannot be told from a whole one.
+    harmed = data.draw(st.none() | st.integers(1, len(jobs))) if widths is not NONE else None
     if harmed is not None:
         line = lines[harmed]
         lines[harmed] = line[: data.draw(st.integers(len(line) - len(line.lstrip()) + 1, len(line)))]

@@ -114,6 +114,9 @@ def test_names_at_equal_distances_are_no_equal_columns(row):
 def test_a_cell_without_a_width_may_be_empty():
     read, warnings = jobs("JOBID NAME NODELIST(REASON)\n7 train n1\n8 my job \n")
     assert [job[2] for job in read] == ["train", None] and "line 3" in warnings[0]
+    read, warnings = jobs("JOBID NODELIST(REASON) PARTITION\n7 n1 gpu\n8  a-long-one\n")
+    assert [(job[1], job[7]) for job in read] == [("gpu", "n1"), ("a-long-one", "")] and not warnings
+    assert jobs("JOBID STATE\n\x007 RUNNING\n")[0] == [(None,) * 8]  # what no job id holds is not dropped
 
 
 def test_letters_of_several_bytes_move_no_column():

@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
 
 Cells = tuple[str, ...]
 Span = tuple[int, int]
@@ -24,7 +23,7 @@ MAY_BREAK = frozenset(
 MOST_LINES = 5  # of one record
 _WORD = re.compile(r"[^ \t\r\n]+")
 _BLANK = frozenset(" \t\r\n")
-_REST = "\0"  # stands for each further byte of a letter
+_REST = "\udc00"  # stands for each further byte of a letter; no text that was decoded holds it
 _BEYOND_ASCII = re.compile(r"[^\0-\x7f\ufffd]")  # U+FFFD stands for the one byte that was left of a letter
 
 
@@ -48,18 +47,19 @@ class _Layout:
         cells = tuple(row[begin:end].strip() for begin, end in edges)
         return cells if _WORD.fullmatch(cells[0]) or (self.begins_free and self.has_widths and cells[0]) else None
 
-    def by_word(self, row: str, slip: float = SLIP) -> Cells | None:
-        """One word for each name, at most `slip` columns beside it."""
+    def by_word(self, row: str) -> Cells | None:
+        """One word for each name, at most SLIP columns beside it; without widths one cell, maybe empty, behind each blank."""
+        if not self.has_widths:
+            cells = tuple(row.split(" "))
+            return cells if len(cells) == len(self.spans) and cells[0] else None
         found = _spans(row)
-        if len(found) != len(self.spans) or (not self.has_widths and _has_empty_cell(row)):
+        if len(found) != len(self.spans) or not all(map(_near, found, self.spans)):
             return None
-        near = all(_near(word, name, slip) for word, name in zip(found, self.spans, strict=True))
-        return tuple(row[begin:end] for begin, end in found) if near else None
+        return tuple(row[begin:end] for begin, end in found)
 
     def cut(self, row: str) -> Cells | None:
         """Word by word where each stands at its name, so that a row that slipped is still read; else by position."""
-        anywhere = None if self.has_widths else self.by_word(row, inf)
-        return self.by_word(row) or self.by_position(row) or anywhere
+        return self.by_word(row) or self.by_position(row)
 
 
 def cut_rows(header: str, rows: Sequence[str], *, key: re.Pattern[str] | None = None) -> list[Cells | None]:
@@ -177,14 +177,9 @@ def _is_grid(header: str, spans: list[Span], rows: Sequence[str]) -> bool:
     return wide and (len(spans) > 2 or len(header) == step * len(spans))
 
 
-def _has_empty_cell(row: str) -> bool:
-    """Whether two of the blanks that each divide two cells have nothing between them, or the last has nothing behind it."""
-    return "  " in row or row.endswith(" ")
-
-
 def _divides(place: int, row: str) -> bool:
     return place >= len(row) or row[place] in _BLANK or row[place - 1] in _BLANK
 
 
-def _near(word: Span, name: Span, slip: float) -> bool:
-    return word[0] - name[1] <= slip and name[0] - word[1] <= slip
+def _near(word: Span, name: Span) -> bool:
+    return word[0] - name[1] <= SLIP and name[0] - word[1] <= SLIP
