@@ -17,7 +17,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def rank_environment(
-    base: Mapping[str, str], job: Mapping[str, Any], run: RunDirectory, attempt: AttemptDirectory, *, start: int, shape: Shape, launcher: str, ends_at: float
+    base: Mapping[str, str], job: Mapping[str, Any], run: RunDirectory, attempt: AttemptDirectory, *,
+    start: int, shape: Shape, launcher: str, ends_at: float,
 ) -> dict[str, str]:  # fmt: skip
     """Variables of every rank.
 
