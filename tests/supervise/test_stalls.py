@@ -1,13 +1,17 @@
 """A stall: every rank says where it stands, and the record names the one that is not where the others are."""
 
+import json
 import os
 import signal
 from pathlib import Path
 
+import jsonschema
+
 from toolkit.rundir.claims import claim_attempt
-from toolkit.rundir.files import read_json
+from toolkit.rundir.files import read_json, read_lines
 from toolkit.supervise.stacks import collect_stacks
 
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "run-directory.schema.json").read_text())
 WAITS_FOR_RANK_1 = """
 import time
 def main(world, config):
@@ -35,6 +39,10 @@ def test_the_record_of_a_stall_names_the_rank_that_is_elsewhere(supervise, local
     assert waiting.startswith("rank 0: ") and "all_reduce" in waiting and "from main (late.py:" in waiting
     stack = job.run.attempt(0).stack_file(1).read_text()
     assert "most recent call first" in stack and "forget_the_others" in stack
+    events = list(read_lines(job.run.attempt(0).events))
+    assert [event["event"] for event in events] == ["started", "stalled", "ended"]
+    for event in events:
+        jsonschema.validate(event, {**SCHEMA, "$ref": "#/$defs/event"})
 
 
 def test_a_rank_that_is_stopped_cannot_answer_and_that_is_said(supervise, local_job):

@@ -193,7 +193,7 @@ def ended(run, cause, step, *, start=0, rank=None, reason=""):
     write_json(attempt.start_file, {"start": start, "job_id": "7", "nodes": 1, "ranks": 1, "time": utc_now()})
     write_json(
         attempt.exit_file,
-        {"cause": cause, "next": "requeue", "final": False, "state": "timeout", "exit_code": 140, "reason": reason,
+        {"cause": cause, "next": "requeue", "final": False, "state": "timeout", "exit_code": 140, "reason": reason, "decision": "",
          "rank": rank, "host": None, "fix": "", "last_lines": [], "step": step, "time": utc_now()},
     )  # fmt: skip
     return attempt

@@ -27,7 +27,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     ),
     (
         re.compile(r"/attempts/\d+/exit\.json"),
-        {"cause": Cause, "next": Next, "final": bool, "state": RunState, "exit_code": int, "reason": str,
+        {"cause": Cause, "next": Next, "final": bool, "state": RunState, "exit_code": int, "reason": str, "decision": str,
          "rank": int | None, "host": str | None, "fix": str, "last_lines": list[str], "step": int | None, "time": str},
     ),
     (re.compile(r"/attempts/\d+/rehearsed\.json"), {"failure": str, "done": str, "time": str}),
