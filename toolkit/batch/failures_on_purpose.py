@@ -25,6 +25,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, Cause
 from toolkit.slurm.commands import Slurm
 from toolkit.supervise.ending import earlier_ends
+from toolkit.supervise.rank_files import begun_ranks
 from toolkit.supervise.supervisor import WALLTIME_SLACK_S
 
 KINDS = ("preempt", "walltime", "kill-rank", "kill-node")
@@ -92,7 +93,7 @@ def _require_a_next_start(run: RunDirectory, attempt: AttemptDirectory, kind: st
 
 
 def _known_rank(attempt: AttemptDirectory, rank: int | None) -> int:
-    ranks = sorted(int(path.stem.split("-")[1]) for path in attempt.ranks.glob("rank-*.json"))
+    ranks = begun_ranks(attempt)
     if rank is None or rank not in ranks:
         raise ToolkitError(
             "kill-rank wants a rank" if rank is None else f"no rank {rank}",

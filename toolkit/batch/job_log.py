@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.rundir.files import read_json_or_none
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.slurm.sbatch_options import last_value_of
 
 _FIELD = re.compile(r"%(.)")
@@ -64,7 +64,7 @@ def _start_of(run: RunDirectory, job_id: str) -> int:
     for part in (run, run.whole):
         for path in part.path.glob("submitted-*.json"):
             if (read_json_or_none(path) or {}).get("job_id") in ids:
-                return int(path.stem.split("-")[1])
+                return start_of(path)
     return 0
 
 

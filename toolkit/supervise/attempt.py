@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import append_line, utc_now, write_text
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
 from toolkit.supervise.launchers import Ranks, Shape
@@ -211,10 +211,7 @@ class AttemptWatch:
     def _find_the_late(self, ranks: Ranks) -> None:
         """Where ranks gave up waiting for others, have those say where they are before they are killed."""
         if timed_out(self.attempt) and ranks.exit_code() is None:
-            known = {
-                *self._marked(),
-                *(int(path.stem.split("-")[1]) for path in self.attempt.errors.glob("rank-*.json")),
-            }
+            known = {*self._marked(), *map(rank_of, self.attempt.errors.glob("rank-*.json"))}
             collect_stacks(self.attempt, [rank for rank in range(self.shape.ranks) if rank not in known], ranks)
 
     def event(self, name: str, **details: Any) -> None:
@@ -289,7 +286,7 @@ class AttemptWatch:
         return silent_end(self.attempt, self.shape.ranks, code)
 
     def _marked(self) -> dict[int, Path]:
-        return {int(path.stem.split("-")[1]): path for path in self.attempt.ranks.glob("rank-*.done")}
+        return {rank_of(path): path for path in self.attempt.ranks.glob("rank-*.done")}
 
     def _markers(self) -> dict[int, str]:
         return {rank: path.read_text(encoding="utf-8").strip() for rank, path in self._marked().items()}
