@@ -48,7 +48,8 @@ def test_parses(page: str, words: str) -> None:
         argv = argv[: argv.index(stop)] if stop in argv else argv
     argv = [word for word in argv if word != "..."]
     command: click.Command = cli
-    context = click.Context(cli, info_name="toolkit")
+    # A command keeps the help options that it has when it is first asked: other tests see what is made here.
+    context = click.Context(cli, info_name="toolkit", **cli.context_settings)
     while isinstance(command, click.Group) and argv:
         name = argv.pop(0)
         if name in (word for option in command.params for word in option.opts):
@@ -60,7 +61,7 @@ def test_parses(page: str, words: str) -> None:
     if isinstance(command, click.Group) or argv == ["--help"] or "[" in words:
         return  # the page speaks of the group, or of the command's form
     try:
-        command.make_context(command.name, list(argv))
+        command.make_context(command.name, list(argv), parent=context.parent)
     except click.MissingParameter:
         assert not argv, f"{page}: toolkit {words}"  # the command is only named
     except click.UsageError as error:
