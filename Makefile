@@ -24,7 +24,7 @@ unit:
 	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "not cluster and not evidence"
 
 cluster:
-	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "cluster and not evidence"
+	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "cluster and not evidence"
 
 packages:
 ifeq ($(ON_DEBIAN_ROOT),1)
