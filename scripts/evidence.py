@@ -21,7 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q"]
-TORTURE = [*PYTEST, "tests/torture", "-m", "cluster or evidence"]
+ON_CLUSTERS = [*PYTEST, "-n", "2", "--dist", "loadfile"]  # each process has clusters of its own
+TORTURE = [*ON_CLUSTERS, "tests/torture", "-m", "cluster or evidence"]
 ACCOUNTING = {"TOOLKIT_TEST_ACCOUNTING": "1"}
 EVIDENCE = ROOT / "evidence"
 DEVCLUSTER = [str(BIN / "toolkit"), "devcluster", "--name", "evidence"]
@@ -53,7 +54,7 @@ CHECKS = (
     Check("torture_tests", TORTURE, {"TOOLKIT_TORTURE_REPEATS": "10"}, needs_slurm=True),
     Check("torture_tests_accounting", [*TORTURE, "-k", "not local and not torchrun"], ACCOUNTING, needs_slurm=True),
     Check("torture", [sys.executable, "tests/torture/ledger.py"]),
-    Check("cluster_tests_accounting", [*PYTEST, "tests/cluster"], ACCOUNTING, needs_slurm=True),
+    Check("cluster_tests_accounting", [*ON_CLUSTERS, "tests/cluster"], ACCOUNTING, needs_slurm=True),
 )
 
 
