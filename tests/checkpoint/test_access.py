@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from toolkit.checkpoint import HDF5StorageWriter
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.index import write_index
-from toolkit.checkpoint.manifest import read_manifest
+from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.layout import create_run
 from toolkit.world.facts import World

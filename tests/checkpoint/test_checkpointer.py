@@ -16,7 +16,7 @@ from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.commit import commit
 from toolkit.checkpoint.deletion import await_deletions, discard, discard_later
 from toolkit.checkpoint.layout import committed_steps
-from toolkit.checkpoint.manifest import read_manifest
+from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.layout import RunDirectory

@@ -24,7 +24,7 @@ from toolkit.checkpoint.deletion import await_deletions
 from toolkit.checkpoint.digests import BLOCK_BYTES
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import step_folder
-from toolkit.checkpoint.manifest import SCHEMA, read_manifest
+from toolkit.checkpoint.manifest_file import SCHEMA, read_manifest
 from toolkit.checkpoint.verify import verify_fully, verify_quickly
 from toolkit.errors import ToolkitError
 from toolkit.rundir.claims import claim_attempt
@@ -264,3 +264,16 @@ def test_the_loss_of_the_index_harms_nothing(tmp_path):
     (folder / "index.h5").unlink()
     assert not verify_fully(folder)[1]
     assert Checkpointer(tmp_path, ALONE).load({"x": torch.zeros(4)}).step == 1
+
+
+def test_a_link_in_place_of_a_file_is_not_followed(good, tmp_path):
+    """Whoever may write into the folder must not make a load read what only the loading user may."""
+    for name in (SHARD, "shard-00000-of-00001.digest"):
+        folder = tmp_path / name / good.name
+        shutil.copytree(good, folder)
+        (folder / name).rename(tmp_path / name / "elsewhere")
+        (folder / name).symlink_to(tmp_path / name / "elsewhere")
+        _, problems = verify_quickly(folder)
+        assert [str(problem) for problem in problems] == [f"{name}: is no file of its own"]
+        with pytest.raises(CorruptCheckpointError, match="is no file of its own"):
+            Checkpointer(folder.parent, ALONE).load(tensors(0.0), source=folder)

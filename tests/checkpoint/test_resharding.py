@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.errors import CorruptCheckpointError
-from toolkit.checkpoint.manifest import read_manifest
+from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.checkpoint.verify import verify_fully
 from toolkit.errors import ToolkitError
 from toolkit.world.facts import World

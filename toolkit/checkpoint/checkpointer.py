@@ -25,7 +25,8 @@ from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import load_error, save_error
 from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_folder, step_of
 from toolkit.checkpoint.load_planner import LoadPlanner
-from toolkit.checkpoint.manifest import Manifest, read_manifest
+from toolkit.checkpoint.manifest import Manifest
+from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.checkpoint.storage_reader import HDF5StorageReader
 from toolkit.checkpoint.storage_writer import HDF5StorageWriter
 from toolkit.checkpoint.verify import verify_quickly

@@ -14,7 +14,7 @@ from pathlib import Path
 from toolkit.checkpoint.deletion import discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_of
-from toolkit.checkpoint.manifest import read_manifest
+from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import make_folder
 from toolkit.rundir.layout import RunDirectory

@@ -8,6 +8,7 @@ rewrites the file and its digests.
 from __future__ import annotations
 
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,21 @@ class BlockDigests:
     def text(self) -> str:
         """The content of a `.digest` file: a header, then one line of 32 hex digits for each block."""
         return "\n".join([f"{_HEADER}{self.size}", *self.blocks, ""])
+
+
+def size_of_file(path: Path) -> int:
+    """The size of one of a checkpoint's files, in bytes.
+
+    Raises:
+        CorruptCheckpointError: it is missing; or it is a link, which may lead out of the folder, or no file at all.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise CorruptCheckpointError("is missing", where=str(path)) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise CorruptCheckpointError("is no file of its own", where=str(path))
+    return found.st_size
 
 
 def digests_of_file(path: Path) -> BlockDigests:

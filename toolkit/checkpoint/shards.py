@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s
 
-from toolkit.checkpoint.digests import BlockChecker, read_digests
+from toolkit.checkpoint.digests import BlockChecker, read_digests, size_of_file
 from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import digest_name
@@ -101,11 +101,9 @@ class ShardReader:
         """
         self._path = path
         digest_path = path.with_name(digest_name(path.name))
-        try:
-            found = path.stat().st_size
-            digests = read_digests(digest_path)
-        except FileNotFoundError as error:
-            raise CorruptCheckpointError("is missing", where=str(error.filename)) from None
+        found = size_of_file(path)
+        size_of_file(digest_path)
+        digests = read_digests(digest_path)
         if found != expected.size:
             raise CorruptCheckpointError(f"has {found} bytes instead of {expected.size}", where=str(path))
         if (digests.size, digests.whole) != (expected.size, expected.digest):

@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from toolkit.checkpoint.layout import MANIFEST
-from toolkit.checkpoint.manifest import Manifest, Piece, TensorRecord, read_manifest
+from toolkit.checkpoint.manifest import Manifest, Piece, TensorRecord
+from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.checkpoint.shards import ShardReader
 from toolkit.checkpoint.tensors import as_numpy, dtype_name
 from toolkit.errors import ToolkitError

@@ -29,7 +29,8 @@ from toolkit.checkpoint.commit import commit, open_part, refuse_existing, refuse
 from toolkit.checkpoint.digests import digests_of_file
 from toolkit.checkpoint.index import write_index
 from toolkit.checkpoint.layout import MANIFEST, digest_name, part_folder, shard_name
-from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord, manifest_text
+from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
+from toolkit.checkpoint.manifest_file import manifest_text
 from toolkit.checkpoint.shards import ShardWriter, open_shard
 from toolkit.checkpoint.tensors import as_numpy, dtype_name
 from toolkit.errors import OwnFailureError, ToolkitError

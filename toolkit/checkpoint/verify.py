@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests, digests_of_file, read_digests
+from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests, digests_of_file, read_digests, size_of_file
 from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import digest_name
-from toolkit.checkpoint.manifest import FileRecord, Manifest, read_manifest
+from toolkit.checkpoint.manifest import FileRecord, Manifest
+from toolkit.checkpoint.manifest_file import read_manifest
 
 NAMED_TENSORS = 3
 
@@ -43,10 +44,10 @@ def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
     problems = []
     for file in manifest.files:
         path = folder / file.name
-        try:  # not `is_file`, which from Python 3.14 on takes every trouble of the system for a missing file
-            size = path.stat().st_size
-        except FileNotFoundError:
-            problems.append(Problem(file.name, "is missing"))
+        try:
+            size = size_of_file(path)
+        except CorruptCheckpointError as error:
+            problems.append(Problem(file.name, error.message))
             continue
         if size != file.size:
             problems.append(Problem(file.name, f"has {size} bytes instead of {file.size}"))

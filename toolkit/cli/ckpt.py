@@ -66,7 +66,7 @@ def ls(run: str, runs: Path | None, as_json: bool) -> None:
 @json_option
 def show(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
     """Show the tensors, their pieces in every shard file, and the state of one checkpoint (the newest)."""
-    from toolkit.checkpoint.manifest import manifest_text, read_manifest
+    from toolkit.checkpoint.manifest_file import manifest_text, read_manifest
 
     folder = _committed(run, runs, step)[-1].path
     manifest = read_manifest(folder)
@@ -111,7 +111,7 @@ def verify(run: str, full: bool, runs: Path | None, step: int | None, as_json: b
 def index(run: str, runs: Path | None, step: int | None) -> None:
     """Write index.h5 of one checkpoint (the newest) anew, and print its path."""
     from toolkit.checkpoint.index import write_index
-    from toolkit.checkpoint.manifest import read_manifest
+    from toolkit.checkpoint.manifest_file import read_manifest
 
     folder = _committed(run, runs, step)[-1].path
     click.echo(write_index(folder, read_manifest(folder)))

@@ -1,0 +1,91 @@
+"""`manifest.json`, the last file that is written before the commit.
+
+Everything that a reader must know stands in it, so that a shard file is opened only when its data are needed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from toolkit.checkpoint import jsonvalues
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.layout import MANIFEST
+from toolkit.checkpoint.manifest import Manifest, TensorRecord
+from toolkit.checkpoint.manifest_body import manifest_from
+from toolkit.errors import ToolkitError
+
+FORMAT = "toolkit-checkpoint"
+SCHEMA = 1
+_UNSIGNED = "0" * 32
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The file's text. Its digest is taken over the text in which the digest's own digits are zeros."""
+    # Pieces name their file by its place in `files`: names would be most of the text.
+    place = {file.name: number for number, file in enumerate(manifest.files)}
+    body = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "step": manifest.step,
+        "attempt": manifest.attempt,
+        "world": {"size": manifest.world_size, "mesh": manifest.mesh},
+        "saved_at": manifest.saved_at,
+        "written_by": manifest.written_by,
+        "state": jsonvalues.encode(manifest.state, "state"),
+        "objects": {
+            name: {"path": list(record.path), "value": jsonvalues.encode(record.value, name)}
+            for name, record in manifest.objects.items()
+        },
+        "tensors": {name: _tensor_json(record, place) for name, record in manifest.tensors.items()},
+        "files": [{"name": file.name, "size": file.size, "digest": file.digest} for file in manifest.files],
+        "digest": _UNSIGNED,
+    }
+    unsigned = json.dumps(body, allow_nan=False)
+    head, tail = unsigned.rsplit(_UNSIGNED, 1)
+    return head + xxhash.xxh3_128_hexdigest(unsigned.encode()) + tail
+
+
+def _tensor_json(record: TensorRecord, place: dict[str, int]) -> dict[str, Any]:
+    return {
+        "dtype": record.dtype,
+        "shape": list(record.shape),
+        "path": list(record.path),
+        "pieces": [
+            [place[piece.file], list(piece.offset), list(piece.shape), piece.byte_offset] for piece in record.pieces
+        ],
+    }
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a checkpoint folder.
+
+    Raises:
+        CorruptCheckpointError: when it is missing or damaged.
+        ToolkitError: when it is whole but of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
+        raise CorruptCheckpointError("is missing", where=str(path)) from None
+    try:
+        body = json.loads(text)
+        digest = body["digest"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CorruptCheckpointError("is not a manifest", where=str(path)) from None
+    head, _, tail = text.rpartition(str(digest))
+    unsigned = head + _UNSIGNED + tail
+    if xxhash.xxh3_128_hexdigest(unsigned.encode("utf-8", "surrogateescape")) != digest:
+        raise CorruptCheckpointError("does not have its own digest", where=str(path))
+    # Only a whole file can be said to be of another version.
+    if (body.get("format"), body.get("schema")) != (FORMAT, SCHEMA):
+        raise ToolkitError(
+            f"is of format {body.get('format')} {body.get('schema')}, this version reads {FORMAT} {SCHEMA}",
+            where=str(path),
+            fix="use the version of toolkit that wrote it, or a newer one",
+        )
+    return manifest_from(body, where=str(path))
