@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import h5py
 import numpy as np
@@ -139,11 +140,14 @@ class ShardReader:
         """
         if not prod(shape):
             return
-        first, end = touched_bytes(piece.shape, start, shape, element(record.dtype, where=name).size_bytes)
+        kind = element(record.dtype, where=name)
+        first, end = touched_bytes(piece.shape, start, shape, kind.size_bytes)
         self._checker.check(piece.byte_offset + first, piece.byte_offset + end)
         dataset = self._dataset(name, piece)
         if dataset.id.get_offset() != piece.byte_offset or dataset.shape != piece.shape:
             raise CorruptCheckpointError(f"holds {name} elsewhere than its manifest says", where=str(self._path))
+        if not dataset.id.get_type().equal(kind.file_type()):
+            raise CorruptCheckpointError(f"holds {name} as another type than its manifest says", where=str(self._path))
 
     def read(self, name: str, record: TensorRecord, piece: Piece, start: Sequence[int], out: np.ndarray) -> None:
         """Read the box of `out`'s shape that begins at `start` inside the piece, checked before.
@@ -167,13 +171,21 @@ class ShardReader:
         dataset.id.read(h5s.create_simple(out.shape), space, out, mtype=kind.file_type())
 
     def _dataset(self, name: str, piece: Piece) -> h5py.Dataset:
+        """A piece's dataset, reached without links: HDF5 would follow one into another file, wherever that lies."""
+        place: Any = self._file
         try:
-            return self._file[f"{group_path(name)}/{dataset_name(piece.offset)}"]
+            for link in ("tensors", escape(name), dataset_name(piece.offset)):
+                if not isinstance(place, h5py.Group) or not isinstance(place.get(link, getlink=True), h5py.HardLink):
+                    raise KeyError(f"{link} is not there")
+                place = place[link]
         except (KeyError, OSError, RuntimeError) as error:
             _raise_if_of_the_system(error, self._path)
             raise CorruptCheckpointError(
-                f"does not give {name} at {list(piece.offset)}: {error}", where=str(self._path)
+                f"does not give {name} at {list(piece.offset)}: {error.args[0]}", where=str(self._path)
             ) from None
+        if not isinstance(place, h5py.Dataset):
+            raise CorruptCheckpointError(f"holds no dataset for {name} at {list(piece.offset)}", where=str(self._path))
+        return place
 
 
 def _raise_if_of_the_system(error: Exception, path: Path) -> None:
