@@ -69,11 +69,11 @@ def flags_of(values: dict[str, Any], nodes_before: Callable[[], int | str]) -> d
     return flags
 
 
-def sbatch_options_of(values: dict[str, Any]) -> list[str]:
+def sbatch_options_of(values: dict[str, Any], *, for_sbatch: bool) -> list[str]:
     """-o, -e and -d as sbatch takes them: of this submission alone, behind the job's own, and the last one counts.
 
     Raises:
-        ToolkitError: one cannot stand in a line of the script.
+        ToolkitError: one cannot stand in a line of the script, or no sbatch will read it.
     """
     from toolkit.config.values import no_line
     from toolkit.errors import ToolkitError
@@ -82,6 +82,12 @@ def sbatch_options_of(values: dict[str, Any]) -> list[str]:
     for option in options:
         if said := no_line(option):
             raise ToolkitError(said, where=option, fix="remove it")
+        if not for_sbatch:
+            raise ToolkitError(
+                "is for sbatch, and no sbatch starts this run",
+                where=option,
+                fix="leave it out, or `toolkit submit` to a cluster",
+            )
     return options
 
 

@@ -91,11 +91,12 @@ def submit(
     toolkit submit train_lm --site local --wait
     toolkit submit my_job.toml -N 4 --ntasks-per-node 8 -t 2:00:00 -- --my-flag
     """
-    from toolkit.batch.submission import create, submit_new
+    from toolkit.batch.submission import create, submit_new, uses_slurm
     from toolkit.site.detect import choose_site
 
     resolved = _resolve(job, choose_site(site).site, settings, values, argv)
-    run = create(resolved, _runs_folder(runs, resolved), once=sbatch_options_of(values))
+    options = sbatch_options_of(values, for_sbatch=uses_slurm(resolved))
+    run = create(resolved, _runs_folder(runs, resolved), once=options)
     if dry_run:
         click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
         return
@@ -110,11 +111,12 @@ def render(
     job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...], **values: Any
 ) -> None:  # fmt: skip
     """Print the script of JOB, ready for sbatch; its empty run directory is made."""
-    from toolkit.batch.submission import create
+    from toolkit.batch.submission import create, uses_slurm
     from toolkit.site.detect import choose_site
 
     resolved = _resolve(job, choose_site(site).site, settings, values, argv)
-    run = create(resolved, _runs_folder(runs, resolved), once=sbatch_options_of(values))
+    options = sbatch_options_of(values, for_sbatch=uses_slurm(resolved))
+    run = create(resolved, _runs_folder(runs, resolved), once=options)
     click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
 
 
@@ -161,7 +163,8 @@ def _prepare(
     if here and uses_slurm(recorded):
         _take_allocation(values, settings)
     flags = flags_of(values, lambda: nodes_after(recorded, settings))
-    prepared = prepare_resume(part, Changes(settings, flags, sbatch_options_of(values), checkpoint))
+    options = sbatch_options_of(values, for_sbatch=uses_slurm(recorded) and not here)
+    prepared = prepare_resume(part, Changes(settings, flags, options, checkpoint))
     try:
         if here:
             check_here(prepared.job, os.environ)
@@ -210,8 +213,8 @@ def run(
         _take_allocation(values, settings)
     resolved = _resolve(job, chosen, settings, values, argv)
     check_here(resolved, os.environ)
-    created = create(resolved, _runs_folder(runs, resolved), here=True, once=sbatch_options_of(values))
-    _live_here(created, resolved, 0)
+    sbatch_options_of(values, for_sbatch=False)
+    _live_here(create(resolved, _runs_folder(runs, resolved), here=True), resolved, 0)
 
 
 def _take_allocation(values: dict[str, Any], settings: tuple[str, ...]) -> None:
