@@ -76,6 +76,10 @@ def test_a_silent_failure_tells_its_exit_code(command):
     [
         ("kill -9 $$", "squeue was killed by SIGKILL"), ("echo oh no >&2; exit 143", "squeue was killed by SIGTERM: oh no"),
         ("exit 255", "squeue broke off with exit code 255"),
+        ("echo 'client_loop: send disconnect: Broken pipe' >&2; exit 255",
+         "squeue broke off with exit code 255: client_loop: send disconnect: Broken pipe"),
+        ("echo 'Connection to login1 closed by remote host.' >&2; exit 255",
+         "squeue broke off with exit code 255: Connection to login1 closed by remote host."),
     ],
 )  # fmt: skip
 def test_a_command_that_was_killed_gave_no_answer(command, end, said):
@@ -83,6 +87,24 @@ def test_a_command_that_was_killed_gave_no_answer(command, end, said):
     with pytest.raises(NoAnswerError) as error:
         Slurm().call(["squeue"])
     assert error.value.message == said
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("printf \"sbatch: unrecognized option '--foo'\\nTry \\\"sbatch --help\\\" for more information\\n\" >&2; exit 255",
+         "sbatch: unrecognized option '--foo'; Try \"sbatch --help\" for more information"),
+        ("echo 'sbatch: error: Invalid --mem specification' >&2; exit 255", "sbatch: Invalid --mem specification"),
+        ("exit 192", "sbatch: exit code 192"),  # 64 is a signal that nobody sends
+    ],
+)  # fmt: skip
+def test_an_exit_code_above_128_that_is_no_signals_is_a_refusal(command, end, said):
+    command("sbatch", end)
+    with pytest.raises(SchedulerRefusedError) as error:
+        Slurm().call(["sbatch"])
+    assert error.value.message == said
+    assert not isinstance(error.value, NoAnswerError)
+    assert ("job.sbatch" in error.value.fix) == ("--" in said)
 
 
 def test_a_command_that_hangs_is_given_up_on(command):

@@ -7,6 +7,7 @@ SBATCH_* would win over the script: those that have a key of ours are in the scr
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -38,6 +39,26 @@ _SCRUBBED = (
 )  # fmt: skip
 # For squeue and sacct: the tasks of an array are not cut short (`1_[3,5,...]`).
 _QUERY = {"SLURM_BITSTR_LEN": "0"}
+# Signals that end a process which did not ask for them.
+_HARMLESS = (
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGSTOP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGWINCH",
+    "SIGRTMIN",
+    "SIGRTMAX",
+)
+_DEADLY = {sign.value: sign.name for sign in signal.Signals if sign.name not in _HARMLESS}
+_OF_SSH = 255
+# What ssh says when it ends with 255, in a site's wrapper that runs Slurm's commands on another host.
+_LOST_CONNECTION = re.compile(
+    r"\b(?:closed|connection|broken pipe|disconnect\w*|reset by|timed out|timeout|killed by signal)\b|^(?:ssh|kex_\w+): ",
+    re.IGNORECASE | re.MULTILINE,
+)
 
 
 class NoAnswerError(SchedulerRefusedError):
@@ -170,11 +191,17 @@ class Slurm:
 
 
 def _failure(command: str, done: subprocess.CompletedProcess[str]) -> SchedulerRefusedError:
-    """What a command's exit code means; a shell that wraps it gives 128 and the signal's number, ssh gives 255."""
-    said, fix = refusal_of(done.stderr or done.stdout)
+    """What a command's exit code means; a shell that wraps it gives 128 and the signal's number.
+
+    255 is sbatch's own for an option that it cannot read, and ssh's for a connection that it lost: the words decide.
+    """
+    words = done.stderr or done.stdout
+    said, fix = refusal_of(words)
     number = -done.returncode if done.returncode < 0 else done.returncode - 128
-    if number <= 0:
+    if number in _DEADLY or done.returncode < 0:
+        died = f"was killed by {_DEADLY.get(number, f'signal {number}')}"
+    elif done.returncode == _OF_SSH and (not said or _LOST_CONNECTION.search(words)):
+        died = f"broke off with exit code {_OF_SSH}"
+    else:
         return SchedulerRefusedError(f"{command}: {said or f'exit code {done.returncode}'}", fix=fix)
-    names = {sign.value: sign.name for sign in signal.Signals}
-    died = f"was killed by {names[number]}" if number in names else f"broke off with exit code {done.returncode}"
     return NoAnswerError(f"{command} {died}" + (f": {said}" if said else ""), fix=fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_PREFIX = re.compile(r"\b(?:sbatch|srun|scontrol|squeue|sinfo|sacct|scancel): (?:error|fatal): ")
+_PREFIX = re.compile(r"\b(?:sbatch|srun|scontrol|squeue|sinfo|sacct|scancel): (?:(?:error|fatal): )?")
 _GENERAL = "Batch job submission failed:"
 # (words of Slurm's, the fix), as Slurm 22.05 to 24.11 say them.
 _FIXES = (
@@ -20,6 +20,9 @@ _FIXES = (
         "requested node configuration is not available",
         "`sinfo -N -o '%N %c %m %G'` shows CPUs, MiB and GPUs of each node; ask for less on each",
     ),
+    ("unrecognized option", "`sbatch --help` lists the options; mend job.sbatch"),
+    ("invalid option", "`sbatch --help` lists the options; mend job.sbatch"),
+    ("invalid --", "`man sbatch` says what the option takes; mend it in job.sbatch"),
     ("unable to open file", "the script must lie where this command can read it; give another folder with --runs"),
 )  # fmt: skip
 
