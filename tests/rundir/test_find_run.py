@@ -23,10 +23,17 @@ def runs(tmp_path):
     return tmp_path, older, newer
 
 
-@pytest.mark.parametrize("text", ["123", "123_4", "123.batch", "123.0", "123_[1-8]", "123+0", "122"])
+@pytest.mark.parametrize("text", ["123", "123.batch", "123.0", "123_[1-8]", "123+0", "122"])
 def test_a_job_id_in_any_form_finds_its_run(runs, text):
     folder, older, _ = runs
     assert find_run(text, folder) == older.path
+
+
+@pytest.mark.parametrize("text", ["123_4", "123_4.batch", "last_4", "{id}_4", "train_lm/{id}_4"])
+def test_what_is_no_array_has_no_task(runs, text):
+    folder, older, _ = runs
+    with pytest.raises(NotFoundError, match=r"is no array, so it has no task 4.*name the run alone"):
+        find_run(text.format(id=older.run_id), folder)
 
 
 def test_a_task_is_found_before_it_begins(runs):

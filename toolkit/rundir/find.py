@@ -70,8 +70,18 @@ def has_begun(run: RunDirectory) -> bool:
 
 
 def _task(run: RunDirectory, number: int) -> Path:
-    """The folder of a task, which is there once it has begun; the run itself where it is no array, whatever the number."""
-    return run.task(number).path if array_in(newest_record(run)) else run.path
+    """The folder of a task, which is there once it has begun.
+
+    Raises:
+        NotFoundError: the run is no array; to do to all of it what was meant for a task would be worse than nothing.
+    """
+    if array_in(newest_record(run)):
+        return run.task(number).path
+    raise NotFoundError(
+        f"run {run.run_id} is no array, so it has no task {number}",
+        where=str(run.path),
+        fix=f"name the run alone, {run.run_id}",
+    )
 
 
 def newest_record(run: RunDirectory) -> Path:
@@ -95,7 +105,7 @@ def find_run(run: str, runs: Path) -> Path:
         runs: the folder of all runs.
 
     Raises:
-        NotFoundError: no such run; the nearest names are given.
+        NotFoundError: no such run, where the nearest names are given; or a task of a run that is no array.
     """
     candidate = typed_path(run)
     if (candidate / "record.json").exists():
