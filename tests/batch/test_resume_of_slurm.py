@@ -141,3 +141,21 @@ def test_one_task_is_resumed_once_all_have_ended(toolkit, squeue):
     squeue(("8_1", "COMPLETED", "None"))
     told = json.loads(toolkit.ok("status", run.run_id, "--json"))
     assert states_of(told) == {"8_0": "lost", "8_1": "lost", "8_2": "lost"}  # never completed without a word
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_an_array_whose_tasks_are_all_completed_is_not_run_again_unasked(toolkit, squeue):
+    run = submitted(toolkit, "7", "many", array="0-2%2")
+    for task in (make_task(run, number) for number in range(3)):
+        claim(task, job_id=f"7_{task.task_number}")
+        end_start(task, 0, state="completed", exit_code=0)
+        end_attempt(task, state="completed", exit_code=0)
+    squeue()
+    before = files_of(run)
+    said = toolkit("resume", run.run_id)
+    fix = "--set job.array=0-2%2"
+    assert (said.code, "all 3 tasks" in said.err, fix in said.err) == (1, True, True), said
+    assert files_of(run) == before
+    asked = toolkit("resume", run.run_id, *fix.split())
+    assert (asked.code, "stay as they are" in asked.err) == (0, False), asked
+    assert "#SBATCH --array=0-2%2\n" in run.script(1).read_text()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from toolkit.batch.bad_nodes import nodes_left_out
 from toolkit.batch.script import render_script
+from toolkit.batch.settle import tasks_in
 from toolkit.batch.state import RunStatus, require_submitted, run_status
 from toolkit.batch.submission import recorded_job
 from toolkit.config.amend import amend_job
@@ -20,9 +21,11 @@ from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.files import utc_now, write_json, write_text
+from toolkit.rundir.find import array_in
 from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.states import RunState
 from toolkit.site.load import load_site
+from toolkit.slurm.submit import SETTLE_S
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
             job, run.whole, number, left_out=nodes_left_out(job, runs_of(run.whole)), once=changes.sbatch
         )
         write_text(run.whole.script(number), script, mode=0o700)
-    except ToolkitError:
+    except (ToolkitError, OSError):
         take_back(prepared)
         raise
     if source is not None:
@@ -98,14 +101,21 @@ def _require_ended(whole: RunDirectory) -> RunStatus:
     if not status.state.final:
         raise CheckFailedError(
             f"run {whole.run_id} is {status.state.value} ({status.reason})",
-            fix=f"wait for it, or `toolkit cancel {whole.run_id}`",
+            fix=_fix_of_living(whole, status),
         )
     return status
 
 
+def _fix_of_living(whole: RunDirectory, status: RunStatus) -> str:
+    if status.state is RunState.UNKNOWN:  # one more answer may tell that Slurm has no such job
+        return f"ask `toolkit status {whole.run_id}` again after {SETTLE_S:.0f} s, or `toolkit cancel {whole.run_id}`"
+    return f"wait for it, or `toolkit cancel {whole.run_id}`"
+
+
 def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source: Path | None) -> ResolvedJob:
     recorded = recorded_job(run)
-    flags = _tasks_to_resume(run, recorded, status, changes.settings) | dict(changes.flags)
+    named = "job.array" in changes.flags or any(setting.startswith("job.array=") for setting in changes.settings)
+    flags = ({} if named else _tasks_to_resume(run, recorded, status)) | dict(changes.flags)
     job = amend_job(recorded, site=site_of(recorded), settings=changes.settings, flags=flags)
     if source is None:
         return job
@@ -136,20 +146,31 @@ def _put_away(prepared: NextStart) -> None:
         write_json(path, {"time": utc_now(), "note": "closed by resume: its job was over"})
 
 
-def _tasks_to_resume(
-    run: RunDirectory, recorded: ResolvedJob, status: RunStatus, settings: Sequence[str]
-) -> dict[str, Flag]:
-    """The array of one task, or of those that are not completed where some are; the user's own words win."""
-    if recorded.job.tasks is None or any(setting.startswith("job.array=") for setting in settings):
+def _tasks_to_resume(run: RunDirectory, recorded: ResolvedJob, status: RunStatus) -> dict[str, Flag]:
+    """The array of one task, or of those that are not completed, where the user named none.
+
+    Raises:
+        CheckFailedError: all of them are completed.
+    """
+    if recorded.job.tasks is None:
         return {}
     if run.task_number is not None:
         return {"job.array": Flag(str(run.task_number), "the task that is resumed")}
     tasks = status.tasks or ()
-    left = [task.task for task in tasks if task.state is not RunState.COMPLETED] or [task.task for task in tasks]
+    left = [task.task for task in tasks if task.state is not RunState.COMPLETED]
+    if not left:
+        numbers = sorted(task.task for task in tasks)
+        everything = array_in(run.record) if numbers == sorted(tasks_in(run.record)) else ",".join(map(str, numbers))
+        raise CheckFailedError(
+            f"all {len(tasks)} tasks of run {run.run_id} are completed; there is nothing to resume",
+            where=str(run.path),
+            fix=f"`toolkit resume {run.run_id} --set job.array={everything}` runs all of them again",
+        )
     if left == sorted(recorded.job.tasks):
         return {}
     at_once = f"%{recorded.job.tasks.at_once}" if recorded.job.tasks.at_once else ""
-    sys.stderr.write(f"toolkit: {len(left)} of {len(tasks)} tasks go on; completed ones stay as they are\n")
+    if len(left) < len(tasks):
+        sys.stderr.write(f"toolkit: {len(left)} of {len(tasks)} tasks go on; completed ones stay as they are\n")
     return {"job.array": Flag(",".join(map(str, left)) + at_once, "the tasks that are not completed")}
 
 
@@ -177,7 +198,8 @@ def take_back(prepared: NextStart) -> None:
     """
     part, start = prepared.part, prepared.number
     for flag, words in prepared.requests.items():
-        write_text(flag, words)
+        if not flag.exists():
+            write_text(flag, words)
     for path in prepared.closed:
         path.unlink(missing_ok=True)
     suffix = f".aside-{start:03}"
