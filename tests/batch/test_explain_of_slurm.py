@@ -16,15 +16,15 @@ pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
 SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
 OUT_OF_MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.batch"
-# A row for each job: id, state, reason, nodes, required nodes.
+# A row for each job: id, state, reason, nodes, required nodes, restarts.
 SQUEUE = """
 import json, re, sys
 answer = json.load(open({answer!r}))
 if isinstance(answer, str):
     sys.exit(answer)
 mark = answer and re.search("--Format=JobArrayID:([^,]*),", " ".join(sys.argv))[1]
-for job, state, reason, nodes, required in answer:
-    row = (job, state, reason, nodes, "1:00", "N/A", "N/A", "0", "(null)", "main", "1", "5:00", "N/A", "(null)", required, job)
+for job, state, reason, nodes, required, restarts in answer:
+    row = (job, state, reason, nodes, "1:00", "N/A", "N/A", restarts, "(null)", "main", "1", "5:00", "N/A", "(null)", required, job)
     print("".join(cell + mark for cell in row))
 """
 
@@ -46,7 +46,7 @@ def slurm(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
     def say(*rows, silent=""):
-        full = [(*row, *("", "(null)", "(null)")[len(row) - 2 :]) for row in rows]
+        full = [(*row, *("", "(null)", "(null)", "0")[len(row) - 2 :]) for row in rows]
         answer.write_text(json.dumps(silent or full))
 
     return say
@@ -248,3 +248,41 @@ def test_who_knows_of_a_run_on_another_host(toolkit, slurm):
     run.attempt(0).exit_file.unlink()
     told = explain(toolkit, run.run_id)
     assert (told["symptom"], told["actions"]) == ("no_answer", [f"on elsewhere: `toolkit explain {run.run_id}`"])
+
+
+NODE_FAILED = "slurmstepd: error: *** JOB 8 ON node1 CANCELLED AT 2026-11-21T02:48:01 DUE TO NODE FAILURE ***"
+
+
+def mark(restart, job="8"):
+    return f"toolkit: job {job} begins (restart {restart})"
+
+
+def test_only_the_last_life_of_a_requeued_job_explains_its_end(toolkit, slurm):
+    """The log is appended to: a life that was killed may have left half a line."""
+    run = submitted(toolkit, "8")
+    for _ in range(2):
+        claim_start(run, first=0, job_id="8", host="node1", pid=1, process_started=1)
+    log = run.path / "slurm-8.out"
+    slurm(("8", "FAILED", "NonZeroExitCode", "node1", "", "1"))
+    lives = [mark(0), NODE_FAILED, OUT_OF_MEMORY, "toolkit: half a li" + mark(1), "toolkit: attempt 1 begins"]
+    log.write_text("\n".join(lives) + "\n")
+    told = explain(toolkit, run.run_id)
+    assert told["symptom"] in ("supervisor_failed", "supervisor_lost")
+    assert {"source": "slurm-8.out", "line": "toolkit: attempt 1 begins"} in told["evidence"]
+    log.write_text(f"{OUT_OF_MEMORY}\n")  # of a script that printed no mark
+    assert explain(toolkit, run.run_id)["symptom"] == "out_of_memory"
+
+
+@pytest.mark.parametrize("log", [[mark(0), OUT_OF_MEMORY, mark(1), OUT_OF_MEMORY], None])
+def test_a_life_that_slurm_never_began_is_not_that_of_a_lost_supervisor(toolkit, slurm, log):
+    run = submitted(toolkit, "8")
+    for _ in range(2):
+        claim_start(run, first=0, job_id="8", host="node1", pid=1, process_started=1)
+    if log is not None:
+        (run.path / "slurm-8.out").write_text("\n".join(log) + "\n")
+    slurm(("8", "FAILED", "NonZeroExitCode", "node1", "", "2"))
+    told = explain(toolkit, run.run_id)
+    assert (told["symptom"], "restart 2" in told["why"], sources(told)) == ("never_began", True, {"squeue"})
+    assert told["actions"][0].startswith(f"`toolkit resume {run.run_id}`")
+    slurm(("8", "FAILED", "NonZeroExitCode", "node1", "", "1"))
+    assert explain(toolkit, run.run_id)["symptom"] != "never_began"

@@ -143,7 +143,9 @@ def test_only_named_variables_survive(tmp_path: Path) -> None:
         "BASH_FUNC_which%%": "() { echo mine; }", "BASH_FUNC_export%%": "() { :; }", "BASH_ENV": "/dev/null",
     }  # fmt: skip
     done = run_by_bash(render_script(job, RUN, 0), Path("/usr/bin/env; #"), {**kept, **polluted}, tmp_path)
-    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    begins, *variables = done.stdout.splitlines()
+    assert begins == "toolkit: job 7 begins (restart 0)"
+    found = dict(line.split("=", 1) for line in variables)
     for shells_own in ("_", "SHLVL", "PWD", "OLDPWD"):
         found.pop(shells_own, None)
     assert found == {**kept, "TOOLKIT_START": "0", "FROM_SITE": "1", "FROM_SETUP": "2"}

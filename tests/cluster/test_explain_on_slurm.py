@@ -18,6 +18,7 @@ from on_slurm import Site, is_stepping, make_site, wait_for
 
 from toolkit.devcluster import cluster as devcluster
 from toolkit.devcluster.layout import ClusterSpec, make_layout
+from toolkit.rundir.claims import read_claim
 from toolkit.rundir.layout import RunDirectory
 
 pytestmark = pytest.mark.cluster
@@ -212,6 +213,26 @@ def test_ends_that_take_their_time(here: Site) -> None:
 
 @pytest.mark.evidence
 @pytest.mark.timeout(300)
+@pytest.mark.timeout(180)
+def test_a_lost_supervisor_is_not_explained_by_the_life_before_the_requeue(here: Site) -> None:
+    run = stepping(here, "lives", "0:05:00")
+    job_id = here.status(run)["job_id"]
+    log = run.path / f"slurm-{job_id}.out"
+    with log.open("a") as stream:  # as Slurm writes it where a node fails
+        stream.write(f"slurmstepd: error: *** JOB {job_id} ON node1 CANCELLED AT now DUE TO NODE FAILURE ***\n")
+    assert here.command(["scontrol", "requeue", job_id]).returncode == 0
+    wait_for(is_stepping(run, 1), 90)
+    claim = read_claim(run, 1)
+    assert claim is not None
+    here.cluster.exec(claim.host, ["kill", "-KILL", str(claim.pid)])
+    wait_for(lambda: here.status(run)["state"] in ("lost", "failed"), 60)
+    told = explain(here, run)
+    assert told["symptom"] in ("supervisor_lost", "supervisor_failed"), told
+    assert "NODE FAILURE" not in evidence(told)
+    begun = [line for line in log.read_text().splitlines() if "begins (restart" in line]
+    assert [line[line.index("job") :] for line in begun] == [f"job {job_id} begins (restart {n})" for n in (0, 1)]
+
+
 def test_a_full_disk_of_a_node(here: Site) -> None:
     """The checkpoints lie in a tmpfs of node1 that holds one of them and not two."""
     here.cluster.exec(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.batch.explain import Evidence, Explanation, quote_file
-from toolkit.batch.job_log import JobLog, job_log, own_job_id
+from toolkit.batch.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
 from toolkit.batch.state import RunStatus
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.errors import NotFoundError, SchedulerRefusedError
@@ -182,7 +182,19 @@ class _Traces:
     log_file: Path | None  # the log, where it can be read
     seen: Symptom | None
     evidence: list[Evidence]
-    claimed: bool  # a supervisor of this job has begun
+    starts: int  # supervisors of this job that have begun
+
+    @property
+    def claimed(self) -> bool:
+        return self.starts > 0
+
+    @property
+    def never_began(self) -> bool:
+        """True where Slurm restarted the job more often than its script ran, as far as anybody wrote that down."""
+        if self.job is None or not self.job.restarts:
+            return False
+        begun = last_life_begun(self.log_file) if self.log_file is not None else self.starts - 1
+        return begun is not None and self.job.restarts > begun
 
     @property
     def steps(self) -> list[str]:
@@ -224,12 +236,15 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
     file = log.readable
     if not status.job_id:  # nobody knows the job, but its log may be there
         file = max(run.whole.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime, default=None)
+    claims = (read_claim(run, number) for number in run.start_numbers())
+    starts = sum(claim is not None and claim.job_id == own_job_id(run, status.job_id) for claim in claims)
+    left = _Traces(run, status, job, log, file, None, evidence, starts)
+    if left.never_began:
+        return left  # what stands in the log is of an earlier life
     seen, line = _sight_log(file)
     if line and file is not None:
         evidence.append(quote_file(run, file, line))
-    claims = (read_claim(run, number) for number in run.start_numbers())
-    claimed = any(claim is not None and claim.job_id == own_job_id(run, status.job_id) for claim in claims)
-    return _Traces(run, status, job, log, file, seen.symptom if seen is not None else None, evidence, claimed)
+    return replace(left, seen=seen.symptom if seen is not None else None)
 
 
 def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
@@ -251,6 +266,10 @@ def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
         return left.tell("node_lost", "its nodes did not come up")
     if job.state == "FAILED" and left.log_file is None and not left.log.redirected and not left.claimed:
         return _never_started(left.run, job, left.evidence)
+    if left.never_began:
+        return left.tell(
+            "never_began", f"Slurm requeued it, and could not start its script again (restart {job.restarts})"
+        )
     return None
 
 
@@ -317,7 +336,7 @@ def full_disk(path: Path) -> Evidence | None:
 
 def _sight_log(log: Path | None) -> tuple[Sighting | None, str]:
     """A symptom in the job's log, or its last line, which is the best that is known."""
-    lines = [clean(line) for line in tail_text(log, LOG_LINES)] if log is not None else []
+    lines = [clean(line) for line in of_last_life(tail_text(log, LOG_LINES))] if log is not None else []
     seen = sight(lines)
     if seen is not None:
         return seen, seen.line.partition("; it would say: ")[0]

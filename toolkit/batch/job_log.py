@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.slurm.sbatch_options import last_value_of
 
 _FIELD = re.compile(r"%(.)")
+# What the script prints first. The life before may have been killed in the middle of a line.
+_BEGINS = re.compile(r"toolkit: job [0-9_]+ begins \(restart ([0-9]+)\)\s*$")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,19 @@ def job_log(run: RunDirectory, job_id: str) -> JobLog:
     return JobLog(
         place, path, redirected=True, alone="j" in fields or ("A" in fields and ("a" in fields or "_" not in job_id))
     )
+
+
+def last_life_begun(log: Path) -> int | None:
+    """The restart whose script was the last to write to a log; None where scripts of before left no mark."""
+    with log.open(encoding="utf-8", errors="replace") as stream:
+        marks = [int(mark[1]) for mark in map(_BEGINS.search, stream) if mark]
+    return marks[-1] if marks else None
+
+
+def of_last_life(lines: Sequence[str]) -> Sequence[str]:
+    """What stands behind the last mark: requeued lives write to the same log. All where there is none."""
+    marks = [number for number, line in enumerate(lines) if _BEGINS.search(line)]
+    return lines[marks[-1] + 1 :] if marks else lines
 
 
 def _start_of(run: RunDirectory, job_id: str) -> int:
