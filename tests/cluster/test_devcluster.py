@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from clusters import ACCOUNTING
 from on_slurm import wait_for
 
 from toolkit.cli.devcluster import devcluster as commands
@@ -135,7 +136,7 @@ def test_the_command_line_passes_exit_codes_and_knows_its_nodes(cluster):
     assert (said.returncode, said.stdout) == (7, f"node2\n{cluster.slurm_conf}\n")
     status = json.loads(devcluster_command("status", "--json").stdout)
     assert sorted(status["nodes"]) == NODES and status["daemons"]["slurmd node1"] is True
-    again = devcluster_command("up")
+    again = devcluster_command("up", *(["--accounting"] if ACCOUNTING else []))
     assert "is up already" in again.stderr and again.stdout == f"export SLURM_CONF={cluster.slurm_conf}\n"
     refused = devcluster_command("exec", "node9", "true")
     assert refused.returncode == 4 and "one of controller, node1" in refused.stderr
