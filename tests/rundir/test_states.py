@@ -15,7 +15,7 @@ EXPECTED = {
     Cause.SUPERVISOR_LOST: (Next.AWAIT, RunState.LOST, 125),
     Cause.NODE_LOST: (Next.AWAIT, RunState.FAILED, 125),
     Cause.NODE_UNFIT: (Next.REQUEUE, RunState.FAILED, 125),
-    Cause.LAUNCH_FAILED: (Next.END, RunState.FAILED, 125),
+    Cause.LAUNCH_FAILED: (Next.RESTART, RunState.FAILED, 125),
     Cause.WALLTIME: (Next.REQUEUE, RunState.TIMEOUT, 140),
     Cause.PREEMPTED: (Next.AWAIT, RunState.PREEMPTED, 143),
     Cause.STOPPED: (Next.END, RunState.STOPPED, 130),
@@ -24,11 +24,11 @@ EXPECTED = {
 every_cause = pytest.mark.parametrize("cause", list(Cause))
 
 
-def follow(cause, *, budgets=BUDGETS, spent=0, again=Next.REQUEUE, repeated=False):
+def follow(cause, *, budgets=BUDGETS, spent=0, again=Next.REQUEUE, repeated=False, cannot_pass=False):
     row = ENDINGS[cause]
     return decide(
         cause, budgets=budgets, spent={row.budget: spent}, again=again, rank_exit_code=137,
-        repeated_without_progress=repeated,
+        repeated_without_progress=repeated, cannot_pass=cannot_pass,
     )  # fmt: skip
 
 
@@ -94,6 +94,11 @@ def test_without_a_requeue_only_restarts_in_the_allocation_remain(cause):
 @every_cause
 def test_the_same_failure_twice_without_a_step_ends_the_run(cause):
     assert_ends(follow(cause, repeated=True, budgets=dict.fromkeys(BUDGETS, -1)))
+
+
+@every_cause
+def test_what_would_fail_alike_ends_the_run(cause):
+    assert_ends(follow(cause, cannot_pass=True, budgets=dict.fromkeys(BUDGETS, -1)))
 
 
 def test_a_crash_hands_on_the_ranks_exit_code_and_each_cause_its_own_budget():

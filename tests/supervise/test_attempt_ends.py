@@ -6,6 +6,7 @@ The fixture asserts after each test that no process of the run is left.
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -102,6 +103,40 @@ def test_a_launcher_that_starts_nobody_is_a_launch_failure(supervise, local_job,
     assert job.wait() == 125
     assert job.end()["last_lines"] == ["no such fabric"]
     assert "code 9" in job.end()["reason"]
+    assert [job.end(number)["next"] for number in job.run.attempt_numbers()] == ["restart", "restart", "end"]
+    assert job.end(2)["decision"] == "the same failure came three times without a new step"
+
+
+def test_a_launch_that_cannot_pass_is_tried_once(supervise, local_job, tmp_path):
+    broken = tmp_path / "mpirun"
+    broken.write_text(
+        "#!/bin/bash\necho 'slurmstepd: error: execve(): /no/python: No such file or directory'\nexit 2\n"
+    )
+    broken.chmod(0o755)
+    settings = local_job(shell("true"), launcher="mpirun", restart="crashes = 5")
+    settings["launcher"]["mpirun"] = str(broken)
+    job = supervise(settings)
+    assert job.wait() == 125
+    assert (job.end()["symptom"], job.end()["decision"]) == ("no_interpreter", "another attempt would fail alike")
+
+
+def test_a_launch_that_fails_once_ends_nothing(supervise, local_job, tmp_path):
+    """As where an old step on a node ends only now."""
+    first = tmp_path / "mpirun"
+    words = "srun: error: task 1 launch failed: Unspecified error"
+    first.write_text(
+        f"#!/bin/bash\ncase $1 in --version) exit;; esac\n"
+        f"[ $TOOLKIT_ATTEMPT = 1 ] || {{ echo '{words}'; seq 20; exit 137; }}\n"
+        f"PMI_RANK=0 PMI_SIZE=1 exec {sys.executable} -P -m toolkit.rank\n"
+    )
+    first.chmod(0o755)
+    settings = local_job(shell("true"), ranks=1, launcher="mpirun", restart="crashes = 1")
+    settings["launcher"]["mpirun"] = str(first)
+    job = supervise(settings)
+    assert job.wait() == 0, job.log
+    end = job.end(0)
+    assert (end["cause"], end["next"], end["symptom"]) == ("launch_failed", "restart", "launch_failed")
+    assert end["last_lines"][0] == words and end["evidence"] == [["logs/launcher.log", words]]
 
 
 def test_a_second_attempt_may_succeed(supervise, local_job):
@@ -114,10 +149,19 @@ def test_a_second_attempt_may_succeed(supervise, local_job):
 
 
 def test_the_same_failure_twice_ends_a_run_with_budget_left(supervise, local_job):
-    job = supervise(local_job(shell("exit 4"), ranks=1, restart="crashes = 5"))
+    files = {"four.py": "import sys\ndef main(world, config):\n    sys.exit(4)\n"}
+    job = supervise(local_job("four.py:main", files=files, ranks=1, restart="crashes = 5"))
     assert job.wait() == 4
     assert job.run.attempt_numbers() == [0, 1]
     assert "same failure came twice" in job.end(1)["decision"]
+
+
+def test_a_program_that_tells_no_steps_has_its_whole_budget(supervise, local_job):
+    """It may have come far, and saved, between two failures that look the same."""
+    job = supervise(local_job(shell("exit 4"), ranks=1, restart="crashes = 3"))
+    assert job.wait() == 4
+    assert job.run.attempt_numbers() == [0, 1, 2, 3]
+    assert job.end(3)["decision"] == "restart.crashes = 3 is spent"
 
 
 def test_different_failures_spend_the_budget(supervise, local_job):

@@ -64,7 +64,11 @@ def _by_record(
     evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
     if symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
-    spent = end["decision"] if end["cause"] in ("crashed", "stalled", "walltime", "preempted", "node_lost") else ""
+    spent = (
+        end["decision"]
+        if end["cause"] in ("crashed", "stalled", "launch_failed", "walltime", "preempted", "node_lost")
+        else ""
+    )
     return Explanation(
         symptom, why, follows=f"nothing by itself ({spent})" if spent else "", evidence=evidence,
         actions=_next_steps(run, status, end), rank=end.get("rank"), host=end.get("host"),

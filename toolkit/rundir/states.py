@@ -87,7 +87,7 @@ ENDINGS: dict[Cause, Ending] = {
         Ending(Cause.CRASHED, "a rank died or failed", "crashes", Next.RESTART, RunState.FAILED, None),
         Ending(Cause.STALLED, "no step for stall_s", "crashes", Next.RESTART, RunState.FAILED, 125),
         Ending(Cause.REFUSED, "a rank refused its input, and would again", "", Next.END, RunState.FAILED, None),
-        Ending(Cause.LAUNCH_FAILED, "the launcher ended before any rank reported in", "", Next.END, RunState.FAILED, 125),
+        Ending(Cause.LAUNCH_FAILED, "the launcher could not start every rank", "crashes", Next.RESTART, RunState.FAILED, 125),
         Ending(Cause.SUPERVISOR_FAILED, "the supervisor could not go on", "", Next.END, RunState.FAILED, 125),
         Ending(Cause.SUPERVISOR_LOST, "the supervisor vanished; the next start writes this", "preemptions", Next.AWAIT, RunState.LOST, 125),
         Ending(Cause.NODE_LOST, "Slurm says that a node failed", "preemptions", Next.AWAIT, RunState.FAILED, 125),
@@ -119,13 +119,15 @@ def decide(
     again: Next | None,
     rank_exit_code: int = 1,
     repeated_without_progress: bool = False,
+    cannot_pass: bool = False,
 ) -> Verdict:
     """Follow the table for one ended attempt.
 
     `budgets` are the `[restart]` keys (-1 is unlimited), `spent` how often each was spent before this end.
     `again` is how this start may be followed by another one: REQUEUE, FOLLOW_UP where nobody can ask Slurm for a
     requeue, None where the job or a local run rules both out.
-    `repeated_without_progress` is true when the same failure came twice with no new step between.
+    `repeated_without_progress` is true when the same failure came twice with no new step between; a failed launch is
+    one only at its third time. `cannot_pass` is true of a failure that waits for somebody to mend its cause.
     """
     row = ENDINGS[cause]
     exit_code = rank_exit_code if row.exit_code is None else row.exit_code
@@ -135,8 +137,11 @@ def decide(
 
     if row.with_budget is Next.END:
         return end(row.when)
+    if cannot_pass:
+        return end("another attempt would fail alike")
     if repeated_without_progress:
-        return end("the same failure came twice without a new step")
+        times = "three times" if cause is Cause.LAUNCH_FAILED else "twice"
+        return end(f"the same failure came {times} without a new step")
     follows = row.with_budget
     if follows is not Next.RESTART:
         if again is None:

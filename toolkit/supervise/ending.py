@@ -45,6 +45,7 @@ def judge(
     return decide(
         cause, budgets={key: int(restart[key]) for key in _BUDGETS}, spent=spent, again=again,
         rank_exit_code=end.exit_code or 1, repeated_without_progress=repeated,
+        cannot_pass=end.cannot_pass and end.cause is cause,
     )  # fmt: skip
 
 

@@ -20,10 +20,12 @@ from toolkit.supervise.symptoms import (
     EXIT_CODE,
     FAILED,
     KILLED,
+    LAUNCH_FAILED,
     NATIVE_CRASH,
     PEER_LOST,
     REFUSED,
     SILENT,
+    Sighting,
     Symptom,
     sight,
 )
@@ -56,7 +58,8 @@ class AttemptEnd:
     """How an attempt ended. `rank` and `host` name the culprit, None where no single rank is to blame.
 
     `symptom` is one stable word of docs/explain.md, "" where the cause says it all. `evidence` are pairs of a file
-    below the attempt's folder and the line of it that shows the reason.
+    below the attempt's folder and the line of it that shows the reason. `cannot_pass` is true of a launch that would
+    fail again.
     """
 
     cause: Cause
@@ -69,6 +72,7 @@ class AttemptEnd:
     step: int | None = None
     symptom: str = ""
     evidence: list[tuple[str, str]] = field(default_factory=list)
+    cannot_pass: bool = False
 
 
 def clean(line: str) -> str:
@@ -146,7 +150,7 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     end = replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
     # What the launcher says came first; the rank that met it is not to blame.
     if consequence and file == "logs/launcher.log":
-        return replace(end, reason=symptom.means, rank=None, host=None, last_lines=_launcher_lines(attempt))
+        return replace(_as_the_launcher_says(end, sighting, attempt), rank=None, host=None)
     return end
 
 
@@ -246,7 +250,10 @@ def _launch_failure(attempt: AttemptDirectory, launcher_code: int) -> AttemptEnd
     reason = f"the launcher ended with code {launcher_code} before any rank started"
     code = _shell_code(launcher_code) or 1
     end = AttemptEnd(Cause.LAUNCH_FAILED, reason, code, last_lines=_launcher_lines(attempt))
-    return _as_the_launcher_says(end, attempt)
+    sighting = _seen_by_the_launcher(attempt)
+    if sighting is None:
+        return end
+    return replace(_as_the_launcher_says(end, sighting, attempt), cannot_pass=sighting.symptom.lasting)
 
 
 def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_code: int) -> AttemptEnd:
@@ -264,17 +271,27 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
         last_lines=lines or _last_lines(attempt, missing[0]),
         symptom=SILENT.word,
     )
-    return _as_the_launcher_says(end, attempt)
+    sighting = _seen_by_the_launcher(attempt)
+    return _as_the_launcher_says(end, sighting, attempt) if sighting is not None else end
 
 
-def _as_the_launcher_says(end: AttemptEnd, attempt: AttemptDirectory) -> AttemptEnd:
-    """The same end with the reason that the launcher's log shows, where it shows one."""
-    # Behind the one line that says why stands one of srun's for each rank that it ended.
-    sighting = sight(_launcher_lines(attempt, LINES_SEARCHED))
-    if sighting is None:
-        return end
-    symptom, evidence = sighting.symptom, [("logs/launcher.log", sighting.line)]
-    return replace(end, reason=symptom.means, fix=_fix(symptom, attempt), symptom=symptom.word, evidence=evidence)
+def _seen_by_the_launcher(attempt: AttemptDirectory) -> Sighting | None:
+    """Behind the one line that says why stands one of srun's for each rank that it ended."""
+    return sight(_launcher_lines(attempt, LINES_SEARCHED))
+
+
+def _as_the_launcher_says(end: AttemptEnd, sighting: Sighting, attempt: AttemptDirectory) -> AttemptEnd:
+    """The same end with the reason that the launcher's log shows."""
+    symptom, lines = sighting.symptom, _launcher_lines(attempt)
+    if sighting.line not in map(str.strip, lines):
+        lines = [sighting.line, *lines[1:]]
+    end = replace(
+        end, reason=symptom.means, fix=_fix(symptom, attempt), symptom=symptom.word, last_lines=lines,
+        evidence=[("logs/launcher.log", sighting.line)],
+    )  # fmt: skip
+    if symptom is LAUNCH_FAILED:  # whether other ranks had begun by then is chance
+        return replace(end, cause=Cause.LAUNCH_FAILED, rank=None, host=None)
+    return end
 
 
 def _last_lines(attempt: AttemptDirectory, rank: int) -> list[str]:

@@ -35,15 +35,19 @@ def last_step(attempt: AttemptDirectory) -> int | None:
 def is_repeated(earlier: Sequence[Mapping[str, Any]], end: AttemptEnd, cause: Cause, *, tells_steps: bool) -> bool:
     """True when an attempt ended as the one before it did, and came no further than any of the earlier ones.
 
+    A launch that failed is tried twice more.
+
     Args:
         earlier: ends of the attempts since the last resume.
         cause: why it ended, as Slurm says.
-        tells_steps: the job reports its steps; a script's walltimes say nothing about its progress.
+        tells_steps: the job reports its steps; where none are known, its budgets alone count.
     """
     if not earlier or _has_new_step(earlier, end.step) or earlier[-1]["cause"] != cause.value:
         return False
+    if cause is Cause.LAUNCH_FAILED:  # an old step on a node may take a while to end
+        return [one["cause"] for one in earlier[-2:]] == [cause.value] * 2
     if cause is Cause.CRASHED:
-        return (earlier[-1]["rank"], earlier[-1]["reason"]) == (end.rank, end.reason)
+        return tells_steps and (earlier[-1]["rank"], earlier[-1]["reason"]) == (end.rank, end.reason)
     if cause is Cause.WALLTIME:  # a start or a save that takes longer than there is time would be repeated for ever
         return tells_steps
     return cause is Cause.STALLED  # its words say where each rank stood, and differ

@@ -43,6 +43,7 @@ from toolkit.supervise.symptoms import NODE_LOST
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
 REQUEUE_S = 30.0  # what asking for a requeue may take
 SHORTEST_PATIENCE_S = 5.0
+LAUNCH_PAUSE_S = 20.0  # twice this is more than KillWait, which is 30 s on most sites
 
 
 @dataclass
@@ -154,6 +155,20 @@ class Supervisor:
             self._record(attempt, end, verdict, time.monotonic() - began)
             if verdict.next is not Next.RESTART:
                 return self._leave(attempt, verdict)
+            if verdict.cause is Cause.LAUNCH_FAILED and self.allocation.in_slurm:
+                self._let_old_steps_end()
+
+    def _let_old_steps_end(self) -> None:
+        """Wait before the ranks are started again: Slurm may just be ending what an earlier start left on a node.
+
+        A request to end also ends the wait: the next attempt looks for one first.
+        """
+        deadline = time.monotonic() + LAUNCH_PAUSE_S
+        say(f"the ranks are started again in {LAUNCH_PAUSE_S:.0f} s")
+        while time.monotonic() < deadline and not self.request.came:
+            if self.patience.wait_for(lambda: any(map(self.run.is_asked, ("stop", "cancel")))):
+                return
+            time.sleep(1.0)
 
     def _begin(self, attempt: AttemptDirectory, launcher: str) -> None:
         write_json(
@@ -289,7 +304,8 @@ class Supervisor:
 
 
 def _launch_failed(error: OwnFailureError) -> AttemptEnd:
-    return AttemptEnd(Cause.LAUNCH_FAILED, error.message, OWN_FAILURE, fix=error.fix)
+    """What the supervisor itself could not do before any rank: something has to be mended."""
+    return AttemptEnd(Cause.LAUNCH_FAILED, error.message, OWN_FAILURE, fix=error.fix, cannot_pass=True)
 
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 class Symptom:
     """A kind of failure. `fix` may hold {run}; "" where only the program's author knows one.
 
-    `plain` ones add nothing to what the rank or the supervisor says by itself.
+    `plain` ones add nothing to what the rank or the supervisor says by itself. `lasting` ones keep each launch from
+    starting its ranks until somebody mends them.
     """
 
     word: str
     means: str
     fix: str = ""
     plain: bool = False
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,22 @@ DISK_FULL = Symptom(
 WRONG_PMI = Symptom(
     "wrong_pmi", "the launcher and the MPI library do not understand each other: each rank believes to be alone",
     "the site file's launcher.mpi must be what the MPI was built for; `srun --mpi=list` shows what there is",
+    lasting=True,
 )  # fmt: skip
 NO_INTERPRETER = Symptom(
     "no_interpreter", "the program to start does not exist on a node",
     "install it on a file system that all nodes see, and submit with the toolkit that is installed there",
+    lasting=True,
 )  # fmt: skip
 IMAGE_FAILED = Symptom(
     "image_failed", "the container of a rank could not be started",
-    "check image, mounts and python in [container] of the job and of the site",
+    "check image, mounts and python in [container] of the job and of the site", lasting=True,
 )  # fmt: skip
 SETUP_FAILED = Symptom(
     "setup_failed", "a line of the site's [env] failed before any rank began",
-    "mend that module or set-up line of the site file; `toolkit site show` says where it stands",
+    "mend that module or set-up line of the site file; `toolkit site show` says where it stands", lasting=True,
 )  # fmt: skip
+LAUNCH_FAILED = Symptom("launch_failed", "the launcher could not start every rank")
 COLLECTIVE_TIMEOUT = Symptom(
     "collective_timeout", "ranks waited in a collective for one that did not come",
     "look at what that rank did; where it was only slow, raise restart.collective_timeout_s, or the time-out of a group "
@@ -80,7 +85,7 @@ SILENT = Symptom("silent_end", "ranks vanished without a word", plain=True)
 
 SYMPTOMS = (
     EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, NO_INTERPRETER,
-    IMAGE_FAILED, SETUP_FAILED, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED, SILENT,
+    IMAGE_FAILED, SETUP_FAILED, LAUNCH_FAILED, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED, SILENT,
 )  # fmt: skip
 
 # The first that fits counts: what is particular stands before what is general.
@@ -101,6 +106,8 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
         (IMAGE_FAILED, r"^FATAL: {3}|slurmstepd(?:-\S+)?: error: pyxis: "),
         (SETUP_FAILED, r"^toolkit: this line of the site file failed: "),
         (NODE_LOST, r"srun: error: Node failure on|DUE TO NODE FAILURE"),
+        (LAUNCH_FAILED,
+         r"srun: error: (?:tasks? [\d,-]+ launch failed|Task launch for .* failed on node|Application launch failed)"),
         (COLLECTIVE_TIMEOUT,
          r"Timed out waiting \d+ ?ms|Watchdog caught collective operation timeout|failed to pass monitoredBarrier|"
          r"timed out .*(?:gloo|nccl|collective)"),
