@@ -100,8 +100,7 @@ def _require_ended(whole: RunDirectory) -> RunStatus:
     status = run_status(whole)
     if not status.state.final:
         raise CheckFailedError(
-            f"run {whole.run_id} is {status.state.value} ({status.reason})",
-            fix=_fix_of_living(whole, status),
+            f"run {whole.run_id} is {status.state.value} ({status.reason})", fix=_fix_of_living(whole, status)
         )
     return status
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from toolkit.batch.script import render_script, sbatch_words
 from toolkit.batch.settle import close_submission
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import NotFoundError, ToolkitError
-from toolkit.rundir.files import read_json, write_json, write_text
+from toolkit.rundir.files import cannot_write, read_json, write_json, write_text
 from toolkit.rundir.find import newest_record, typed_path
-from toolkit.rundir.layout import RunDirectory, create_run
+from toolkit.rundir.layout import RunDirectory, create_run, discard_run
 from toolkit.rundir.submissions import open_submission
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.submit import UnsettledError, comment_of, token_of
+from toolkit.slurm.submit import SETTLE_S, UnsettledError, comment_of, token_of
 from toolkit.supervise.allocation import process_start_ticks
 
 
@@ -59,17 +58,17 @@ def create(job: ResolvedJob, runs: Path, *, here: bool = False, once: Sequence[s
     `here` is for nodes that are given already; `once` are options of sbatch for this submission alone.
 
     Raises:
-        ToolkitError: the script cannot be rendered, or the folder cannot be written; no run is left behind.
+        ToolkitError, OSError: the script cannot be rendered, or the folder cannot be written; no run is left behind.
     """
     run = create_run(runs, job.job.name, access=job.paths.access)
     try:
         left_out = [] if here else nodes_left_out(job, runs)
         write_text(run.script(0), render_script(job, run, 0, left_out=left_out, once=once), mode=0o700)
-    except ToolkitError:
-        shutil.rmtree(run.path)
+        write_text(run.job_file, job.job_file.read_text(encoding="utf-8"))
+        write_json(run.record, make_record(job, command=sys.argv))  # last: what has a record is a run
+    except (ToolkitError, OSError):
+        discard_run(run)
         raise
-    write_text(run.job_file, job.job_file.read_text(encoding="utf-8"))
-    write_json(run.record, make_record(job, command=sys.argv))  # last: what has a record is a run
     return run
 
 
@@ -78,6 +77,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
 
     Raises:
         SchedulerRefusedError: sbatch said no.
+        ToolkitError: the run directory cannot be written; nothing was handed over.
         UnsettledError: nobody knows whether Slurm took the job; `status` and `resume` ask again.
     """
     from toolkit.batch.executors import LocalScriptExecutor, SlurmScriptExecutor  # submitit is heavy
@@ -91,7 +91,10 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
         raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
     _warn_of_variables()
     token = token_of(run.run_id, start)
-    opened = open_submission(run, start, token, process_started=process_start_ticks(os.getpid()))
+    try:
+        opened = open_submission(run, start, token, process_started=process_start_ticks(os.getpid()))
+    except OSError as error:
+        raise cannot_write(error) from error
     try:
         executor = SlurmScriptExecutor(run, script, slurm_of(job, echo=echo), comment_of(token, sbatch_words(job)))
         job_id = executor.submit_script().job_id
@@ -99,8 +102,8 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
         raise UnsettledError(
             error.message,
             where=str(run.path),
-            fix=f"the run is kept: `toolkit status {run.run_id}` asks again, "
-            f"`toolkit resume {run.run_id}` submits it where Slurm has no such job",
+            fix=f"the run is kept: ask `toolkit status {run.run_id}` twice, {SETTLE_S:.0f} s apart; where Slurm has no "
+            f"such job, `toolkit resume {run.run_id}` submits it",
         ) from error
     except KeyboardInterrupt:
         sys.stderr.write(f"toolkit: sbatch was interrupted; `toolkit status {run.run_id}` finds its job\n")
@@ -123,9 +126,7 @@ def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Su
     except UnsettledError:
         raise  # the job may be in the queue, and needs its folder
     except ToolkitError:
-        shutil.rmtree(run.path)
-        with suppress(OSError):
-            run.path.parent.rmdir()  # the job's folder, where this was its first run
+        discard_run(run)
         raise
 
 

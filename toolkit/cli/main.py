@@ -86,6 +86,11 @@ def main() -> None:
         _say(_with_help(error))
         sys.exit(error.exit_code)
     except OSError as error:
+        from toolkit.rundir.files import cannot_write, is_unwritable
+
+        if is_unwritable(error):
+            _say(str(cannot_write(error)))
+            sys.exit(WRONG_USE)
         place = f"{error.filename}: " if error.filename else ""
         _say(f"{place}{error.strerror or error}")
         sys.exit(WRONG_USE if error.errno in _OF_A_NAME else OWN_FAILURE)

@@ -20,6 +20,22 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def is_unwritable(error: OSError) -> bool:
+    """True where the file system takes nothing: it is full, its quota is used up, or it can only be read."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def cannot_write(error: OSError, *, what: str = "cannot write", where: Path | None = None) -> ToolkitError:
+    """The system's refusal to write below RUNS, in words. `where` counts where the error itself names no file."""
+    no_room = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return ToolkitError(
+        f"{what}: {error.strerror}",
+        where=str(error.filename or where or ""),
+        fix=("make room there, or give another folder" if no_room else "give a folder you can write to")
+        + " with --runs or TOOLKIT_RUNS",
+    )
+
+
 def make_folder(path: Path) -> None:
     """Make a folder as open as the one around it; the umask does not decide who can read.
 
@@ -48,8 +64,8 @@ def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool 
     """
     mode = _file_mode(path) if mode is None else mode
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         # A byte that is not UTF-8, as a folder's name may hold, becomes the escape that JSON has for it.
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
             os.fchmod(stream.fileno(), mode)  # the umask must not decide who can read
@@ -58,8 +74,10 @@ def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool 
                 stream.flush()
                 os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)  # a full disk must not fill up with parts
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a write's own error names no file
         raise
 
 

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from toolkit.errors import ToolkitError
-from toolkit.rundir.files import make_folder, write_text
+from toolkit.rundir.files import cannot_write, make_folder, write_text
 
 
 def new_run_id(now: datetime | None = None) -> str:
@@ -277,21 +277,30 @@ def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirecto
 
     It exists before anything of ours runs on the cluster, since Slurm opens the log inside it. `access` is
     "user" (0700) or "group" (0750).
+
+    Raises:
+        ToolkitError: the folder cannot be written; nothing of the run is left behind.
     """
+    run = None
     try:
         (runs / job_name).mkdir(parents=True, exist_ok=True)
         run = _make_next((runs / job_name).resolve())
         run.path.chmod(0o750 if access == "group" else 0o700)
         for folder in _folders_of(run):
             make_folder(folder)
+        write_text(run.secret, secrets.token_hex(32) + "\n", mode=0o600)  # the owner's alone, whatever the access
     except OSError as error:
-        raise ToolkitError(
-            f"cannot make a run directory: {error.strerror}",
-            where=str(error.filename or runs),
-            fix="give a folder you can write to with --runs or TOOLKIT_RUNS",
-        ) from error
-    write_text(run.secret, secrets.token_hex(32) + "\n", mode=0o600)  # the owner's alone, whatever the access
+        if run is not None:
+            discard_run(run)
+        raise cannot_write(error, what="cannot make a run directory", where=runs) from error
     return run
+
+
+def discard_run(run: RunDirectory) -> None:
+    """Remove a run that never began, and the job's folder where it was its first one."""
+    shutil.rmtree(run.path)
+    with suppress(OSError):
+        run.path.parent.rmdir()
 
 
 def _make_next(job_folder: Path) -> RunDirectory:
