@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from on_slurm import Site, is_stepping, stopped_slurmctld, wait_for
 
+from toolkit.devcluster import cluster as devcluster
 from toolkit.rundir.layout import RunDirectory
 
 pytestmark = pytest.mark.cluster
@@ -140,3 +141,25 @@ def test_a_run_is_requeued_on_request_and_has_saved(here: Site) -> None:
     wait_for(lambda: here.status(run)["state"] == "pending")
     assert "requeue" in here.status(run)["reason"]
     here.command(["scancel", job_id])
+
+
+@pytest.mark.timeout(400)
+def test_a_lost_node_that_comes_back_ends_no_run(here: Site) -> None:
+    """Its old step may live on while the next start begins; a launch that fails of it is tried again."""
+    here.await_empty()
+    job, enough = here.stepping("nodes = 3\nranks_per_node = 1", time="0:10:00")
+    _, run = here.submit(job, "-w", "node[2-4]")
+    wait_for(is_stepping(run, 0), 60)
+    devcluster.fail(here.cluster.layout, "node3")
+    try:
+        wait_for(lambda: here.status(run)["state"] == "pending", 150)
+    finally:
+        devcluster.restore(here.cluster.layout, "node3")
+    assert exit_of(run, 0)["cause"] == "node_lost"
+    wait_for(lambda: (last := run.last_attempt()) and last.number and last.heartbeat.exists(), 180)
+    enough.touch()
+    assert here.wait(run).returncode == 0
+    for number in run.attempt_numbers()[1:-1]:  # whether there were any is chance
+        failed = exit_of(run, number)
+        assert (failed["cause"], failed["next"]) == ("launch_failed", "restart")
+        assert "launch failed" in str(failed["evidence"])
