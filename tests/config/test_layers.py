@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from toolkit.config.layers import resolve_job
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.resolved import ResolvedJob
+from toolkit.config.texts import read_text
 from toolkit.errors import ToolkitError
 
 LAYERS = ["built-in", "site", "job", "SBATCH_*", "TOOLKIT_*", "flag"]
@@ -63,6 +64,23 @@ def test_origins_name_the_line_the_variable_and_the_flag(tmp_path, resolve, site
     assert resolved.origin("job.constraint") == Origin("site", f"{tmp_path}/sites/cluster.toml:10")
     assert resolved.origin("train.batch") == Origin("built-in")
     assert (resolved.job.time_s, resolved.job.requeue, resolved.train.lr) == (1800, False, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ('"a b"', "a b"), ("'a b'", "a b"), ('"a\\tb"', "a\tb"), ("a b", "a b"), ('"a" "b"', '"a" "b"'), ('"', '"'),
+        ("'a\"", "'a\""), ('""', ""),
+    ],
+)  # fmt: skip
+def test_a_text_may_stand_in_quotes_as_in_a_file(typed, read):
+    assert read_text(("job", "partition"), typed, where="--set") == read
+    assert read_text(("env", "vars", "NAME"), typed, where="--set") == typed
+
+
+def test_quotes_of_one_text_of_a_list_are_not_part_of_it():
+    assert read_text(("job", "sbatch"), '"--hold"', where="--set") == ["--hold"]
+    assert read_text(("job", "entry"), "'fit.py:main'", where="--set") == "fit.py:main"
 
 
 def test_texts_are_read_by_the_type_of_their_key(resolve):

@@ -197,6 +197,12 @@ def test_no_file(tmp_path):
             "--set train.steps=0:train.steps: 0 is refused: input should be greater than or equal to 1. "
             "Fix: give a whole number, at least 1",
         ),
+        ({"settings": ["env.vars={SLURM_JOB_ID='1'}"]}, "--set env.vars={SLURM_JOB_ID='1'}:env.vars"),
+        ({"settings": ["env.vars.SLURM_JOB_ID=1"]}, "--set env.vars.SLURM_JOB_ID=1:env.vars.SLURM_JOB_ID: "),
+        (
+            {"settings": ['train.steps="5"']},
+            '--set train.steps="5":train.steps: \'"5"\' cannot be read. Fix: give a whole number, at least 1',
+        ),
         ({"settings": ["steps"]}, "--set steps: is not table.key=value. Fix: write --set train.steps=100"),
         (
             {"environ": {"TOOLKIT_TRAIN_STEP": "5"}},

@@ -85,7 +85,8 @@ def resolve_job(
     )
 
     def place(path: KeyPath) -> str:
-        origin = origins.get(".".join(path))
+        around = (origins.get(".".join(path[:depth])) for depth in range(len(path), 0, -1))
+        origin = next(filter(None, around), None)  # of `--set env.vars={...}` its keys have none of their own
         return origin.detail if origin else document.place(path)
 
     _check_file_name(document.path, origins)

@@ -18,6 +18,8 @@ TABLES = tuple(key_names(JobFile))
 def read_text(path: KeyPath, text: str, *, where: str) -> Any:
     """Read `text` by the type of the key `path`; values of [args] as TOML, or as text where they are not TOML.
 
+    A key's text may stand in quotes, as in a file; a variable's (`env.vars.NAME`) is taken as it is.
+
     Raises:
         ToolkitError: there is no such key, or the text is not of its type.
     """
@@ -29,6 +31,8 @@ def read_text(path: KeyPath, text: str, *, where: str) -> Any:
             raise ToolkitError(f"cannot be read: {error}", where=place, fix="write it in quotes, as a text") from error
     annotation, form = _type_of(path, where)
     kinds = _kinds(annotation)
+    if len(path) == 2 and (str in kinds or kinds == [list]):
+        text = _unquoted(text)
     if kinds == [list] and not text.startswith("["):
         return [text]  # One text is a list of one.
     for kind in kinds:
@@ -73,6 +77,14 @@ def _kinds(annotation: Any) -> list[type]:
     if origin is Literal:
         return [type(get_args(annotation)[0])]
     return [origin or annotation]
+
+
+def _unquoted(text: str) -> str:
+    """The text inside the quotes of one whole TOML string; any other text as it is."""
+    if len(text) < 2 or text[0] not in "\"'" or text[-1] != text[0]:
+        return text
+    value = _toml_value(text, otherwise=text)
+    return value if isinstance(value, str) else text
 
 
 def _read_bool(text: str) -> bool:
