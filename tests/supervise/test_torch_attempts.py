@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from toolkit.rundir.files import read_json
 
 GLOO_SCRIPT = """
@@ -59,8 +61,23 @@ def test_a_function_is_asked_to_stop_and_all_ranks_stop_at_one_step(supervise, l
     assert [attempt.done_marker(rank).read_text() for rank in (0, 1)] == ["stopped\n"] * 2
     said = {job.rank_log(rank).split("saved at ")[1] for rank in (0, 1)}
     assert len(said) == 1
-    assert 0 <= job.end()["step"] <= int(said.pop())
+    assert job.end()["step"] == int(said.pop())
     assert not list(attempt.errors.iterdir())
+
+
+FAST = """
+def main(world, config):
+    for step in range(1, 211):
+        world.should_stop(step)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("return", 0), ("raise ValueError", 1), ("raise SystemExit(3)", 3)])
+def test_the_last_step_of_a_fast_loop_is_known_however_it_ends(supervise, local_job, end, code):
+    job = supervise(local_job("fast.py:main", files={"fast.py": FAST.format(end=end)}, ranks=1))
+    assert job.wait() == code
+    assert job.end()["step"] == 210
 
 
 WAITS = """

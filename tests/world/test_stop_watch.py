@@ -75,8 +75,30 @@ def test_the_heartbeat_tells_the_step_once_a_second(watch, clock):
     assert read_json(watch.attempt.heartbeat)["step"] == 7
 
 
+def test_the_heartbeat_has_the_last_step_when_all_stop_and_when_the_rank_ends(watch):
+    for step in (5, 6):
+        watch.look(step, rank=0)
+    assert not watch.agree(stop.SAVE)
+    assert read_json(watch.attempt.heartbeat)["step"] == 5
+    assert watch.agree(stop.STOP)
+    assert read_json(watch.attempt.heartbeat)["step"] == 6
+    watch.look(7, rank=0)
+    watch.tell_last_step()
+    assert read_json(watch.attempt.heartbeat)["step"] == 7
+
+
+def test_a_last_step_that_cannot_be_written_is_said_and_no_more(watch, capsys):
+    watch.look(5, rank=0)
+    watch.look(6, rank=0)
+    shutil.rmtree(watch.attempt.path)
+    watch.tell_last_step()
+    assert "does not answer" in capsys.readouterr().err
+
+
 def test_outside_a_run_there_is_nothing_to_write():
-    assert not StopWatch().look(1, rank=0)
+    watch = StopWatch()
+    assert not watch.look(1, rank=0)
+    watch.tell_last_step()
 
 
 def test_a_world_notes_what_was_agreed():

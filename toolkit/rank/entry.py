@@ -156,6 +156,8 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     except SystemExit as leave:
         if leave.code:
             raise  # 0 and None are a return, also after `should_stop`
+    finally:
+        world.stop_watch.tell_last_step()
     stopped = world.stop_watch.verdict
     if dist.is_initialized():  # a tidy `main` may have done this itself
         dist.barrier()  # nobody tears the store down while another rank still needs it

@@ -34,6 +34,8 @@ class StopWatch:
     _end_read_at: float = float("-inf")
     _looked_at: float = float("-inf")
     _beat_at: float = float("-inf")
+    _step: int | None = None  # the last that rank 0 passed
+    _told_step: int | None = None  # the last in the heartbeat
 
     def install(self) -> None:
         """Make USR2 and TERM a stop request. Called before torch is imported, so that no signal is lost."""
@@ -46,6 +48,7 @@ class StopWatch:
     def look(self, step: int, *, rank: int) -> int:
         """What this rank asks for. Rank 0 writes the heartbeat, and looks at files now and then."""
         if rank == 0:
+            self._step = step
             for use_files in (lambda: self._beat(step), self._read_control):
                 try:
                     use_files()
@@ -58,7 +61,17 @@ class StopWatch:
         self.verdict, self.save_agreed = total >= STOP, total == SAVE
         if total:
             self.save_asked = False
+        if self.verdict:
+            self.tell_last_step()
         return self.verdict
+
+    def tell_last_step(self) -> None:
+        """Write rank 0's last step into the heartbeat, which is up to a second behind it."""
+        if self._step is not None and self._step != self._told_step:
+            try:
+                self._write_heartbeat(self._step)
+            except OSError as error:  # it changes nothing of how this rank ends
+                _tell(error)
 
     def time_left(self) -> float:
         """Seconds until the allocation ends; infinite without a limit."""
@@ -80,10 +93,15 @@ class StopWatch:
         if self.attempt is not None and now - self._beat_at >= HEARTBEAT_PERIOD_S:
             self._beat_at = now
             try:
-                write_json(self.attempt.heartbeat, {"step": step, "time": utc_now()}, durable=False)
+                self._write_heartbeat(step)
             except OSError:  # a full disk; the rank lives all the same, and must not count as stalled
                 os.utime(self.attempt.heartbeat)
                 raise
+
+    def _write_heartbeat(self, step: int) -> None:
+        if self.attempt is not None:
+            write_json(self.attempt.heartbeat, {"step": step, "time": utc_now()}, durable=False)
+            self._told_step = step
 
     def _read_control(self) -> None:
         now = time.monotonic()
