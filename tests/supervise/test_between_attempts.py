@@ -8,12 +8,14 @@ from functools import partial
 
 import pytest
 
+from toolkit.batch.restarts import RestartNews
 from toolkit.batch.state import final_word
 from toolkit.errors import OWN_FAILURE
 from toolkit.rundir.claims import claim_attempt, claim_start, read_claim
 from toolkit.rundir.files import read_json, utc_now, write_json
 from toolkit.rundir.states import Cause, Next, RunState, decide
 from toolkit.supervise.allocation import Allocation
+from toolkit.supervise.continuation import close_unfinished
 from toolkit.supervise.ending import record_end
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launchers import Shape
@@ -124,6 +126,16 @@ def test_a_supervisor_that_fails_after_another_start_has_the_run_claims_nothing(
     assert read_claim(run_directory, 1) is not None
     one.fail(FULL)
     assert run_directory.attempt_numbers() == []
+
+
+def test_who_waits_hears_that_the_start_which_closes_a_lost_attempt_goes_on(run_directory):
+    """It may be the user's own resume, of which Slurm knows nothing."""
+    attempt = begun(run_directory)
+    news = RestartNews(run_directory)
+    close_unfinished(run_directory)
+    (line,) = news.new()
+    assert line.startswith(f"attempt {attempt.number} supervisor_lost (its supervisor was killed")
+    assert line.endswith("); another start goes on")
 
 
 def test_a_pause_of_the_file_system_loses_no_end(run_directory, capsys):

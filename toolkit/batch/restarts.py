@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
-from toolkit.rundir.states import Next
+from toolkit.rundir.states import NEXT_START_BEGAN, Next
 
 FOLLOWS = {
     Next.RESTART: "restarting",
@@ -40,7 +41,13 @@ class RestartNews:
             end = read_json_or_none(self.run.attempt(number).exit_file)
             if end is None:
                 continue
-            follows = "" if end["final"] else FOLLOWS.get(Next(end["next"]), "")
+            follows = "" if end["final"] else _follows(end)
             place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
             text = f"attempt {number} {end['cause']} ({place}{end['reason']}); {follows}"
             yield number, text if follows else ""
+
+
+def _follows(end: Mapping[str, Any]) -> str:
+    if end["decision"] == NEXT_START_BEGAN:  # by a resume, a requeue or a follow-up job: it is there
+        return "another start goes on"
+    return FOLLOWS.get(Next(end["next"]), "")

@@ -63,6 +63,10 @@ class Next(StrEnum):
     FOLLOW_UP = "follow_up"
 
 
+# The decision in the record of an attempt that its own supervisor could not write: the next start did.
+NEXT_START_BEGAN = "another start began"
+
+
 @dataclass(frozen=True)
 class Ending:
     """One row of the table: what an attempt that ended by `cause` leads to.

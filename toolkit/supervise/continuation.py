@@ -13,7 +13,7 @@ from pathlib import Path
 from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.files import read_lines, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.states import ENDINGS, Cause, Next
+from toolkit.rundir.states import ENDINGS, NEXT_START_BEGAN, Cause, Next
 from toolkit.rundir.submissions import open_submission
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import UnsettledError, comment_of, is_unsettled, submit_once, token_of
@@ -149,7 +149,7 @@ def close_unfinished(run: RunDirectory) -> None:
                 attempt.exit_file,
                 {"cause": cause.value, "next": Next.AWAIT.value, "final": False, "state": ENDINGS[cause].final_state.value,
                  "exit_code": OWN_FAILURE, "reason": "its supervisor was killed before it could say how it ended",
-                 "decision": "another start began", "rank": None, "host": None, "fix": "", "last_lines": [],
+                 "decision": NEXT_START_BEGAN, "rank": None, "host": None, "fix": "", "last_lines": [],
                  "step": last_step(attempt), "seconds": 0.0, "time": utc_now()},
             )  # fmt: skip
 
