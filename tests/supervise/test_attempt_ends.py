@@ -201,6 +201,14 @@ def test_a_control_file_ends_the_run(supervise, local_job, name, state, code):
     assert job.end()["state"] == state
 
 
+def test_a_request_before_the_launch_starts_no_rank(supervise, local_job, run_directory):
+    (run_directory.control / "stop").touch()
+    job = supervise(local_job(shell("true")))
+    assert job.wait() == 130
+    assert job.end()["reason"] == "ended on request (stopped); no rank had been started yet"
+    assert not any(job.run.attempt(0).ranks.iterdir())
+
+
 def test_a_supervisor_killed_by_9_takes_ranks_and_their_children_along(supervise, local_job):
     job = supervise(local_job(shell(f"echo ready; {SLEEP}")))
     job.until_log_says("ready", rank=1)

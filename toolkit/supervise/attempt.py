@@ -239,7 +239,7 @@ class AttemptWatch:
         """The end of an attempt that was asked to stop before any rank was started, as by an early Ctrl-C."""
         self._look_at_requests(time.monotonic())
         cause = self.request.cause
-        return AttemptEnd(cause, f"ended on request ({cause.value}) before the launch") if cause else None
+        return AttemptEnd(cause, f"ended on request ({cause.value}); no rank had been started yet") if cause else None
 
     def _has_errors(self) -> bool:
         return any(self.attempt.errors.glob("rank-*.json"))
