@@ -64,3 +64,15 @@ def test_what_has_not_run_is_explained_too(toolkit, wait_until) -> None:
     wait_until(lambda: explain(toolkit, run)["state"] == "lost")
     assert explain(toolkit, run)["symptom"] == "supervisor_lost"
     toolkit.ok("explain", run.run_id)
+
+
+def test_nothing_is_promised_of_a_program_that_saves_by_itself(toolkit) -> None:
+    done = toolkit.submit(toolkit.job("true", name="done"))
+    toolkit.ok("wait", done.run_id)
+    assert explain(toolkit, done)["actions"] == []
+    failed = toolkit.submit(toolkit.job("exit 3", name="failed", more="[restart]\ncrashes = 0\n"))
+    toolkit("wait", failed.run_id)
+    last = explain(toolkit, failed)["actions"][-1]
+    assert last == f"`toolkit resume {failed.run_id}` starts it again; what it saved itself is its own business"
+    (done.checkpoints / "step-00000010").mkdir()
+    assert "ckpt ls" in explain(toolkit, done)["actions"][0]

@@ -286,3 +286,95 @@ def test_a_life_that_slurm_never_began_is_not_that_of_a_lost_supervisor(toolkit,
     assert told["actions"][0].startswith(f"`toolkit resume {run.run_id}`")
     slurm(("8", "FAILED", "NonZeroExitCode", "node1", "", "1"))
     assert explain(toolkit, run.run_id)["symptom"] != "never_began"
+
+
+def attempted(run, number, *, cause, final=False, **more):
+    """An attempt that lasted from 02:00 to 03:00 of its number's day."""
+    (run.attempts / f"{number:03}").mkdir()
+    attempt, day = run.attempt(number), f"2026-11-{number + 1:02}"
+    begun, end = (json.loads((SAMPLES / f"attempt_{name}.json").read_text()) for name in ("start", "exit"))
+    write_json(attempt.start_file, {**begun, "start": 0, "job_id": "8", "time": f"{day}T02:00:00.000Z"})
+    plain = {
+        "rank": None,
+        "host": None,
+        "evidence": [],
+        "last_lines": [],
+        "symptom": cause,
+        "reason": f"ended on request ({cause})",
+    }
+    told = {**end, **plain, "cause": cause, "final": final, "next": "end" if final else "await_slurm", **more}
+    write_json(attempt.exit_file, {**told, "time": f"{day}T03:00:00.000Z"})
+
+
+def test_a_requeue_that_was_asked_for_is_no_preemption_by_others(toolkit, slurm):
+    run = submitted(toolkit, "8")
+    claim_start(run, first=0, job_id="8", host="node1", pid=1, process_started=1)
+    attempted(run, 0, cause="preempted", step=None)
+    slurm(("8", "RUNNING", "None", "node1"))
+    assert explain(toolkit, run.run_id)["why"] == "other jobs took its nodes"
+    (run.control / "requeue").write_text("2026-11-01T02:30:00.000Z\n2026-11-01T04:00:00.000Z\n")
+    asked = "you asked for it: `toolkit requeue` at 2026-11-01T02:30:00.000Z"
+    assert explain(toolkit, run.run_id)["why"] == asked
+    slurm(("8", "PENDING", "BeginTime", "", "", "1"))
+    assert f"it was requeued ({asked})" in explain(toolkit, run.run_id)["why"]
+    attempted(run, 1, cause="preempted", step=4)  # by other jobs, a day later
+    assert "(preempted)" in explain(toolkit, run.run_id)["why"]
+    (run.attempts / "002").mkdir()
+    slurm(("8", "RUNNING", "None", "node1", "", "2"))
+    lines = [one["line"] for one in explain(toolkit, run.run_id)["evidence"]]
+    assert lines == [f"preempted: {asked}", "preempted at step 4: ended on request (preempted)"]
+
+
+def test_a_rehearsal_explains_its_own_attempt_and_the_next_one_while_it_lives(toolkit, slurm):
+    run = submitted(toolkit, "8")
+    claim_start(run, first=0, job_id="8", host="node1", pid=1, process_started=1)
+    slurm(("8", "RUNNING", "None", "node1"))
+    word = json.loads((SAMPLES / "rehearsed.json").read_text())
+
+    def is_quoted():
+        return "attempts/000/rehearsed.json" in sources(explain(toolkit, run.run_id))
+
+    attempted(run, 0, cause="preempted")
+    write_json(run.attempt(0).rehearsed, word)
+    assert is_quoted()
+    (run.attempts / "001").mkdir()
+    assert is_quoted()
+    (run.attempts / "001").rmdir()
+    attempted(run, 1, cause="preempted")
+    assert not is_quoted()
+    (run.attempts / "002").mkdir()
+    assert not is_quoted()
+
+
+def test_a_job_that_may_not_be_requeued_is_not_put_to_slurm(toolkit, slurm, tmp_path):
+    run = submitted(toolkit, "8", "--set", "job.requeue=false")
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\nexit 0\n")
+    scontrol.chmod(0o755)
+    slurm(("8", "RUNNING", "None", "node1"))
+    said = toolkit("requeue", run.run_id)
+    assert (said.code, "job.requeue is false" in said.err, f"`toolkit stop {run.run_id}`" in said.err) == (
+        1,
+        True,
+        True,
+    )
+    assert not (run.control / "requeue").exists()
+    other = submitted(toolkit, "9", name="other")
+    slurm(("9", "RUNNING", "None", "node1"))
+    toolkit.ok("requeue", other.run_id)
+    toolkit.ok("requeue", other.run_id)
+    assert len((other.control / "requeue").read_text().split()) == 2
+
+
+def test_what_failed_of_an_array_is_resumed_at_once(toolkit, slurm):
+    run = submitted(toolkit, "8", "-a", "0-1")
+    for task in (make_task(run, 0), make_task(run, 1)):
+        number = task.task_number
+        claim_start(task, first=0, job_id=f"8_{number}", host="node1", pid=1, process_started=1)
+        end_start(task, 0, state="failed", exit_code=1)
+        attempted(task, 0, cause="crashed", final=True, state="failed" if number else "completed")
+    slurm()
+    told = explain(toolkit, run.run_id)
+    again = f"`toolkit resume {run.run_id}` runs those again that are not completed"
+    assert (told["symptom"], told["actions"][-1]) == ("tasks_failed", again)
+    assert f"{run.run_id}_1`" in told["actions"][0]

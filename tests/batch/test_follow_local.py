@@ -264,3 +264,24 @@ def test_status_tells_the_last_step_and_the_ranks_that_ran(toolkit) -> None:
     assert status() == (10, 1, 2)
     write_json(attempt.start_file, {**json.loads(attempt.start_file.read_text()), "nodes": 3, "ranks": 6})
     assert status() == (10, 3, 6)
+
+
+def test_what_a_foreign_program_can_be_asked_for(toolkit, wait_until) -> None:
+    run = toolkit.submit(toolkit.job("sleep 60"))
+    wait_until(lambda: started(run))
+    said = toolkit("save", run.run_id)
+    assert (said.code, "saves by itself" in said.err, "world.should_save" in said.err) == (1, True, True), said
+    assert not (run.control / "save").exists()
+    write_json(run.attempt(0).heartbeat, {"step": 7, "time": "t"})  # as a script that calls world.should_stop
+    toolkit.ok("save", run.run_id)
+    assert "gets TERM now" in toolkit.ok("stop", run.run_id)
+    toolkit("wait", run.run_id)
+    assert state(toolkit, run) == "stopped"
+
+
+def test_a_folder_of_runs_that_is_named_must_be_there(toolkit, monkeypatch) -> None:
+    said = toolkit("history", "--runs", toolkit.folder / "none")
+    assert (said.code, "no such folder" in said.err) == (4, True), said
+    assert toolkit("status", "--live", "--runs", toolkit.folder / "none").code == 4
+    monkeypatch.setenv("TOOLKIT_RUNS", str(toolkit.folder / "later"))  # it comes with the first run
+    assert json.loads(toolkit.ok("history", "--json")) == []

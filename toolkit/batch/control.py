@@ -1,25 +1,56 @@
-"""Ask a living run for something: to save, to save and stop, or to go back into the queue."""
+"""Ask a living run for something: to save, to save and stop, or to go back into the queue; and who asked for the latter."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from toolkit.batch.state import RunStatus, run_status
 from toolkit.batch.submission import is_interactive, recorded_job, slurm_of, uses_slurm
 from toolkit.errors import CheckFailedError
-from toolkit.rundir.files import utc_now, write_text
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.files import read_json_or_none, utc_now, write_text
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.supervise.launch import is_foreign
 
 
 def ask_for(run: RunDirectory, request: str) -> RunStatus:
     """Write `control/save` or `control/stop`; the ranks look within 5 s, and act at their next step boundary.
 
     Raises:
-        CheckFailedError: the run is not running.
+        CheckFailedError: the run is not running, or no rank of it would ever look whether it is to save.
     """
     status = _require_running(run, f"so it cannot {request}")
-    for part in (run, *map(run.task, run.task_numbers())):
+    if request == "save" and _is_foreign(run) and not _reports_steps(run):
+        raise CheckFailedError(
+            f"run {run.run_id} is a script or an executable, which saves by itself: nobody looks for a request to save",
+            where=str(run.path),
+            fix="a script that calls world.should_stop and world.should_save can be asked once it has made a step",
+        )
+    for part in _parts(run):
         write_text(part.control / request, utc_now() + "\n")
     return status
+
+
+def what_follows_a_stop(run: RunDirectory) -> str:
+    """What becomes of a run that was asked to stop, in one line."""
+    resume = f"`toolkit resume {run.run_id}`"
+    if _is_foreign(run):
+        return f"run {run.run_id} gets TERM now, and is killed when its time to save is over; {resume} starts it again"
+    return f"run {run.run_id} saves at its next step boundary and ends; {resume} continues it"
+
+
+def _parts(run: RunDirectory) -> list[RunDirectory]:
+    return [run, *map(run.task, run.task_numbers())]
+
+
+def _is_foreign(run: RunDirectory) -> bool:
+    return is_foreign(recorded_job(run).job.entry)
+
+
+def _reports_steps(run: RunDirectory) -> bool:
+    """True of a script that uses `toolkit.world` as a training loop does."""
+    attempts = (part.last_attempt() for part in _parts(run))
+    return any(attempt is not None and attempt.heartbeat.exists() for attempt in attempts)
 
 
 def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
@@ -43,7 +74,17 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
             f"run {run.run_id} is in no queue: it lives in the allocation {status.job_id}",
             fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
         )
+    if not job.job.requeue:
+        raise CheckFailedError(
+            f"run {run.run_id} may not be requeued: job.requeue is false",
+            where=str(run.path),
+            fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
+        )
+    asked_at = utc_now()
     slurm_of(job, echo=echo).requeue(status.job_id)
+    for part in _parts(run):
+        before = part.control / "requeue"
+        write_text(before, (before.read_text(encoding="utf-8") if before.exists() else "") + asked_at + "\n")
     after = run_status(run)
     if after.state.final:  # Slurm says nothing of what it leaves alone
         raise CheckFailedError(
@@ -52,6 +93,16 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
             fix=f"`toolkit resume {run.run_id}` starts it again",
         )
     return after
+
+
+def requeue_asked_at(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
+    """When `toolkit requeue` asked for what ended an attempt, which Slurm calls a preemption; "" where nobody did."""
+    asked = attempt.run.control / "requeue"
+    begun = read_json_or_none(attempt.start_file)
+    if end["cause"] != "preempted" or begun is None or not asked.exists():
+        return ""
+    times = asked.read_text(encoding="utf-8").split()
+    return next((time for time in times if begun["time"] <= time <= end["time"]), "")
 
 
 def _require_running(run: RunDirectory, so: str) -> RunStatus:

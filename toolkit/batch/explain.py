@@ -16,7 +16,6 @@ from toolkit.slurm.reasons import CanStart
 from toolkit.supervise.failures import clean
 
 LAST_EVENTS = 5
-REHEARSALS_SHOWN = 2
 
 
 @dataclass(frozen=True)
@@ -84,17 +83,27 @@ def explain_run(run: RunDirectory, *, echo: bool = False) -> Explanation:
         told = explain_waiting(run, status, echo=echo)
     else:
         told = explain_living(run, status)
-    return replace(told, status=status, events=last_events(run), evidence=[*told.evidence, *_rehearsals(run)])
+    return replace(told, status=status, events=last_events(run), evidence=[*told.evidence, *_rehearsals(run, status)])
 
 
-def _rehearsals(run: RunDirectory) -> list[Evidence]:
-    """Failures that were no accidents: what `toolkit rehearse` did to the attempts, the newest of them."""
+def _rehearsals(run: RunDirectory, status: RunStatus) -> list[Evidence]:
+    """Failures that were no accidents: what `toolkit rehearse` did to the attempt that is explained.
+
+    Of a living attempt that is also the one before it; what was done to earlier ones explains nothing now.
+    """
     said = []
-    for attempt in map(run.attempt, run.attempt_numbers()):
-        if (word := read_json_or_none(attempt.rehearsed)) is not None:
+    for attempt in map(run.attempt, run.attempt_numbers()[-2:]):
+        explained = attempt == run.last_attempt() or not _has_ended(run, status)
+        if explained and (word := read_json_or_none(attempt.rehearsed)) is not None:
             told = f"{word['failure']} was rehearsed at {word['time']}: {word['done']}"
             said.append(quote_file(run, attempt.rehearsed, told))
-    return said[-REHEARSALS_SHOWN:]
+    return said
+
+
+def _has_ended(run: RunDirectory, status: RunStatus) -> bool:
+    """True where the last attempt is over, whatever follows it."""
+    last = run.last_attempt()
+    return status.state.final or (last is not None and last.exit_file.exists())
 
 
 def last_events(run: RunDirectory, count: int = LAST_EVENTS) -> list[dict[str, Any]]:

@@ -38,8 +38,10 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
             actions=[*closer, *told.actions],
         )  # fmt: skip
     if status.state.final:
-        symptom = "tasks_failed" if failed else "completed"
-        return Explanation(symptom, status.reason, evidence=evidence, actions=closer)
+        if not failed:
+            return Explanation("completed", status.reason)
+        again = f"`toolkit resume {run.run_id}` runs those again that are not completed"
+        return Explanation("tasks_failed", status.reason, evidence=evidence, actions=[*closer, again])
     return Explanation(
         "running", status.reason, follows="its tasks go on to their ends", evidence=evidence,
         actions=[*closer, f"`toolkit wait {run.run_id}`"],
@@ -49,4 +51,6 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
 def _end_of(run: RunDirectory, number: int) -> Evidence | None:
     attempt = run.task(number).last_attempt()
     end = read_json_or_none(attempt.exit_file) if attempt is not None else None
-    return quote_file(run, attempt.exit_file, cause_in_words(end)) if attempt is not None and end is not None else None
+    if attempt is None or end is None:
+        return None
+    return quote_file(run, attempt.exit_file, cause_in_words(attempt, end))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from toolkit.batch.control import requeue_asked_at
 from toolkit.batch.explain import Evidence, Explanation, quote_file
 from toolkit.batch.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
 from toolkit.batch.state import RunStatus
@@ -24,6 +25,7 @@ from toolkit.slurm.job_facts import JobFacts
 from toolkit.slurm.partitions import UnusableNode, unusable_nodes
 from toolkit.slurm.states import base_state
 from toolkit.supervise.failures import clean
+from toolkit.supervise.launch import is_foreign
 from toolkit.supervise.symptoms import OUT_OF_MEMORY, Sighting, Symptom, sight, symptom_named
 
 LINES_SHOWN = 4
@@ -60,7 +62,7 @@ def _by_record(
     symptom = str(end.get("symptom") or end["cause"])
     if end["cause"] == "cancelled":
         return _cancelled(run, status, echo=echo)
-    why = cause_in_words(end)
+    why = cause_in_words(attempt, end)
     evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
     if symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
@@ -75,8 +77,10 @@ def _by_record(
     )  # fmt: skip
 
 
-def cause_in_words(end: dict[str, Any]) -> str:
+def cause_in_words(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
     """What an attempt's record says happened, in one sentence."""
+    if asked_at := requeue_asked_at(attempt, end):
+        return f"you asked for it: `toolkit requeue` at {asked_at}"
     known = symptom_named(str(end.get("symptom") or ""))
     means = known.means if known is not None and not known.plain else _ENDS.get(end["cause"], "")
     said = str(end["reason"]).removeprefix(f"ended on request ({end['cause']})").removeprefix("; ")
@@ -100,7 +104,7 @@ def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: dict[str, Any
 def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None) -> list[str]:
     """The fix, how to look closer, and how to go on from the newest checkpoint."""
     if status.state is RunState.COMPLETED:
-        return [f"`toolkit ckpt ls {run.run_id}` lists its checkpoints"]
+        return [f"`toolkit ckpt ls {run.run_id}` lists its checkpoints"] if run.committed_checkpoints() else []
     fix = str((end or {}).get("fix") or "")
     steps = [fix] if fix else []
     if end is not None and end.get("rank") is not None:
@@ -108,6 +112,8 @@ def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None
     if f"toolkit resume {run.run_id}" not in fix:
         newest = _newest_checkpoint(run)
         begin = f"goes on from {newest}" if newest else "begins again: there is no checkpoint"
+        if not newest and is_foreign(recorded_job(run).job.entry):
+            begin = "starts it again; what it saved itself is its own business"
         steps.append(f"`toolkit resume {run.run_id}` {begin}")
     return steps
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 
+from toolkit.batch.control import requeue_asked_at
 from toolkit.batch.explain import Evidence, Explanation, quote_file
 from toolkit.batch.explain_ended import cause_in_words
 from toolkit.batch.living import started_on
@@ -56,7 +57,7 @@ def _running(run: RunDirectory) -> Explanation:
     ended = read_json_or_none(attempt.exit_file)
     if ended is not None:  # between two attempts, or before a requeue
         return Explanation(
-            str(ended.get("symptom") or ended["cause"]), cause_in_words(ended), follows=f"{FOLLOWS.get(Next(ended['next']), 'it ends')} ({ended['decision']})",
+            str(ended.get("symptom") or ended["cause"]), cause_in_words(attempt, ended), follows=f"{FOLLOWS.get(Next(ended['next']), 'it ends')} ({ended['decision']})",
             evidence=before, rank=ended.get("rank"), host=ended.get("host"), actions=actions[:1],
         )  # fmt: skip
     begun = read_json_or_none(attempt.start_file)
@@ -93,5 +94,7 @@ def _earlier_ends(run: RunDirectory, last: AttemptDirectory) -> list[Evidence]:
         attempt = run.attempt(number)
         end = read_json_or_none(attempt.exit_file)
         if number < last.number and end is not None:
-            ends.append(quote_file(run, attempt.exit_file, f"{end['cause']} at step {end['step']}: {end['reason']}"))
+            step = f" at step {end['step']}" if end["step"] is not None else ""
+            said = cause_in_words(attempt, end) if requeue_asked_at(attempt, end) else end["reason"]
+            ends.append(quote_file(run, attempt.exit_file, f"{end['cause']}{step}: {said}"))
     return ends[-2:]

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from toolkit.batch.control import requeue_asked_at
 from toolkit.batch.explain import Evidence, Explanation, Waiting
+from toolkit.batch.explain_ended import cause_in_words
 from toolkit.batch.state import RunStatus
 from toolkit.batch.submission import recorded_job, slurm_of
 from toolkit.errors import NotFoundError, SchedulerRefusedError
@@ -151,8 +153,9 @@ def _begin_time(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     """Also how Slurm holds back a job that was requeued a moment ago."""
     last = run.last_attempt()
     end = read_json_or_none(last.exit_file) if last is not None else None
-    if end is not None and not end["final"]:
-        return Detail(f"it was requeued ({end['cause']}), and Slurm holds a requeued job back for a while")
+    if last is not None and end is not None and not end["final"]:
+        why = cause_in_words(last, end) if requeue_asked_at(last, end) else end["cause"]
+        return Detail(f"it was requeued ({why}), and Slurm holds a requeued job back for a while")
     return Detail()
 
 

@@ -25,12 +25,11 @@ def save(run: str, runs: Path | None) -> None:
 @runs_option
 def stop(run: str, runs: Path | None) -> None:
     """Ask RUN to save and end. `resume` continues it."""
-    from toolkit.batch.control import ask_for
+    from toolkit.batch.control import ask_for, what_follows_a_stop
 
-    status = ask_for(find(run, runs), "stop")
-    click.echo(
-        f"run {status.run_id} saves at its next step boundary and ends; `toolkit resume {status.run_id}` continues it"
-    )
+    directory = find(run, runs)
+    ask_for(directory, "stop")
+    click.echo(what_follows_a_stop(directory))
 
 
 @click.command()
