@@ -156,3 +156,23 @@ def test_a_cancel_says_what_follows(toolkit, squeue, tmp_path, clock):
     squeue(("9_[0-1]", "CANCELLED", "None"))
     assert [toolkit("wait", each).code for each in (name, one, f"{name}_1")] == [143, 143, 143]
     assert toolkit.ok("status", name).count("cancelled") == 2  # its state and its reason
+
+
+@pytest.mark.parametrize(
+    ("array", "reasons", "stuck"),
+    [
+        ("", ["DependencyNeverSatisfied"], True),
+        ("", ["PartitionTimeLimit"], True),
+        ("", ["Priority"], False),
+        ("0-1", ["JobHeldUser", "JobHeldUser"], True),
+        ("0-1", ["JobHeldUser", "Priority"], False),
+    ],
+)
+def test_who_waits_for_what_cannot_start_is_told_once(toolkit, squeue, clock, array, reasons, stuck):
+    run = submitted(toolkit, "7", "stuck", array=array)
+    ids = [f"7_{number}" for number in (0, 1)] if array else ["7"]
+    squeue(*((job_id, "PENDING", reason) for job_id, reason in zip(ids, reasons, strict=True)))
+    clock.at = [(300.0, lambda: squeue(*((job_id, "CANCELLED", "None") for job_id in ids)))]
+    said = toolkit("wait", run.run_id)
+    assert said.code == 143, said
+    assert said.err.count(f"it cannot start as it stands: `toolkit explain {run.run_id}`") == int(stuck), said.err

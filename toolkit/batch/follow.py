@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from toolkit.batch.living import OWN_WORD
+from toolkit.batch.living import OWN_WORD, cannot_start
 from toolkit.batch.restarts import RestartNews
 from toolkit.batch.state import RunStatus, run_status
 from toolkit.config.checks import counted
@@ -54,6 +54,14 @@ def settle_s(status: RunStatus) -> float:
     return SETTLE_S if any(source in _OF_SLURM for _, source in told) else 0.0
 
 
+def _is_stuck(status: RunStatus) -> bool:
+    """True where nothing of a run can begin as it stands, and no task of it runs."""
+    if status.tasks is None:
+        return cannot_start(status.state, status.reason)
+    living = [task for task in status.tasks if not task.state.final]
+    return bool(living) and all(cannot_start(task.state, task.reason) for task in living)
+
+
 class InterruptedWaitError(ToolkitError):
     """The user no longer waits for a run."""
 
@@ -76,7 +84,7 @@ class Follower:
     def wait(self) -> RunStatus:
         """Block until the run has ended."""
         last_state, told, told_at = None, "", float("-inf")
-        restarts = RestartNews(self.run)
+        restarts, stuck = RestartNews(self.run), False
         with self._bar() as (bar, task):
             while True:
                 status = self.look()
@@ -90,7 +98,12 @@ class Follower:
                 elif status.state is not last_state or (text != told and time.monotonic() - told_at >= LINE_PERIOD_S):
                     told, told_at = text, time.monotonic()
                     self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-                last_state = status.state
+                if _is_stuck(status) and not stuck:
+                    self.console.print(
+                        f"it cannot start as it stands: `toolkit explain {self.run.run_id}`",
+                        highlight=False, markup=False, soft_wrap=True,
+                    )  # fmt: skip
+                last_state, stuck = status.state, stuck or _is_stuck(status)
                 if self._has_settled(status):
                     return status
                 time.sleep(MARKER_PERIOD_S)

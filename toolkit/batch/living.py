@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
 
@@ -11,6 +12,7 @@ from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.slurm.job_facts import JobFacts
+from toolkit.slurm.reasons import CanStart, pending_reason
 from toolkit.slurm.states import base_state, run_state
 from toolkit.supervise.allocation import process_start_ticks
 
@@ -21,6 +23,7 @@ Answer = Mapping[str, JobFacts | None] | ToolkitError
 Word = tuple[RunState, str, str]
 OWN_WORD = "exit.json"  # who said it, where the run's own last attempt did
 SUPERVISOR_LOST = "supervisor lost"
+_WAITS = re.compile(r"Slurm: \w+ \(([^)]+)\)")  # how `_in_words` begins
 
 
 def slurm_word(run: RunDirectory, job_id: str, answer: Answer) -> Word:
@@ -70,6 +73,12 @@ def _in_words(fact: JobFacts) -> str:
     if fact.start_time:
         return f"{said}, expected to start at {fact.start_time}"
     return said
+
+
+def cannot_start(state: RunState, reason: str) -> bool:
+    """True of a state and a reason of this module's that mean: not until somebody changes the job or the cluster."""
+    said = _WAITS.match(reason) if state is RunState.PENDING else None
+    return said is not None and pending_reason(said[1]).can_start is CanStart.NEVER
 
 
 def _times(number: int) -> str:
