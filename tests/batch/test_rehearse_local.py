@@ -174,3 +174,10 @@ def test_a_rank_that_is_gone_is_told_as_such(toolkit) -> None:
     inject = choose(run, run.attempt(1), "kill-rank", 0, None, echo=False)
     with pytest.raises(CheckFailedError, match=f"process {gone.pid} is no rank any more"), inject():
         pass
+
+
+def test_only_kill_rank_takes_a_rank(toolkit) -> None:
+    toolkit.submit(toolkit.job("true"))
+    said = toolkit("rehearse", "last", "preempt", 3, "--yes")
+    assert (said.code, "preempt takes no rank" in said.err) == (2, True), said
+    toolkit.ok("wait", "last")

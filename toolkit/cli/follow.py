@@ -31,6 +31,16 @@ def _part(run: str, task: int | None, runs: Path | None) -> RunDirectory:
     return directory
 
 
+def _folder_of_runs(named: Path | None) -> Path:
+    """RUNS. One that --runs names must be there; the others come with the first run."""
+    from toolkit.errors import NotFoundError
+
+    folder = site_runs(named)
+    if named is not None and not folder.is_dir():
+        raise NotFoundError("there is no such folder", where=str(folder), fix="name the folder of all runs with --runs")
+    return folder
+
+
 def _table(statuses: Sequence[RunStatus]) -> None:
     """squeue-like columns, each as wide as its widest value."""
     from toolkit.supervise.failures import clean
@@ -71,7 +81,7 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, l
     if live and run:
         raise click.UsageError("--live is all runs that live; leave out RUN")
     if live:
-        found = living_runs(site_runs(runs), echo=echo)
+        found = living_runs(_folder_of_runs(runs), echo=echo)
     elif len(run) <= 1:
         found = [run_status(find(run[0] if run else "last", runs), echo=echo)]
     else:
@@ -149,7 +159,7 @@ def history(runs: Path | None, as_json: bool, job_name: str, limit: int) -> None
     """All runs, the newest first."""
     from toolkit.batch.history import list_runs
 
-    statuses = list_runs(site_runs(runs), job=job_name, limit=limit)
+    statuses = list_runs(_folder_of_runs(runs), job=job_name, limit=limit)
     if as_json:
         click.echo(json.dumps([entry.as_json() for entry in statuses], indent=1))
     else:

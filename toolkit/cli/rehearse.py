@@ -39,6 +39,8 @@ def rehearse(
     from toolkit.batch.rehearse import lines_of, require_stepping
     from toolkit.batch.rehearse import rehearse as follow
 
+    if rank is not None and failure != "kill-rank":
+        raise click.UsageError(f"{failure} takes no rank; leave out {rank}, or say kill-rank {rank}")
     directory = find(run, runs)
     inject = choose(directory, require_stepping(directory), failure, rank, _cut_off(directory), echo=echo)
     _ask(directory, failure, yes=yes)
