@@ -77,3 +77,34 @@ def test_damage_is_named_and_not_read(toolkit, tmp_path):
     assert [job["st"] for job in jobs] == ["RUNNING", None, None]
     assert "line 3: 2 fields under 3 columns" in said.err
     assert "line 4: 'x' is no job id" in said.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "key", "said"),
+    [
+        ("scontrol-show-job", "JobId=7 JobName=x\n   JobState=RUNNI", "JobState", "line 2: JobState=RUNNI is cut"),
+        ("scontrol-show-node", "NodeName=n1 CPUTot=2\n   RealMemory=5 State=IDLE+DRAI", "State", "State=IDLE+DRAI is cut"),
+        ("scontrol-show-partition", "PartitionName=p\n   State=INAC", "State", "line 2: State=INAC is cut"),
+    ],
+)  # fmt: skip
+def test_a_state_that_is_cut_is_not_believed(kind, text, key, said):
+    facts, warnings = reader_of(kind)[0](text)
+    (record,) = next(value for value in facts.values() if isinstance(value, list))
+    assert record[key] is None
+    assert any(said in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(("state", "read"), [("IDLE+DRAIN", True), ("MIXED*", True), ("idl", False)])
+def test_a_state_at_the_end_of_a_text_without_a_line_end_counts_where_it_is_whole(state, read):
+    facts, _ = reader_of("scontrol-show-node")[0](f"NodeName=n1 CPUTot=2\n   RealMemory=5 State={state}")
+    assert facts["nodes"][0]["State"] == (state if read else None)
+
+
+def test_a_record_that_ends_early_is_named():
+    node = "NodeName=n{} Arch=x86_64 CPUTot=2\n   OS=Linux 6\n   RealMemory=500 Sockets=1\n   State=IDLE\n\n"
+    read = reader_of("scontrol-show-node")[0]
+    assert read(node.format(1) + node.format(2))[1] == ()
+    cut = "".join((node.format(1) + node.format(2)).splitlines(keepends=True)[:7])
+    assert read(cut)[1] == ("line 6: the record ends early, without RealMemory, State",)
+    # What `grep -e NodeName -e State` leaves lacks nothing that its other records have.
+    assert read("NodeName=n1 CPUTot=2\n   State=IDLE\nNodeName=n2 CPUTot=2\n   State=DOWN\n")[1] == ()

@@ -287,7 +287,7 @@ def test_a_name_cannot_say_what_state_a_job_is_in():
 
 
 def test_lines_of_each_node_are_not_the_job_or_partition():
-    detail = "JobId=1 JobName=x\n   JobState=RUNNING\n   JOB_GRES=gpu:2\n"
+    detail = "JobId=1 JobName=x\n   JobState=RUNNING ExitCode=0:0 TimeLimit=10 Partition=p NumNodes=2 NumCPUs=2\n   JOB_GRES=gpu:2\n"
     detail += "     Nodes=n1 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)\n     Nodes=n2 CPU_IDs=1 Mem=1 GRES=gpu:1(IDX:1)\n"
     facts, warnings = parse_show_job(detail)
     assert (facts["jobs"][0]["JobState"], warnings) == ("RUNNING", ())
