@@ -153,6 +153,7 @@ def test_a_lost_node_that_comes_back_ends_no_run(here: Site) -> None:
     devcluster.fail(here.cluster.layout, "node3")
     try:
         wait_for(lambda: here.status(run)["state"] == "pending", 150)
+        time.sleep(15)  # a requeued job is held for 11 s; then it begins as soon as the node is back
     finally:
         devcluster.restore(here.cluster.layout, "node3")
     assert exit_of(run, 0)["cause"] == "node_lost"
