@@ -27,3 +27,13 @@ def test_a_resume_that_comes_too_early_says_when_it_may_come(toolkit, sbatch, tm
     told = json.loads(toolkit.ok("status", run.run_id, "--json"))
     assert told["state"] == "lost", told
     toolkit.ok("resume", run.run_id)
+
+
+def test_nothing_is_asked_of_a_slurm_whose_configuration_is_not_there(toolkit, sbatch, tmp_path, monkeypatch):
+    site = tmp_path / "away.toml"
+    site.write_text("name = 'away'\n[scheduler]\nkind = 'slurm'\n")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nowhere.conf"))
+    said = toolkit("submit", toolkit.job("true"), "--site", site)
+    assert (said.code, f"SLURM_CONF={tmp_path}/nowhere.conf: there is no such file" in said.err) == (2, True), said
+    assert not list(toolkit.runs.glob("work"))
+    toolkit.ok("render", toolkit.job("true"), "--site", site)

@@ -123,3 +123,14 @@ def test_an_exported_slurm_conf_is_the_detected_sites(sites, scheduler, tmp_path
         assert capsys.readouterr().err == f"toolkit: SLURM_CONF={mine} is not used: site c has {own}\n"
     choose_site("c", environ | {"SLURM_CONF": str(own)})
     assert capsys.readouterr().err == ""
+
+
+def test_an_exported_slurm_conf_that_is_not_there_is_named_at_once(sites, scheduler, tmp_path):
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")  # the real one waits for the file
+    scontrol.chmod(0o755)
+    environ = sites(c=MEANS["c"]) | {"SLURM_CONF": str(tmp_path / "away.conf")}
+    with pytest.raises(ToolkitError, match="there is no such file") as error:
+        detect_site(environ)
+    assert error.value.where == f"SLURM_CONF={tmp_path}/away.conf"
+    assert not (tmp_path / "asked").exists()

@@ -22,6 +22,7 @@ from toolkit.rundir.files import cannot_write, read_json, write_json, write_text
 from toolkit.rundir.find import newest_record, typed_path
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
 from toolkit.rundir.submissions import open_submission
+from toolkit.site.detect import check_exported_conf
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import SETTLE_S, UnsettledError, comment_of, token_of
 from toolkit.supervise.allocation import process_start_ticks
@@ -89,6 +90,8 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
         return Submitted(run, start, job_id)
     if shutil.which("srun") is None:
         raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
+    if not job.scheduler.conf:
+        check_exported_conf(os.environ)
     _warn_of_variables()
     token = token_of(run.run_id, start)
     try:

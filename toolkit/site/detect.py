@@ -54,7 +54,7 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
     """Find the site of this machine; TOOLKIT_SITE wins over what the machine says.
 
     Raises:
-        ToolkitError: there is a scheduler, and no site or several match.
+        ToolkitError: there is a scheduler, and no site or several match, or SLURM_CONF names no file.
     """
     if named := environ.get("TOOLKIT_SITE"):
         return Detection(load_site(named, environ), f"TOOLKIT_SITE={named}")
@@ -79,6 +79,7 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
         if found:
             both = "; ".join(f"{one.site.name}: {one.reason}" for one in found)
             raise ToolkitError(f"several sites match ({both})", fix="choose with --site or TOOLKIT_SITE")
+    check_exported_conf(environ)
     cluster = f", ClusterName {ambient[0]} ({ambient[1]})" if ambient else ""
     raise ToolkitError(
         f"this machine has a scheduler and no site file matches it (host {host}{cluster})",
@@ -93,6 +94,19 @@ def _with_exported_conf(found: Detection, environ: Mapping[str, str]) -> Detecti
     if not wanted or not exported or _cluster_in(Path(exported)) != wanted:
         return found
     return Detection(found.site.with_conf(Path(exported).absolute(), "SLURM_CONF"), found.reason)
+
+
+def check_exported_conf(environ: Mapping[str, str]) -> None:
+    """Slurm's commands would look for a minute for a file that is not there.
+
+    Raises:
+        ToolkitError: SLURM_CONF names such a file.
+    """
+    exported = environ.get("SLURM_CONF", "")
+    if exported and not Path(exported).exists():
+        raise ToolkitError(
+            "there is no such file", where=f"SLURM_CONF={exported}", fix="export the path of a slurm.conf, or unset it"
+        )
 
 
 def _by_environment(site: Site, environ: Mapping[str, str]) -> str:
@@ -134,6 +148,8 @@ def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
     for path in paths:
         if name := _cluster_in(path):
             return name, str(path)
+    if environ.get("SLURM_CONF") and not paths[0].exists():
+        return None  # scontrol would only wait for it
     name = _cluster_from_scontrol(environ)
     return (name, "scontrol show config") if name else None
 
