@@ -40,7 +40,9 @@ KILLED = Symptom(
     "killed", "a signal ended the process; the program did not ask for it",
     "`dmesg -T` on the node shows whether the kernel did it for memory",
 )  # fmt: skip
-NATIVE_CRASH = Symptom("native_crash", "native code crashed", "PYTHONFAULTHANDLER=1 in [env] vars shows where")
+NATIVE_CRASH = Symptom(
+    "native_crash", "native code crashed", "PYTHONFAULTHANDLER=1 in [env] vars shows where in a Python program"
+)
 OUT_OF_MEMORY = Symptom(
     "out_of_memory", "the job used more memory than it was given",
     "`toolkit resume {run} --set job.mem_gb_per_node=GIB` with more, or fewer ranks on a node",
