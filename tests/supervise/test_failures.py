@@ -171,6 +171,19 @@ def test_what_the_launcher_knows_explains_ranks_that_only_saw_others_vanish(atte
     assert "mem_gb_per_node" in end.fix
 
 
+@pytest.mark.parametrize("met", [None, "killed by SIGTERM", CLOSED])
+def test_a_launch_that_failed_is_one_whether_or_not_another_rank_had_begun(attempt, met):
+    write_json(attempt.rank_file(0), {"rank": 0, "host": "n0", "pid": 1, "time": ""})
+    if met is not None:
+        fail(attempt, 0, met, 1, kind="exception" if met is CLOSED else "signal")
+    line = "srun: error: task 1 launch failed: Unspecified error"
+    (attempt.logs / "launcher.log").write_text(f"{line}\nsrun: Job step aborted\nsrun: error: n0: task 0: Killed\n")
+    end = first_failure(attempt) or silent_end(attempt, 2, 137)
+    assert (end.cause, end.symptom, end.rank, end.host) == (Cause.LAUNCH_FAILED, "launch_failed", None, None)
+    assert end.evidence == [("logs/launcher.log", line)] and end.last_lines[0] == line
+    assert not end.cannot_pass
+
+
 def test_ranks_that_nccl_aborts_are_read_by_what_their_watchdog_logged(attempt):
     """The words are those of torch's ProcessGroupNCCL; no NCCL runs on the machines that these tests know."""
     begin(attempt, 3)

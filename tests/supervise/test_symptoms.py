@@ -25,6 +25,8 @@ SEEN = [
     ("[rank 0]: gloo/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete", "collective_timeout"),
     ("[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)", "collective_timeout"),
     ("srun: error: Node failure on node3", "node_lost"),
+    ("srun: error: task 1 launch failed: Unspecified error", "launch_failed"),
+    ("srun: error: Task launch for StepId=47.1 failed on node node3: Unspecified error", "launch_failed"),
 ]  # fmt: skip
 
 
