@@ -294,3 +294,27 @@ def test_a_function_that_may_be_there(tmp_path, resolve, source):
 def test_a_function_that_is_not_there(tmp_path, resolve, source, message):
     (tmp_path / "own.py").write_text(source)
     assert message_of(tmp_path, lambda: resolve(text='[job]\nentry = "own.py:start"\n')).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("-N 4", "nodes = "), ("--nodes=4", "nodes = "), ("-n8", "ranks_per_node = "), ("--ntasks-per-node 2", "ranks_per_node = "),
+        ("-c2", "cpus_per_rank = "), ("--time=1", "time = "), ("-t 1", "time = "), ("-pshort", "partition = "),
+        ("-A x", "account = "), ("--qos=x", "qos = "), ("-a 0-3", "array = "), ("-J x", "name = "), ("--requeue", "requeue = true"),
+        ("--no-requeue", "requeue = false"), ("--signal=B:USR1@60", "warn_s = "), ("--open-mode=truncate", "leave it out"),
+    ],
+)  # fmt: skip
+def test_an_sbatch_option_that_another_key_sets_is_refused_with_that_key(tmp_path, resolve, option, key):
+    said = message_of(tmp_path, lambda: resolve(f'sbatch = ["--hold", "{option}"]'))
+    assert said.startswith(f"job.toml:3:job.sbatch: {option!r} would win over what is said elsewhere. Fix: ")
+    assert key in said
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--time-min=1", "--nodefile=x", "--nodelist=n1", "-w n1", "-x n1", "--exclude=n1", "-C gpu", "--comment=a", "--mem=500M",
+     "--requeue-not-known=1", "--ntasks-per-core=1", "-H", "-o x", "-d afterok:5"],
+)  # fmt: skip
+def test_other_sbatch_options_are_passed_on(resolve, option):
+    assert resolve(f'sbatch = ["{option}"]').job.sbatch == [option]

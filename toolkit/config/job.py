@@ -7,13 +7,32 @@ from typing import Annotated, ClassVar
 
 from pydantic import StringConstraints, field_validator
 
-from toolkit.config.table import Table, key
+from toolkit.config.table import Table, key, refuse_value
 from toolkit.slurm.array import FORMS as ARRAY_FORMS
 from toolkit.slurm.array import ArrayTasks, parse_array
+from toolkit.slurm.sbatch_options import value_of
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
 _NODES = re.compile(r"([1-9][0-9]{0,6})-([1-9][0-9]{0,6})", re.ASCII)
 MOST_NODES = 1_000_000  # several times the largest machine; every possible number of nodes is looked at
+# sbatch's options that job.sbatch must not hold, and where their values belong: behind ours they would win, and what was
+# checked, counted and recorded would not be what Slurm does.
+_ELSEWHERE = (
+    ("nodes", "N", "write nodes = ... in [job]"),
+    ("ntasks", "n", "write nodes = ... and ranks_per_node = ... in [job]"),
+    ("ntasks-per-node", "", "write ranks_per_node = ... in [job]"),
+    ("cpus-per-task", "c", "write cpus_per_rank = ... in [job]"),
+    ("time", "t", "write time = ... in [job]"),
+    ("partition", "p", "write partition = ... in [job]"),
+    ("account", "A", "write account = ... in [job]"),
+    ("qos", "q", "write qos = ... in [job]"),
+    ("array", "a", "write array = ... in [job]"),
+    ("job-name", "J", "write name = ... in [job]"),
+    ("requeue", "", "write requeue = true in [job]"),
+    ("no-requeue", "", "write requeue = false in [job]"),
+    ("signal", "", "write warn_s = ... in [restart]"),
+    ("open-mode", "", "leave it out; the log is appended to"),
+)
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -71,7 +90,7 @@ class JobTable(Table):
     mem_gb_per_node: int = key(0, "Memory of each node in GiB; 0 leaves it to Slurm.", ge=0)
     sbatch: list[Text] = key(
         None,
-        "More sbatch options, one a text, passed as they are.",
+        "More sbatch options, one a text, passed as they are; none that another key sets.",
         form='a list of options such as ["--mail-type=END"]',
         default_factory=list,
     )
@@ -122,8 +141,9 @@ class JobTable(Table):
         for option in options:
             if not option.startswith("-"):
                 raise ValueError("holds an option that does not start with '-'")
-            if re.match(r"--array\b|-a", option):
-                raise ValueError(f"holds {option!r}; array = has a key of its own")
+            for name, letter, fix in _ELSEWHERE:
+                if option.strip() in (f"--{name}", f"-{letter}") or value_of(option, name, letter) is not None:
+                    raise refuse_value((), f"{option!r} would win over what is said elsewhere", fix)
         return options
 
     @property
