@@ -2,6 +2,7 @@
 
 import errno
 import json
+import signal
 import threading
 import time
 from functools import partial
@@ -217,6 +218,23 @@ def test_ranks_that_a_node_took_along_before_they_began_are_no_failed_launch(
     verdict = supervisor(in_slurm=True, nodes=2)._verdict(AttemptEnd(cause, "", 1, symptom=symptom))
     assert verdict.cause is (cause if next_one is None else Cause.NODE_LOST)
     assert next_one is None or verdict.next is next_one
+
+
+def test_the_pause_after_a_failed_launch_ends_with_a_request_to_end(supervisor, run_directory, monkeypatch):
+    monkeypatch.setattr("toolkit.supervise.supervisor.LAUNCH_PAUSE_S", 1.5)
+    one = supervisor(in_slurm=True)
+
+    def paused_s():
+        began = time.monotonic()
+        one._let_old_steps_end()
+        return time.monotonic() - began
+
+    assert paused_s() > 1.4
+    (run_directory.control / "stop").touch()
+    assert paused_s() < 0.5
+    (run_directory.control / "stop").unlink()
+    one.request.on_signal(signal.SIGTERM, None)
+    assert paused_s() < 0.5
 
 
 def test_a_preemption_that_slurm_did_not_confirm_says_so(supervisor, sinfo, run_directory):
