@@ -142,3 +142,11 @@ def test_output_into_a_closed_pipe_is_quiet() -> None:
 def test_no_command_prints_the_help(toolkit, words: list[str]) -> None:
     assert toolkit(*words).out == toolkit.ok(*words, "--help")
     assert toolkit(*words).code == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--gpus", "'--gpus-per-node'"), ("--jobname", "'--job-name'"), ("--nod", "'--nodes'")]
+)
+def test_the_option_that_goes_on_as_the_typed_one_is_the_nearest(toolkit, typed: str, meant: str) -> None:
+    said = toolkit("submit", toolkit.job("true"), typed, "9")
+    assert (said.code, meant in said.err, "--runs" in said.err) == (2, True, False), said

@@ -48,6 +48,12 @@ from toolkit.errors import ToolkitError
             "job.toml:4:job.mem_gb_per_node: 600 GiB per node, but partition gpu of cluster has 512. "
             "Fix: mem_gb_per_node = 512",
         ),
+        (
+            'nodelist = "n[1-3]"\nexclude = "n3,n9"',
+            "",
+            "job.toml:5:job.exclude: n3 must be in the allocation, says nodelist n[1-3], and must not. "
+            "Fix: take it out of one of the two",
+        ),
         ('partition = "gpus"', "", "job.toml:4:job.partition: site cluster has no partition 'gpus'. Fix: write 'gpu'"),
         (
             'partition = "xyzzy"',

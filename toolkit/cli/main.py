@@ -105,4 +105,9 @@ def _say(text: str) -> None:
 def _with_help(error: click.ClickException) -> str:
     text = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption) and context:
+        options = [name for one in context.command.params for name in one.opts]
+        # `--gpus` is nearer to --gpus-per-node than to --runs, whatever click counts.
+        if longer := [name for name in options if name.startswith(error.option_name)]:
+            text = f"No such option {error.option_name!r}. Did you mean {' or '.join(map(repr, longer))}?"
     return f"{text} Fix: see `{context.command_path} --help`" if context else text

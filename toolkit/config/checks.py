@@ -8,6 +8,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import PartitionTable, Site
 from toolkit.config.values import no_start, no_text, no_word
 from toolkit.errors import ToolkitError
+from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, parse_slurm_time
 
 
@@ -25,9 +26,11 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
     if site.scheduler.kind == "local":
         _check_one_node(resolved)
         _check_no_array(resolved)
-    elif resolved.partition_limits is not None:
-        _check_gpus(resolved, resolved.partition_limits, site)
-        _check_partition(resolved, resolved.partition_limits)
+    else:
+        _check_nodelist(resolved)
+        if resolved.partition_limits is not None:
+            _check_gpus(resolved, resolved.partition_limits, site)
+            _check_partition(resolved, resolved.partition_limits)
     _check_warning(resolved)
     _check_container(resolved)
     _check_mesh(resolved)
@@ -66,6 +69,23 @@ def _check_one_node(resolved: ResolvedJob) -> None:
             f"the job needs {resolved.job.min_nodes} nodes and site {resolved.site.name} is this one machine",
             "-N 1, or --site with the name of a cluster",
         )
+
+
+def _check_nodelist(resolved: ResolvedJob) -> None:
+    """sbatch says of a node that is wanted and left out that its name is invalid."""
+    wanted, unwanted = resolved.job.nodelist, resolved.job.exclude
+    if not wanted or not unwanted or "/" in wanted + unwanted:  # a file of names is sbatch's to read
+        return
+    try:
+        both = sorted(set(expand_hostlist(wanted)) & set(expand_hostlist(unwanted)))
+    except ToolkitError:  # sbatch knows more forms than we do, and judges those that nobody knows
+        return
+    if both:
+        named = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
+        raise _refuse(
+            resolved, "job.exclude", f"{named} must be in the allocation, says nodelist {wanted}, and must not",
+            f"take {'it' if len(both) == 1 else 'them'} out of one of the two",
+        )  # fmt: skip
 
 
 def _check_container(resolved: ResolvedJob) -> None:

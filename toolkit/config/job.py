@@ -142,7 +142,8 @@ class JobTable(Table):
             if not option.startswith("-"):
                 raise ValueError("holds an option that does not start with '-'")
             for name, letter, fix in _ELSEWHERE:
-                if option.strip() in (f"--{name}", f"-{letter}") or value_of(option, name, letter) is not None:
+                is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
+                if is_bare or value_of(option, name, letter) is not None:
                     raise refuse_value((), f"{option!r} would win over what is said elsewhere", fix)
         return options
 
