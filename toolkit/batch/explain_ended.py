@@ -33,6 +33,7 @@ LOG_LINES = 40
 FULL_BYTES = 1 << 20  # a file system with less room than this is full to a run
 
 _TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lost", "collective_timeout", "stalled")
+_SPEND_A_BUDGET = ("crashed", "stalled", "launch_failed", "walltime", "preempted", "node_lost")
 # Why an attempt ended that did not fail, in words.
 _ENDS = {
     "completed": "every rank came to its end",
@@ -66,11 +67,7 @@ def _by_record(
     evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
     if symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
-    spent = (
-        end["decision"]
-        if end["cause"] in ("crashed", "stalled", "launch_failed", "walltime", "preempted", "node_lost")
-        else ""
-    )
+    spent = end["decision"] if end["cause"] in _SPEND_A_BUDGET else ""
     return Explanation(
         symptom, why, follows=f"nothing by itself ({spent})" if spent else "", evidence=evidence,
         actions=_next_steps(run, status, end), rank=end.get("rank"), host=end.get("host"),
