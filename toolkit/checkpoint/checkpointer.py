@@ -19,7 +19,7 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.agreement import check_group, from_rank_zero
-from toolkit.checkpoint.commit import retain, set_aside, take_over
+from toolkit.checkpoint.commit import set_aside, take_over
 from toolkit.checkpoint.deletion import await_deletions, discard, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import load_error, save_error
@@ -27,6 +27,7 @@ from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, st
 from toolkit.checkpoint.load_planner import LoadPlanner
 from toolkit.checkpoint.manifest import Manifest
 from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.retention import Retention, retain
 from toolkit.checkpoint.storage_reader import HDF5StorageReader
 from toolkit.checkpoint.storage_writer import HDF5StorageWriter
 from toolkit.checkpoint.verify import verify_quickly
@@ -57,17 +58,17 @@ class Checkpointer:
         directory: the run's `checkpoints` folder; made when the first checkpoint is.
         world: this rank. With more than one, torch's default process group must be initialised.
         keep_last: committed checkpoints that stay, at least 1.
+        retention: which stay, in place of `keep_last`. The one that this object loaded stays whatever it says.
     """
 
-    def __init__(self, directory: Path, world: World, *, keep_last: int = 3) -> None:
-        if keep_last < 1:
-            raise ToolkitError(
-                f"keep_last is {keep_last}", where="checkpoint.keep_last", fix="keep 1 checkpoint or more"
-            )
+    def __init__(
+        self, directory: Path, world: World, *, keep_last: int = 3, retention: Retention | None = None
+    ) -> None:
         check_group(world)
         self._directory = directory
         self._world = world
-        self._keep_last = keep_last
+        self._retention = retention or Retention(keep_last)
+        self._in_use: frozenset[int] = frozenset()
         self._at_step: int | None = None
         from_rank_zero(world, lambda: take_over(directory, world.attempt))
 
@@ -197,6 +198,7 @@ class Checkpointer:
                 dcp.load(tensors, storage_reader=reader, planner=planner, no_dist=self._world.size == 1)
         except CheckpointException as failure:
             raise load_error(folder, failure) from failure
+        self._in_use = frozenset({self._step_of_own(folder)})
         return LoadedCheckpoint(manifest.step, manifest.state, manifest.world_size, folder, planner.missing)
 
     def _step_of_own(self, folder: Path | None) -> int:
@@ -224,7 +226,7 @@ class Checkpointer:
     def _retain(self) -> None:
         """Retention. The new checkpoint is committed, so trouble here is told and not raised."""
         try:
-            retain(self._directory, self._keep_last, self._world.attempt)
+            retain(self._directory, self._retention, self._world.attempt, self._in_use)
         except OSError as error:
             tell(f"older checkpoints in {self._directory} could not be removed: {error}")
 

@@ -177,15 +177,3 @@ def take_over(directory: Path, attempt: int) -> None:
             sync(directory)
         elif word in ("removed", "replaced", "stale"):
             discard_later(folder)
-
-
-def retain(directory: Path, keep_last: int, attempt: int) -> list[Path]:
-    """Let all but the newest `keep_last` committed checkpoints go, and return what they were called.
-
-    The newest one always stays. All have other names when this returns; the deletion takes its time.
-    """
-    steps = list(committed_steps(directory).values())
-    surplus = steps[: -max(keep_last, 1)]
-    for folder in surplus:
-        discard_later(set_aside(folder, "removed", attempt))
-    return surplus
