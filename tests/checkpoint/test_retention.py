@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ from toolkit.checkpoint.retention import Retention, recorded_metric, surplus_fol
 from toolkit.errors import ToolkitError
 from toolkit.world.facts import World
 
-METRICS = st.one_of(st.none(), st.floats(width=16), st.integers(-3, 3).map(float))
-FOLDERS = st.dictionaries(st.integers(0, 40), st.tuples(METRICS, st.booleans()), max_size=12)
-RETENTIONS = st.builds(Retention, st.integers(1, 5), st.integers(0, 7), st.integers(0, 4), st.booleans())
-IN_USE = st.frozensets(st.integers(0, 40), max_size=2)
+METRICS = st.sampled_from([None, math.nan, math.inf, -math.inf, -1.0, 0.0, 1.0])
+FOLDERS = st.dictionaries(st.integers(0, 14), st.tuples(METRICS, st.booleans()), max_size=12)
+RETENTIONS = st.builds(Retention, st.integers(1, 4), st.integers(0, 7), st.integers(0, 4), st.booleans())
+IN_USE = st.frozensets(st.integers(0, 14), max_size=2)
 
 
 def kept(folders: dict, retention: Retention, in_use: frozenset[int] = frozenset()) -> dict:
@@ -36,7 +37,7 @@ def test_what_is_promised_stays(folders, retention, in_use):
     assert {step for step in folders if retention.every and step % retention.every == 0} <= set(left)
     assert in_use & set(folders) <= set(left)
     rated = {step: folders[step][0] for step in whole if folders[step][0] is not None}
-    rated = {step: value for step, value in rated.items() if value == value}
+    rated = {step: value for step, value in rated.items() if not math.isnan(value)}
     stayed, went = ([rated[step] for step in rated if (step in left) is there] for there in (True, False))
     if went and retention.best:
         sign = 1 if retention.lower_is_better else -1
@@ -151,3 +152,8 @@ def test_another_runs_step_of_the_same_number_is_not_in_use(tmp_path):
     for step in (1, 2):
         save(own, step)
     assert list(committed_steps(tmp_path / "own")) == [2]
+
+
+def test_a_metric_that_is_not_a_number_is_never_among_the_best():
+    folders = {0: (math.nan, True), 1: (1.0, True), 2: (math.nan, True), 3: (None, True), 4: (None, True)}
+    assert set(kept(folders, Retention(1, best=4))) == {1, 4}
