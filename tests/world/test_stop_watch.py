@@ -122,19 +122,20 @@ def test_a_save_is_asked_by_a_file_and_once(run_directory, watch, clock):
 
 
 @pytest.mark.parametrize(
-    ("asked", "stop", "save"),
+    ("asked", "stops", "saves"),
     [
-        ([0, 0], False, False),
-        ([1, 0], False, True),
-        ([0, 2], True, False),
-        ([1, 2], True, False),
-        ([2, 2], True, False),
+        ([stop.GO_ON, stop.GO_ON], False, False),
+        ([stop.SAVE, stop.GO_ON], False, True),
+        ([stop.SAVE, stop.SAVE], False, True),
+        ([stop.GO_ON, stop.STOP], True, False),
+        ([stop.SAVE, stop.STOP], True, False),
+        ([stop.STOP, stop.STOP], True, False),
     ],
 )
-def test_the_sum_and_the_largest_of_what_ranks_ask_for_mean_the_same(asked, stop, save):
+def test_the_sum_and_the_largest_of_what_ranks_ask_for_mean_the_same(asked, stops, saves):
     for total in (sum(asked), max(asked)):
         watch = StopWatch()
-        assert (watch.agree(total), watch.save_agreed) == (stop, save)
+        assert (watch.agree(total), watch.save_agreed) == (stops, saves)
 
 
 def test_a_pause_of_the_file_system_does_not_end_a_rank(run_directory, watch, clock, capsys):
@@ -164,3 +165,14 @@ def test_a_full_disk_under_heartbeat_and_log_does_not_end_a_rank(watch, monkeypa
         monkeypatch.undo()
         with contextlib.suppress(OSError):
             log.close()
+
+
+def test_many_ranks_that_ask_for_a_save_ask_for_no_stop():
+    """Each rank asks for itself: failing health, say, which many nodes may find in the same step."""
+    watch = StopWatch()
+    watch.ask_save("health")
+    watch.ask_save("asked")
+    assert watch.save_asked == "health"
+    total = watch.look(1, rank=1) * 1_000_000
+    assert not watch.agree(total) and watch.save_agreed and watch.save_asked == ""
+    assert watch.agree(total + stop.STOP) and not watch.save_agreed

@@ -13,8 +13,8 @@ from types import FrameType
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
-# What a rank asks for; their sum over the ranks still tells both apart, since rank 0 alone asks for a save.
-GO_ON, SAVE, STOP = 0, 1, 2
+# What a rank asks for. The sum over fewer ranks than STOP, like the largest, still tells all three apart.
+GO_ON, SAVE, STOP = 0, 1, 1 << 24
 CONTROL_PERIOD_S = 5.0  # a shared file system is asked no more often than this
 HEARTBEAT_PERIOD_S = 1.0
 END_PERIOD_S = 60.0
@@ -22,12 +22,15 @@ END_PERIOD_S = 60.0
 
 @dataclass
 class StopWatch:
-    """The flag of one rank. `verdict` and `save_agreed` are what all ranks last agreed on."""
+    """The flag of one rank. `verdict` and `save_agreed` are what all ranks last agreed on.
+
+    `save_asked` is why this rank asks for a save, "" where it does not: "asked" by a file, or a word of `ask_save`.
+    """
 
     run: RunDirectory | None = None
     attempt: AttemptDirectory | None = None
     asked: bool = False
-    save_asked: bool = False
+    save_asked: str = ""
     verdict: bool = False
     save_agreed: bool = False
     _ends_at: float | None = None
@@ -45,6 +48,10 @@ class StopWatch:
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.asked = True
 
+    def ask_save(self, why: str) -> None:
+        """Have all ranks save at the next step boundary, and go on. Any rank may ask."""
+        self.save_asked = self.save_asked or why
+
     def look(self, step: int, *, rank: int) -> int:
         """What this rank asks for. Rank 0 writes the heartbeat, and looks at files now and then."""
         if rank == 0:
@@ -58,9 +65,9 @@ class StopWatch:
 
     def agree(self, total: int) -> bool:
         """Note what all ranks ask for, as their sum or their largest; True when they are to save now and return."""
-        self.verdict, self.save_agreed = total >= STOP, total == SAVE
+        self.verdict, self.save_agreed = total >= STOP, GO_ON < total < STOP
         if total:
-            self.save_asked = False
+            self.save_asked = ""
         if self.verdict:
             self.tell_last_step()
         return self.verdict
@@ -117,7 +124,7 @@ class StopWatch:
         save = self.run.control / "save"
         if save.exists():
             save.unlink(missing_ok=True)  # taken: the next request is another one
-            self.save_asked = True
+            self.ask_save("asked")
 
 
 def _tell(error: OSError) -> None:
@@ -132,7 +139,7 @@ def largest(asked: int) -> int:
 
     if not dist.is_initialized():
         return asked
-    flag = torch.tensor([asked], dtype=torch.uint8)
+    flag = torch.tensor([asked], dtype=torch.int64)
     if dist.get_backend() == "nccl":  # a group without gloo can only reduce what is on the GPU
         flag = flag.cuda()
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
