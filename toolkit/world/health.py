@@ -1,0 +1,140 @@
+"""Signs that this rank's node or GPU may soon fail, looked at once a minute, so that the ranks can save before it does.
+
+Memory: what is left to this process under the limits of its cgroups (versions 1 and 2: kernel.org,
+admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst), else on the node. GPU: NVML's counts of uncorrectable memory errors
+and of rows that wait to be remapped. A sign counts when it appears: it is told once an attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+PERIOD_S = 60.0
+LEAST_FREE = 0.03  # of the limit; below it the kernel soon ends somebody, and a save still needs some
+_UNLIMITED_BYTES = 1 << 60  # version 1 has a number near 2^63 where there is no limit
+
+
+class HealthWatch:
+    """The signs of one rank.
+
+    Args:
+        gpu: UUID of the rank's GPU as NVML takes it ("GPU-..."), "" for a CPU or a GPU of another make.
+        memory: look at the node's memory, too: one rank on each node does.
+        root: where proc and sys are found.
+    """
+
+    def __init__(self, gpu: str = "", *, memory: bool = True, root: Path = Path("/")) -> None:
+        self._signs: list[Callable[[], str]] = []
+        if memory:
+            self._signs.append(lambda: low_memory(root))
+        if gpu:
+            self._signs.append(GpuErrors(gpu).look)
+        self._looked_at = float("-inf")
+
+    def look(self) -> str:
+        """What has begun to fail since the last look, "" for nothing. Costs nothing within the same minute."""
+        now = time.monotonic()
+        if now - self._looked_at < PERIOD_S:
+            return ""
+        self._looked_at = now
+        found = [(sign, said) for sign in self._signs if (said := sign())]
+        for sign, _ in found:
+            self._signs.remove(sign)
+        return "; ".join(said for _, said in found)
+
+
+def low_memory(root: Path = Path("/")) -> str:
+    """What is said of a memory that is nearly used up; "" where there is enough, or nothing is known."""
+    for what, free, limit in _memories(root):
+        if free < LEAST_FREE * limit:
+            return f"{what} has {free >> 20} of {limit >> 20} MiB left"
+    return ""
+
+
+def _memories(root: Path) -> Iterator[tuple[str, int, int]]:
+    """(what, free bytes, limit in bytes) of the cgroups around this process and of the node."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            yield from _limits(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+            yield from _limits(mount, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    sizes = _numbers(root / "proc/meminfo")
+    if "MemTotal:" in sizes and "MemAvailable:" in sizes:
+        yield "the node", sizes["MemAvailable:"] << 10, sizes["MemTotal:"] << 10
+
+
+def _limits(mount: Path, path: str, limit: str, used: str, prefix: str) -> Iterator[tuple[str, int, int]]:
+    """A limit may stand at any level: Slurm sets the job's, and often none for the step. In a container the path may be
+    the host's, and its own cgroup is the top one."""
+    inside = mount / path.lstrip("/")
+    for folder in [inside, *inside.parents]:
+        if folder.is_relative_to(mount):
+            most, now = _number(folder / limit), _number(folder / used)
+            if most is not None and now is not None and 0 < most < _UNLIMITED_BYTES:
+                counts = _numbers(folder / "memory.stat")
+                cached = sum(counts.get(f"{prefix}{kind}", 0) for kind in ("active_file", "inactive_file"))
+                yield f"the cgroup /{folder.relative_to(mount)}".removesuffix("."), most - now + cached, most
+
+
+class GpuErrors:
+    """Errors of one GPU's memory that were not there when this was made; `uuid` as NVML takes it."""
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._before = gpu_counts(uuid)
+
+    def look(self) -> str:
+        """What is new; "" for nothing."""
+        now = gpu_counts(self._uuid)
+        new = [
+            f"{now[name] - before} {name}" for name, before in self._before.items() if now.get(name, before) > before
+        ]
+        return f"{self._uuid}: {', '.join(new)} since the attempt began" if new else ""
+
+
+def gpu_counts(uuid: str) -> dict[str, int]:
+    """Counts of what goes before a GPU's failure. Empty where NVML is not there; what a GPU does not count is left out."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:  # in a container whose image lacks it
+        return {}
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver of NVIDIA's
+        return {}
+    try:
+        found = {}
+        with suppress(pynvml.NVMLError):  # a GPU without ECC, or a MIG device
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+            found["uncorrectable memory errors"] = int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, since))
+            _, _, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
+            found["row remappings pending"], found["row remappings failed"] = int(pending), int(failed)
+        return found
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file of the kernel's; none where there is no such file, as of a controller that is not used."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+def _number(path: Path) -> int | None:
+    """A file's one number; None for a word ("max") and for no file."""
+    text = " ".join(_lines(path))
+    return int(text) if text.isdigit() else None
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """`name number` lines, as in memory.stat and meminfo."""
+    words = [line.split() for line in _lines(path)]
+    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isdigit()}
