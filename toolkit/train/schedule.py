@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass
@@ -36,3 +36,11 @@ class Schedule:
 
     def advance(self) -> None:
         self.taken += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()` of an earlier life."""
+        self.taken = state["taken"]

@@ -2,104 +2,228 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
+from toolkit.checkpoint.agreement import from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer, LoadedCheckpoint
-from toolkit.train import randomness
-from toolkit.train.schedule import Schedule
+from toolkit.errors import ToolkitError
+from toolkit.train.matching import Stored, check_weights, left_over, shapes_of, without_names
+from toolkit.train.optimizer_state import GroupSettings, forget, make_room, optimizer_tensors, refuse_flat_parameters
+from toolkit.train.randomness import Generator, RandomStreams
+from toolkit.train.stateful import Stateful, take_extra, take_state, values_of
 from toolkit.world.facts import World
+
+# Below these keys a checkpoint may lack tensors: new ranks and new streams, parameters that had no state yet.
+_OPTIONAL = ("random", "optimizer")
 
 
 @dataclass
 class TrainingState:
-    """Model, optimizer, schedule, step, data cursor and random streams.
+    """Model, optimizer, schedule, step, data cursor, random streams, and what else the job names.
 
-    `step` counts optimizer steps and `samples` the samples read by all ranks, both since the run began.
-    `data` names what the order of samples depends on (JSON values), so that a resume can see a change.
+    Names in a checkpoint are those of the model alone, whatever wraps it (DDP, FSDP2, torch.compile, activation
+    checkpoints), so that any layout on any number of ranks can go on.
+
+    Args:
+        model, optimizer: `model` may be wrapped or not.
+        schedule: of the learning rate; one of torch's own will do.
+        seed: of which ranks without a saved random stream derive a new one.
+        data: what the order of samples depends on (JSON values), so that a resume can see a change.
+        step, samples, epoch: optimizer steps, samples read by all ranks, and passes, all since the run began.
+        scaler: of the gradients.
+        streams: the job's own random generators, by name. torch's, Python's and numpy's global ones are always kept.
+        modules: further modules by name, such as an average of the weights.
+        extra: JSON values, and objects whose `state_dict()` is one, by name; rank 0's are saved.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: Schedule
+    schedule: Stateful | None
     seed: int
     data: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     samples: int = 0
+    epoch: int = 0
+    scaler: torch.amp.GradScaler | None = None
+    streams: Mapping[str, Generator] = field(default_factory=dict)
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        refuse_flat_parameters(self.model)
+        RandomStreams("cpu", self.streams)  # refuses what it cannot save now, and not at the first save
+        self._settings = GroupSettings(self.optimizer)
 
     def save(self, checkpointer: Checkpointer, world: World) -> Path:
         """Save on all ranks. Each adds its own random streams; the rest is the same everywhere."""
-        tensors = self._tensors() | {"random": {_stream_key(world.rank): randomness.streams(world.device)}}
+        tensors = self._tensors() | {"random": {_stream_key(world.rank): self._streams(world).states()}}
         state = {
             "step": self.step,
-            "cursor": {"samples": self.samples, "data": self.data},
-            "schedule": {"taken": self.schedule.taken},
+            "cursor": {"samples": self.samples, "epoch": self.epoch, "data": self.data},
+            **values_of(self._things()),
+            "groups": self._settings.changed(),
+            "extra": values_of(self.extra),
         }
         return checkpointer.save(self.step, tensors, state)
 
-    def resume(self, checkpointer: Checkpointer, world: World, *, source: Path | None = None) -> str:
+    def resume(
+        self,
+        checkpointer: Checkpointer,
+        world: World,
+        *,
+        source: Path | None = None,
+        take: Literal["all", "weights"] = "all",
+        without: Sequence[str] = (),
+    ) -> str:
         """Go on, on all ranks, from the run's newest checkpoint, else begin.
 
         With `source` the run goes on from what it saved since, if that is good: it began from there and crashed.
         Else from `source`, and from nothing older. A rank without a saved stream draws from a new one, derived
         from seed, step and rank.
 
+        Args:
+            source: a checkpoint folder of this run or another; it is only read.
+            take: "weights" takes the model's tensors of `source` and begins with them at step 0.
+            without: with "weights", names of tensors or modules that stay as the job made them; `source` may lack
+                them, or hold others.
+
         Returns:
             One line that says where the run goes on and what could not be taken over.
 
         Raises:
             CorruptCheckpointError: `source` is damaged.
+            ToolkitError: the checkpoint is of another model or optimizer; all names that do not fit are given.
         """
-        streams = randomness.streams(world.device)
-        tensors = self._tensors() | {"random": {_stream_key(world.rank): streams}}
-        loaded = checkpointer.load(tensors, newer_than=source, optional=["random"])
-        if loaded is None and source is not None:
-            loaded = checkpointer.load(tensors, source=source, optional=["random"])
-        if loaded is None:
-            self.optimizer.state.clear()  # _tensors() took a step of size 0 to make room for what is loaded
+        own = from_rank_zero(world, checkpointer.latest) is not None
+        if source is None and not own:
             return "starting at step 0: the run has no checkpoint"
-        self._take_over(tensors, loaded.state)
-        if loaded.missing:
-            randomness.seed_rank(self.seed, self.step, world.rank)
-        else:
-            randomness.set_streams(streams, world.device)
-        return "; ".join([_resumed_from(loaded), *self._changes(loaded, world)])
+        if source is not None and take == "weights":
+            _refuse_own(source, world)
+            if not own:
+                return self._begin_with_weights(checkpointer, world, source, without)
+        before = dict(self.optimizer.state)
+        make_room(self.optimizer)
+        drawn = self._streams(world).states()
+        tensors = self._tensors() | {"random": {_stream_key(world.rank): drawn}}
+        loaded = checkpointer.load(tensors, newer_than=source, optional=_OPTIONAL)
+        if loaded is None and source is not None and take == "all":
+            loaded = checkpointer.load(tensors, source=source, optional=_OPTIONAL)
+        if loaded is None:
+            self.optimizer.state.clear()
+            self.optimizer.state.update(before)
+            if source is None:
+                return "starting at step 0: the run has no checkpoint"
+            return self._begin_with_weights(checkpointer, world, source, without)
+        return "; ".join([_resumed_from(loaded), *self._take_over(tensors, loaded, world)])
 
     def _tensors(self) -> dict[str, Any]:
-        # The optimizer's param_groups are left out: they hold settings, which come from the job.
-        optimizer = get_optimizer_state_dict(self.model, self.optimizer)
-        return {"model": get_model_state_dict(self.model), "optimizer": optimizer["state"]}
+        return {
+            "model": get_model_state_dict(self.model),
+            "optimizer": optimizer_tensors(self.model, self.optimizer),
+            "modules": {name: get_model_state_dict(module) for name, module in self.modules.items()},
+        }
 
-    def _take_over(self, tensors: dict[str, Any], state: dict[str, Any]) -> None:
-        settings = get_optimizer_state_dict(self.model, self.optimizer)["param_groups"]
+    def _things(self) -> dict[str, Stateful]:
+        named = {"schedule": self.schedule, "scaler": self.scaler}
+        return {name: thing for name, thing in named.items() if thing is not None}
+
+    def _streams(self, world: World) -> RandomStreams:
+        return RandomStreams(world.device, self.streams)
+
+    def _take_over(self, tensors: dict[str, Any], loaded: LoadedCheckpoint, world: World) -> list[str]:
+        """Go on from what was loaded; returns what is not as it was."""
+        stored = from_rank_zero(world, lambda: Stored.of(loaded.path))
+        unfilled = left_over(stored, tensors)
+        forget(self.optimizer, [tensors["optimizer"][name] for name in unfilled])
+        # The optimizer's tensors are its own. A model may keep more than tensors, or change what it is given.
         set_model_state_dict(self.model, tensors["model"])
-        optimizer = {"state": tensors["optimizer"], "param_groups": settings}
-        set_optimizer_state_dict(self.model, self.optimizer, optimizer)
-        self.step = state["step"]
-        self.samples = state["cursor"]["samples"]
-        self.schedule.taken = state["schedule"]["taken"]
-
-    def _changes(self, loaded: LoadedCheckpoint, world: World) -> list[str]:
-        changes = []
-        if loaded.missing:
-            changes.append("all ranks draw new random streams, as the device is another")
-        elif world.size > loaded.world_size:
-            changes.append(f"ranks from {loaded.world_size} on draw new random streams")
-        before = loaded.state["cursor"]["data"]
+        for name, module in self.modules.items():
+            set_model_state_dict(module, tensors["modules"][name])
+        saved = loaded.state
+        self.step = saved["step"]
+        self.samples, self.epoch = saved["cursor"]["samples"], saved["cursor"].get("epoch", 0)
+        changes = [
+            self._settings.take_over(saved.get("groups", [{}] * len(self.optimizer.param_groups))),
+            *self._take_values(saved),
+            *self._go_on_drawing(tensors["random"][_stream_key(world.rank)], loaded, world),
+        ]
+        if self.step and unfilled and len(unfilled) == len(tensors["optimizer"]):
+            changes.append("the checkpoint has no state of the optimizer, which begins anew")
+        others = {name.split(".")[0] for name in stored.below("modules")} - self.modules.keys()
+        changes += [f"the module {name} of the checkpoint is not taken" for name in sorted(others)]
+        before = saved["cursor"]["data"]
         differing = sorted(key for key in before | self.data if before.get(key) != self.data.get(key))
         if differing:
             changes.append(f"the data is not what it was ({', '.join(differing)}): samples may come again")
+        return [change for change in changes if change]
+
+    def _take_values(self, saved: dict[str, Any]) -> list[str]:
+        """The state of schedule, scaler and extras; returns what could not be taken over."""
+        changes = []
+        if self.schedule is not None and take_state("schedule", self.schedule, saved.get("schedule")):
+            changes.append("the schedule begins anew, as the checkpoint has none")
+        scale = saved.get("scaler")
+        if self.scaler is not None and self.scaler.is_enabled():
+            if scale:  # its other values are settings, which come from the job
+                kept = {name: scale[name] for name in ("scale", "_growth_tracker")}
+                self.scaler.load_state_dict(self.scaler.state_dict() | kept)
+            else:
+                changes.append("the gradient scaler begins anew, as the checkpoint has none")
+        elif scale:
+            changes.append("the gradient scaler of the checkpoint is not taken")
+        extra = saved.get("extra", {})
+        begun = [name for name in self.extra if take_extra(self.extra, name, extra)]
+        if begun:
+            changes.append(f"the checkpoint has no {', '.join(begun)}")
+        if idle := sorted(extra.keys() - self.extra.keys()):
+            changes.append(f"not taken from the checkpoint: {', '.join(idle)}")
         return changes
+
+    def _go_on_drawing(self, drawn: dict[str, Tensor], loaded: LoadedCheckpoint, world: World) -> list[str]:
+        """Restore this rank's streams, and derive those that the checkpoint has not."""
+        streams = self._streams(world)
+        above = f"random.{_stream_key(world.rank)}."
+        new = sorted(name.removeprefix(above) for name in loaded.missing if name.startswith(above))
+        streams.set_states({name: state for name, state in drawn.items() if name not in new})
+        streams.derive(new, self.seed, self.step, world.rank)
+        if world.size > loaded.world_size and world.rank < loaded.world_size and not new:
+            return [f"ranks from {loaded.world_size} on draw new random streams"]
+        return [f"all ranks draw new random streams ({', '.join(new)}), as the checkpoint has none"] if new else []
+
+    def _begin_with_weights(
+        self, checkpointer: Checkpointer, world: World, source: Path, without: Sequence[str]
+    ) -> str:
+        model = get_model_state_dict(self.model)
+        shapes = shapes_of(model)
+
+        def check() -> int:
+            stored = Stored.of(source)
+            check_weights(stored, shapes, without)
+            return stored.step
+
+        step = from_rank_zero(world, check)
+        taken = without_names(model, without)
+        checkpointer.load({"model": taken}, source=source)
+        set_model_state_dict(self.model, model | taken)
+        but = f", without {', '.join(without)}" if without else ""
+        return f"starting at step 0 with the weights of {source}, saved at step {step}{but}"
+
+
+def _refuse_own(source: Path, world: World) -> None:
+    """A run that began anew beside its own later steps could not tell which checkpoint is its newest."""
+    if world.run_dir is not None and source.resolve().is_relative_to(world.run_dir.resolve()):
+        raise ToolkitError(
+            f"{source.name} is a checkpoint of this run, which cannot begin anew with its weights",
+            where="checkpoint.take",
+            fix='submit a new run with this checkpoint as its source, or set checkpoint.take to "all"',
+        )
 
 
 def _stream_key(rank: int) -> str:

@@ -1,0 +1,73 @@
+"""Things of a job with a state that JSON can hold: schedules, scalers, samplers, counters, plain values."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Any, Protocol, runtime_checkable
+
+from toolkit.errors import ToolkitError
+
+_DICTS = (Counter, OrderedDict)  # kinds of dict that come back as what they were
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What torch's learning rate schedulers, gradient scalers and data loaders are."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+def values_of(things: dict[str, Any]) -> dict[str, Any]:
+    """The state of each thing, a plain value its own; what JSON cannot hold is refused when it is saved."""
+    return {name: _plain(_state_of(thing)) for name, thing in things.items()}
+
+
+def take_state(name: str, thing: Stateful, saved: Any) -> bool:
+    """Give a thing its saved state; True when there is none.
+
+    Raises:
+        ToolkitError: the state is that of another kind of thing.
+    """
+    fresh = thing.state_dict()
+    if not saved:
+        return bool(fresh)
+    if isinstance(saved, dict) and fresh and not saved.keys() & fresh.keys():
+        raise ToolkitError(
+            f"the checkpoint holds {', '.join(map(str, saved))}, and this job keeps {', '.join(map(str, fresh))}",
+            where=name,
+            fix="resume with what was saved",
+        )
+    thing.load_state_dict(_as_before(saved, fresh))
+    return False
+
+
+def take_extra(things: dict[str, Any], name: str, saved: dict[str, Any]) -> bool:
+    """Give `things[name]` its saved state; a plain value is replaced. True when there is none."""
+    if name not in saved:
+        return True
+    thing = things[name]
+    if isinstance(thing, Stateful):
+        return take_state(name, thing, saved[name])
+    things[name] = _as_before(saved[name], thing)
+    return False
+
+
+def _state_of(thing: Any) -> Any:
+    return thing.state_dict() if isinstance(thing, Stateful) else thing
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in (dict, *_DICTS):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if type(value) is list else value
+
+
+def _as_before(value: Any, fresh: Any) -> Any:
+    """A saved value with the kinds of dict that a fresh one has at the same places."""
+    if type(value) is dict and type(fresh) in (dict, *_DICTS):
+        return type(fresh)({key: _as_before(item, fresh.get(key)) for key, item in value.items()})
+    if type(value) is list and type(fresh) is list and len(value) == len(fresh):
+        return [_as_before(item, other) for item, other in zip(value, fresh, strict=True)]
+    return value
