@@ -171,7 +171,8 @@ def main(world: World, config: ResolvedJob) -> None:
         directory = world.run_dir / "checkpoints"
         checkpointer = Checkpointer(directory, world, keep_last=config.checkpoint.keep_last)
         source = Path(config.checkpoint.source) if config.checkpoint.source else None
-        say(world, state.resume(checkpointer, world, source=source))
+        take, without = config.checkpoint.take, config.checkpoint.without
+        say(world, state.resume(checkpointer, world, source=source, take=take, without=without))
         log = TrainLog(world.run_dir / "metrics" / "train.jsonl") if world.rank == 0 else None
 
     for record in training_steps(world, train, state, step, take_samples, checkpointer, config.checkpoint.every_steps):

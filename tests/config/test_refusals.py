@@ -318,3 +318,15 @@ def test_an_sbatch_option_that_another_key_sets_is_refused_with_that_key(tmp_pat
 )  # fmt: skip
 def test_other_sbatch_options_are_passed_on(resolve, option):
     assert resolve(f'sbatch = ["{option}"]').job.sbatch == [option]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ('take = "weights"', 'checkpoint.take: "weights" needs a checkpoint to take them from. Fix: set checkpoint.source'),
+        ('source = "/old"\nwithout = ["head"]', 'checkpoint.without: is for weights alone. Fix: set checkpoint.take to "weights"'),
+    ],
+)  # fmt: skip
+def test_what_is_taken_of_nothing(tmp_path, resolve, keys, message):
+    text = f'[job]\nentry = ["env"]\n[checkpoint]\n{keys}\n'
+    assert message_of(tmp_path, lambda: resolve(text=text)).endswith(message)

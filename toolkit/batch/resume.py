@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from toolkit.batch.bad_nodes import nodes_left_out
 from toolkit.batch.script import render_script
@@ -119,7 +120,10 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
     if source is None:
         return job
     # Without an origin of its own: the next resume takes the newest checkpoint again.
-    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"source": str(source)})})
+    update: dict[str, Any] = {"source": str(source)}
+    if source.is_relative_to(run.path.resolve()):  # it goes on, also where it began with another run's weights
+        update |= {"take": "all", "without": []}
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update=update)})
 
 
 def _requests_of(parts: Sequence[RunDirectory]) -> dict[Path, str]:
