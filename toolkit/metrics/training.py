@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 
-from toolkit.errors import ToolkitError
+from toolkit.metrics.records import RecordLog, read_records
 from toolkit.rundir.files import tail_text
 
 
@@ -68,37 +65,8 @@ class TrainRecord:
         return cls(**row)
 
 
-class TrainLog:
-    """Appends records to the file, one flush a line. Only rank 0 may hold one."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = path.open("a+b")
-        self._cut_torn_line()
-
-    def _cut_torn_line(self) -> None:
-        """A writer killed in the middle of a line leaves half of it; the next line must not join it."""
-        size = self._stream.seek(0, os.SEEK_END)
-        tail = min(size, 65536)
-        self._stream.seek(size - tail)
-        torn = self._stream.read(tail).rpartition(b"\n")[2]
-        self._stream.truncate(size - len(torn))
-
-    def write(self, record: TrainRecord) -> None:
-        self._stream.write(record.to_line().encode() + b"\n")
-        self._stream.flush()
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def __enter__(self) -> TrainLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+class TrainLog(RecordLog[TrainRecord]):
+    """Appends to the file."""
 
 
 def read_train_log(path: Path) -> list[TrainRecord]:
@@ -111,7 +79,7 @@ def read_train_log(path: Path) -> list[TrainRecord]:
         ToolkitError: for a finished line that is no record, naming file and line.
     """
     kept: list[TrainRecord] = []
-    for record in _records(path):
+    for record in read_records(path, TrainRecord.from_line, what="training"):
         while kept and kept[-1].step >= record.step:
             kept.pop()
         kept.append(record)
@@ -124,18 +92,3 @@ def last_record(path: Path) -> TrainRecord | None:
         with suppress(ValueError, KeyError, TypeError):
             return TrainRecord.from_line(line)
     return None
-
-
-def _records(path: Path) -> Iterator[TrainRecord]:
-    with path.open(encoding="utf-8") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.endswith("\n"):
-                return
-            try:
-                yield TrainRecord.from_line(line)
-            except (ValueError, KeyError, TypeError) as error:
-                raise ToolkitError(
-                    f"not a training record ({error})",
-                    where=f"{path}:{number}",
-                    fix="delete this line; nothing else of the run depends on it",
-                ) from None

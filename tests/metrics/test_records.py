@@ -1,0 +1,70 @@
+"""A file of records over torn lines and a disk that is full for a while."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from toolkit.errors import ToolkitError
+from toolkit.metrics.checkpoints import SaveLog, SaveRecord, read_save_log
+
+
+def record(step: int, **other) -> SaveRecord:
+    given = {"why": "every_s", "waited_s": 0.5, "committed_s": 0.5, "bytes": 10, "error": None, "metric": None}
+    return SaveRecord(step=step, time="2026-01-01T00:00:00.000+00:00", attempt=0, **(given | other))
+
+
+def test_saves_are_read_as_they_were_written_and_half_a_line_is_none(tmp_path):
+    path = tmp_path / "metrics" / "checkpoints.jsonl"
+    assert read_save_log(path) == []
+    wanted = [record(1), record(1, error="full", committed_s=None, bytes=None), record(2, metric=0.1)]
+    with SaveLog(path) as log:
+        for each in wanted:
+            log.write(each)
+    with path.open("a") as stream:
+        stream.write(record(3).to_line()[:30])
+    assert read_save_log(path) == wanted
+    with SaveLog(path) as log:
+        log.write(record(3, metric=math.nan))
+    assert read_save_log(path) == [*wanted, record(3)]
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "5", '{"step": "x"}', "nonsense"])
+def test_a_damaged_line_is_named(tmp_path, line):
+    path = tmp_path / "checkpoints.jsonl"
+    path.write_text(f"{record(1).to_line()}\n{line}\n")
+    with pytest.raises(ToolkitError, match=r"checkpoints\.jsonl:2: not a save record"):
+        read_save_log(path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_loses_lines_and_says_so_once(small_disk: Path, capsys):
+    path, filling = small_disk / "checkpoints.jsonl", small_disk / "filling"
+    with SaveLog(path) as log:
+        log.write(record(0))
+        with filling.open("wb", buffering=0) as stream, pytest.raises(OSError, match="No space"):
+            while True:
+                stream.write(bytes(512))
+        for step in range(1, 101):
+            log.write(record(step))
+        kept = len(read_save_log(path))
+        assert path.read_bytes().endswith(b"\n") and kept < 100
+        filling.unlink()
+        log.write(record(200))
+        log.write(record(201))
+    assert [each.step for each in read_save_log(path)] == [*range(kept), 200, 201]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and "is not written" in said[0] and f"{101 - kept} lines of" in said[1]
