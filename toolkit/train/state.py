@@ -41,6 +41,7 @@ class TrainingState:
         streams: the job's own random generators, by name. torch's, Python's and numpy's global ones are always kept.
         modules: further modules by name, such as an average of the weights.
         extra: JSON values, and objects whose `state_dict()` is one, by name; rank 0's are saved.
+        metric: what tells how good this state is, as `{"name": "loss", "value": 1.23}`; None where nothing does.
     """
 
     model: nn.Module
@@ -55,6 +56,7 @@ class TrainingState:
     streams: Mapping[str, Generator] = field(default_factory=dict)
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    metric: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         refuse_flat_parameters(self.model)
@@ -71,6 +73,8 @@ class TrainingState:
             "groups": self._settings.changed(),
             "extra": values_of(self.extra),
         }
+        if self.metric is not None:
+            state["metric"] = self.metric
         return checkpointer.save(self.step, tensors, state)
 
     def resume(
@@ -147,7 +151,7 @@ class TrainingState:
         for name, module in self.modules.items():
             set_model_state_dict(module, tensors["modules"][name])
         saved = loaded.state
-        self.step = saved["step"]
+        self.step, self.metric = saved["step"], saved.get("metric")
         self.samples, self.epoch = saved["cursor"]["samples"], saved["cursor"].get("epoch", 0)
         changes = [
             self._settings.take_over(saved.get("groups", [{}] * len(self.optimizer.param_groups))),
