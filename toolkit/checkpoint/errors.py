@@ -1,8 +1,15 @@
-"""The one error that means "this checkpoint is damaged", apart from mistakes of its user."""
+"""The one error that means "this checkpoint is damaged", apart from mistakes of its user and troubles of a host."""
 
 from __future__ import annotations
 
-from toolkit.errors import CheckFailedError
+import errno
+import os
+import socket
+from pathlib import Path
+
+from toolkit.errors import CheckFailedError, OwnFailureError
+
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 
 
 class CorruptCheckpointError(CheckFailedError):
@@ -10,3 +17,17 @@ class CorruptCheckpointError(CheckFailedError):
 
     Loading falls back to an older checkpoint on this error, and on no other.
     """
+
+
+def host_cannot_read(error: OSError, path: Path) -> OwnFailureError:
+    """The system did not let this host, or this user, read: that says nothing about the checkpoint."""
+    number = error.errno or errno.EIO
+    if number in _NOT_ALLOWED:
+        fix = "read it as its owner; `paths.access` of the site says who may read a run"
+    else:
+        fix = "mend or exclude that host; the checkpoint was left as it is"
+    return OwnFailureError(
+        f"cannot be read on {socket.gethostname()}: {errno.errorcode.get(number, number)}: {os.strerror(number)}",
+        where=str(error.filename or path),
+        fix=fix,
+    )

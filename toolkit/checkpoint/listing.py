@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit.checkpoint.errors import host_cannot_read
 from toolkit.checkpoint.layout import MANIFEST, aside_of, step_of
 from toolkit.checkpoint.verify import verify_quickly
 from toolkit.errors import NotFoundError, ToolkitError
@@ -19,6 +20,7 @@ _MEANING = {
     "replaced": "replaced by attempt {attempt}",
     "removed": "being deleted by attempt {attempt}, or half deleted",
 }
+_TORCHS_OWN = ".metadata"  # the file by which torch.distributed.checkpoint knows its folders
 
 
 @dataclass(frozen=True)
@@ -39,26 +41,54 @@ class Summary:
         return self.status == "ok"
 
 
+def is_checkpoint_folder(path: Path) -> bool:
+    """True of one checkpoint's folder, committed or not, by its name or by its manifest."""
+    named = step_of(path) is not None or aside_of(path) is not None
+    return path.is_dir() and (named or (path / MANIFEST).exists())
+
+
 def checkpoint_folders(path: Path) -> list[Path]:
     """The checkpoints, committed or not, that a path means: itself, or those of a run or its `checkpoints`.
 
+    Those of one step stand beside each other, the oldest step first.
+
     Raises:
         NotFoundError: when there are none.
+        OwnFailureError: this host may not read the folder, or cannot.
     """
-    if step_of(path) is not None or aside_of(path) is not None or (path / MANIFEST).is_file():
-        folders = [path] if path.is_dir() else []
-    else:
+    try:
+        if is_checkpoint_folder(path):
+            return [path]
         inside = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-        folders = sorted(
-            folder
-            for folder in (inside.iterdir() if inside.is_dir() else [])
-            if step_of(folder) is not None or aside_of(folder) is not None
+        found = [(place, folder) for folder in inside.iterdir() if (place := _place(folder)) is not None]
+    except OSError as error:
+        raise host_cannot_read(error, path) from None
+    if not found:
+        raise _no_checkpoint(path, inside)
+    return [folder for _, folder in sorted(found)]
+
+
+def _place(folder: Path) -> tuple[int, str] | None:
+    """Where a folder stands in the list: names of nine digits sort before those of eight."""
+    aside = aside_of(folder)
+    step = step_of(folder) if aside is None else step_of(folder.with_name(aside[0]))
+    return None if step is None else (step, folder.name)
+
+
+def _no_checkpoint(path: Path, inside: Path) -> NotFoundError:
+    if (path / _TORCHS_OWN).exists():
+        return NotFoundError(
+            "is a checkpoint of torch.distributed.checkpoint (DCP)",
+            where=str(path),
+            fix="`toolkit ckpt import` reads it",
         )
-    if not folders:
-        raise NotFoundError(
-            "there is no checkpoint here", where=str(path), fix="name a run, its checkpoints folder or one step folder"
-        )
-    return folders
+    if (path / "tasks").is_dir():
+        fix = f"name a task of this array run: {path.name}_0, {path.name}_1, ..."
+    elif inside != path:
+        fix = "wait for the run to save one"
+    else:
+        fix = "name a run, its checkpoints folder or one step folder"
+    return NotFoundError("there is no checkpoint here", where=str(path), fix=fix)
 
 
 def summarise(folder: Path) -> Summary:

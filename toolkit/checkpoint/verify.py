@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests, digests_of_file, read_digests, size_of_file
+from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests, read_digests, size_of_file
 from toolkit.checkpoint.elements import element
-from toolkit.checkpoint.errors import CorruptCheckpointError
-from toolkit.checkpoint.layout import digest_name
+from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
+from toolkit.checkpoint.layout import MANIFEST, digest_name
 from toolkit.checkpoint.manifest import FileRecord, Manifest
 from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.whole_files import Block, Unreadable, read_whole
 
 NAMED_TENSORS = 3
 
@@ -35,10 +37,31 @@ class Problem:
         return f"{place}: {self.what}{holds}"
 
 
-def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
-    """Check the manifest's own digest, and presence and size of every file; no data are read."""
+def open_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder, where it is a file that this host may read.
+
+    Raises:
+        CorruptCheckpointError: it is missing or damaged.
+        OwnFailureError: this host may not read it, or cannot.
+        ToolkitError: it is whole but of another version.
+    """
+    path = folder / MANIFEST
     try:
-        manifest = read_manifest(folder)
+        size_of_file(path)  # a pipe in its place would be waited for
+        return read_manifest(folder)
+    except OSError as error:
+        raise host_cannot_read(error, path) from None
+
+
+def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
+    """Check the manifest's own digest, and presence and size of every file; no data are read.
+
+    Raises:
+        OwnFailureError: this host may not read the folder, or cannot.
+        ToolkitError: the manifest is whole but of another version.
+    """
+    try:
+        manifest = open_manifest(folder)
     except CorruptCheckpointError as error:
         return None, [Problem(Path(error.where).name, error.message)]
     problems = []
@@ -49,49 +72,93 @@ def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
         except CorruptCheckpointError as error:
             problems.append(Problem(file.name, error.message))
             continue
+        except OSError as error:
+            raise host_cannot_read(error, path) from None
         if size != file.size:
             problems.append(Problem(file.name, f"has {size} bytes instead of {file.size}"))
     return manifest, problems
 
 
 def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
-    """Check every byte of every file that the manifest lists; files already found bad are not read."""
+    """Check every byte of every file that the manifest lists; files already found bad are not read.
+
+    Raises:
+        OwnFailureError: this host may not read a file, or cannot.
+        ToolkitError: the manifest is whole but of another version.
+    """
     manifest, problems = verify_quickly(folder)
     if manifest is None:
         return None, problems
     bad = {problem.file for problem in problems}
-    for file in manifest.files:
-        if file.name not in bad and (found := digests_of_file(folder / file.name)).whole != file.digest:
-            problems += _differing_blocks(folder, file, found, manifest)
-    return manifest, problems
+    return manifest, problems + verify_bytes(folder, manifest, bad)
 
 
-def _differing_blocks(folder: Path, file: FileRecord, found: BlockDigests, manifest: Manifest) -> list[Problem]:
-    """The damaged blocks of a shard file, where its own digest file can tell; otherwise the whole file."""
-    whole = [Problem(file.name, "does not have the digest that the manifest states")]
+def verify_bytes(
+    folder: Path, manifest: Manifest, but: Collection[str] = (), read: Callable[[int], None] = lambda count: None
+) -> list[Problem]:
+    """Check every byte of the files that a manifest lists.
+
+    Args:
+        folder: the checkpoint.
+        manifest: what it should hold.
+        but: names of files that are not read.
+        read: called with the bytes that were read since the last call, from several threads.
+
+    Raises:
+        OwnFailureError: this host may not read a file, or cannot.
+    """
+    wanted = {folder / file.name: file for file in manifest.files if file.name not in but}
+    problems = []
+    for path, blocks in read_whole([(path, file.size) for path, file in wanted.items()], read):
+        problems += _problems_of(folder, wanted[path], blocks, manifest)
+    return problems
+
+
+def _problems_of(folder: Path, file: FileRecord, blocks: Sequence[Block], manifest: Manifest) -> list[Problem]:
+    """What is wrong with one file: its damaged blocks where its own digest file can tell, otherwise the whole file."""
+    digests = tuple(block for block in blocks if isinstance(block, str))
+    readable = len(digests) == len(blocks)
+    if readable and BlockDigests(file.size, digests).whole == file.digest:
+        return []
+    saved = _saved_digests(folder, file)
+    then = saved.blocks if saved is not None else [None] * len(blocks)
+    held = _held_by(manifest, file.name)
+    problems = [
+        Problem(file.name, what, number, _within(held, number))
+        for number, (found, digest) in enumerate(zip(blocks, then, strict=True))
+        if (what := _what_is_wrong(found, digest))
+    ]
+    return problems or [Problem(file.name, "does not have the digest that the manifest states")]
+
+
+def _what_is_wrong(found: Block, saved: str | None) -> str:
+    if isinstance(found, Unreadable):
+        return found.why
+    return "was changed after it was saved" if saved is not None and found != saved else ""
+
+
+def _saved_digests(folder: Path, file: FileRecord) -> BlockDigests | None:
+    """The digests of a shard file as they were saved; None where they are no good, or the file is no shard."""
     if not file.name.endswith(".h5"):
-        return whole
+        return None
     try:
         saved = read_digests(folder / digest_name(file.name))
-    except (FileNotFoundError, CorruptCheckpointError):
-        return whole
-    if saved.whole != file.digest:
-        return whole
+    except (OSError, CorruptCheckpointError):  # the manifest lists it, too: what is wrong with it is told there
+        return None
+    return saved if saved.whole == file.digest else None
+
+
+def _held_by(manifest: Manifest, file: str) -> list[tuple[int, int, str]]:
+    """The first byte, the end and the tensor's name of all pieces in a shard file."""
     return [
-        Problem(file.name, "was changed after it was saved", block, tensors_in_block(manifest, file.name, block))
-        for block, (now, then) in enumerate(zip(found.blocks, saved.blocks, strict=True))
-        if now != then
-    ]
-
-
-def tensors_in_block(manifest: Manifest, file: str, block: int) -> tuple[str, ...]:
-    """Names of the tensors with bytes in one block of a shard file."""
-    first, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
-    return tuple(
-        name
+        (piece.byte_offset, piece.byte_offset + piece.size * element(record.dtype).size_bytes, name)
         for name, record in manifest.tensors.items()
         for piece in record.pieces
         if piece.file == file
-        and piece.byte_offset < end
-        and first < piece.byte_offset + piece.size * element(record.dtype).size_bytes
-    )
+    ]
+
+
+def _within(held: Sequence[tuple[int, int, str]], block: int) -> tuple[str, ...]:
+    """Names of the tensors with bytes in one block."""
+    first, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
+    return tuple(name for begins, ends, name in held if begins < end and first < ends)
