@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
 import pytest
 import torch
+import xxhash
+from ckpt_runs import SHARD, flip, save, two_steps, typed
 from click.testing import CliRunner
 
-from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.digests import BLOCK_BYTES
 from toolkit.cli.ckpt import ckpt
-from toolkit.world.facts import World
 
 WITHOUT_TORCH = """
 import sys
@@ -28,12 +33,7 @@ sys.exit(code)
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    world = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone")
-    checkpoints = Checkpointer(tmp_path / "run" / "checkpoints", world)
-    for step in (10, 20):
-        tensors = {"model": {"a/[b]": torch.ones(4, 3, dtype=torch.bfloat16)}, "lr": 0.5}
-        checkpoints.save(step, tensors, {"loss": 1.5})
-    return tmp_path / "run"
+    return two_steps(tmp_path)
 
 
 def invoke(*words: object) -> tuple[int, str]:
@@ -43,16 +43,15 @@ def invoke(*words: object) -> tuple[int, str]:
     return result.return_value or 0, result.stdout
 
 
-def flip_last_bit_of_shard(folder: Path) -> None:
-    shard = folder / "shard-00000-of-00001.h5"
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
+COMMANDS = [
+    ["ls"], ["show"], ["show", "--norms"], ["show", "--pieces"], ["index"], ["verify"], ["verify", "--full"], ["diff", "{run}"],
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [["ls"], ["show"], ["index"], ["verify"], ["verify", "--full"]])
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_no_command_imports_torch(run, words):
-    command = [sys.executable, "-c", WITHOUT_TORCH, "ckpt", *words, str(run)]
+    argv = [word.format(run=run) for word in words]
+    command = [sys.executable, "-c", WITHOUT_TORCH, "ckpt", *argv, str(run)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -80,17 +79,6 @@ def test_a_run_is_found_by_its_name(run, tmp_path):
     assert text.splitlines()[-1].split()[0] == "20"
 
 
-def test_show_prints_the_newest_or_the_named_step(run):
-    _, text = invoke("show", run)
-    assert "step 20" in text
-    assert "model.a/[b] bfloat16 [4, 3] 24 bytes" in text
-    assert "[4, 3] at [0, 0] in shard-00000-of-00001.h5" in text
-    assert "lr = 0.5" in text and "loss = 1.5" in text
-    _, text = invoke("show", run / "checkpoints" / "step-00000010", "--json")
-    assert json.loads(text)["step"] == 10
-    assert json.loads(invoke("show", run, "--step", 10, "--json")[1])["step"] == 10
-
-
 def test_index_is_made_anew(run):
     lost = run / "checkpoints" / "step-00000020" / "index.h5"
     lost.write_bytes(b"not an index")
@@ -103,27 +91,88 @@ def test_index_is_made_anew(run):
 def test_verify_exits_1_and_names_file_block_and_tensor(run):
     assert invoke("verify", run)[0] == 0
     assert invoke("verify", "--full", run)[0] == 0
-    flip_last_bit_of_shard(run / "checkpoints" / "step-00000010")
+    flip(run / "checkpoints" / "step-00000010" / SHARD, -1)
     # The quick look reads no data.
     assert invoke("verify", run)[0] == 0
     code, text = invoke("verify", "--full", run)
     assert code == 1
-    assert "shard-00000-of-00001.h5 block 0" in text and "model.a/[b]" in text
+    assert f"{SHARD} block 0" in text and "model.a/[b]" in text
     code, text = invoke("verify", "--full", run, "--json")
     (problem,) = json.loads(text)[0]["problems"]
     assert code == 1 and problem["block"] == 0 and problem["tensors"] == ["model.a/[b]"]
     assert json.loads(text)[1]["good"]
 
 
-def test_verify_names_a_few_of_many_tensors_and_json_all(run):
-    world = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone")
+def test_verify_looks_at_all_checkpoints_and_counts(run):
+    (run / "checkpoints" / "step-00000010" / SHARD).unlink()
+    code, text = invoke("verify", run)
+    lines = text.splitlines()
+    assert code == 1
+    assert [line.rpartition("/")[2] for line in lines if not line.startswith(" ")] == [
+        "step-00000010: BAD", "step-00000020: ok", "2 checkpoints: 1 ok, 1 BAD",
+    ]  # fmt: skip
+    assert lines[1] == f"  {SHARD}: is missing"
+
+
+def test_verify_says_how_much_it_read_and_how_fast(run):
+    folder = run / "checkpoints" / "step-00000020"
+    size = sum((folder / name).stat().st_size for name in (SHARD, SHARD.replace(".h5", ".digest")))
+    code, text = invoke("verify", "--full", folder)
+    assert code == 0 and ": ok (read " in text and text.endswith("/s)\n")
+    (answer,) = json.loads(invoke("verify", "--full", folder, "--json")[1])
+    assert (answer["read_bytes"], answer["unknown"]) == (size, "") and answer["seconds"] > 0
+    (answer,) = json.loads(invoke("verify", folder, "--json")[1])
+    assert answer["read_bytes"] == 0
+
+
+def test_verify_names_a_few_of_many_tensors_and_blocks_and_json_all(run):
     many = {f"w{number:02}": torch.ones(4) for number in range(48)}
-    folder = Checkpointer(run / "checkpoints", world).save(30, many, {})
-    flip_last_bit_of_shard(folder)
+    folder = save(run, 30, many)
+    flip(folder / SHARD, -1)
     _, text = invoke("verify", "--full", run, "--step", 30)
     assert "(holds w00, w01, w02 and 45 more)\n" in text
-    _, text = invoke("verify", "--full", run, "--step", 30, "--json")
+    _, text = invoke("verify", "--full", f"{run}:30", "--json")
     assert json.loads(text)[0]["problems"][0]["tensors"] == sorted(many)
+    folder = save(run, 40, {"large": torch.zeros(25 * BLOCK_BYTES, dtype=torch.uint8)})
+    with (folder / SHARD).open("r+b") as file:
+        file.write(b"x" * 25 * BLOCK_BYTES)
+    text = invoke("verify", "--full", folder)[1]
+    assert text.endswith("  and 5 more; --json names all\n") and text.count("was changed after it was saved") == 20
+
+
+@pytest.fixture
+def open_run() -> Iterator[Path]:
+    """A run in a folder that everybody may enter; those of pytest are for its user alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield two_steps(Path(folder))
+
+
+def test_what_this_user_may_not_read_is_not_called_damaged(open_run):
+    """Nobody can say more of it, and the others are looked at."""
+    closed = open_run / "checkpoints" / "step-00000010"
+    (closed / SHARD).chmod(0)
+    done = typed("verify", "--full", open_run, unprivileged=True)
+    assert (done.returncode, done.stderr) == (125, "")
+    assert "step-00000010: not checked\n" in done.stdout and "EACCES: Permission denied. Fix: " in done.stdout
+    assert "BAD" not in done.stdout and done.stdout.splitlines()[-1].startswith("2 checkpoints: 1 ok, 1 not checked")
+    closed.chmod(0)
+    lines = typed("ls", open_run, unprivileged=True).stdout.splitlines()
+    assert "cannot be read on" in lines[1] and lines[2].endswith(" ok")
+    for words in (["show", closed], ["index", f"{open_run}:20"], ["diff", open_run, closed], ["ls", closed / "inside"]):
+        done = typed(*words, unprivileged=True)
+        assert done.returncode in (2, 125) and done.stdout == "" and done.stderr.count("\n") == 1, done
+        assert "Fix:" in done.stderr and "Permission denied" in done.stderr
+    closed.chmod(0o700)
+
+
+def test_nine_digits_come_after_eight(run):
+    """As names they would stand before."""
+    save(run, 100_000_000, {"x": torch.ones(1)})
+    save(run, 99_999_999, {"x": torch.ones(1)})
+    (run / "checkpoints" / "step-100000000.left-0").rename(run / "checkpoints" / "step-100000000")
+    assert [answer["step"] for answer in json.loads(invoke("ls", run, "--json")[1])] == [10, 20, 99999999, 100000000]
+    assert json.loads(invoke("show", run, "--json")[1])["step"] == 100_000_000
 
 
 def test_ls_tells_what_a_resume_from_an_earlier_step_set_aside(run):
@@ -132,10 +181,71 @@ def test_ls_tells_what_a_resume_from_an_earlier_step_set_aside(run):
     assert text.splitlines()[2].endswith("set aside: start 3 was told to begin from an earlier one")
 
 
-@pytest.mark.parametrize("words", [["ls", "{run}/nothing"], ["show", "{run}", "--step", "7"]])
-def test_what_is_not_there_is_one_line_and_exit_code_4(run, words):
-    program = "from toolkit.cli.main import main; main()"
-    command = [sys.executable, "-c", program, "ckpt", *(word.format(run=run) for word in words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=run)
-    assert done.returncode == 4
-    assert done.stderr.startswith("toolkit: ") and done.stderr.count("\n") == 1 and "Fix:" in done.stderr
+HERE = "{run}/checkpoints/step-00000010"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["ls", "{run}/nothing"], 4, "there is no such folder"),
+        (["ls", "{run}/checkpoints/step-00000015"], 4, "there are: step-00000010, step-00000020"),
+        (["ls", "{run}/empty"], 4, "there is no checkpoint here"),
+        (["show", "{run}", "--step", "7"], 4, "no committed checkpoint of step 7. Fix: choose one of the steps 10, 20"),
+        (["show", "{run}:7"], 4, "no committed checkpoint of step 7"),
+        (["show", "{run}:10", "--step", "20"], 2, "names step 10, and --step says 20"),
+        (["verify", f"{HERE}/manifest.json"], 4, "is a file, and no checkpoint's folder"),
+        (["show", "{run}/odd:5"], 4, "there is no checkpoint here"),
+        (["show", "{run}/broken"], 1, "is not a manifest"),
+        (["diff", "{run}", "{run}/broken"], 1, "is not a manifest"),
+        (["show", "{run}/later"], 2, "this version reads"),
+        (["show", "{run}/pipe"], 1, "is no file of its own"),
+        (["show", "{run}/folder"], 1, "is no file of its own"),
+        (["show", "{run}", "--only", "modle"], 4, "no key matches 'modle'. Fix: keys begin with: model"),
+        (["diff", "{run}", "{run}", "--only", "modle"], 4, "no key matches 'modle'"),
+        (["ls", "{run}/torch"], 4, "is a checkpoint of torch.distributed.checkpoint"),
+        (["ls", "{run}/array"], 4, "name a task of this array run: array_0"),
+    ],
+)
+def test_a_mistake_is_one_line_with_its_fix(run, words, code, said):
+    for name in ("empty", "odd:5", "broken", "later", "pipe", "folder/manifest.json", "torch", "array/tasks"):
+        (run / name).mkdir(parents=True)
+    good = (run / "checkpoints" / "step-00000010" / "manifest.json").read_text()
+    (run / "broken" / "manifest.json").write_bytes(b"\xff" + good.encode()[:99])
+    (run / "later" / "manifest.json").write_text(of_schema(9, good))
+    os.mkfifo(run / "pipe" / "manifest.json")
+    (run / "torch" / ".metadata").write_bytes(b"")
+    done = typed(*(word.format(run=run) for word in words))
+    assert (done.returncode, done.stdout) == (code, ""), done
+    assert done.stderr.startswith("toolkit: ") and done.stderr.count("\n") == 1 and "Fix: " in done.stderr
+    assert said in done.stderr
+
+
+def of_schema(number: int, manifest: str) -> str:
+    """A whole manifest of another version, under its own digest."""
+    body = json.loads(manifest) | {"schema": number, "digest": "0" * 32}
+    unsigned = json.dumps(body)
+    return unsigned.replace("0" * 32, xxhash.xxh3_128_hexdigest(unsigned.encode()))
+
+
+def test_a_locked_file_is_read_all_the_same(run):
+    """NFS and Lustre may lock nothing, or wait for ever: none of our own looks may ask for a lock."""
+    folder = run / "checkpoints" / "step-00000020"
+    with (folder / SHARD).open("rb") as shard, (folder / "index.h5").open("rb") as index:
+        for file in (shard, index):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        for words in (
+            ("show", "--norms", folder),
+            ("verify", "--full", folder),
+            ("index", folder),
+            ("diff", run, folder),
+        ):
+            assert typed(*words).returncode == 0, words
+
+
+def test_the_index_opens_without_locks_as_the_page_says(run):
+    folder = run / "checkpoints" / "step-00000020"
+    with (folder / SHARD).open("rb") as shard, (folder / "index.h5").open("rb") as index:
+        for file in (shard, index):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        with h5py.File(folder / "index.h5", locking=False) as file:
+            assert file["tensors/model.a%2F[b]"][:].tolist() == [[1.0] * 3] * 4

@@ -1,31 +1,55 @@
-"""`toolkit ckpt`: what checkpoints a run has, what is in them, and whether they are whole."""
+"""`toolkit ckpt`: what checkpoints a run has, and whether they are whole. What is in them, and how they differ,
+print the commands in the files beside this one."""
 
 from __future__ import annotations
 
 import json
-import sys
-from dataclasses import asdict
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import json_option, runs_option, site_runs
-from toolkit.errors import CHECK_FAILED, NotFoundError
+from toolkit.cli.ckpt_diff import diff
+from toolkit.cli.ckpt_places import all_folders, committed_folders, manifest_of, one_folder
+from toolkit.cli.ckpt_print import plain, print_out, reading_bar, size, speed
+from toolkit.cli.ckpt_show import show
+from toolkit.cli.options import json_option, runs_option
+from toolkit.errors import CHECK_FAILED, OWN_FAILURE, ToolkitError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.tree import Tree
-
     from toolkit.checkpoint.listing import Summary
     from toolkit.checkpoint.manifest import Manifest
+    from toolkit.checkpoint.verify import Problem
 
-step_option = click.option("--step", type=int, help="Only this step.")
+PROBLEMS_SHOWN = 20  # of each checkpoint; --json has all
+
+step_option = click.option("--step", type=click.IntRange(min=0), help="Only this step.")
 
 
-@click.group()
+class CheckpointCommands(click.Group):
+    """What the system refuses is said with the place and the fix, whichever command met it."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from toolkit.rundir.files import is_unwritable
+
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.filename is None or is_unwritable(error):
+                raise
+            from toolkit.checkpoint.errors import host_cannot_read
+
+            raise host_cannot_read(error, Path(str(error.filename))) from None
+
+
+@click.group(cls=CheckpointCommands)
 def ckpt() -> None:
-    """List, show and verify checkpoints. RUN is a run, or a path to a run, checkpoints or step folder."""
+    """List, show, verify, compare and prune checkpoints.
+
+    RUN is a run, RUN:STEP, or a path to a run, a checkpoints folder or one checkpoint.
+    """
 
 
 @ckpt.command()
@@ -34,11 +58,12 @@ def ckpt() -> None:
 @json_option
 def ls(run: str, runs: Path | None, as_json: bool) -> None:
     """List a run's checkpoints and what else stands in their folder."""
-    summaries = _summaries(run, runs)
+    from toolkit.checkpoint.listing import summarise
+
+    summaries = [summarise(folder) for folder in all_folders(run, runs)]
     if as_json:
         click.echo(json.dumps([_summary_json(summary) for summary in summaries], indent=2))
         return
-    from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
 
@@ -49,31 +74,47 @@ def ls(run: str, runs: Path | None, as_json: bool) -> None:
     table.add_column("status", overflow="fold")
     for summary in summaries:
         table.add_row(
-            summary.path.name if summary.step is None else str(summary.step),
-            "" if summary.size_bytes is None else decimal(summary.size_bytes),
+            Text(summary.path.name if summary.step is None else str(summary.step)),
+            "" if summary.size_bytes is None else size(summary.size_bytes),
             "" if summary.files is None else str(summary.files),
             "" if summary.world_size is None else str(summary.world_size),
-            summary.saved_at or "",
-            Text(summary.status),
+            Text(plain(summary.saved_at or "")),
+            Text(plain(summary.status)),
         )
-    _print(table)
+    print_out(table)
 
 
-@ckpt.command()
-@click.argument("run")
-@runs_option
-@step_option
-@json_option
-def show(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
-    """Show the tensors, their pieces in every shard file, and the state of one checkpoint (the newest)."""
-    from toolkit.checkpoint.manifest_file import manifest_text, read_manifest
+def _summary_json(summary: Summary) -> dict[str, Any]:
+    return {**asdict(summary), "path": str(summary.path), "good": summary.good}
 
-    folder = _committed(run, runs, step)[-1].path
-    manifest = read_manifest(folder)
-    if as_json:
-        click.echo(json.dumps(json.loads(manifest_text(manifest)), indent=2))
-        return
-    _print_tree(folder, manifest)
+
+@dataclass
+class Verified:
+    """What was found of one checkpoint. `unknown`: why nothing can be said of it, where that is so."""
+
+    path: Path
+    problems: list[Problem]
+    read_bytes: int = 0
+    seconds: float = 0.0
+    unknown: str = ""
+
+    @property
+    def word(self) -> str:
+        """`ok`, `BAD`, or that nobody can tell."""
+        if self.unknown:
+            return "not checked"
+        return "BAD" if self.problems else "ok"
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented JSON of `ckpt verify --json`."""
+        return {
+            "path": str(self.path),
+            "good": not self.problems and not self.unknown,
+            "problems": [asdict(problem) for problem in self.problems],
+            "unknown": self.unknown,
+            "read_bytes": self.read_bytes,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 @ckpt.command()
@@ -83,25 +124,72 @@ def show(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
 @step_option
 @json_option
 def verify(run: str, full: bool, runs: Path | None, step: int | None, as_json: bool) -> int:
-    """Check that checkpoints are whole. Exit code 1 when one is not."""
-    from toolkit.checkpoint.verify import verify_fully, verify_quickly
-
+    """Check that checkpoints are whole. Exit code 1 when one is not, 125 when one could not be read."""
     found = []
-    for summary in _committed(run, runs, step):
-        _, problems = (verify_fully if full else verify_quickly)(summary.path)
-        found.append((summary.path, problems))
+    for folder in committed_folders(run, runs, step):
+        found.append(_verified(folder, full=full))
+        if not as_json:
+            _print_verified(found[-1], full=full)
     if as_json:
-        answer = [
-            {"path": str(path), "good": not problems, "problems": [asdict(problem) for problem in problems]}
-            for path, problems in found
-        ]
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        for path, problems in found:
-            click.echo(f"{path}: {'ok' if not problems else 'BAD'}")
-            for problem in problems:
-                click.echo(f"  {problem}")
-    return CHECK_FAILED if any(problems for _, problems in found) else 0
+        click.echo(json.dumps([one.as_json() for one in found], indent=2))
+    elif len(found) > 1:
+        _print_counts(found, full=full)
+    if any(one.problems for one in found):
+        return CHECK_FAILED
+    return OWN_FAILURE if any(one.unknown for one in found) else 0
+
+
+def _verified(folder: Path, *, full: bool) -> Verified:
+    from toolkit.checkpoint.verify import verify_quickly
+
+    answer = Verified(folder, [])
+    began = time.monotonic()
+    try:
+        manifest, answer.problems = verify_quickly(folder)
+        if full and manifest is not None:
+            _read_all(answer, manifest)
+    except ToolkitError as error:
+        answer.unknown = str(error)
+    answer.seconds = time.monotonic() - began
+    if answer.problems and not folder.exists():
+        answer.problems, answer.unknown = [], "it was removed while it was looked at"
+    return answer
+
+
+def _read_all(answer: Verified, manifest: Manifest) -> None:
+    """Several threads read at once; each tells of its bytes, and the sum of theirs is kept here."""
+    import threading
+
+    from toolkit.checkpoint.verify import verify_bytes
+
+    lock = threading.Lock()
+    bad = {problem.file for problem in answer.problems}
+    with reading_bar(answer.path.name, manifest.size_bytes) as advance:
+
+        def read(count: int) -> None:
+            with lock:
+                answer.read_bytes += count
+            advance(count)
+
+        answer.problems += verify_bytes(answer.path, manifest, bad, read)
+
+
+def _print_verified(one: Verified, *, full: bool) -> None:
+    read = f" (read {speed(one.read_bytes, one.seconds)})" if full and not one.unknown else ""
+    click.echo(plain(f"{one.path}: {one.word}{read}"))
+    if one.unknown:
+        click.echo(plain(f"  {one.unknown}"))
+    for problem in one.problems[:PROBLEMS_SHOWN]:
+        click.echo(plain(f"  {problem}"))
+    if len(one.problems) > PROBLEMS_SHOWN:
+        click.echo(f"  and {len(one.problems) - PROBLEMS_SHOWN} more; --json names all")
+
+
+def _print_counts(found: list[Verified], *, full: bool) -> None:
+    words = [one.word for one in found]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in ("ok", "BAD", "not checked") if word in words)
+    read = speed(sum(one.read_bytes for one in found), sum(one.seconds for one in found))
+    click.echo(f"{len(found)} checkpoints: {counts}" + (f"; read {read}" if full else ""))
 
 
 @ckpt.command()
@@ -111,76 +199,16 @@ def verify(run: str, full: bool, runs: Path | None, step: int | None, as_json: b
 def index(run: str, runs: Path | None, step: int | None) -> None:
     """Write index.h5 of one checkpoint (the newest) anew, and print its path."""
     from toolkit.checkpoint.index import write_index
-    from toolkit.checkpoint.manifest_file import read_manifest
 
-    folder = _committed(run, runs, step)[-1].path
-    click.echo(write_index(folder, read_manifest(folder)))
-
-
-def _summaries(run: str, runs: Path | None) -> list[Summary]:
-    """All checkpoint folders that RUN means; what is no path is looked up below `runs`."""
-    from toolkit.checkpoint.listing import checkpoint_folders, summarise
-
-    path = Path(run)
-    if not path.is_dir():
-        from toolkit.rundir.find import find_run
-
-        path = find_run(run, site_runs(runs))
-    return [summarise(folder) for folder in checkpoint_folders(path.absolute())]
+    folder = one_folder(run, runs, step)
+    manifest = manifest_of(folder)
+    try:
+        click.echo(write_index(folder, manifest))
+    except PermissionError as error:
+        raise ToolkitError(
+            f"the index cannot be written: {error.strerror}", where=str(folder), fix="ask the owner of the run"
+        ) from None
 
 
-def _committed(run: str, runs: Path | None, step: int | None) -> list[Summary]:
-    """The committed checkpoints that RUN means, oldest first, damaged ones too; or the named folder."""
-    from toolkit.checkpoint.layout import aside_of
-
-    summaries = _summaries(run, runs)
-    if aside_of(Path(run)) is not None:
-        return summaries
-    wanted = [summary for summary in summaries if summary.step is not None and (step is None or summary.step == step)]
-    if not wanted:
-        have = ", ".join(str(summary.step) for summary in summaries if summary.step is not None)
-        raise NotFoundError(
-            "there is no committed checkpoint" + ("" if step is None else f" of step {step}"),
-            where=run,
-            fix=f"choose one of the steps {have}" if have else "wait for the run to save one",
-        )
-    return wanted
-
-
-def _summary_json(summary: Summary) -> dict[str, Any]:
-    return {**asdict(summary), "path": str(summary.path), "good": summary.good}
-
-
-def _print_tree(folder: Path, manifest: Manifest) -> None:
-    from rich.filesize import decimal
-    from rich.markup import escape
-    from rich.tree import Tree
-
-    tree = Tree(
-        escape(
-            f"{folder.name}: step {manifest.step}, {manifest.world_size} ranks, "
-            f"{decimal(manifest.size_bytes)}, {manifest.saved_at}, attempt {manifest.attempt}, "
-            f"{manifest.written_by}"
-        )
-    )
-    for mesh in manifest.mesh:
-        tree.add(escape(f"mesh {mesh['dims']} {mesh['shape']}"))
-    tensors = tree.add(f"tensors ({len(manifest.tensors)})")
-    for name, record in manifest.tensors.items():
-        node = tensors.add(escape(f"{name} {record.dtype} {list(record.shape)} {decimal(record.size_bytes)}"))
-        for piece in record.pieces:
-            node.add(escape(f"{list(piece.shape)} at {list(piece.offset)} in {piece.file}, byte {piece.byte_offset}"))
-    values = tree.add(f"values ({len(manifest.objects)})")
-    for name, value in manifest.objects.items():
-        values.add(escape(f"{name} = {value.value!r}"))
-    state = tree.add("state")
-    for key, item in manifest.state.items():
-        state.add(escape(f"{key} = {item!r}"))
-    _print(tree)
-
-
-def _print(what: Table | Tree) -> None:
-    """Wrap at the terminal's width, and not at all into a file or a pipe."""
-    from rich.console import Console
-
-    Console(highlight=False, width=None if sys.stdout.isatty() else 1000).print(what)
+ckpt.add_command(show)
+ckpt.add_command(diff)

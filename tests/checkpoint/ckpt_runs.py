@@ -1,0 +1,46 @@
+"""What the tests of `toolkit ckpt` start from: a run with checkpoints, and a way to type a command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.world.facts import World
+
+ALONE = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone", attempt=0)
+SHARD = "shard-00000-of-00001.h5"
+MAIN = "from toolkit.cli.main import main; main()"
+
+
+def save(run: Path, step: int, tensors: dict[str, Any], state: dict[str, Any] | None = None) -> Path:
+    """One more checkpoint of a run; those before it stay."""
+    return Checkpointer(run / "checkpoints", ALONE, keep_last=100).save(step, tensors, state or {})
+
+
+def two_steps(folder: Path) -> Path:
+    """A run with the checkpoints of steps 10 and 20, which hold the same."""
+    for step in (10, 20):
+        tensors = {"model": {"a/[b]": torch.ones(4, 3, dtype=torch.bfloat16)}, "lr": 0.5}
+        save(folder / "run", step, tensors, {"loss": 1.5})
+    return folder / "run"
+
+
+def typed(*words: object, unprivileged: bool = False) -> subprocess.CompletedProcess[str]:
+    """`toolkit ckpt WORDS` in a process of its own, perhaps as somebody whom modes of files keep out."""
+    command = [sys.executable, "-c", MAIN, "ckpt", *map(str, words)]
+    if unprivileged and os.geteuid() == 0:
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def flip(path: Path, byte: int) -> None:
+    """Change one bit of one byte."""
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 1
+    path.write_bytes(content)

@@ -1,0 +1,36 @@
+"""Keys of tensors for people: chosen by patterns, and in an order in which layer 10 follows layer 9."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+
+from toolkit.errors import NotFoundError
+
+_NUMBER = re.compile(r"(\d+)")
+
+
+def matches(key: str, patterns: Sequence[str]) -> bool:
+    """True when a key is one of the patterns (`*.weight`), or stands below one (`model.blocks`); always without any."""
+    return not patterns or any(
+        key == pattern or key.startswith(f"{pattern}.") or fnmatchcase(key, pattern) for pattern in patterns
+    )
+
+
+def refuse_unknown(patterns: Sequence[str], keys: Collection[str]) -> None:
+    """A pattern that chooses nothing is a slip: what is not there must not be called good or equal.
+
+    Raises:
+        NotFoundError: naming the first such pattern.
+    """
+    for pattern in patterns:
+        if not any(matches(key, [pattern]) for key in keys):
+            known = ", ".join(sorted({key.partition(".")[0] for key in keys}))
+            raise NotFoundError(f"no key matches {pattern!r}", where="--only", fix=f"keys begin with: {known}")
+
+
+def in_order(key: str) -> list[tuple[int, int, str]]:
+    """What to sort keys by: numbers within them as numbers."""
+    parts = _NUMBER.split(key)
+    return [(1, int(part), "") if place % 2 and len(part) < 20 else (0, 0, part) for place, part in enumerate(parts)]

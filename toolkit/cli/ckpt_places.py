@@ -1,0 +1,113 @@
+"""Which checkpoints RUN means: a run, `RUN:STEP`, or a path to a run, a `checkpoints` folder or one checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.cli.options import site_runs
+from toolkit.errors import NotFoundError, ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.checkpoint.manifest import Manifest
+
+_WITH_STEP = re.compile(r"(.+):(\d{1,18})")
+_STEPS_SHOWN = 20
+
+
+def all_folders(named: str, runs: Path | None) -> list[Path]:
+    """All checkpoint folders that RUN means, committed or not, the oldest step first.
+
+    Raises:
+        NotFoundError: there are none.
+        OwnFailureError: this host may not read them, or cannot.
+    """
+    from toolkit.checkpoint.listing import checkpoint_folders
+
+    return checkpoint_folders(_folder(named, runs))
+
+
+def committed_folders(named: str, runs: Path | None, step: int | None) -> list[Path]:
+    """The committed checkpoints that RUN means, the oldest first, damaged ones too; or the one folder that it names.
+
+    Raises:
+        NotFoundError: there are none, or none of that step.
+        OwnFailureError: this host may not read them, or cannot.
+    """
+    from toolkit.checkpoint.layout import step_of
+    from toolkit.checkpoint.listing import checkpoint_folders
+
+    named, step = _with_step(named, step)
+    place = _folder(named, runs)
+    folders = checkpoint_folders(place)
+    if folders == [place] and (step is None or step == step_of(place)):
+        return folders
+    steps = {number: folder for folder in folders if (number := step_of(folder)) is not None}
+    if step is not None and step in steps:
+        return [steps[step]]
+    if step is None and steps:
+        return list(steps.values())
+    raise NotFoundError(
+        "there is no committed checkpoint" + ("" if step is None else f" of step {step}"),
+        where=named,
+        fix=f"choose one of the steps {_listed(list(steps))}" if steps else "wait for the run to save one",
+    )
+
+
+def one_folder(named: str, runs: Path | None, step: int | None = None) -> Path:
+    """The newest of the committed checkpoints that RUN means, or the one of a step; as `committed_folders`."""
+    return committed_folders(named, runs, step)[-1]
+
+
+def manifest_of(folder: Path) -> Manifest:
+    """What a checkpoint holds.
+
+    Raises:
+        CorruptCheckpointError: its manifest is missing or damaged; the steps beside it are named.
+        OwnFailureError: this host may not read it, or cannot.
+    """
+    from toolkit.checkpoint.errors import CorruptCheckpointError
+    from toolkit.checkpoint.layout import committed_steps
+    from toolkit.checkpoint.verify import open_manifest
+
+    try:
+        return open_manifest(folder)
+    except CorruptCheckpointError as error:
+        beside = [step for step, other in committed_steps(folder.parent).items() if other.name != folder.name]
+        fix = f"choose another step: {_listed(beside)}" if beside else "no other checkpoint stands beside it"
+        raise CorruptCheckpointError(error.message, where=error.where, fix=fix) from None
+
+
+def _with_step(named: str, step: int | None) -> tuple[str, int | None]:
+    """`RUN:400` as RUN and 400; a colon may also be a part of a path."""
+    match = _WITH_STEP.fullmatch(named)
+    if match is None or Path(named).exists():
+        return named, step
+    if step is not None and step != int(match[2]):
+        raise ToolkitError(f"names step {match[2]}, and --step says {step}", where=named, fix="leave one of them out")
+    return match[1], int(match[2])
+
+
+def _folder(named: str, runs: Path | None) -> Path:
+    """The folder that RUN means; what is no path is looked up below `runs`."""
+    from toolkit.rundir.find import find_run, typed_path
+
+    path = typed_path(named)
+    if path.is_dir():
+        return path.absolute()
+    if path.exists():
+        inside = (path.parent / "manifest.json").exists()
+        fix = f"name its folder, {path.parent}" if inside else "name a run, its checkpoints folder or one step folder"
+        raise NotFoundError("is a file, and no checkpoint's folder", where=named, fix=fix)
+    if "/" in named and path.parent.is_dir():
+        there = sorted(folder.name for folder in path.parent.iterdir() if folder.name.startswith("step-"))
+        fix = f"there are: {_listed(there)}" if there else f"look into {path.parent}"
+        raise NotFoundError("there is no such folder", where=named, fix=fix)
+    return find_run(named, site_runs(runs))
+
+
+def _listed(names: list[int] | list[str]) -> str:
+    """All names, of many only the last."""
+    shown = ", ".join(map(str, names[-_STEPS_SHOWN:]))
+    return shown if len(names) <= _STEPS_SHOWN else f"..., {shown}"

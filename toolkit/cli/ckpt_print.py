@@ -1,0 +1,67 @@
+"""How the `ckpt` commands print: tables and trees at the terminal's width, bars on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.tree import Tree
+
+_LONGEST_VALUE = 200  # letters of a value's text; --json has all of it
+
+
+def print_out(what: Table | Tree) -> None:
+    """Wrap at the terminal's width; into a file or a pipe neither wrap nor fill up lines with spaces."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console(highlight=False).print(what)
+        return
+    console = Console(highlight=False, width=100_000, color_system=None)
+    with console.capture() as capture:
+        console.print(what)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def plain(text: str) -> str:
+    """A name or a message of one line, without what would move the cursor or cannot be encoded."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def shortened(value: object) -> str:
+    """A value as Python writes it; of a long one the beginning."""
+    text = plain(repr(value))
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}... ({len(text)} letters)"
+
+
+def size(count: int) -> str:
+    """1.2 GB."""
+    from rich.filesize import decimal
+
+    return decimal(count)
+
+
+def speed(count: int, seconds: float) -> str:
+    """`1.2 GB in 0.4 s, 3.0 GB/s`."""
+    return f"{size(count)} in {seconds:.{1 if seconds >= 0.1 else 3}f} s, {size(int(count / max(seconds, 1e-6)))}/s"
+
+
+@contextmanager
+def reading_bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr while something is read; the context's value is told the bytes. Silent where nobody looks."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(plain(what), total=total_bytes)
+        yield lambda count: progress.advance(task, count)
