@@ -1,0 +1,262 @@
+"""How often to save, from what saves cost this run and how often it failed. Plain arithmetic, without torch.
+
+J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974, pp. 530-531:
+sqrt(2 C M) for a save of C seconds and a mean time M between failures. It holds where C is far below M.
+
+J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+Systems 22 (2006), pp. 303-312: equation 37, and equation 20 for the time that a run then takes. They hold for failures
+that come by chance at a constant rate, also during saves and restarts; where C is not below 2 M, no interval is good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from toolkit.metrics.checkpoints import SaveRecord, read_save_log
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import Cause
+
+# Ends by chance that lose the steps since the last save. A preemption loses none where its ranks could save.
+_FAILURES = {
+    Cause.CRASHED: "crashed", Cause.STALLED: "stalled", Cause.NODE_LOST: "lost a node",
+    Cause.SUPERVISOR_LOST: "lost the supervisor", Cause.SUPERVISOR_FAILED: "the supervisor failed",
+    Cause.PREEMPTED: "preempted without a save",
+}  # fmt: skip
+_CONFIDENCE = 0.95
+# An interval is spoken against when it loses so many times the optimum's share, and so much of the time more.
+_TIMES_WORSE, _SHARE_WORSE = 2.0, 0.01
+
+
+def young_interval(cost_s: float, mtbf_s: float) -> float:
+    """Seconds of work between saves of `cost_s` each, to first order."""
+    return math.sqrt(2 * cost_s * mtbf_s)
+
+
+def daly_interval(cost_s: float, mtbf_s: float) -> float:
+    """Seconds of work between saves of `cost_s` each, to higher order."""
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s
+    ratio = cost_s / (2 * mtbf_s)
+    return young_interval(cost_s, mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+
+
+def lost_share(interval_s: float, cost_s: float, mtbf_s: float) -> float:
+    """Share of the time that saves and repeated work take, in [0, 1]; what a restart itself takes comes on top."""
+    exponent = (interval_s + cost_s) / mtbf_s
+    return 1 - interval_s / (mtbf_s * math.expm1(exponent)) if exponent < 700 else 1.0
+
+
+def failure_bounds(failures: int, seconds: float) -> tuple[float, float]:
+    """The mean time between failures, from and to, with a confidence of 95 %: (seconds, seconds).
+
+    Exact for failures that come by chance at a constant rate (F. Garwood, Biometrika 28, 1936). After none it is at
+    least a third of the time (the rule of three, one-sided), and has no upper bound.
+    """
+    if failures == 0:
+        return seconds / -math.log(1 - _CONFIDENCE), math.inf
+    tail = (1 - _CONFIDENCE) / 2
+    most = _expected_where(lambda expected: _poisson_at_most(failures, expected) > tail, failures)
+    least = _expected_where(lambda expected: 1 - _poisson_at_most(failures - 1, expected) < tail, failures)
+    return seconds / most, seconds / least
+
+
+def _expected_where(holds: Callable[[float], bool], failures: int) -> float:
+    """The expected number of failures up to which `holds` is true, by bisection."""
+    low, high = 0.0, 10.0 * failures + 10
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return high
+
+
+def _poisson_at_most(count: int, expected: float) -> float:
+    logs = (number * math.log(expected) - expected - math.lgamma(number + 1) for number in range(count + 1))
+    return min(1.0, math.fsum(map(math.exp, logs)))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run has shown.
+
+    saves: how many there were; `cost_s` is the median of what one cost.
+    interval_s: the median of the work between two; None without two of one attempt.
+    seconds: for which the run's ranks lived.
+    failures: ends by chance after a step, by kind. `foreseen` are those at walltime, and preemptions after a save.
+    """
+
+    saves: int
+    cost_s: float
+    interval_s: float | None
+    seconds: float
+    failures: Mapping[str, int]
+    foreseen: int
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return failure_bounds(sum(self.failures.values()), self.seconds)
+
+    @property
+    def mtbf_s(self) -> float:
+        """The mean time between failures; after none the least that it may be."""
+        count = sum(self.failures.values())
+        return self.seconds / count if count else self.bounds[0]
+
+    @property
+    def best_s(self) -> float:
+        """The interval that loses least; after no failure the least that it may be."""
+        return daly_interval(self.cost_s, self.mtbf_s)
+
+    def is_bad(self) -> bool:
+        """True when no likely mean time between failures excuses the interval."""
+        if self.interval_s is None:
+            return False
+        least, most = self.bounds
+        if math.isinf(most):  # nothing says that more than saves is lost, so they can only be too many
+            share = self.cost_s / (self.cost_s + self.interval_s)
+            return self.interval_s < self.best_s and share > _SHARE_WORSE and self._is_bad_for(least)
+        return self._is_bad_for(least) and self._is_bad_for(most)
+
+    def _is_bad_for(self, mtbf_s: float) -> bool:
+        assert self.interval_s is not None
+        now = lost_share(self.interval_s, self.cost_s, mtbf_s)
+        best = lost_share(daly_interval(self.cost_s, mtbf_s), self.cost_s, mtbf_s)
+        return now > _TIMES_WORSE * best and now - best > _SHARE_WORSE
+
+
+def measured(run_directory: Path) -> Costs | None:
+    """What a run, or a task of an array, has shown so far; None before its first save.
+
+    Raises:
+        ToolkitError: one of its files is damaged.
+    """
+    run = RunDirectory(run_directory)
+    records = read_save_log(run.metrics / "checkpoints.jsonl")
+    good = [record for record in records if record.error is None]
+    if not good:
+        return None
+    gaps = [
+        _seconds_of(after) - after.waited_s - _seconds_of(before)
+        for before, after in pairwise(records)
+        if before.attempt == after.attempt and after.why not in ("stop", "end")
+    ]
+    seconds, failures, foreseen = _lives(run, records)
+    return Costs(
+        saves=len(good),
+        cost_s=median(record.waited_s for record in good),
+        interval_s=max(0.0, median(gaps)) if gaps else None,
+        seconds=seconds,
+        failures=failures,
+        foreseen=foreseen,
+    )
+
+
+def _lives(run: RunDirectory, records: list[SaveRecord]) -> tuple[float, dict[str, int], int]:
+    """For how long ranks lived, over all attempts, and what ended them: by chance after a step, and foreseen."""
+    saved_at_stop = {record.attempt for record in records if record.why == "stop" and record.error is None}
+    seconds, failures, foreseen = 0.0, Counter[str](), 0
+    for number in run.attempt_numbers():
+        end = read_json_or_none(run.attempt(number).exit_file)
+        if end is None:
+            seconds += _lived_so_far(run.attempt(number), records)
+            continue
+        seconds += float(end["seconds"])
+        cause = end["cause"]
+        if cause == Cause.WALLTIME or (cause == Cause.PREEMPTED and number in saved_at_stop):
+            foreseen += 1
+        elif cause in _FAILURES and end["step"] is not None:
+            failures[_FAILURES[cause]] += 1
+    return seconds, dict(failures), foreseen
+
+
+def _lived_so_far(attempt: AttemptDirectory, records: list[SaveRecord]) -> float:
+    """Of an attempt that has not ended, or whose end nobody has written yet: until its last save."""
+    start = read_json_or_none(attempt.start_file)
+    last = max((_seconds_of(record) for record in records if record.attempt == attempt.number), default=0.0)
+    return max(0.0, last - datetime.fromisoformat(start["time"]).timestamp()) if start else 0.0
+
+
+def _seconds_of(record: SaveRecord) -> float:
+    return datetime.fromisoformat(record.time).timestamp()
+
+
+def advice_lines(run_directory: Path) -> list[str]:
+    """What saves cost this run, how often it failed, and which interval would lose least; [] before its first save.
+
+    Raises:
+        ToolkitError: one of its files is damaged.
+    """
+    costs = measured(run_directory)
+    if costs is None or costs.seconds <= 0 or costs.cost_s <= 0:
+        return []
+    every = "" if costs.interval_s is None else f", after {span(costs.interval_s)} of work"
+    lines = [
+        f"saves: {costs.saves} of {span(costs.cost_s)}{every} (medians)",
+        f"failures: {_failures_in_words(costs)}",
+        _optimum_in_words(costs),
+    ]
+    return [*lines, _mend(costs)] if costs.is_bad() else lines
+
+
+def _optimum_in_words(costs: Costs) -> str:
+    best_s, interval_s = costs.best_s, costs.interval_s
+    sources = f"(Daly 2006; Young 1974: {span(young_interval(costs.cost_s, costs.mtbf_s))})"
+    if not costs.failures:
+        now = "" if interval_s is None else f"; saves take {_percent(costs.cost_s / (costs.cost_s + interval_s))} now"
+        return f"no need to save before {span(best_s)} of work {sources}{now}"
+    now = "" if interval_s is None else f", now {_percent(lost_share(interval_s, costs.cost_s, costs.mtbf_s))}"
+    best = _percent(lost_share(best_s, costs.cost_s, costs.mtbf_s))
+    return f"least is lost by a save after {span(best_s)} of work {sources}: {best} of the time{now}"
+
+
+def warning_line(run_directory: Path) -> str:
+    """The one line of it that asks for a change; "" where nothing is wrong enough for that.
+
+    Raises:
+        ToolkitError: one of the run's files is damaged.
+    """
+    costs = measured(run_directory)
+    return _mend(costs) if costs is not None and costs.seconds > 0 and costs.is_bad() else ""
+
+
+def _failures_in_words(costs: Costs) -> str:
+    least, most = costs.bounds
+    besides = f"; {costs.foreseen} more ends were foreseen" if costs.foreseen else ""
+    count = sum(costs.failures.values())
+    if not count:
+        return f"none in {span(costs.seconds)}: fewer than one in {span(least)} (95 %, rule of three){besides}"
+    kinds = ", ".join(f"{name}: {number}" for name, number in costs.failures.items())
+    return (
+        f"{count} in {span(costs.seconds)} ({kinds}): one in {span(costs.mtbf_s)} "
+        f"(95 %: in {span(least)} to {span(most)}){besides}"
+    )
+
+
+def _mend(costs: Costs) -> str:
+    assert costs.interval_s is not None
+    now = lost_share(costs.interval_s, costs.cost_s, costs.mtbf_s)
+    best = lost_share(costs.best_s, costs.cost_s, costs.mtbf_s)
+    what = "save less often" if costs.interval_s < costs.best_s else "save more often"
+    return (
+        f"{what}: about {_percent(now)} of the time is lost to saves and repeated steps, {_percent(best)} with "
+        f"checkpoint.every_s = {max(1, round(costs.best_s))} and every_steps = 0"
+    )
+
+
+def span(seconds: float) -> str:
+    """A time in the unit that people would take: "0.35 s", "4.2 min"."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
