@@ -102,7 +102,7 @@ def our_steps(args: train_lm.Arguments, train: SimpleNamespace, text: bytes, run
     log = TrainLog(run.metrics / "train.jsonl") if rank == 0 else None
     train.steps = sys.maxsize
     for record in training_steps(
-        world, train, state, step, lambda samples: windows.take(order.positions(samples), "cpu"), None, 0
+        world, train, state, step, lambda samples: windows.take(order.positions(samples), "cpu"), None
     ):
         if log:
             log.write(record)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.retention import Retention
 from toolkit.comm.gradient import choose_reduction
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
@@ -26,6 +27,7 @@ from toolkit.train.order import SampleOrder
 from toolkit.train.picture import draw_loss
 from toolkit.train.precision import autocast, use_deterministic_kernels
 from toolkit.train.randomness import seed_rank
+from toolkit.train.saves import Saves
 from toolkit.train.schedule import Schedule
 from toolkit.train.state import TrainingState
 from toolkit.train.step import OptimizerStep
@@ -164,18 +166,19 @@ def main(world: World, config: ResolvedJob) -> None:
     say(world, f"{parameters:,} parameters, {world.size} x {world.device}, {windows.count:,} windows of text")
     data = {"seed": train.seed, "windows": windows.count, "text": windows.digest}
     state = TrainingState(model, optimizer, schedule, train.seed, data)
-    checkpointer = log = None
+    saves = log = None
     if world.run_dir is None:
         say(world, "no run directory: neither checkpoints nor metrics are written")
     else:
         directory = world.run_dir / "checkpoints"
-        checkpointer = Checkpointer(directory, world, keep_last=config.checkpoint.keep_last)
+        checkpointer = Checkpointer(directory, world, retention=Retention.of(config.checkpoint))
         source = Path(config.checkpoint.source) if config.checkpoint.source else None
         take, without = config.checkpoint.take, config.checkpoint.without
         say(world, state.resume(checkpointer, world, source=source, take=take, without=without))
+        saves = Saves(world, state, checkpointer, config.checkpoint)
         log = TrainLog(world.run_dir / "metrics" / "train.jsonl") if world.rank == 0 else None
 
-    for record in training_steps(world, train, state, step, take_samples, checkpointer, config.checkpoint.every_steps):
+    for record in training_steps(world, train, state, step, take_samples, saves):
         if log:
             log.write(record)
         if record.step % max(1, train.steps // 10) == 0 or record.step == train.steps:

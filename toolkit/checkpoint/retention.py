@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from toolkit.checkpoint.commit import set_aside
 from toolkit.checkpoint.deletion import discard_later
@@ -21,6 +21,15 @@ from toolkit.checkpoint.verify import verify_quickly
 from toolkit.errors import ToolkitError
 
 METRIC = "metric"  # in a manifest's `state`: {"metric": {"name": "loss", "value": 1.23}}
+
+
+class RetentionSettings(Protocol):
+    """What is read of the job's table `[checkpoint]`."""
+
+    keep_last: int
+    keep_every: int
+    keep_best: int
+    best_mode: Literal["min", "max"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,11 @@ class Retention:
     every: int = 0
     best: int = 0
     lower_is_better: bool = True
+
+    @classmethod
+    def of(cls, settings: RetentionSettings) -> Retention:
+        """As the job's table `[checkpoint]` says."""
+        return cls(settings.keep_last, settings.keep_every, settings.keep_best, settings.best_mode == "min")
 
     def __post_init__(self) -> None:
         for name, least in (("last", 1), ("every", 0), ("best", 0)):

@@ -1,4 +1,4 @@
-"""The table [checkpoint]: how often the state is saved and how many saves are kept."""
+"""The table [checkpoint]: when the state is saved, and which saves are kept."""
 
 from __future__ import annotations
 
@@ -12,8 +12,35 @@ from toolkit.config.table import Table, key, refuse_value
 class CheckpointTable(Table):
     """Saves at stop and at the end are made whatever stands here."""
 
-    every_steps: int = key(200, "Steps between checkpoints; 0 saves only at the end.", ge=0)
-    keep_last: int = key(3, "Committed checkpoints that are kept.", ge=1)
+    every_steps: int = key(200, "Steps between checkpoints; 0 counts no steps.", ge=0)
+    every_s: int = key(
+        0,
+        "Seconds from the end of one save, made for whatever reason, to the next, by rank 0's clock; 0 looks at no clock.",
+        ge=0,
+    )
+    best: str = key(
+        "",
+        "Metric whose new best is saved at once: `loss`, the mean training loss since the look before, or one that the "
+        "job measures. Empty measures none.",
+    )
+    best_mode: Literal["min", "max"] = key(
+        "min", "Whether the smallest or the largest value of the metric is the best."
+    )
+    best_every_steps: int = key(100, "Steps between two looks at the metric.", ge=1)
+    on_failing_health: bool = key(
+        True,
+        "Save at once when less than 3 % of the memory of a node or of the job on it is left, or when a GPU's memory "
+        "begins to fail; looked at once a minute, saved once for each sign.",
+    )
+    on_error: Literal["end", "continue"] = key(
+        "end",
+        "What a save that fails leads to. `end` fails the attempt at once, so that nobody computes for hours what may "
+        "not be saved; `continue` says so and tries again when the next save is due. One at a stop or at the end always "
+        "fails the attempt.",
+    )
+    keep_last: int = key(3, "Newest committed checkpoints that are kept.", ge=1)
+    keep_every: int = key(0, "Checkpoints of every so many steps that are kept for ever; 0 keeps none so.", ge=0)
+    keep_best: int = key(0, "Checkpoints with the best values of the metric that are kept, beside the others.", ge=0)
     source: str = key("", "Checkpoint folder to begin from; empty takes the run's newest that verifies.")
     take: Literal["all", "weights"] = key(
         "all",

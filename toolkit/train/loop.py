@@ -9,9 +9,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.metrics.training import TrainRecord
 from toolkit.train.order import share, split
+from toolkit.train.saves import Saves
 from toolkit.train.state import TrainingState
 from toolkit.train.step import OptimizerStep, Stepped
 from toolkit.world.facts import World
@@ -35,13 +35,12 @@ def training_steps(
     state: TrainingState,
     step: OptimizerStep,
     take_samples: TakeSamples,
-    checkpointer: Checkpointer | None,
-    every_steps: int,
+    saves: Saves | None,
 ) -> Iterator[TrainRecord]:
     """Take optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` of them.
 
-    Saves every `every_steps` (0: only at the end), at the end, on request, and when any rank was asked to stop. A
-    step's record comes before its save: with `log_every` 1 no step in a checkpoint is missing from the records.
+    Saves when `saves` says, at the end, on request, and when any rank was asked to stop. A step's record comes before
+    its save: with `log_every` 1 no step in a checkpoint is missing from the records.
     """
     mark = _Mark(state.step)
     while state.step < settings.steps:
@@ -50,7 +49,7 @@ def training_steps(
         # What `World.should_stop` does, except that the ranks' answers travel with the loss: where ranks share
         # cores, an exchange of their own costs more than all else that this loop adds to a step. A request is
         # heard when a step begins and obeyed when it ends.
-        asked = world.stop_asked(state.step)
+        asked = saves.asked() if saves else world.stop_asked(state.step)
         stepped = step.take(micro_batches, asked)
         state.step += 1
         state.samples += settings.batch
@@ -60,9 +59,7 @@ def training_steps(
         if reported:
             yield _record(world, settings, state, stepped, micro_batches[0][0].shape[1], mark)
             mark = _Mark(state.step)
-        due = every_steps > 0 and state.step % every_steps == 0
-        if checkpointer and (stop or due or last or world.should_save()):
-            state.save(checkpointer, world)
+        if saves and saves.after_step(stepped.loss, stop=stop, last=last):
             mark = _Mark(state.step)
         if stop:
             return
