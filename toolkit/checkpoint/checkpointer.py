@@ -28,6 +28,7 @@ from toolkit.checkpoint.load_planner import LoadPlanner
 from toolkit.checkpoint.manifest import Manifest
 from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.checkpoint.retention import Retention, retain
+from toolkit.checkpoint.save_planner import SavePlanner
 from toolkit.checkpoint.storage_reader import HDF5StorageReader
 from toolkit.checkpoint.storage_writer import HDF5StorageWriter
 from toolkit.checkpoint.verify import verify_quickly
@@ -111,7 +112,7 @@ class Checkpointer:
             await_deletions(_DELETIONS_S)  # of what the save before this one replaced: a disk may be nearly full
         try:
             with _no_group_is_fine():
-                dcp.save(tensors, storage_writer=writer, no_dist=self._world.size == 1)
+                dcp.save(tensors, storage_writer=writer, planner=SavePlanner(), no_dist=self._world.size == 1)
         except CheckpointException as failure:
             last = from_rank_zero(self._world, self.latest)
             if self._world.rank == 0:  # what was written may fill the disk; the others need not wait for its end

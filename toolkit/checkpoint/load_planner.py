@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.tensor import DTensor
 
+from toolkit.checkpoint.boxes import chunk_of
 from toolkit.errors import ToolkitError
 
 
@@ -33,7 +40,22 @@ class LoadPlanner(DefaultLoadPlanner):
             )
         for name, tensor in self.state_dict.items():
             self._check_shape(name, tensor)
-        return super().create_local_plan()
+        plan = super().create_local_plan()
+        return replace(plan, items=[item for items in self._by_tensor(plan) for item in items])
+
+    def _by_tensor(self, plan: LoadPlan) -> Iterator[list[ReadItem]]:
+        """DCP's items, planned anew for DTensors: it works out the place of some uneven parts wrongly (`boxes`)."""
+        assert self.metadata is not None
+        placed = set()
+        for item in plan.items:
+            name = item.dest_index.fqn
+            tensor = self.state_dict[name]
+            record = self.metadata.state_dict_metadata[name]
+            if not isinstance(tensor, DTensor) or not isinstance(record, TensorStorageMetadata):
+                yield [item]
+            elif name not in placed:
+                placed.add(name)
+                yield create_read_items_for_chunk_list(name, record, [chunk_of(tensor, name)])
 
     def _check_shape(self, name: str, tensor: object) -> None:
         assert self.metadata is not None
