@@ -45,6 +45,7 @@ def invoke(*words: object) -> tuple[int, str]:
 
 COMMANDS = [
     ["ls"], ["show"], ["show", "--norms"], ["show", "--pieces"], ["index"], ["verify"], ["verify", "--full"], ["diff", "{run}"],
+    ["prune", "--keep-last", "1"],
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import click
 from toolkit.cli.ckpt_diff import diff
 from toolkit.cli.ckpt_places import all_folders, committed_folders, manifest_of, one_folder
 from toolkit.cli.ckpt_print import plain, print_out, reading_bar, size, speed
+from toolkit.cli.ckpt_prune import prune
 from toolkit.cli.ckpt_show import show
 from toolkit.cli.options import json_option, runs_option
 from toolkit.errors import CHECK_FAILED, OWN_FAILURE, ToolkitError
@@ -212,3 +213,4 @@ def index(run: str, runs: Path | None, step: int | None) -> None:
 
 ckpt.add_command(show)
 ckpt.add_command(diff)
+ckpt.add_command(prune)

@@ -25,7 +25,7 @@ def all_folders(named: str, runs: Path | None) -> list[Path]:
     """
     from toolkit.checkpoint.listing import checkpoint_folders
 
-    return checkpoint_folders(_folder(named, runs))
+    return checkpoint_folders(folder_of(named, runs))
 
 
 def committed_folders(named: str, runs: Path | None, step: int | None) -> list[Path]:
@@ -39,7 +39,7 @@ def committed_folders(named: str, runs: Path | None, step: int | None) -> list[P
     from toolkit.checkpoint.listing import checkpoint_folders
 
     named, step = _with_step(named, step)
-    place = _folder(named, runs)
+    place = folder_of(named, runs)
     folders = checkpoint_folders(place)
     if folders == [place] and (step is None or step == step_of(place)):
         return folders
@@ -89,7 +89,7 @@ def _with_step(named: str, step: int | None) -> tuple[str, int | None]:
     return match[1], int(match[2])
 
 
-def _folder(named: str, runs: Path | None) -> Path:
+def folder_of(named: str, runs: Path | None) -> Path:
     """The folder that RUN means; what is no path is looked up below `runs`."""
     from toolkit.rundir.find import find_run, typed_path
 

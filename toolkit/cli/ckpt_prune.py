@@ -1,0 +1,182 @@
+"""`toolkit ckpt prune`: remove checkpoints that retention does not keep, and what was left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolkit.cli.ckpt_places import folder_of
+from toolkit.cli.ckpt_print import plain, size
+from toolkit.cli.options import json_option, runs_option
+from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.checkpoint.prune import Removal
+    from toolkit.checkpoint.retention import Retention
+    from toolkit.rundir.layout import RunDirectory
+
+
+@dataclass(frozen=True)
+class Place:
+    """A `checkpoints` folder, and the run that it is of, where it is of one."""
+
+    directory: Path
+    run: RunDirectory | None
+
+    def attempts(self) -> list[int]:
+        """The run's attempts."""
+        return self.run.attempt_numbers() if self.run is not None else []
+
+
+@click.command()
+@click.argument("run")
+@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the N newest [as the run does].")
+@click.option(
+    "--keep-every", type=click.IntRange(min=0), metavar="N", help="Keep every step that N divides [as the run]."
+)
+@click.option(
+    "--keep-best", type=click.IntRange(min=0), metavar="N", help="Keep the N with the best metric [as the run]."
+)
+@click.option("--aside", is_flag=True, help="Also what was set aside to be looked at: .bad, .left and .aside.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@runs_option
+@json_option
+def prune(
+    run: str, keep_last: int | None, keep_every: int | None, keep_best: int | None, aside: bool, dry_run: bool,
+    runs: Path | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Remove the checkpoints of RUN that are not kept, and what cut off saves left behind.
+
+    What is kept is what the run keeps itself ([checkpoint] in its job file), unless an option says otherwise.
+    """
+    from toolkit.checkpoint.prune import removals
+
+    place = _place(folder_of(run, runs))
+    options = {"last": keep_last, "every": keep_every, "best": keep_best}
+    retention, source = _retention(place, {key: value for key, value in options.items() if value is not None})
+    if not dry_run:
+        _refuse_living(place)
+    planned = removals(place.directory, retention, source, unfinished=place.run is not None, aside=aside)
+    left = [] if dry_run else _remove(place, planned)
+    _print(place, planned, left, dry_run=dry_run, as_json=as_json)
+    return OWN_FAILURE if left else 0
+
+
+def _place(path: Path) -> Place:
+    """The folder of checkpoints that a path means: a run's, or one that stands by itself.
+
+    Raises:
+        NotFoundError: there is no checkpoint.
+        ToolkitError: it is one checkpoint.
+    """
+    from toolkit.checkpoint.listing import checkpoint_folders, is_checkpoint_folder
+    from toolkit.rundir.layout import RunDirectory
+
+    if is_checkpoint_folder(path):
+        raise ToolkitError("is one checkpoint", where=str(path), fix=f"name all of them: {path.parent}")
+    checkpoint_folders(path)
+    directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    run = RunDirectory(directory.parent)
+    of_run = directory.name == "checkpoints" and run.record.exists()
+    return Place(directory, run if of_run else None)
+
+
+def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | None]:
+    """What stays, and the checkpoint that the run was told to begin from.
+
+    Raises:
+        ToolkitError: nothing says how many are kept.
+    """
+    from toolkit.checkpoint.retention import Retention
+
+    if place.run is None:
+        if "last" not in given:
+            message = "is of no run, which would say what is kept"
+            raise ToolkitError(message, where=str(place.directory), fix="give --keep-last")
+        return Retention(**given), None
+    from toolkit.batch.submission import recorded_job
+
+    settings = recorded_job(place.run.whole).checkpoint
+    return replace(Retention.of(settings), **given), Path(settings.source) if settings.source else None
+
+
+def _refuse_living(place: Place) -> None:
+    """Ranks that live remove checkpoints themselves, save new ones, and may go back to an old one.
+
+    Raises:
+        CheckFailedError: the run has not ended, or nobody knows whether it has.
+    """
+    if place.run is None:
+        return
+    from toolkit.batch.state import run_status
+    from toolkit.rundir.states import RunState
+
+    status = run_status(place.run)
+    if not status.state.final and status.state is not RunState.CREATED:
+        name = place.run.run_id
+        raise CheckFailedError(
+            f"run {name} is {status.state.value} ({status.reason})",
+            where=str(place.directory),
+            fix=f"wait for it, or `toolkit cancel {name}`; --dry-run shows what would go",
+        )
+
+
+def _remove(place: Place, planned: Sequence[Removal]) -> list[Removal]:
+    """Remove one after the other, and return those of which something is left.
+
+    Raises:
+        CheckFailedError: the run began anew meanwhile.
+        ToolkitError: this user may not.
+    """
+    from toolkit.checkpoint.prune import remove
+
+    attempts = place.attempts()
+    left = []
+    for removal in planned:
+        if place.attempts() != attempts:
+            raise CheckFailedError(
+                "the run began anew meanwhile", where=str(place.directory), fix="prune it when it has ended"
+            )
+        try:
+            if not remove(removal, max(attempts, default=0)):
+                left.append(removal)
+        except FileNotFoundError:
+            continue  # another prune was faster
+        except PermissionError as error:
+            raise ToolkitError(
+                f"cannot be removed: {error.strerror}", where=str(removal.folder), fix="ask the owner of the run"
+            ) from None
+    return left
+
+
+def _print(place: Place, planned: Sequence[Removal], left: Sequence[Removal], *, dry_run: bool, as_json: bool) -> None:
+    from toolkit.checkpoint.layout import committed_steps
+
+    gone = {removal.folder for removal in planned} - {removal.folder for removal in left}
+    stay = [step for step, folder in committed_steps(place.directory).items() if folder not in gone]
+    if as_json:
+        answer: dict[str, Any] = {
+            "directory": str(place.directory),
+            "dry_run": dry_run,
+            "removed": [
+                {"path": str(one.folder), "why": one.why, "size_bytes": one.size_bytes, "left": one in left}
+                for one in planned
+            ],
+            "steps": stay,
+        }
+        click.echo(json.dumps(answer, indent=2))
+        return
+    for one in planned:
+        click.echo(
+            plain(f"{one.folder.name}: {size(one.size_bytes)}, {one.why}") + (": NOT DELETED" if one in left else "")
+        )
+    freed = sum(one.size_bytes for one in planned if one not in left)
+    count = len(planned) - len(left)
+    folders = "1 folder" if count == 1 else f"{count} folders"
+    steps = ", ".join(map(str, stay)) or "none"
+    click.echo(f"{'would remove' if dry_run else 'removed'} {folders}, {size(freed)}; steps that stay: {steps}")
