@@ -22,7 +22,6 @@ from toolkit.checkpoint.advice import (
     warning_line,
     young_interval,
 )
-from toolkit.errors import ToolkitError
 from toolkit.metrics.checkpoints import SaveRecord
 from toolkit.rundir.layout import RunDirectory
 
@@ -152,8 +151,8 @@ def test_a_run_without_saves_gets_no_advice_and_a_damaged_file_is_named(tmp_path
     assert advice_lines(run) == [] and warning_line(run) == ""
     assert advice_lines(tmp_path / "none") == []
     (run / "metrics" / "checkpoints.jsonl").write_text("x\n")
-    with pytest.raises(ToolkitError, match=r"checkpoints\.jsonl:1"):
-        advice_lines(run)
+    (line,) = advice_lines(run)
+    assert line == warning_line(run) and "is not known" in line and "checkpoints.jsonl:1: not a save record" in line
 
 
 @pytest.mark.parametrize(

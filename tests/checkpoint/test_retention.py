@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolkit.checkpoint import retention as retention_module
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.layout import committed_steps
 from toolkit.checkpoint.retention import Retention, recorded_metric, surplus_folders, surplus_steps
-from toolkit.errors import ToolkitError
+from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.world.facts import World
 
 METRICS = st.sampled_from([None, math.nan, math.inf, -math.inf, -1.0, 0.0, 1.0])
@@ -131,6 +132,25 @@ def test_a_damaged_best_keeps_the_next_best(tmp_path):
         save(checkpoints, step, loss)
     damage(tmp_path / "step-00000002")
     assert [path.name for path in surplus_folders(tmp_path, Retention(1, best=1))] == ["step-00000002", "step-00000003"]
+
+
+def test_where_a_checkpoint_cannot_be_read_all_stay(tmp_path, monkeypatch, capsys):
+    """A host that reads nothing must not take the best for one without a metric, now or when it reads again."""
+    checkpoints = Checkpointer(tmp_path, world(), retention=Retention(1, best=1))
+    for step, loss in ((1, 0.1), (2, 0.7)):
+        save(checkpoints, step, loss)
+    with monkeypatch.context() as patch:
+        patch.setattr(retention_module, "read_manifest", fails_to_read)
+        retention_module._metric_in.cache_clear()
+        save(checkpoints, 3, 0.8)
+    assert "older checkpoints stay: " in capsys.readouterr().err
+    assert list(committed_steps(tmp_path)) == [1, 2, 3]
+    save(checkpoints, 4, 0.9)
+    assert list(committed_steps(tmp_path)) == [1, 4]
+
+
+def fails_to_read(folder: Path) -> None:
+    raise OwnFailureError("cannot be read on this host", where=str(folder))
 
 
 def test_what_an_attempt_began_from_outlives_its_saves(tmp_path):

@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from toolkit.errors import ToolkitError
 from toolkit.metrics.checkpoints import SaveRecord, read_save_log
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
@@ -190,12 +191,11 @@ def _seconds_of(record: SaveRecord) -> float:
 def advice_lines(run_directory: Path) -> list[str]:
     """What saves cost this run, how often it failed, and which interval would lose least; [] before its first save.
 
-    Raises:
-        ToolkitError: one of its files is damaged.
+    For people, beside something that matters more: where a file of the run cannot be read, that is the one line.
     """
-    costs = measured(run_directory)
-    if costs is None or costs.seconds <= 0 or costs.cost_s <= 0:
-        return []
+    costs, unknown = _measured_or_why_not(run_directory)
+    if costs is None:
+        return [unknown] if unknown else []
     every = "" if costs.interval_s is None else f", after {span(costs.interval_s)} of work"
     lines = [
         f"saves: {costs.saves} of {span(costs.cost_s)}{every} (medians)",
@@ -217,13 +217,17 @@ def _optimum_in_words(costs: Costs) -> str:
 
 
 def warning_line(run_directory: Path) -> str:
-    """The one line of it that asks for a change; "" where nothing is wrong enough for that.
+    """The line of it that asks for a change, or that nothing is known; "" where nothing is wrong enough for that."""
+    costs, unknown = _measured_or_why_not(run_directory)
+    return _mend(costs) if costs is not None and costs.is_bad() else unknown
 
-    Raises:
-        ToolkitError: one of the run's files is damaged.
-    """
-    costs = measured(run_directory)
-    return _mend(costs) if costs is not None and costs.seconds > 0 and costs.is_bad() else ""
+
+def _measured_or_why_not(run_directory: Path) -> tuple[Costs | None, str]:
+    try:
+        costs = measured(run_directory)
+    except (OSError, ToolkitError) as error:
+        return None, f"what saves cost is not known: {error}"
+    return (costs if costs is not None and costs.seconds > 0 and costs.cost_s > 0 else None), ""
 
 
 def _failures_in_words(costs: Costs) -> str:

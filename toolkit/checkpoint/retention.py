@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from toolkit.checkpoint.commit import set_aside
-from toolkit.checkpoint.deletion import discard_later
+from toolkit.checkpoint.deletion import discard_later, tell
 from toolkit.checkpoint.layout import MANIFEST, committed_steps
 from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.checkpoint.verify import verify_quickly
-from toolkit.errors import ToolkitError
+from toolkit.errors import OwnFailureError, ToolkitError
 
 METRIC = "metric"  # in a manifest's `state`: {"metric": {"name": "loss", "value": 1.23}}
 
@@ -103,7 +103,11 @@ def _first(steps: list[int], is_whole: Callable[[int], bool], count: int) -> lis
 
 
 def surplus_folders(directory: Path, retention: Retention, in_use: Collection[int] = ()) -> list[Path]:
-    """The committed checkpoints in a `checkpoints` folder that go, oldest first; nothing is touched."""
+    """The committed checkpoints in a `checkpoints` folder that go, oldest first; nothing is touched.
+
+    Raises:
+        OwnFailureError: this host cannot read one that decides.
+    """
     folders = committed_steps(directory)
     metrics = {step: recorded_metric(folder) if retention.best else None for step, folder in folders.items()}
     return [folders[step] for step in surplus_steps(metrics, lambda step: _is_whole(folders[step]), retention, in_use)]
@@ -112,9 +116,14 @@ def surplus_folders(directory: Path, retention: Retention, in_use: Collection[in
 def retain(directory: Path, retention: Retention, attempt: int, in_use: Collection[int] = ()) -> list[Path]:
     """Let the surplus go, and return what it was called.
 
-    All have other names when this returns; the deletion takes its time.
+    All have other names when this returns; the deletion takes its time. Where this host cannot read one that decides,
+    all stay, and why is told.
     """
-    surplus = surplus_folders(directory, retention, in_use)
+    try:
+        surplus = surplus_folders(directory, retention, in_use)
+    except OwnFailureError as error:
+        tell(f"older checkpoints stay: {error}")
+        return []
     for folder in surplus:
         discard_later(set_aside(folder, "removed", attempt))
     return surplus
@@ -128,7 +137,11 @@ def metric_of(state: Mapping[str, Any]) -> float | None:
 
 
 def recorded_metric(folder: Path) -> float | None:
-    """The metric of a committed checkpoint; None where it recorded none, or cannot tell."""
+    """The metric of a committed checkpoint; None where it recorded none, or is damaged.
+
+    Raises:
+        OwnFailureError, OSError: this host cannot read it.
+    """
     try:
         stat = (folder / MANIFEST).stat()
     except FileNotFoundError:
@@ -141,13 +154,17 @@ def _metric_in(folder: Path, _version: tuple[int, int, int]) -> float | None:
     """A manifest may be large, and those that stay for ever are many: each is read once."""
     try:
         return metric_of(read_manifest(folder).state)
+    except OwnFailureError:
+        raise
     except ToolkitError:  # damaged, or of another version of the format
         return None
 
 
 def _is_whole(folder: Path) -> bool:
-    """True when a quick look finds nothing wrong. What another version of toolkit wrote cannot be looked at."""
+    """True when a quick look finds nothing wrong."""
     try:
         return not verify_quickly(folder)[1]
-    except ToolkitError:
+    except OwnFailureError:
+        raise
+    except ToolkitError:  # another version of toolkit wrote it, and nobody here can look into it
         return False

@@ -145,7 +145,7 @@ class Saves:
                 why=why,
                 waited_s=round(seconds, 4),
                 committed_s=round(seconds, 4) if folder is not None else None,
-                bytes=sum(path.stat().st_size for path in folder.iterdir()) if folder is not None else None,
+                bytes=_size_of(folder) if folder is not None else None,
                 error=error,
                 metric=self._best.value,
                 time=utc_now(),
@@ -154,13 +154,9 @@ class Saves:
         )
 
     def _advise(self) -> None:
-        """Say in the run's log when another interval would have lost far less. It must not end a run that is done."""
+        """Say in the run's log when another interval would have lost far less."""
         assert self._world.run_dir is not None
-        try:
-            line = warning_line(self._world.run_dir)
-        except (OSError, ToolkitError) as error:
-            line = f"what saves cost is not known: {error}"
-        if line:
+        if line := warning_line(self._world.run_dir):
             _tell(line)
 
 
@@ -231,6 +227,15 @@ class _BestMetric:
         """A value that is saved is the best from now on; one that could not be may come again."""
         if self.is_new:
             self._best = self.value
+
+
+def _size_of(folder: Path) -> int | None:
+    """Bytes of a checkpoint that was just committed; None where its disk does not tell, which ends no run."""
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir())
+    except OSError as error:
+        _tell(f"the size of {folder} is not known: {error}")
+        return None
 
 
 def _health_watch(world: World) -> HealthWatch:
