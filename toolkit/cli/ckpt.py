@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.ckpt_convert import export, import_
 from toolkit.cli.ckpt_diff import diff
 from toolkit.cli.ckpt_places import all_folders, committed_folders, manifest_of, one_folder
 from toolkit.cli.ckpt_print import plain, print_out, reading_bar, size, speed
@@ -68,6 +69,8 @@ def ls(run: str, runs: Path | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from toolkit.checkpoint.advice import advice_lines
+
     table = Table(box=None, pad_edge=False)
     for title in ("step", "size", "files", "ranks"):
         table.add_column(title, justify="right", no_wrap=True)
@@ -83,6 +86,8 @@ def ls(run: str, runs: Path | None, as_json: bool) -> None:
             Text(plain(summary.status)),
         )
     print_out(table)
+    for line in advice_lines(summaries[0].path.parent.parent):
+        click.echo(plain(line), err=True)
 
 
 def _summary_json(summary: Summary) -> dict[str, Any]:
@@ -214,3 +219,5 @@ def index(run: str, runs: Path | None, step: int | None) -> None:
 ckpt.add_command(show)
 ckpt.add_command(diff)
 ckpt.add_command(prune)
+ckpt.add_command(export)
+ckpt.add_command(import_)

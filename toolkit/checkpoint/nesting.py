@@ -1,0 +1,94 @@
+"""Nested state dicts and their keys: how DCP flattens one (torch 2.13), and the way back.
+
+Dicts are always entered, lists when a tensor or a dict stands in them; anything else is a value. The keys of dicts become
+text. The way back needs the paths, which a manifest keeps: a key alone does not tell a list from a dict, or a dot in a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from toolkit.errors import ToolkitError
+
+Path = tuple[str | int, ...]
+
+
+def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The tensors and values of a nested state with their paths.
+
+    Raises:
+        ToolkitError: a key is neither text nor a whole number.
+    """
+    if isinstance(state, Mapping):
+        for key, value in state.items():
+            if not isinstance(key, (str, int)) or isinstance(key, bool):
+                raise ToolkitError(
+                    f"{key!r:.80} is a key, which neither text nor a whole number is",
+                    where=joined(path),
+                    fix="save this part with other keys, or leave it out with --only",
+                )
+            yield from leaves(value, is_tensor, (*path, str(key)))
+    elif isinstance(state, list) and _is_entered(state, is_tensor):
+        for place, value in enumerate(state):
+            yield from leaves(value, is_tensor, (*path, place))
+    else:
+        yield path, state
+
+
+def _is_entered(items: Sequence[Any], is_tensor: Callable[[Any], bool]) -> bool:
+    return any(
+        is_tensor(item) or isinstance(item, Mapping) or (isinstance(item, list) and _is_entered(item, is_tensor))
+        for item in items
+    )
+
+
+def joined(path: Path) -> str:
+    """The key of a path."""
+    return ".".join(map(str, path))
+
+
+def nested(entries: Mapping[Path, Any]) -> dict[str, Any]:
+    """The state dict in which each value of `entries` stands at its path.
+
+    Raises:
+        ToolkitError: the paths do not make one: a value has others below it, or a list has holes.
+    """
+    root: dict[str | int, Any] = {}
+    for path, value in entries.items():
+        place = root
+        for part in path[:-1]:
+            place = place.setdefault(part, _Node())
+            if not isinstance(place, _Node):
+                raise _contradiction(path)
+        if path[-1] in place:
+            raise _contradiction(path)
+        place[path[-1]] = value
+    if any(not isinstance(part, str) for part in root):
+        raise ToolkitError("is a list and no dict", where="the exported part", fix="export what is around it")
+    return {str(part): _finished(value, (part,)) for part, value in root.items()}
+
+
+class _Node(dict[str | int, Any]):
+    """A dict or list that is being put together, and no value of the state."""
+
+
+def _finished(value: Any, path: Path) -> Any:
+    if not isinstance(value, _Node):
+        return value
+    parts = {part: _finished(item, (*path, part)) for part, item in value.items()}
+    if all(isinstance(part, str) for part in parts):
+        return parts
+    if set(parts) == set(range(len(parts))):
+        return [parts[place] for place in range(len(parts))]
+    raise ToolkitError(
+        "is a list of which not every place is stored", where=joined(path), fix="choose another part with --only"
+    )
+
+
+def _contradiction(path: Path) -> ToolkitError:
+    return ToolkitError(
+        "cannot stand in a nested state: something else has its place, or that of what is around it",
+        where=joined(path),
+        fix="choose another part with --only",
+    )

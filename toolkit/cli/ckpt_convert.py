@@ -1,0 +1,143 @@
+"""`toolkit ckpt export` and `import`: checkpoints as safetensors and torch's own files, and back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from toolkit.cli.ckpt_places import manifest_of, one_folder
+from toolkit.cli.options import runs_option
+from toolkit.errors import ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.checkpoint.manifest import Manifest
+    from toolkit.checkpoint.selection import Selection
+
+_FORMATS = click.Choice(["safetensors", "torch", "dcp"])
+_MODEL = "model"
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?([KMGT]?)(i?)B", re.IGNORECASE)
+
+
+@click.command()
+@click.argument("run")
+@click.argument("dest", type=click.Path(path_type=Path))
+@click.option("--format", "kind", type=_FORMATS, help="By default what DEST's ending says: .safetensors, .pt, .pth.")
+@click.option("--only", metavar="PREFIX", help="Keys below this, which is taken off; '' is all. [safetensors: model]")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), help="Round floating-point tensors.")
+@click.option("--max-shard-size", metavar="SIZE", help="Of a safetensors file: 5GB (10^9), 500MB, 2GiB (2^30).")
+@click.option("--force", is_flag=True, help="Replace an earlier export. Other files of DEST stay.")
+@click.option("--step", type=click.IntRange(min=0), help="Only this step.")
+@runs_option
+def export(
+    run: str,
+    dest: Path,
+    kind: str | None,
+    only: str | None,
+    dtype: str | None,
+    max_shard_size: str | None,
+    force: bool,
+    step: int | None,
+    runs: Path | None,
+) -> None:
+    """Write one checkpoint (the newest) as files of another format.
+
+    DEST is a folder for safetensors and dcp (or one file, x.safetensors), and a file for torch. It takes its name when
+    it is complete.
+    """
+    from toolkit.checkpoint.imports import format_of_name
+
+    kind = kind or format_of_name(dest)
+    if kind is None:
+        raise ToolkitError(
+            "DEST does not tell the format", where=str(dest), fix="give --format safetensors, torch or dcp"
+        )
+    _refuse_unfit(kind, dtype, max_shard_size, dest)
+    folder = one_folder(run, runs, step)
+    manifest = manifest_of(folder)
+    selection = _selection(manifest, folder, kind, only)
+    dest = dest.resolve()
+    if kind == "safetensors":
+        from toolkit.checkpoint.export_safetensors import export_safetensors
+
+        most = _bytes(max_shard_size or "5GB")
+        export_safetensors(folder, manifest, selection, dest, dtype=dtype, most_shard_bytes=most, replace=force)
+    else:
+        _need_torch(kind)
+        from toolkit.checkpoint.export_torch import export_dcp, export_torch
+
+        (export_torch if kind == "torch" else export_dcp)(folder, manifest, selection, dest, replace=force)
+    click.echo(dest)
+
+
+@click.command(name="import")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("dest", type=click.Path(path_type=Path))
+@click.option("--format", "kind", type=_FORMATS, help="By default what SOURCE's name or its files say.")
+@click.option("--step", type=click.IntRange(min=0), default=0, show_default=True, help="The step that it gets.")
+@click.option("--only", metavar="PREFIX", default="", help="Keys below this, which is taken off.")
+@click.option("--under", metavar="PREFIX", default="", help="Put in front of all keys, such as `model`.")
+def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, under: str) -> None:
+    """Make a checkpoint, DEST/step-XXXXXXXX, of safetensors, a file of torch.save, or a folder of dcp.save."""
+    from toolkit.checkpoint.imports import format_of, import_checkpoint
+
+    kind = kind or format_of(source)
+    if kind != "safetensors":
+        _need_torch(kind)
+    final, manifest = import_checkpoint(source, dest.absolute(), kind=kind, step=step, only=only, under=under)
+    values = f" and {len(manifest.objects)} values" if manifest.objects else ""
+    _say(f"{len(manifest.tensors)} tensors{values} of {source}")
+    click.echo(final)
+
+
+def _refuse_unfit(kind: str, dtype: str | None, max_shard_size: str | None, dest: Path) -> None:
+    for option, value in (("--dtype", dtype), ("--max-shard-size", max_shard_size)):
+        if value is not None and kind != "safetensors":
+            raise ToolkitError(f"is for safetensors, and the format is {kind}", where=option, fix="leave it out")
+    if max_shard_size is not None and dest.suffix == ".safetensors":
+        raise ToolkitError("is for a folder of files", where="--max-shard-size", fix="name a folder, or leave it out")
+
+
+def _selection(manifest: Manifest, folder: Path, kind: str, only: str | None) -> Selection:
+    """What to export. What it is, and what it is not, is said on stderr."""
+    from toolkit.checkpoint.selection import select
+
+    if only is None:
+        has_model = any(key.startswith(f"{_MODEL}.") for key in manifest.tensors)
+        only = _MODEL if kind == "safetensors" and has_model else ""
+    selection = select(manifest, only, where=str(folder))
+    said = f"{len(selection.tensors)} of {len(manifest.tensors)} tensors" + (f" (below `{only}`)" if only else "")
+    if kind == "safetensors":
+        names = ", ".join(one.key for one in selection.values[:3])
+        said += f", without {len(selection.values)} values that are no tensors: {names}" if names else ""
+    else:
+        said += f" and {len(selection.values)} of {len(manifest.objects)} values"
+    _say(f"{said} of {folder}")
+    return selection
+
+
+def _bytes(text: str) -> int:
+    """Bytes of "5GB" (10^9) or "2GiB" (2^30)."""
+    match = _SIZE.fullmatch(text.strip())
+    size = 0
+    if match is not None:
+        number, power, binary = match.groups()
+        size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(power.upper() or " "))
+    if size < 1:
+        raise ToolkitError(f"{text!r:.40} is no size", where="--max-shard-size", fix="write 5GB, 500MB or 2GiB")
+    return size
+
+
+def _need_torch(kind: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise ToolkitError(
+            f"{kind} needs torch", where="--format", fix="pip install 'toolkit[train]', or use safetensors"
+        )
+
+
+def _say(text: str) -> None:
+    click.echo(f"toolkit: {text}", err=True)
