@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from toolkit.checkpoint import HDF5StorageWriter
 from toolkit.checkpoint.manifest_file import read_manifest
-from toolkit.checkpoint.norms import Magnitudes, Norms, magnitudes, norms_of
+from toolkit.checkpoint.norms import Magnitudes, Norms, norms_of
 from toolkit.checkpoint.stored_tensors import StoredTensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -53,6 +53,6 @@ def test_norms_of_stored_tensors(tmp_path):
 def test_squares_that_leave_the_range(scale):
     gathered = Magnitudes()
     for part in ([3.0], [0.0, 4.0]):
-        gathered.add(magnitudes(np.array(part) * -scale))
+        gathered.add(np.array(part) * -scale)
     assert gathered.gathered().norm == pytest.approx(5 * scale, rel=1e-12)
     assert gathered.gathered().largest == 4 * scale

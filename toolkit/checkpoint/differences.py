@@ -12,7 +12,7 @@ import numpy as np
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.keys import in_order, matches
 from toolkit.checkpoint.manifest import Manifest, TensorRecord
-from toolkit.checkpoint.norms import CHUNK, SLICE_BYTES, Magnitudes, magnitudes
+from toolkit.checkpoint.norms import SLICE_BYTES, Magnitudes, chunks, reals
 from toolkit.checkpoint.numbers import as_numbers
 from toolkit.checkpoint.stored_tensors import StoredTensors
 
@@ -87,10 +87,8 @@ def tensor_differences(
             except CorruptCheckpointError as error:
                 yield TensorDifference(key, "damaged", one, other, why=str(error))
                 continue
-            if one.dtype != other.dtype:
-                yield TensorDifference(key, "type", one, other, numbers)
-            elif numbers.differing:
-                yield TensorDifference(key, "values", one, other, numbers)
+            if numbers is not None:
+                yield TensorDifference(key, "values" if one.dtype == other.dtype else "type", one, other, numbers)
 
 
 def keys_of(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) -> list[str]:
@@ -113,7 +111,7 @@ class _Sums:
 
     def add(self, one: np.ndarray, other: np.ndarray, differs: np.ndarray) -> None:
         """Add numbers of one dimension; `differs` tells which of them differ."""
-        of_one, of_other = magnitudes(one), magnitudes(other)
+        of_one, of_other = reals(one), reals(other)
         self.a.add(of_one)
         self.b.add(of_other)
         count = int(np.count_nonzero(differs))
@@ -124,9 +122,10 @@ class _Sums:
             one, other, of_one, of_other = one[differs], other[differs], of_one[differs], of_other[differs]
         distance = _distance(one, other)
         self.difference.add(distance)
-        larger = np.maximum(of_one, of_other)
-        relative = np.divide(distance, larger, out=np.zeros_like(distance), where=np.isfinite(larger) & (larger > 0))
-        self.largest_relative = max(self.largest_relative, float(relative.max(where=~np.isnan(relative), initial=0.0)))
+        larger = np.maximum(np.abs(of_one), np.abs(of_other))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            relative = float(np.fmax.reduce(distance / larger))  # which passes over NaN, as of 0 by 0
+        self.largest_relative = max(self.largest_relative, 0.0 if math.isnan(relative) else relative)
 
     def gathered(self) -> NumberDifference:
         infinite = self.difference.infinities > 0
@@ -144,27 +143,43 @@ class _Sums:
         )
 
 
-def _compared(a: StoredTensors, b: StoredTensors, key: str, read: Callable[[int], None]) -> NumberDifference:
+def _compared(a: StoredTensors, b: StoredTensors, key: str, read: Callable[[int], None]) -> NumberDifference | None:
+    """How the numbers of one tensor differ; None where both have one type and all bits are equal.
+
+    What is equal is not reckoned with. So the first difference is looked for alone, and then everything is gathered.
+    """
     one_type, other_type = a.manifest.tensors[key].dtype, b.manifest.tensors[key].dtype
+    equal_bytes = 0
+    if one_type == other_type:
+        for (offset, shape), one in a.boxes(key, SLICE_BYTES):
+            if not np.array_equal(_bits(one), _bits(b.box(key, offset, shape))):
+                break
+            equal_bytes += one.nbytes
+            read(2 * one.nbytes)
+        else:
+            return None
     sums = _Sums()
     for (offset, shape), one in a.boxes(key, SLICE_BYTES):
         other = b.box(key, offset, shape)
-        flat, flat_other = one.reshape(-1), other.reshape(-1)
-        for first in range(0, flat.size, CHUNK):
-            part, part_other = flat[first : first + CHUNK], flat_other[first : first + CHUNK]
+        for part, part_other in zip(chunks(one), chunks(other), strict=True):
             numbers, numbers_other = as_numbers(one_type, part), as_numbers(other_type, part_other)
             same_type = one_type == other_type
             differs = _other_bits(part, part_other) if same_type else _other_values(numbers, numbers_other)
             sums.add(numbers, numbers_other, differs)
-        read(one.nbytes + other.nbytes)
+        if equal_bytes <= 0:
+            read(one.nbytes + other.nbytes)
+        equal_bytes -= one.nbytes
     return sums.gathered()
 
 
+def _bits(elements: np.ndarray) -> np.ndarray:
+    """Elements as unsigned integers of the same bits, those of 16 bytes as two."""
+    return elements.reshape(-1).view(np.dtype(f"u{min(elements.itemsize, 8)}"))
+
+
 def _other_bits(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    width = min(one.itemsize, 8)
-    bits = np.dtype(f"u{width}")
-    differs: np.ndarray = one.view(bits) != other.view(bits)
-    if one.itemsize > width:
+    differs: np.ndarray = _bits(one) != _bits(other)
+    if differs.size > one.size:
         differs = np.logical_or.reduce(differs.reshape(one.size, -1), axis=1)
     return differs
 
@@ -183,7 +198,7 @@ def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         return np.where(other > one, forth, back).astype(np.float64)
     wide = np.complex128 if one.dtype.kind == "c" or other.dtype.kind == "c" else np.float64
     with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity is no number, and counted as such
-        return magnitudes(other.astype(wide) - one.astype(wide))
+        return np.abs(reals(other.astype(wide) - one.astype(wide)))
 
 
 def value_differences(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) -> list[ValueDifference]:

@@ -61,7 +61,9 @@ def as_numbers(dtype: str, stored: np.ndarray) -> np.ndarray:
         stored: elements of that type's `memory`, C-contiguous.
     """
     if dtype == "bfloat16":
-        return (stored.astype(np.uint32) << 16).view(np.float32)
+        wide = stored.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
     if dtype in SMALL_FLOATS:
         return _values(dtype)[stored]
     if dtype == "bool":
