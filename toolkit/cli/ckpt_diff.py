@@ -165,7 +165,7 @@ def _table(shown: list[TensorDifference]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("tensor", overflow="fold")
     table.add_column("", no_wrap=True)
-    for title in ("elements that differ", "largest", "relative", "norm", "norm, relative"):
+    for title in ("elements", "largest", "relative", "norm", "of norm"):
         table.add_column(title, justify="right")
     table.add_column("")
     for one in shown:
