@@ -20,6 +20,8 @@ class Record(Protocol):
     def to_line(self) -> str: ...
 
 
+MOST_WAITING = 10_000  # lines; the oldest go first
+
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
 
@@ -27,13 +29,14 @@ T = TypeVar("T")
 class RecordLog(Generic[R]):
     """Appends records to a file, each whole and at once. Only rank 0 may hold one.
 
-    A disk that takes nothing loses lines and no run: that is told once, until it takes them again.
+    A disk that takes nothing ends no run: that is told once, and the lines wait until it takes them again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._stream = path.open("a+b", buffering=0)
+        self._waiting: list[bytes] = []
         self._lost = 0
         self._cut_torn_line()
 
@@ -46,32 +49,36 @@ class RecordLog(Generic[R]):
         self._stream.truncate(size - len(torn))
 
     def write(self, record: R) -> None:
-        line = record.to_line().encode() + b"\n"
-        before = os.fstat(self._stream.fileno()).st_size
+        self._waiting.append(record.to_line().encode() + b"\n")
+        lines = b"".join(self._waiting)
+        before, why = os.fstat(self._stream.fileno()).st_size, "no room for a whole line"
+        written = 0
         try:
-            written = self._stream.write(line)
+            written = self._stream.write(lines)
         except OSError as error:
             if not is_unwritable(error):
                 raise
-            self._lose(str(error.strerror))
+            why = str(error.strerror)
+        if written == len(lines):
+            if len(self._waiting) > 1:
+                self._tell(f"{self.path} is written again")
+            self._waiting.clear()
             return
-        if written != len(line):
+        if written:
             self._stream.truncate(before)
-            self._lose("no room for a whole line")
-        elif self._lost:
-            self._tell(f"{self._lost} lines of {self.path} were lost")
-            self._lost = 0
-
-    def _lose(self, why: str) -> None:
-        if not self._lost:
-            self._tell(f"{self.path} is not written: {why}")
-        self._lost += 1
+        if len(self._waiting) == 1:
+            self._tell(f"{self.path} is not written for now: {why}")
+        too_many = max(0, len(self._waiting) - MOST_WAITING)
+        del self._waiting[:too_many]
+        self._lost += too_many
 
     def _tell(self, said: str) -> None:
         with suppress(OSError):  # the log of a rank lies on the same disk
             sys.stderr.write(f"toolkit: {said}\n")
 
     def close(self) -> None:
+        if lost := self._lost + len(self._waiting):
+            self._tell(f"{lost} lines of {self.path} were lost")
         self._stream.close()
 
     def __enter__(self) -> Self:
