@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from toolkit.checkpoint.advice import (
     warning_line,
     young_interval,
 )
+from toolkit.cli.main import cli
 from toolkit.metrics.checkpoints import SaveRecord
 from toolkit.rundir.layout import RunDirectory
 
@@ -161,3 +163,11 @@ def test_a_run_without_saves_gets_no_advice_and_a_damaged_file_is_named(tmp_path
 )  # fmt: skip
 def test_times_are_said_in_their_unit(seconds, said):
     assert span(seconds) == said
+
+
+def test_the_list_of_checkpoints_says_what_saves_cost(tmp_path):
+    run = a_run(tmp_path / "run", gap_s=590, cost_s=10, lives=[("crashed", 36_000.0, False)] * 2)
+    (run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    done = CliRunner().invoke(cli, ["ckpt", "ls", str(run)])
+    assert done.exit_code == 0 and "step" in done.stdout
+    assert done.stderr.splitlines() == advice_lines(run)
