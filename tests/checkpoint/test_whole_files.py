@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.checkpoint.digests import BLOCK_BYTES, digests_of_file
+from toolkit.checkpoint.errors import CorruptCheckpointError, reading
 from toolkit.checkpoint.whole_files import BLOCKS_AT_ONCE, Unreadable, blocks_of_span, read_whole
 from toolkit.errors import OwnFailureError
 
@@ -45,6 +46,21 @@ def test_what_the_disk_does_not_give_is_named_by_its_byte():
     first, second = blocks_of_span(Path("/proc/self/mem"), range(BLOCK_BYTES + 100), lambda count: None)
     assert first == Unreadable(0, "cannot be read from byte 0 on: Input/output error")
     assert second == Unreadable(BLOCK_BYTES, f"cannot be read from byte {BLOCK_BYTES} on: Input/output error")
+
+
+def test_a_disk_that_gives_nothing_is_told_from_a_host_that_may_not_read(tmp_path):
+    """The system's own words name no file where an open one is read."""
+    place = tmp_path / "shard"
+    with (
+        Path("/proc/self/mem").open("rb", buffering=0) as memory,
+        pytest.raises(CorruptCheckpointError) as damaged,
+        reading(place),
+    ):
+        memory.read(10)
+    assert str(damaged.value) == f"{place}: cannot be read: Input/output error"
+    with pytest.raises(OwnFailureError, match="EISDIR") as refused, reading(place):
+        os.read(os.open(tmp_path, os.O_RDONLY), 10)
+    assert refused.value.where == str(place) and refused.value.fix
 
 
 def test_a_file_that_became_shorter_or_went_away_meanwhile(tmp_path):

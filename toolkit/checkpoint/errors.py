@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from toolkit.errors import CheckFailedError, OwnFailureError
@@ -31,3 +33,21 @@ def host_cannot_read(error: OSError, path: Path) -> OwnFailureError:
         where=str(error.filename or path),
         fix=fix,
     )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """While something below `path` is read, the system's refusals name it; they may name no file themselves.
+
+    Raises:
+        CorruptCheckpointError: the disk does not give some bytes.
+        OwnFailureError: this host, or this user, cannot read.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise host_cannot_read(error, path) from None
+        raise CorruptCheckpointError(
+            f"cannot be read: {os.strerror(errno.EIO)}", where=str(error.filename or path)
+        ) from None

@@ -9,6 +9,7 @@ from types import TracebackType
 import numpy as np
 
 from toolkit.checkpoint.elements import element
+from toolkit.checkpoint.errors import reading
 from toolkit.checkpoint.manifest import Manifest, TensorRecord
 from toolkit.checkpoint.shards import ShardReader
 
@@ -49,7 +50,8 @@ class StoredTensors:
         """The part of a tensor that begins at `offset` and has `shape`.
 
         Raises:
-            CorruptCheckpointError: a block of it is damaged.
+            CorruptCheckpointError: a block of it is damaged, or the disk does not give it.
+            OwnFailureError: this host may not read it, or cannot.
         """
         record = self.manifest.tensors[name]
         whole = np.empty(tuple(shape), element(record.dtype, where=name).memory)
@@ -60,7 +62,8 @@ class StoredTensors:
             start, extent = common
             part = np.empty(extent, whole.dtype)
             inside = tuple(at - begin for at, begin in zip(start, piece.offset, strict=True))
-            self._shard(piece.file).read(name, record, piece, inside, part)
+            with reading(self._folder / piece.file):
+                self._shard(piece.file).read(name, record, piece, inside, part)
             whole[tuple(slice(a - o, a - o + n) for a, o, n in zip(start, offset, extent, strict=True))] = part
         return whole
 
