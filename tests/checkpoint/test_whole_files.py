@@ -7,26 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.checkpoint import whole_files
 from toolkit.checkpoint.digests import BLOCK_BYTES, digests_of_file
 from toolkit.checkpoint.errors import CorruptCheckpointError, reading
 from toolkit.checkpoint.whole_files import BLOCKS_AT_ONCE, Unreadable, blocks_of_span, read_whole
 from toolkit.errors import OwnFailureError
 
-SPAN_BYTES = BLOCKS_AT_ONCE * BLOCK_BYTES
+span_bytes = BLOCKS_AT_ONCE * BLOCK_BYTES
 SIZES = [
     0,
     1,
     BLOCK_BYTES - 1,
     BLOCK_BYTES,
     BLOCK_BYTES + 1,
-    SPAN_BYTES - 1,
-    SPAN_BYTES,
-    SPAN_BYTES + 5,
-    3 * SPAN_BYTES,
+    span_bytes - 1,
+    span_bytes,
+    span_bytes + 5,
+    3 * span_bytes,
 ]
 
 
-def test_blocks_are_those_that_one_thread_finds_and_every_byte_is_told(tmp_path):
+def test_blocks_are_those_that_one_thread_finds_and_every_byte_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(whole_files, "BLOCKS_AT_ONCE", 2)
     page = os.urandom(BLOCK_BYTES + 4099)  # no two blocks of a file are alike
     files = []
     for size in SIZES:
@@ -77,7 +79,8 @@ def test_a_file_that_became_shorter_or_went_away_meanwhile(tmp_path):
 
 def test_who_is_not_willing_to_wait_is_not_made_to(tmp_path):
     """What waits for its turn is dropped when the reader stops, as at Ctrl-C."""
-    files = [(tmp_path / "first", SPAN_BYTES), (tmp_path / "second", 400 * SPAN_BYTES)]
+    span_bytes = BLOCKS_AT_ONCE * BLOCK_BYTES
+    files = [(tmp_path / "first", span_bytes), (tmp_path / "second", 400 * span_bytes)]
     for path, size in files:
         with path.open("wb") as file:
             file.truncate(size)
@@ -85,7 +88,7 @@ def test_who_is_not_willing_to_wait_is_not_made_to(tmp_path):
     answers = read_whole(files, told.append)
     next(answers)
     answers.close()
-    assert sum(told) < 100 * SPAN_BYTES
+    assert sum(told) < 100 * span_bytes
 
 
 def test_a_link_is_not_followed(tmp_path):
