@@ -67,6 +67,17 @@ def test_from_a_named_checkpoint(toolkit, ended) -> None:
     assert seen(ended, 2)["checkpoint"]["source"] == ""  # only that one resume began there
 
 
+def test_a_run_that_began_with_anothers_weights_goes_on_from_its_own_with_everything(toolkit) -> None:
+    taken = '[checkpoint]\nsource = "/old/step-00000900"\ntake = "weights"\nwithout = ["head"]\n'
+    run = toolkit.submit(toolkit.job(SHOW, more=taken))
+    assert toolkit("wait", run.run_id).code == 0
+    checkpoints(run, 10)
+    toolkit.ok("resume", "last", "--wait")
+    assert (seen(run, 1)["checkpoint"]["take"], seen(run, 1)["checkpoint"]["without"]) == ("weights", ["head"])
+    toolkit.ok("resume", "last", "--from", "10", "--wait")
+    assert (seen(run, 2)["checkpoint"]["take"], seen(run, 2)["checkpoint"]["without"]) == ("all", [])
+
+
 def test_from_behind_a_symbolic_link(toolkit, ended) -> None:
     checkpoints(ended, 10, 20)
     link = toolkit.folder / "link"
