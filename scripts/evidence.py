@@ -23,6 +23,7 @@ BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q"]
 ON_CLUSTERS = [*PYTEST, "-n", "2", "--dist", "loadfile"]  # each process has clusters of its own
 TORTURE = [*ON_CLUSTERS, "tests/torture", "-m", "cluster or evidence"]
+CHECKPOINT_TORTURE = [*PYTEST, "tests/checkpoint/torture"]
 ACCOUNTING = {"TOOLKIT_TEST_ACCOUNTING": "1"}
 EVIDENCE = ROOT / "evidence"
 DEVCLUSTER = [str(BIN / "toolkit"), "devcluster", "--name", "evidence"]
@@ -39,11 +40,18 @@ class Check:
     on_devcluster: bool = False
 
 
+# Lines that a check's tests append to; they begin anew.
+LEDGERS = {"torture_tests": "torture.jsonl", "checkpoint_torture_tests": "checkpoint_torture.jsonl"}
+
 CHECKS = (
     Check("tests", [*PYTEST, "-m", "evidence", "--ignore=tests/torture"]),
     Check("fuzz", [*PYTEST, "--timeout=1800", "tests/fuzz"], {"TOOLKIT_FUZZ_CASES": "20000"}),
     Check("step_time", [sys.executable, "benchmarks/step_time.py"]),
+    # Kills, damage, power cuts, full disks and second writers; then the table of what was seen.
+    Check("checkpoint_torture_tests", CHECKPOINT_TORTURE, {"TOOLKIT_CHECKPOINT_TORTURE": "full"}),
+    Check("checkpoint_torture", [sys.executable, "tests/checkpoint/torture/torture_tally.py"]),
     Check("checkpoint_save_load", [sys.executable, "benchmarks/checkpoint_save_load.py"]),
+    Check("checkpoint_reshard", [sys.executable, "benchmarks/checkpoint_reshard.py"]),
     Check(
         "group_start",
         ["salloc", "-N", "4", "--ntasks-per-node", "2", sys.executable, "benchmarks/group_start.py"],
@@ -117,8 +125,8 @@ def main(names: list[str]) -> int:
             print(f"== {check.name}: left out, it needs root and Slurm (`make packages`)", flush=True)
             good = False
             continue
-        if check.name == "torture_tests":
-            (EVIDENCE / "torture.jsonl").unlink(missing_ok=True)
+        if check.name in LEDGERS:
+            (EVIDENCE / LEDGERS[check.name]).unlink(missing_ok=True)
         if check.on_devcluster:
             with devcluster(environment) as on_it:
                 good &= run(check, on_it, version)
