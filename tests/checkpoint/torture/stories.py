@@ -1,0 +1,31 @@
+"""What stands before an attempt begins, what it saves, and what may be loaded whenever it is cut off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from committed_states import Name
+
+
+@dataclass(frozen=True)
+class Story:
+    """What stands before attempt 1 begins, what it saves, and which states may be loaded, from the earliest on.
+
+    A state of `older` may be loaded as long as no save has returned.
+    """
+
+    before: tuple[int, ...]
+    steps: tuple[int, ...]
+    older: tuple[Name, ...]
+
+    @property
+    def loadable(self) -> list[Name]:
+        return [*self.older, *((step, 1) for step in self.steps)]
+
+
+STORIES = {
+    "first steps": Story((), (1, 2), ()),
+    "new steps": Story((1, 2), (3, 4), ((2, 0),)),
+    "same step": Story((1, 3), (3, 4), ((3, 0),)),
+    "back to an earlier step": Story((1, 5), (3, 4), ((1, 0), (5, 0))),
+}
