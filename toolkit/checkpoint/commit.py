@@ -38,12 +38,15 @@ def open_part(final: Path, attempt: int) -> Path:
     part = part_folder(final, attempt)
     if part.exists():
         discard_later(set_aside(part, "stale", attempt))
+    new = [folder for folder in part.parents if not folder.exists()]
     if _is_of_a_run(final.parent):
         with suppress(FileExistsError):
             make_folder(part.parent)
         make_folder(part)
     else:
         part.mkdir(parents=True)
+    for folder in new:
+        sync(folder.parent)  # else a power cut may take the name of the folder that holds all checkpoints
     return part
 
 
