@@ -1,4 +1,4 @@
-"""Install the Debian packages of the dev cluster, without starting any of their services."""
+"""Install the Debian packages of the dev cluster and of the tests, without starting any of their services."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ sys.path.insert(0, str(ROOT))
 
 from toolkit.devcluster.packages import PACKAGES  # noqa: E402
 
+# strace strikes the processes that save checkpoints, and mkfs.ext4 makes the small disks that they fill.
+NEEDED = (*PACKAGES, "strace", "e2fsprogs")
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def missing() -> list[str]:
     """The packages that dpkg does not call installed."""
-    query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *PACKAGES]
+    query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *NEEDED]
     lines = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
     installed = {line.split()[0] for line in lines if line.endswith(" installed")}
-    return [name for name in PACKAGES if name not in installed]
+    return [name for name in NEEDED if name not in installed]
 
 
 def main() -> None:
     names = missing()
     if not names:
-        print("[packages] Slurm, MPI and MariaDB are installed", flush=True)
+        print("[packages] Slurm, MPI, MariaDB and the tools of the tests are installed", flush=True)
         return
     print(f"[packages] apt-get install {' '.join(names)}", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
