@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -155,6 +156,25 @@ def test_a_run_without_saves_gets_no_advice_and_a_damaged_file_is_named(tmp_path
     (run / "metrics" / "checkpoints.jsonl").write_text("x\n")
     (line,) = advice_lines(run)
     assert line == warning_line(run) and "is not known" in line and "checkpoints.jsonl:1: not a save record" in line
+
+
+ODD = [None, True, -1, 0, 1e308, 10**30, 10**400, "x", "", [], {}, "0001-01-01T00:00:00", "9999-12-31T23:59:59-12:00"]
+
+
+@given(st.sampled_from(["save", "attempt_start", "attempt_exit"]), st.data())
+@settings(max_examples=300, deadline=None)
+def test_damaged_files_of_a_run_are_said_and_raise_nothing(tmp_path_factory, name, data):
+    run = a_run(tmp_path_factory.mktemp("odd") / "run", gap_s=59, cost_s=1, lives=[("lives", 300.0, False)])
+    keys = [field.name for field in fields(SaveRecord)] if name == "save" else ["time", "seconds", "step", "cause"]
+    odd = {data.draw(st.sampled_from(keys)): data.draw(st.sampled_from(ODD))}
+    if name == "save":
+        path = run / "metrics" / "checkpoints.jsonl"
+        path.write_text("".join(json.dumps(json.loads(line) | odd) + "\n" for line in path.read_text().splitlines()))
+    else:
+        file = {"attempt_start": "start.json", "attempt_exit": "exit.json"}[name]
+        (run / "attempts" / "000" / file).write_text(sample(name, **odd))
+    lines = advice_lines(run)
+    assert all("\n" not in line for line in lines) and warning_line(run) in ["", *lines]
 
 
 @pytest.mark.parametrize(

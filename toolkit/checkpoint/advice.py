@@ -14,13 +14,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.metrics.checkpoints import SaveRecord, read_save_log
+from toolkit.metrics.checkpoints import CENTURY_S, SaveRecord, read_save_log, seconds_since_epoch
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
@@ -144,7 +144,7 @@ def measured(run_directory: Path) -> Costs | None:
     if not good:
         return None
     gaps = [
-        _seconds_of(after) - after.waited_s - _seconds_of(before)
+        after.ended_at - after.waited_s - before.ended_at
         for before, after in pairwise(records)
         if before.attempt == after.attempt and after.why not in ("stop", "end")
     ]
@@ -168,7 +168,7 @@ def _lives(run: RunDirectory, records: list[SaveRecord]) -> tuple[float, dict[st
         if end is None:
             seconds += _lived_so_far(run.attempt(number), records)
             continue
-        seconds += float(end["seconds"])
+        seconds += _seconds_in(end, run.attempt(number).exit_file)
         cause = end["cause"]
         if cause == Cause.WALLTIME or (cause == Cause.PREEMPTED and number in saved_at_stop):
             foreseen += 1
@@ -180,12 +180,20 @@ def _lives(run: RunDirectory, records: list[SaveRecord]) -> tuple[float, dict[st
 def _lived_so_far(attempt: AttemptDirectory, records: list[SaveRecord]) -> float:
     """Of an attempt that has not ended, or whose end nobody has written yet: until its last save."""
     start = read_json_or_none(attempt.start_file)
-    last = max((_seconds_of(record) for record in records if record.attempt == attempt.number), default=0.0)
-    return max(0.0, last - datetime.fromisoformat(start["time"]).timestamp()) if start else 0.0
+    ended_at = [record.ended_at for record in records if record.attempt == attempt.number]
+    if start is None or not ended_at:
+        return 0.0
+    try:
+        return max(0.0, max(ended_at) - seconds_since_epoch(start["time"]))
+    except ValueError as error:
+        raise ToolkitError(f"time is no time: {error}", where=str(attempt.start_file), fix="restore the file") from None
 
 
-def _seconds_of(record: SaveRecord) -> float:
-    return datetime.fromisoformat(record.time).timestamp()
+def _seconds_in(end: Mapping[str, Any], path: Path) -> float:
+    seconds = end.get("seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < CENTURY_S:
+        raise ToolkitError(f"seconds is {seconds!r:.40}", where=str(path), fix="restore the file")
+    return float(seconds)
 
 
 def advice_lines(run_directory: Path) -> list[str]:
@@ -232,7 +240,7 @@ def _measured_or_why_not(run_directory: Path) -> tuple[Costs | None, str]:
 
 def _failures_in_words(costs: Costs) -> str:
     least, most = costs.bounds
-    besides = f"; {costs.foreseen} more ends were foreseen" if costs.foreseen else ""
+    besides = f"; foreseen ends: {costs.foreseen}" if costs.foreseen else ""
     count = sum(costs.failures.values())
     if not count:
         return f"none in {span(costs.seconds)}: fewer than one in {span(least)} (95 %, rule of three){besides}"

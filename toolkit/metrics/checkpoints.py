@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from pathlib import Path
 
 from toolkit.metrics.records import RecordLog, read_records
 
 # Why a save was made; where several reasons came together, the first of them.
 REASONS = ("stop", "end", "best", "health", "asked", "every_steps", "every_s")
+CENTURY_S = 3.2e9  # nothing in a run takes as long
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,42 @@ class SaveRecord:
     @classmethod
     def from_line(cls, line: str) -> SaveRecord:
         row = json.loads(line)
+        for field in fields(cls):
+            if not _fits(row[field.name], str(field.type)):
+                raise ValueError(f"{field.name} is {row[field.name]!r:.40}")
         record = cls(**{field.name: row[field.name] for field in fields(cls)})
-        for name in ("step", "attempt"):
-            if type(row[name]) is not int:
-                raise ValueError(f"{name} is {row[name]!r}")
-        if not isinstance(record.waited_s, (int, float)) or not isinstance(record.time, str):
-            raise ValueError("waited_s is no number, or time is no text")
+        seconds_since_epoch(record.time)
+        if not 0 <= record.waited_s < CENTURY_S:
+            raise ValueError(f"waited_s is {record.waited_s}")
         return record
+
+    @property
+    def ended_at(self) -> float:
+        """When it ended, in seconds since the epoch."""
+        return seconds_since_epoch(self.time)
+
+
+def seconds_since_epoch(time: str) -> float:
+    """Of an ISO 8601 time.
+
+    Raises:
+        ValueError: it is none, or of a year that no computer saw.
+    """
+    moment = datetime.fromisoformat(time)
+    if not 1970 < moment.year < 9000:
+        raise ValueError(f"the year is {moment.year}")
+    return moment.timestamp()
+
+
+def _fits(value: object, kind: str) -> bool:
+    """True for a value of the annotation `kind`, as JSON has it."""
+    if value is None:
+        return kind.endswith("None")
+    if isinstance(value, str):
+        return kind.startswith("str")
+    if type(value) is int:
+        return abs(value) < 2**63 and kind.startswith(("int", "float"))
+    return isinstance(value, float) and math.isfinite(value) and kind.startswith("float")
 
 
 class SaveLog(RecordLog[SaveRecord]):

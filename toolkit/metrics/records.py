@@ -102,7 +102,7 @@ def read_records(path: Path, from_line: Callable[[str], T], *, what: str) -> Ite
                 return
             try:
                 yield from_line(line)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ToolkitError(
                     f"not a {what} record ({error})",
                     where=f"{path}:{number}",
