@@ -114,7 +114,7 @@ def test_killed_at_a_random_time(in_memory, size, tally: Tally):
     seconds = max(rank.seconds for rank in undisturbed)
     choose = random.Random(size)
     for _ in range(cases(30, 2)):
-        directory, ended, _ = scene.attempt(kill_after_s=choose.uniform(0, seconds))
+        directory, ended, _ = scene.attempt(kill_after_s=choose.uniform(0, 0.9 * seconds))
         loaded = scene.resumed(directory, ended)
         outcome = "an earlier state" if loaded in scene.story.older else "the new state"
         tally.case(f"{size} rank{'s' * (size > 1)}", *["killed"] * (ended[0].code != 0), outcome)

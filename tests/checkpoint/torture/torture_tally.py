@@ -35,10 +35,6 @@ class Tally:
         self._seconds[kind] += now - self._last
         self._last = now
 
-    def of(self, kind: str) -> Counter[str]:
-        """The counts of one kind so far."""
-        return self._kinds.get(kind, Counter())
-
     def write(self) -> None:
         """Append one line for each kind."""
         FILE.parent.mkdir(exist_ok=True)

@@ -52,7 +52,6 @@ class Fault:
     number: int
     action: str
     rank: int = 0
-    lasting: bool = False  # befalls all such calls from that one on
 
 
 @dataclass
@@ -201,8 +200,7 @@ def _trace(pid: int, rank: int, folder: Path, tracing: Tracing) -> subprocess.Po
     argv += ["-e", "signal=none", "-e", f"trace={','.join(tracing.calls)}"]
     for fault in tracing.faults:
         if fault.rank == rank:
-            when = f"{fault.number}{'+' if fault.lasting else ''}"
-            argv += ["-e", f"inject={fault.call}:{fault.action}:when={when}"]
+            argv += ["-e", f"inject={fault.call}:{fault.action}:when={fault.number}"]
     tracer = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     assert tracer.stderr is not None
     said = tracer.stderr.readline()
