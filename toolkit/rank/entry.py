@@ -89,7 +89,8 @@ def _leave_well() -> NoReturn:
         mpi.Finalize()
     _flush()
     # The C library's exit, since MPICH takes leave of its launcher only there; without that Hydra kills every rank.
-    ctypes.CDLL(None).exit(0)
+    # PyDLL keeps the interpreter's lock: DTensor's caches let go of Python objects there, and abort without it.
+    ctypes.PyDLL(None).exit(0)
     raise AssertionError("exit() returned")
 
 
