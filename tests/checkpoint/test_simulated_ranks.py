@@ -40,7 +40,7 @@ MANY = [
 @pytest.mark.parametrize(
     ("saving", "loading"), [*FEW, *(pytest.param(*pair, marks=pytest.mark.evidence) for pair in MANY)]
 )
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_many_ranks_save_and_many_others_load(saving, loading, tmp_path):
     folder = tmp_path / "step-00000001"
     save_as(saving, folder)

@@ -49,6 +49,21 @@ def test_fit_stops_when_asked_and_goes_on_with_another_number_of_ranks(toolkit, 
     assert f"begin at step {stopped_at}, saved by 2 ranks\n" in toolkit.ok("logs", "--rank", 0)
 
 
+def test_sharded_goes_on_with_another_number_of_ranks_and_begins_with_anothers_weights(toolkit, examples) -> None:
+    table = "[checkpoint]\nevery_steps = 4\n[train]\nsteps = 6\nlr = 0.01\n"
+    Path("job.toml").write_text(f'[job]\nentry = "sharded.py:main"\nranks_per_node = 3\n{table}', encoding="utf-8")
+    run = toolkit.submit("job.toml", "--wait")
+    said = toolkit("resume", "last", "-n", 2, "--set", "train.steps=8", "--wait")
+    assert said.code == 0, said
+    assert "resumed at step 6 from " in toolkit.ok("logs", "--rank", 0)
+    source = run.checkpoints / "step-00000008"
+    settings = [f"checkpoint.source={source}", "checkpoint.take=weights", 'checkpoint.without=["2"]']
+    toolkit.submit("job.toml", *(word for setting in settings for word in ("--set", setting)), "--wait")
+    assert f"starting at step 0 with the weights of {source}, saved at step 8, without 2" in toolkit.ok(
+        "logs", "--rank", 0
+    )
+
+
 def test_logged_writes_its_record_and_says_how_gradients_are_summed(toolkit, examples) -> None:
     submitted(toolkit, "logged.py:main")
     (log,) = toolkit.runs.glob("*/*/metrics/train.jsonl")

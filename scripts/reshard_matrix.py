@@ -1,0 +1,57 @@
+"""Write the table of `evidence/reshard_matrix.json` into docs/resharding.md: what was run, and what was found.
+
+python scripts/reshard_matrix.py [evidence/reshard_matrix.json]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "resharding.md"
+BEGIN, END = "<!-- reshard matrix: python scripts/reshard_matrix.py -->\n", "<!-- end -->"
+
+
+def cell(crossings: list[dict[str, Any]]) -> str:
+    """What was found of one layout's state by another."""
+    if not crossings:
+        return ""
+    if any(one["differing"] for one in crossings):
+        return "**no**"
+    worst = max(one["loss_error"] for one in crossings)
+    return f"{worst:.0e}".replace("e-0", "e-") if worst else "="
+
+
+def table(found: dict[str, Any]) -> str:
+    names = [layout["name"] for layout in found["layouts"]]
+    between: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in found["crossings"]:
+        between.setdefault((one["saved_by"], one["loaded_by"]), []).append(one)
+    same = sum(not one["differing"] for one in found["crossings"])
+    exact = sum(not one["differing"] and not one["loss_error"] for one in found["crossings"])
+    rows = [f"| | {' | '.join(str(number) for number in range(1, len(names) + 1))} |", f"|---{'|---' * len(names)}|"]
+    for number, saved_by in enumerate(names, 1):
+        cells = [cell(between.get((saved_by, loaded_by), [])) for loaded_by in names]
+        rows.append(f"| {number}&nbsp;{saved_by.replace(' ', '&nbsp;')} | {' | '.join(cells)} |")
+    said = (
+        f"Rows saved, columns loaded. In {same} of {len(found['crossings'])} crossings of {len(names)} layouts every bit of "
+        f"the state was the same. In {exact} of them so were the losses of the steps after it (`=`); elsewhere sums were "
+        "taken in another order, and the largest relative difference of a loss stands there (float32).\n"
+        f"torch {found['torch']}, commit {found['commit']}, {found['time'][:10]}."
+    )
+    return f"{said}\n\n" + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "evidence" / "reshard_matrix.json"
+    page = PAGE.read_text(encoding="utf-8")
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    text = table(json.loads(source.read_text(encoding="utf-8")))
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
