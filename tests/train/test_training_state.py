@@ -63,11 +63,13 @@ def resumed(state: TrainingState, folder: Path, **given: Any) -> str:
 @pytest.mark.parametrize("optimizer_of", [adamw, momentum, lambda model: torch.optim.NAdam(model.parameters())])
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_losses_go_on_to_the_last_bit_also_from_step_0(optimizer_of, steps, tmp_path):
+    uncut = fresh(optimizer_of)
+    expected = [step(uncut) for _ in range(steps + 3)][steps:]
     state = fresh(optimizer_of)
     for _ in range(steps):
         step(state)
     saved(state, tmp_path)
-    expected = [step(state) for _ in range(3)]
+    assert [step(state) for _ in range(3)] == expected  # a save changes nothing
     other = fresh(optimizer_of)
     torch.manual_seed(99)
     resumed(other, tmp_path)
