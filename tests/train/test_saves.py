@@ -123,6 +123,21 @@ def test_the_best_so_far_outlives_a_resume(tmp_path):
     assert saved(tmp_path) == [(1, "best"), (2, "best"), (3, "every_steps"), (4, "best")]
 
 
+def test_a_save_for_another_reason_makes_no_best(tmp_path):
+    run = Run(tmp_path, best="loss", best_every_steps=1, every_steps=3)
+    for loss in (math.nan, 1.0, 3.0, 2.0, 0.5):
+        run.step(loss)
+    assert saved(tmp_path) == [(2, "best"), (3, "every_steps"), (5, "best")]
+
+
+def test_a_step_that_is_due_is_named_before_the_clock(tmp_path, clock):
+    run = Run(tmp_path, every_s=60, every_steps=2)
+    for _ in range(2):
+        clock[0] += 40
+        run.step()
+    assert saved(tmp_path) == [(2, "every_steps")]
+
+
 def test_a_metric_of_another_step_is_not_this_ones(tmp_path):
     run = Run(tmp_path, best="loss", best_every_steps=2, every_steps=3)
     for loss in (1.0, 1.0, 7.0):
