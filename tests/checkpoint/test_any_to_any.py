@@ -53,12 +53,13 @@ def test_a_sample_of_layouts_gives_others_every_bit(tmp_path):
 @pytest.mark.evidence
 @pytest.mark.timeout(3600)
 def test_every_layout_gives_every_other_every_bit(tmp_path):
+    # First: the checkout may change while this runs.
+    version = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     pairs = list(itertools.product(LAYOUTS, LAYOUTS))
     # SGD's one buffer lies as AdamW's two do: every seventh pair will do.
     cases = [((source, "AdamW"), (target, "AdamW")) for source, target in pairs]
     cases += [((source, "SGD"), (target, "SGD")) for source, target in pairs[::7]]
     found = list(cross(tmp_path, cases))
-    version = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     stamp = {
         "commit": version.stdout.strip(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
