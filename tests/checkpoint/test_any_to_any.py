@@ -36,6 +36,7 @@ def assert_the_same(crossings: list[Crossing]) -> None:
     assert [one for one in crossings if one.saved_by == one.loaded_by and one.loss_error] == []
 
 
+@pytest.mark.timeout(600)  # eight starts of ranks, on a machine that may be busy
 def test_a_sample_of_layouts_gives_others_every_bit(tmp_path):
     chosen = itertools.cycle(OPTIMIZERS)
     crossings = [
