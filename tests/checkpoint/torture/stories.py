@@ -11,12 +11,14 @@ from committed_states import Name
 class Story:
     """What stands before attempt 1 begins, what it saves, and which states may be loaded, from the earliest on.
 
-    A state of `older` may be loaded as long as no save has returned.
+    A state of `older` may be loaded as long as no save has returned. A `leftover` is a part of an attempt before, which is
+    deleted first: each deletion has a thread of its own, and a fault would befall that one and no later one.
     """
 
     before: tuple[int, ...]
     steps: tuple[int, ...]
     older: tuple[Name, ...]
+    leftover: bool = False
 
     @property
     def loadable(self) -> list[Name]:
@@ -27,5 +29,5 @@ STORIES = {
     "first steps": Story((), (1, 2), ()),
     "new steps": Story((1, 2), (3, 4), ((2, 0),)),
     "same step": Story((1, 3), (3, 4), ((3, 0),)),
-    "back to an earlier step": Story((1, 5), (3, 4), ((1, 0), (5, 0))),
+    "back to an earlier step": Story((1, 5), (3, 4), ((1, 0), (5, 0)), leftover=True),
 }

@@ -47,7 +47,8 @@ class Scene:
             self.folder / "first", save_all, (self._before, list(self.story.before)), size=self.size, attempt=0
         )
         assert ended.code == 0, ended.stderr
-        shutil.copytree(self._before / f"step-{self.story.before[0]:08d}", self._before / "step-00000009.part-0")
+        if self.story.leftover:
+            shutil.copytree(self._before / f"step-{self.story.before[0]:08d}", self._before / "step-00000009.part-0")
 
     def attempt(self, *faults: Fault, kill_after_s: float | None = None) -> tuple[Path, list[Ended], list[Path]]:
         """One disturbed attempt: its checkpoints, how its ranks ended, and their system calls."""
