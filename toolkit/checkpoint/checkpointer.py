@@ -6,31 +6,32 @@ leaves the last good checkpoint as it was.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from toolkit.checkpoint.agreement import check_group, from_rank_zero
+from toolkit.checkpoint.agreement import Ranks
+from toolkit.checkpoint.background import Background
 from toolkit.checkpoint.commit import set_aside, take_over
-from toolkit.checkpoint.deletion import await_deletions, discard, tell
+from toolkit.checkpoint.deletion import await_deletions, discard, discard_at_end, discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
-from toolkit.checkpoint.failures import load_error, save_error
+from toolkit.checkpoint.failures import RankFailure, load_error, save_error
 from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_folder, step_of
-from toolkit.checkpoint.load_planner import LoadPlanner
+from toolkit.checkpoint.load_planner import KeptTensors, LoadPlanner
+from toolkit.checkpoint.loading import planned_load, share_of_checks
 from toolkit.checkpoint.manifest import Manifest
 from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.checkpoint.retention import Retention, retain
-from toolkit.checkpoint.save_planner import SavePlanner
-from toolkit.checkpoint.storage_reader import HDF5StorageReader
-from toolkit.checkpoint.storage_writer import HDF5StorageWriter
+from toolkit.checkpoint.save_plan import SavePlanning
+from toolkit.checkpoint.saves import PreparedSave, prepare, threads_for
+from toolkit.checkpoint.saving import Description
+from toolkit.checkpoint.staging import StagingBuffer
+from toolkit.checkpoint.tensors import written_by
 from toolkit.checkpoint.verify import verify_quickly
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.world.facts import World
@@ -42,7 +43,8 @@ _DELETIONS_S = 60.0  # all ranks wait so long at most, far less than a collectiv
 class LoadedCheckpoint:
     """What `load` found: `state` as it was saved, `world_size` of the ranks that saved it.
 
-    `missing` names the optional tensors that the checkpoint does not hold; they were left as they are.
+    `missing` names the optional tensors that the checkpoint does not hold; they were left as they are. `bytes_read`
+    are those that this rank asked of the shard files.
     """
 
     step: int
@@ -50,6 +52,7 @@ class LoadedCheckpoint:
     world_size: int
     path: Path
     missing: tuple[str, ...] = ()
+    bytes_read: int = 0
 
 
 class Checkpointer:
@@ -65,13 +68,19 @@ class Checkpointer:
     def __init__(
         self, directory: Path, world: World, *, keep_last: int = 3, retention: Retention | None = None
     ) -> None:
-        check_group(world)
         self._directory = directory
-        self._world = world
+        self._attempt = world.attempt
         self._retention = retention or Retention(keep_last)
+        self._ranks = Ranks(world)
+        self._aside: Ranks | None = None  # the ranks' exchanges for saves in the background
+        self._planning = SavePlanning(self._ranks)
+        self._staging = StagingBuffer()
+        self._background = Background()
         self._in_use: frozenset[int] = frozenset()
         self._at_step: int | None = None
-        from_rank_zero(world, lambda: take_over(directory, world.attempt))
+        self._spare: Path | None = None
+        self._world = world
+        self._ranks.from_rank_zero(lambda: take_over(directory, world.attempt))
 
     def latest(self) -> int | None:
         """The newest committed step. Not collective."""
@@ -87,7 +96,7 @@ class Checkpointer:
         return frozenset(read_manifest(source).tensors)
 
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
-        """Save on all ranks and return the committed folder.
+        """Save on all ranks and return the committed folder. A save in the background is waited for first.
 
         The step that this object saved or loaded last is kept as it is. An older checkpoint of the same
         step is replaced once the new one is complete. Checkpoints of later steps belong to a line that the
@@ -100,27 +109,102 @@ class Checkpointer:
             state: JSON, of rank 0.
 
         Raises:
-            ToolkitError: the same on every rank, when any rank could not save.
+            ToolkitError: the same on every rank, when any rank could not save, now or in the background before.
         """
+        self.wait()
         final = step_folder(self._directory, step)
-        if step == self._at_step and from_rank_zero(self._world, final.exists):
-            return final
-        writer = HDF5StorageWriter(
-            final, step=step, attempt=self._world.attempt, state=state, mesh=meshes_of(tensors), replace=True
-        )
-        if self._world.rank == 0:
-            await_deletions(_DELETIONS_S)  # of what the save before this one replaced: a disk may be nearly full
-        try:
-            with _no_group_is_fine():
-                dcp.save(tensors, storage_writer=writer, planner=SavePlanner(), no_dist=self._world.size == 1)
-        except CheckpointException as failure:
-            last = from_rank_zero(self._world, self.latest)
-            if self._world.rank == 0:  # what was written may fill the disk; the others need not wait for its end
-                discard(part_folder(final, self._world.attempt))
-            raise save_error(self._directory, step, last, failure) from failure
-        self._at_step = step
-        from_rank_zero(self._world, self._retain)
+        if not self._is_saved(step):
+            with self._told_as_one(step):
+                prepared = self._prepare(step, tensors, state)
+                prepared.write(self._ranks, threads=threads_for(self._ranks))
+            self._saved(step)
         return final
+
+    def save_in_background(
+        self, step: int, tensors: dict[str, Any], state: dict[str, Any], *, when_busy: Literal["wait", "skip"] = "wait"
+    ) -> bool:
+        """Copy the state, on all ranks, and return; the copy is saved as `save` does it while training goes on.
+
+        One save at a time: where the last one is not done, this waits for it, or skips its own. Whoever ends without
+        another save calls `wait`.
+
+        Args:
+            when_busy: what to do on all ranks when any rank's last save goes on.
+
+        Returns:
+            Whether the step is or will be saved: False when it was skipped.
+
+        Raises:
+            ToolkitError: the same on every rank, when the state cannot be saved, or the save before this one failed.
+        """
+        _, is_busy = self._ranks.together_any(lambda: (None, self._background.is_busy))
+        if is_busy and when_busy == "skip":
+            return False
+        self.wait()
+        if self._is_saved(step):
+            return True
+        if self._aside is None:
+            self._aside = Ranks(self._world)
+        ranks = self._aside
+        with self._told_as_one(step):
+            prepared = self._prepare(step, tensors, state, staging=self._staging)
+
+        def work() -> None:
+            with self._told_as_one(step, ranks):
+                prepared.write(ranks, threads=1)  # the other cores are the training's
+            self._saved(step)
+
+        self._background.start(work)
+        return True
+
+    @property
+    def save_failed(self) -> bool:
+        """A save in the background has failed on this rank and nobody was told: `wait`, or the next save, raises it."""
+        return self._background.has_failed
+
+    def wait(self) -> None:
+        """Wait for the save in the background, on all ranks.
+
+        Raises:
+            ToolkitError: the same on every rank, when it failed.
+        """
+        self._background.wait()
+
+    def _is_saved(self, step: int) -> bool:
+        final = step_folder(self._directory, step)
+        return step == self._at_step and self._ranks.from_rank_zero(final.exists)
+
+    def _prepare(
+        self, step: int, tensors: dict[str, Any], state: dict[str, Any], staging: StagingBuffer | None = None
+    ) -> PreparedSave:
+        final = step_folder(self._directory, step)
+        if self._ranks.rank == 0:
+            await_deletions(_DELETIONS_S)  # of what the save before this one replaced: a disk may be nearly full
+        description = Description(
+            final, written_by(), step, self._attempt, state, mesh=meshes_of(tensors), replace=True
+        )
+        spare, self._spare = self._spare, None
+        return prepare(description, tensors, self._planning, self._ranks, staging=staging, spare=spare)
+
+    @contextmanager
+    def _told_as_one(self, step: int, ranks: Ranks | None = None) -> Iterator[None]:
+        """A failure of any rank as the one error of all; nothing of the save stays.
+
+        Args:
+            ranks: whose exchanges serve, by default the training's.
+        """
+        try:
+            yield
+        except RankFailure as failure:
+            last = (ranks or self._ranks).from_rank_zero(self.latest)
+            if self._ranks.rank == 0:  # what was written may fill the disk; the others need not wait for its end
+                discard(part_folder(step_folder(self._directory, step), self._attempt))
+            raise save_error(self._directory, step, last, failure) from failure
+
+    def _saved(self, step: int) -> None:
+        self._at_step = step
+        if self._ranks.rank == 0:
+            self._retain()
 
     def load(
         self,
@@ -134,14 +218,15 @@ class Checkpointer:
 
         A checkpoint of the run that is found damaged is moved to `step-X.bad-<attempt>`, what was wrong is
         said on stderr, and the one before it is tried. A damaged `source` is an error and stays where it is.
-        Nothing is written into `tensors` before all that is read of a checkpoint was found good on all ranks.
+        After an error `tensors` hold nothing that may be used.
 
         Args:
             tensors: as in `save`; the number of ranks, and how tensors lie on them, may have changed.
             source: a checkpoint folder; this one and no other.
             newer_than: a checkpoint; of the run's own only those of later steps are tried. Where it is another
                 run's, all are.
-            optional: keys that the checkpoint need not hold: "random.rank-00003", or "random" for all below.
+            optional: keys that the checkpoint need not hold: "random.rank-00003", or "random" for all below. Those
+                that it does not hold stay as they are.
 
         Returns:
             None when there is no checkpoint, or none newer than `newer_than`.
@@ -151,21 +236,24 @@ class Checkpointer:
             CorruptCheckpointError: when `source` is damaged, with the others beside it that look whole; when
                 all that the run has was found damaged, now or by an earlier attempt.
         """
+        self.wait()
         wanted = tuple(optional)
         if source is not None:
             return self._load_exactly(source, tensors, wanted)
         after = self._step_of_own(newer_than)
-        while (newest := from_rank_zero(self._world, partial(self._newest_good, after))) is not None:
+        kept = KeptTensors(tensors, wanted)
+        while (newest := self._ranks.from_rank_zero(partial(self._newest_good, after))) is not None:
             folder, manifest = newest
             try:
                 loaded = self._load_from(folder, manifest, tensors, wanted)
             except CorruptCheckpointError as error:
-                from_rank_zero(self._world, partial(self._set_bad, folder, str(error)))
+                self._ranks.from_rank_zero(partial(self._set_bad, folder, str(error)))
+                kept.restore()
                 continue
             self._at_step = loaded.step
             return loaded
         if newer_than is None:
-            from_rank_zero(self._world, self._refuse_to_forget)
+            self._ranks.from_rank_zero(self._refuse_to_forget)
         return None
 
     def _refuse_to_forget(self) -> None:
@@ -181,10 +269,10 @@ class Checkpointer:
 
     def _load_exactly(self, source: Path, tensors: dict[str, Any], optional: tuple[str, ...]) -> LoadedCheckpoint:
         try:
-            manifest = from_rank_zero(self._world, lambda: _good_manifest(source))
+            manifest = self._ranks.from_rank_zero(lambda: _good_manifest(source))
             return self._load_from(source, manifest, tensors, optional)
         except CorruptCheckpointError as error:
-            fix = from_rank_zero(self._world, lambda: _others_beside(source))
+            fix = self._ranks.from_rank_zero(lambda: _others_beside(source))
             place = f"{Path(error.where).name}: " if error.where else ""
             message = f"checkpoint {source.name} is damaged: {place}{error.message}"
             raise CorruptCheckpointError(message, where=str(source.parent), fix=fix) from None
@@ -192,15 +280,18 @@ class Checkpointer:
     def _load_from(
         self, folder: Path, manifest: Manifest, tensors: dict[str, Any], optional: tuple[str, ...]
     ) -> LoadedCheckpoint:
+        ranks = self._ranks
         planner = LoadPlanner(optional)
-        reader = HDF5StorageReader(folder, manifest=manifest)
         try:
-            with _no_group_is_fine():
-                dcp.load(tensors, storage_reader=reader, planner=planner, no_dist=self._world.size == 1)
-        except CheckpointException as failure:
+            planned = ranks.together(lambda: planned_load(folder, manifest, tensors, planner))
+            touched = planned.touched_blocks()
+            of_node = ranks.exchange_on_node(touched)
+            others = share_of_checks(touched, of_node, ranks.place_on_node)
+            bytes_read = ranks.together(lambda: planned.read(threads=threads_for(ranks), checked_by_others=others))
+        except RankFailure as failure:
             raise load_error(folder, failure) from failure
         self._in_use = frozenset({self._step_of_own(folder)})
-        return LoadedCheckpoint(manifest.step, manifest.state, manifest.world_size, folder, planner.missing)
+        return LoadedCheckpoint(manifest.step, manifest.state, manifest.world_size, folder, planner.missing, bytes_read)
 
     def _step_of_own(self, folder: Path | None) -> int:
         """The step of one of this run's checkpoints, -1 for none and for another run's."""
@@ -225,11 +316,17 @@ class Checkpointer:
         tell(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
 
     def _retain(self) -> None:
-        """Retention. The new checkpoint is committed, so trouble here is told and not raised."""
+        """Retention, on rank 0. The new checkpoint is committed, so trouble here is told and not raised."""
         try:
-            retain(self._directory, self._retention, self._world.attempt, self._in_use)
+            gone = retain(self._directory, self._retention, self._attempt, self._in_use)
         except OSError as error:
             tell(f"older checkpoints in {self._directory} could not be removed: {error}")
+            return
+        for folder in gone[:-1]:
+            discard_later(folder)
+        if gone:  # its files are written over by the next save, which takes new ones half the time
+            self._spare = gone[-1]
+            discard_at_end(gone[-1])
 
 
 def meshes_of(tensors: Any) -> list[dict[str, Any]]:
@@ -289,11 +386,3 @@ def _looks_whole(folder: Path) -> bool:
         return not verify_quickly(folder)[1]
     except ToolkitError:  # of another version of the format
         return False
-
-
-@contextmanager
-def _no_group_is_fine() -> Iterator[None]:
-    """Without a process group DCP warns; one process without a group is what was asked for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

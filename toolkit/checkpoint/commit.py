@@ -13,7 +13,7 @@ from pathlib import Path
 
 from toolkit.checkpoint.deletion import discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
-from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_of
+from toolkit.checkpoint.layout import INDEX, MANIFEST, aside_of, committed_steps, part_folder, step_of
 from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import make_folder
@@ -29,17 +29,24 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_part(final: Path, attempt: int) -> Path:
-    """Make the empty folder in which `attempt` writes the checkpoint `final`.
+def open_part(final: Path, attempt: int, *, spare: Path | None = None) -> Path:
+    """Make the folder in which `attempt` writes the checkpoint `final`.
 
     What a failed save of the same attempt left there is removed. In a run the folder is as open as the run, elsewhere
     as the umask says.
+
+    Args:
+        spare: a folder that is no checkpoint any more; it becomes the part, with the files that it has.
     """
     part = part_folder(final, attempt)
     if part.exists():
         discard_later(set_aside(part, "stale", attempt))
     new = [folder for folder in part.parents if not folder.exists()]
-    if _is_of_a_run(final.parent):
+    if spare is not None and spare.exists():
+        for name in (MANIFEST, INDEX):
+            (spare / name).unlink(missing_ok=True)
+        spare.rename(part)
+    elif _is_of_a_run(final.parent):
         with suppress(FileExistsError):
             make_folder(part.parent)
         make_folder(part)

@@ -44,6 +44,12 @@ def discard_later(folder: Path) -> None:
     threading.Thread(target=work, name=_THREAD, daemon=True).start()
 
 
+def discard_at_end(folder: Path) -> None:
+    """As `discard_later`, when the process ends; a folder that was renamed meanwhile is not there any more."""
+    _give_time_at_the_end()
+    atexit.register(discard_later, folder)  # runs before what `_give_time_at_the_end` registered
+
+
 def _deletions() -> list[threading.Thread]:
     """Those that go on. A fork has none of its parent's, so this needs no lock that a fork could inherit."""
     return [thread for thread in threading.enumerate() if thread.name == _THREAD]

@@ -67,6 +67,13 @@ def digests_of_file(path: Path) -> BlockDigests:
     return BlockDigests(size, tuple(blocks))
 
 
+def digests_of_text(text: str) -> BlockDigests:
+    """The digests of a file that holds this text, as UTF-8."""
+    data = memoryview(text.encode())
+    blocks = (data[first : first + BLOCK_BYTES] for first in range(0, len(data), BLOCK_BYTES))
+    return BlockDigests(len(data), tuple(map(xxhash.xxh3_128_hexdigest, blocks)))
+
+
 def read_digests(path: Path) -> BlockDigests:
     """Read a `.digest` file.
 
@@ -81,32 +88,3 @@ def read_digests(path: Path) -> BlockDigests:
     if len(blocks) != -(-size // BLOCK_BYTES):
         raise CorruptCheckpointError(f"has {len(blocks)} digests for {size} bytes", where=str(path))
     return BlockDigests(size, tuple(blocks))
-
-
-class BlockChecker:
-    """Checks blocks of one file against their digests, each block once."""
-
-    def __init__(self, path: Path, expected: BlockDigests) -> None:
-        self._path = path
-        self._expected = expected
-        self._unchecked = set(range(len(expected.blocks)))
-
-    def check(self, first_byte: int, end_byte: int) -> None:
-        """Check the blocks that hold bytes [first_byte, end_byte).
-
-        Raises:
-            CorruptCheckpointError: naming the file and a block that differs.
-        """
-        touched = range(first_byte // BLOCK_BYTES, -(-end_byte // BLOCK_BYTES))
-        wanted = sorted(self._unchecked.intersection(touched))
-        if not wanted:
-            return
-        with self._path.open("rb") as file:
-            for block in wanted:
-                file.seek(block * BLOCK_BYTES)
-                if xxhash.xxh3_128_hexdigest(file.read(BLOCK_BYTES)) != self._expected.blocks[block]:
-                    raise CorruptCheckpointError(
-                        f"block {block} (from byte {block * BLOCK_BYTES}) was changed after it was saved",
-                        where=str(self._path),
-                    )
-                self._unchecked.remove(block)

@@ -1,22 +1,74 @@
-"""DCP's failures, which carry every rank's traceback, as the one line that a user needs."""
+"""A rank's failure, as it travels to the others and as the one line that a user needs."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-
-from torch.distributed.checkpoint import CheckpointException
 
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.errors import OwnFailureError, ToolkitError
 
+# Kinds of errors that stay what they are on the other ranks; the first that fits counts.
+_KINDS: dict[str, type[ToolkitError]] = {
+    "corrupt": CorruptCheckpointError,
+    "own": OwnFailureError,
+    "refused": ToolkitError,
+}
 
-def save_error(directory: Path, step: int, last: int | None, failure: CheckpointException) -> ToolkitError:
+
+class RankFailure(Exception):  # noqa: N818 - it says what happened, and is caught before a user sees it
+    """What one rank raised. The same on every rank once all agreed on it."""
+
+    def __init__(self, rank: int, error: Exception) -> None:
+        super().__init__(f"rank {rank}: {error}")
+        self.rank = rank
+        self.error = error
+
+    @classmethod
+    def of(cls, rank: int, error: Exception) -> RankFailure:
+        """The failure of this rank."""
+        failure = cls(rank, error)
+        failure.__cause__ = error
+        return failure
+
+    @classmethod
+    def worst(cls, failures: Sequence[RankFailure]) -> RankFailure:
+        """That of the lowest rank; a damaged checkpoint comes before all others."""
+        ordered = sorted(failures, key=lambda failure: failure.rank)
+        return next((found for found in ordered if isinstance(found.error, CorruptCheckpointError)), ordered[0])
+
+    def to_json(self) -> str:
+        error = self.error
+        body: dict[str, object] = {"rank": self.rank}
+        if isinstance(error, ToolkitError):
+            kind = next(name for name, of_kind in _KINDS.items() if isinstance(error, of_kind))
+            body |= {"kind": kind, "message": error.message, "where": error.where, "fix": error.fix}
+        elif isinstance(error, OSError) and error.errno:
+            body |= {"kind": "system", "errno": error.errno, "filename": str(error.filename or "")}
+        else:
+            body |= {"kind": "other", "message": f"{type(error).__name__}: {error}"}
+        return json.dumps(body)
+
+    @classmethod
+    def from_json(cls, text: str) -> RankFailure:
+        body = json.loads(text)
+        if body["kind"] in _KINDS:
+            error: Exception = _KINDS[body["kind"]](body["message"], where=body["where"], fix=body["fix"])
+        elif body["kind"] == "system":
+            error = OSError(body["errno"], os.strerror(body["errno"]), body["filename"] or None)
+        else:
+            error = RuntimeError(body["message"])
+        return cls(body["rank"], error)
+
+
+def save_error(directory: Path, step: int, last: int | None, failure: RankFailure) -> ToolkitError:
     """Why `step` was not saved; `last` is the newest committed step."""
-    rank, error = _first_failure(failure)
+    error = failure.error
     kept = "there is no earlier checkpoint" if last is None else f"step {last} is the last good checkpoint"
-    message = f"checkpoint of step {step} was not saved: rank {rank}: {_reason(error)}; {kept}"
+    message = f"checkpoint of step {step} was not saved: rank {failure.rank}: {_reason(error)}; {kept}"
     if isinstance(error, ToolkitError):
         return _of_its_kind(error)(message, where=str(directory), fix=error.fix)
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -24,15 +76,15 @@ def save_error(directory: Path, step: int, last: int | None, failure: Checkpoint
     return OwnFailureError(message, where=str(directory), fix=fix)
 
 
-def load_error(folder: Path, failure: CheckpointException) -> ToolkitError:
+def load_error(folder: Path, failure: RankFailure) -> ToolkitError:
     """Why a checkpoint was not loaded. A damaged one stays a `CorruptCheckpointError`."""
-    rank, error = _first_failure(failure)
+    error = failure.error
     if isinstance(error, CorruptCheckpointError):
         return error
     if isinstance(error, ToolkitError):
         where = f"{folder}: {error.where}" if error.where else str(folder)
         return _of_its_kind(error)(error.message, where=where, fix=error.fix)
-    return OwnFailureError(f"could not be loaded: rank {rank}: {_reason(error)}", where=str(folder))
+    return OwnFailureError(f"could not be loaded: rank {failure.rank}: {_reason(error)}", where=str(folder))
 
 
 def _of_its_kind(error: ToolkitError) -> type[ToolkitError]:
@@ -40,16 +92,11 @@ def _of_its_kind(error: ToolkitError) -> type[ToolkitError]:
     return OwnFailureError if isinstance(error, OwnFailureError) else ToolkitError
 
 
-def _first_failure(failure: CheckpointException) -> tuple[int, BaseException]:
-    """The failure of the lowest rank; a damaged checkpoint comes before all others."""
-    failures = sorted((rank, error) for rank, (error, _) in failure.failures.items())
-    return next((found for found in failures if isinstance(found[1], CorruptCheckpointError)), failures[0])
-
-
-def _reason(error: BaseException) -> str:
-    """One line. HDF5 puts addresses and times into its own messages; the system's error says it all."""
+def _reason(error: Exception) -> str:
+    """One line: the system's error says it all."""
     if isinstance(error, ToolkitError):
         return f"{error.where}: {error.message}" if error.where else error.message
     if isinstance(error, OSError) and error.errno:
         return f"{os.strerror(error.errno)}" + (f": {error.filename}" if error.filename else "")
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    text = str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0]

@@ -5,33 +5,39 @@ For people and plotting tools; the loader never reads it. A missing shard file s
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import h5py
 import numpy as np
 from h5py import h5d, h5p, h5s
 
-from toolkit.checkpoint.commit import sync
 from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.layout import INDEX
 from toolkit.checkpoint.manifest import Manifest, TensorRecord
 from toolkit.checkpoint.names import escape
-from toolkit.checkpoint.output import new_hdf5_file
-from toolkit.checkpoint.shards import dataset_name, group_path
+from toolkit.checkpoint.output import hdf5_in_memory
+from toolkit.checkpoint.shard_layout import dataset_name, group_path
+from toolkit.rundir.files import mode_of_files_in, write_bytes
 
 
 def write_index(folder: Path, manifest: Manifest) -> Path:
     """Write the index of a checkpoint into its folder, in place of an older one, and bring it to the disk."""
     path = folder / INDEX
-    path.unlink(missing_ok=True)
-    with new_hdf5_file(path) as file:
-        file.attrs["format"] = "toolkit-index 1"
-        file.attrs["step"] = manifest.step
-        tensors = file.create_group("tensors")
-        for name, record in manifest.tensors.items():
-            _write_virtual(tensors, name, record)
-    sync(path)
+    write_bytes(path, index_of(manifest.tensors), mode=mode_of_files_in(folder))
     return path
+
+
+def index_of(tensors: Mapping[str, TensorRecord]) -> bytes:
+    """The file's bytes. They depend on where the pieces lie and on nothing else."""
+    with hdf5_in_memory() as (file, descriptor):
+        file.attrs["format"] = "toolkit-index 1"
+        group = file.create_group("tensors")
+        for name, record in tensors.items():
+            _write_virtual(group, name, record)
+        file.close()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
 def _write_virtual(group: h5py.Group, name: str, record: TensorRecord) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
@@ -14,6 +16,22 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.boxes import chunk_of
 from toolkit.errors import ToolkitError
+
+
+class KeptTensors:
+    """Copies of what a checkpoint need not hold: a load that found damage halfway may have written into it."""
+
+    def __init__(self, tensors: dict[str, Any], optional: tuple[str, ...]) -> None:
+        flat, _ = flatten_state_dict(tensors)
+        self._copies = [
+            (value, value.detach().clone())
+            for name, value in flat.items()
+            if is_optional(name, optional) and isinstance(value, torch.Tensor)
+        ]
+
+    def restore(self) -> None:
+        for tensor, copy in self._copies:
+            tensor.detach().copy_(copy)
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -32,7 +50,7 @@ class LoadPlanner(DefaultLoadPlanner):
         """DCP's plan of the keys that exist."""
         assert self.metadata is not None
         self.missing = tuple(sorted(set(self.state_dict) - set(self.metadata.state_dict_metadata)))
-        required = [name for name in self.missing if not self._is_optional(name)]
+        required = [name for name in self.missing if not is_optional(name, self._optional)]
         if required:
             raise ToolkitError(
                 f"the checkpoint does not hold {', '.join(required)}",
@@ -69,5 +87,7 @@ class LoadPlanner(DefaultLoadPlanner):
                 fix="load a checkpoint of this model, or give the model the saved shape",
             )
 
-    def _is_optional(self, name: str) -> bool:
-        return any(name == key or name.startswith(f"{key}.") for key in self._optional)
+
+def is_optional(name: str, optional: tuple[str, ...]) -> bool:
+    """Whether a key is one of these, or below one of them."""
+    return any(name == key or name.startswith(f"{key}.") for key in optional)

@@ -24,7 +24,7 @@ from toolkit.checkpoint.layout import MANIFEST, digest_name, shard_name
 from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
 from toolkit.checkpoint.manifest_body import manifest_from
 from toolkit.checkpoint.manifest_file import manifest_text
-from toolkit.checkpoint.shards import ShardWriter, open_shard
+from toolkit.checkpoint.streamed_shard import StreamedShard, stream_shard
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import mode_of_files_in, write_text
 
@@ -85,7 +85,7 @@ def _write_shard(
     if not tensors:
         return {}, ()
     name = shard_name(0, 1)
-    with open_shard(part / name) as shard:
+    with stream_shard(part / name) as shard:
         records = {key: _write_tensor(shard, name, key, tensor) for key, tensor in tensors.items()}
     sync(part / name)
     digests = digests_of_file(part / name)
@@ -95,7 +95,7 @@ def _write_shard(
     return records, (FileRecord(digest_path.name, own.size, own.whole), FileRecord(name, digests.size, digests.whole))
 
 
-def _write_tensor(shard: ShardWriter, file: str, key: str, tensor: NewTensor) -> TensorRecord:
+def _write_tensor(shard: StreamedShard, file: str, key: str, tensor: NewTensor) -> TensorRecord:
     pieces = []
     for offset, array in tensor.pieces():
         start = shard.write(key, tensor.dtype, tensor.shape, offset, array)

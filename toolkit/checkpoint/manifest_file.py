@@ -6,6 +6,7 @@ Everything that a reader must know stands in it, so that a shard file is opened 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ SCHEMA = 1
 _UNSIGNED = "0" * 32
 
 
-def manifest_text(manifest: Manifest) -> str:
-    """The file's text. Its digest is taken over the text in which the digest's own digits are zeros."""
-    # Pieces name their file by its place in `files`: names would be most of the text.
-    place = {file.name: number for number, file in enumerate(manifest.files)}
+def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
+    """The file's text. Its digest is taken over the text in which the digest's own digits are zeros.
+
+    Args:
+        tensors: what `tensors_text` gave for the manifest's tensors, where it is at hand: it is most of the work.
+    """
     body = {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -40,16 +43,23 @@ def manifest_text(manifest: Manifest) -> str:
             name: {"path": list(record.path), "value": jsonvalues.encode(record.value, name)}
             for name, record in manifest.objects.items()
         },
-        "tensors": {name: _tensor_json(record, place) for name, record in manifest.tensors.items()},
-        "files": [{"name": file.name, "size": file.size, "digest": file.digest} for file in manifest.files],
-        "digest": _UNSIGNED,
     }
-    unsigned = json.dumps(body, allow_nan=False)
+    files = [{"name": file.name, "size": file.size, "digest": file.digest} for file in manifest.files]
+    tensors = tensors or tensors_text(manifest.tensors, [file.name for file in manifest.files])
+    start = json.dumps(body, allow_nan=False).removesuffix("}")
+    unsigned = f'{start}, "tensors": {tensors}, "files": {json.dumps(files)}, "digest": "{_UNSIGNED}"}}'
     head, tail = unsigned.rsplit(_UNSIGNED, 1)
     return head + xxhash.xxh3_128_hexdigest(unsigned.encode()) + tail
 
 
-def _tensor_json(record: TensorRecord, place: dict[str, int]) -> dict[str, Any]:
+def tensors_text(tensors: Mapping[str, TensorRecord], files: Sequence[str]) -> str:
+    """The part of the manifest that stays the same from save to save. `files` are the names in the manifest's order."""
+    # Pieces name their file by its place in `files`: names would be most of the text.
+    place = {name: number for number, name in enumerate(files)}
+    return json.dumps({name: _tensor_json(record, place) for name, record in tensors.items()}, allow_nan=False)
+
+
+def _tensor_json(record: TensorRecord, place: Mapping[str, int]) -> dict[str, Any]:
     return {
         "dtype": record.dtype,
         "shape": list(record.shape),

@@ -1,4 +1,4 @@
-"""New HDF5 files on a disk that may fill up.
+"""New HDF5 files, in memory or on a disk that may fill up.
 
 HDF5 was seen to crash the process (2.0, SIGSEGV in H5Fclose) where the last flush of a file fails, and to raise errors
 that do not tell the cause. So it writes through a Python file that tells it of no error; whoever wrote the file hears of
@@ -35,25 +35,40 @@ def new_hdf5_file(path: Path, **properties: Any) -> Iterator[h5py.File]:
     Raises:
         OSError: not all of it could be written.
     """
-    stream = _Stream(path)
+    with _Stream(path, "x+") as stream:
+        os.fchmod(stream.fileno(), mode_of_files_in(path.parent))  # the umask must not decide who can read
+        with _hdf5_in(stream, str(path), properties) as file:
+            yield file
+
+
+@contextmanager
+def hdf5_in_memory(**properties: Any) -> Iterator[tuple[h5py.File, int]]:
+    """A file without a name, and its descriptor: what is not written takes no room. It lasts as long as the context.
+
+    Close the file before you read from the descriptor.
+
+    Raises:
+        OSError: not all of it could be written, as under `ulimit -f`.
+    """
+    with _Stream(os.memfd_create("hdf5"), "r+") as stream, _hdf5_in(stream, "memory", properties) as file:
+        yield file, stream.fileno()
+
+
+@contextmanager
+def _hdf5_in(stream: _Stream, name: str, properties: dict[str, Any]) -> Iterator[h5py.File]:
     try:
         with h5py.File(stream, "w", libver=_LIBRARY_VERSIONS, **properties) as file:
             yield file
     finally:
-        stream.close()
         if stream.failure is not None:
             # Said in place of what HDF5 says, which may have missed bytes that it took for written.
-            raise OSError(stream.failure.errno, stream.failure.strerror, str(path))
+            raise OSError(stream.failure.errno, stream.failure.strerror, name)
 
 
 class _Stream(io.FileIO):
     """`failure` is the first error; nothing is written after it."""
 
     failure: OSError | None = None
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "x+")
-        os.fchmod(self.fileno(), mode_of_files_in(path.parent))  # the umask must not decide who can read
 
     def write(self, data: ReadableBuffer) -> int:
         """Write all of it: one system call takes 2 GiB at most."""

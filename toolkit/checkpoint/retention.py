@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from toolkit.checkpoint.commit import set_aside
-from toolkit.checkpoint.deletion import discard_later, tell
+from toolkit.checkpoint.deletion import tell
 from toolkit.checkpoint.layout import MANIFEST, committed_steps
 from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.checkpoint.verify import verify_quickly
@@ -114,19 +114,16 @@ def surplus_folders(directory: Path, retention: Retention, in_use: Collection[in
 
 
 def retain(directory: Path, retention: Retention, attempt: int, in_use: Collection[int] = ()) -> list[Path]:
-    """Let the surplus go, and return what it was called.
+    """Give the surplus names that nothing loads, and return these folders, which may be deleted.
 
-    All have other names when this returns; the deletion takes its time. Where this host cannot read one that decides,
-    all stay, and why is told.
+    Where this host cannot read one that decides, all stay, and why is told.
     """
     try:
         surplus = surplus_folders(directory, retention, in_use)
     except OwnFailureError as error:
         tell(f"older checkpoints stay: {error}")
         return []
-    for folder in surplus:
-        discard_later(set_aside(folder, "removed", attempt))
-    return surplus
+    return [set_aside(folder, "removed", attempt) for folder in surplus]
 
 
 def metric_of(state: Mapping[str, Any]) -> float | None:

@@ -9,9 +9,8 @@ from types import TracebackType
 import numpy as np
 
 from toolkit.checkpoint.elements import element
-from toolkit.checkpoint.errors import reading
 from toolkit.checkpoint.manifest import Manifest, TensorRecord
-from toolkit.checkpoint.shards import ShardReader
+from toolkit.checkpoint.shard_reader import ShardReader, WantedBox
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins in the global tensor, and its shape
 
@@ -60,11 +59,10 @@ class StoredTensors:
             if common is None:
                 continue
             start, extent = common
-            part = np.empty(extent, whole.dtype)
             inside = tuple(at - begin for at, begin in zip(start, piece.offset, strict=True))
-            with reading(self._folder / piece.file):
-                self._shard(piece.file).read(name, record, piece, inside, part)
-            whole[tuple(slice(a - o, a - o + n) for a, o, n in zip(start, offset, extent, strict=True))] = part
+            place = tuple(slice(a - o, a - o + n) for a, o, n in zip(start, offset, extent, strict=True))
+            part = whole[place] if place else whole
+            self._shard(piece.file).read([WantedBox(piece, inside, part)])
         return whole
 
     def boxes(self, name: str, most_bytes: int = 64 * 1024 * 1024) -> Iterator[tuple[Box, np.ndarray]]:
@@ -75,7 +73,7 @@ class StoredTensors:
 
     def _shard(self, file: str) -> ShardReader:
         if file not in self._shards:
-            self._shards[file] = ShardReader(self._folder / file, self.manifest.file(file)).__enter__()
+            self._shards[file] = ShardReader(self._folder / file, self.manifest.file(file))
         return self._shards[file]
 
 

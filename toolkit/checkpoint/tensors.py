@@ -5,13 +5,29 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+import toolkit
 from toolkit.checkpoint.elements import element
 from toolkit.errors import ToolkitError
+
+
+def written_by() -> str:
+    """The versions that write a checkpoint, for its manifest."""
+    return f"toolkit {toolkit.__version__}, torch {torch.__version__}"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """torch's own name of a type: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def check_layout(tensor: torch.Tensor, name: str) -> None:
+    """Refuse a tensor that is no plain array of its elements.
+
+    Raises:
+        ToolkitError: for sparse tensors and the like.
+    """
+    if tensor.layout != torch.strided:
+        raise ToolkitError(f"layout {tensor.layout} cannot be stored", where=name, fix="call .to_dense() first")
 
 
 def as_numpy(tensor: torch.Tensor, name: str) -> np.ndarray:
@@ -21,9 +37,32 @@ def as_numpy(tensor: torch.Tensor, name: str) -> np.ndarray:
         ToolkitError: for element types and layouts that the format does not hold.
     """
     kind = element(dtype_name(tensor.dtype), where=name)
-    if tensor.layout != torch.strided:
-        raise ToolkitError(f"layout {tensor.layout} cannot be stored", where=name, fix="call .to_dense() first")
+    check_layout(tensor, name)
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     shape = tuple(plain.shape)
     # Through bytes: numpy has no bfloat16 and torch no view of it that numpy would take.
     return plain.reshape(-1).view(torch.uint8).numpy().view(kind.memory).reshape(shape)
+
+
+def bytes_of(tensor: torch.Tensor, name: str) -> memoryview:
+    """A tensor's bytes in C order, on the CPU; its own memory where it can.
+
+    Raises:
+        ToolkitError: as `as_numpy`.
+    """
+    return as_numpy(tensor, name).reshape(-1).view(np.uint8).data
+
+
+# Types of the same size that numpy has, for those that it has not.
+_STAND_INS = {2: torch.int16, 1: torch.uint8, 4: torch.int32}
+
+
+def shared_numpy(tensor: torch.Tensor) -> np.ndarray | None:
+    """A tensor of the CPU as numpy with the same memory, strides and size of element; None where there is no such view."""
+    plain = tensor.detach()
+    if plain.device.type != "cpu" or plain.layout != torch.strided or plain.is_conj() or plain.is_neg():
+        return None
+    try:
+        return plain.numpy()
+    except TypeError:  # a type that numpy has not
+        return plain.view(_STAND_INS[plain.element_size()]).numpy()

@@ -12,6 +12,7 @@ from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
 from toolkit.checkpoint.layout import MANIFEST, digest_name
 from toolkit.checkpoint.manifest import FileRecord, Manifest
 from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.structure import differing_pieces
 from toolkit.checkpoint.whole_files import Block, Unreadable, read_whole
 
 NAMED_TENSORS = 3
@@ -96,7 +97,7 @@ def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
 def verify_bytes(
     folder: Path, manifest: Manifest, but: Collection[str] = (), read: Callable[[int], None] = lambda count: None
 ) -> list[Problem]:
-    """Check every byte of the files that a manifest lists.
+    """Check every byte of the files that a manifest lists, and that HDF5 shows the same in them.
 
     Args:
         folder: the checkpoint.
@@ -110,7 +111,13 @@ def verify_bytes(
     wanted = {folder / file.name: file for file in manifest.files if file.name not in but}
     problems = []
     for path, blocks in read_whole([(path, file.size) for path, file in wanted.items()], read):
-        problems += _problems_of(folder, wanted[path], blocks, manifest)
+        wrong = _problems_of(folder, wanted[path], blocks, manifest)
+        if not wrong and path.suffix == ".h5":
+            wrong = [
+                Problem(path.name, what, tensors=(name,) if name else ())
+                for name, what in differing_pieces(folder, path.name, manifest)
+            ]
+        problems += wrong
     return problems
 
 

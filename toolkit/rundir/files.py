@@ -57,7 +57,13 @@ def _file_mode(path: Path) -> int:
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
-    """Write `text` so that a reader sees the old file or the new one, never a part.
+    """Write `text` as `write_bytes` does."""
+    # A byte that is not UTF-8, as a folder's name may hold, becomes the escape that JSON has for it.
+    write_bytes(path, text.encode("utf-8", "backslashreplace"), mode=mode, durable=durable)
+
+
+def write_bytes(path: Path, data: bytes, *, mode: int | None = None, durable: bool = True) -> None:
+    """Write `data` so that a reader sees the old file or the new one, never a part.
 
     `mode` is the file's, by default as open as its folder but for the group to write. `durable` waits for the
     disk; a heartbeat need not.
@@ -66,10 +72,9 @@ def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        # A byte that is not UTF-8, as a folder's name may hold, becomes the escape that JSON has for it.
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
+        with os.fdopen(descriptor, "wb") as stream:
             os.fchmod(stream.fileno(), mode)  # the umask must not decide who can read
-            stream.write(text)
+            stream.write(data)
             if durable:
                 stream.flush()
                 os.fsync(stream.fileno())

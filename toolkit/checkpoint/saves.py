@@ -1,0 +1,125 @@
+"""One save on all ranks, in two strides: what needs the training's tensors, and what may be done aside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.checkpoint import jsonvalues
+from toolkit.checkpoint.agreement import Ranks
+from toolkit.checkpoint.commit import open_part, refuse_given_up
+from toolkit.checkpoint.layout import shard_name
+from toolkit.checkpoint.save_plan import FlatState, RankPlan, SavePlanning
+from toolkit.checkpoint.saving import WRITTEN_BYTES, Description, WholePlan, finish_save, write_share
+from toolkit.checkpoint.staging import StagingBuffer
+from toolkit.checkpoint.tensors import bytes_of
+
+_MOST_THREADS = 4
+
+
+@dataclass(frozen=True)
+class PreparedSave:
+    """What is left to do needs no tensor of the training, when `data` gives copies of them."""
+
+    description: Description
+    mine: RankPlan
+    whole: WholePlan | None
+    values: dict[str, Any]
+    data: Callable[[], Sequence[memoryview]]
+
+    def write(self, ranks: Ranks, *, threads: int) -> None:
+        """Write and commit, on all ranks.
+
+        Raises:
+            RankFailure: the same on every rank.
+        """
+        ranks.collect(lambda: self._write_own(threads), WRITTEN_BYTES, self._finish)
+
+    def _write_own(self, threads: int) -> bytes:
+        return write_share(self.description.part, self.mine.file, self.mine.layout, self.data(), threads=threads)
+
+    def _finish(self, written: list[bytes]) -> None:
+        assert self.whole is not None
+        files = {shard_name(rank, len(written)): text for rank, text in enumerate(written)}
+        finish_save(self.description, self.whole, files, self.values)
+
+
+def prepare(
+    description: Description,
+    tensors: dict[str, Any],
+    planning: SavePlanning,
+    ranks: Ranks,
+    *,
+    staging: StagingBuffer | None = None,
+    spare: Path | None = None,
+) -> PreparedSave:
+    """Open the part folder, plan if the state has another shape than at the last save, and take the data.
+
+    Args:
+        staging: copies the tensors; without it they must stay as they are until the save is written.
+        spare: a folder that is no checkpoint any more, on rank 0: its files are written over.
+
+    Raises:
+        RankFailure: the same on every rank.
+    """
+
+    def begin() -> tuple[FlatState, bool]:
+        state = planning.look(tensors)
+        if ranks.rank == 0:
+            refuse_given_up(description.final.parent, description.attempt)
+            open_part(description.final, description.attempt, spare=spare)
+        return state, planning.is_new(state)
+
+    state, is_new = ranks.together_any(begin)
+    if is_new:
+        planning.plan(state)
+    mine = planning.mine
+    assert mine is not None
+    values = _values_of_all(state, mine, ranks) if mine.any_values else {}
+    return PreparedSave(description, mine, planning.whole, values, _data_of(state, mine, staging))
+
+
+def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks) -> dict[str, Any]:
+    """What is no tensor, on rank 0."""
+
+    def plain() -> dict[str, Any]:
+        own = {name: state.planner.state_dict[name] for name in mine.values}
+        for name, value in own.items():
+            jsonvalues.encode(value, name)
+        return own
+
+    return {name: value for of_rank in ranks.gather_objects(ranks.together(plain)) for name, value in of_rank.items()}
+
+
+def _data_of(state: FlatState, mine: RankPlan, staging: StagingBuffer | None) -> Callable[[], Sequence[memoryview]]:
+    """The bytes of what this rank stores. What is wrong with a tensor is raised when they are asked for."""
+
+    def tensors() -> list[tuple[str, torch.Tensor]]:
+        return [(item.index.fqn, state.planner.resolve_data(item)) for item in mine.items]  # type: ignore[misc]
+
+    if staging is None:
+        return lambda: [bytes_of(tensor, name) for name, tensor in tensors()]
+    # The other ranks go on meanwhile, and must hear of it where all of them listen.
+    try:
+        staged = staging.stage(tensors())
+    except Exception as error:  # noqa: BLE001
+        failure = error
+
+        def fail() -> Sequence[memoryview]:
+            raise failure
+
+        return fail
+    return lambda: staged
+
+
+def threads_for(ranks: Ranks) -> int:
+    """How many threads of this rank write or read at a time: the cores that it need not share."""
+    mine = len(os.sched_getaffinity(0))
+    if mine == os.cpu_count():  # bound to none: the ranks of the node share all
+        mine //= ranks.on_node
+    return max(1, min(mine, _MOST_THREADS))

@@ -1,0 +1,154 @@
+"""One save's files: what a rank writes, and what makes a checkpoint of all that the ranks wrote."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit.checkpoint.commit import commit
+from toolkit.checkpoint.digests import digests_of_text
+from toolkit.checkpoint.index import index_of
+from toolkit.checkpoint.layout import INDEX, MANIFEST, digest_name, part_folder
+from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, TensorRecord
+from toolkit.checkpoint.manifest_file import manifest_text, tensors_text
+from toolkit.checkpoint.shard_layout import ShardLayout
+from toolkit.checkpoint.shard_writer import write_shard
+from toolkit.errors import OwnFailureError
+from toolkit.rundir.files import mode_of_files_in, write_bytes, write_text
+
+_WRITTEN = struct.Struct("<q16sq16s")  # sizes and digests of a shard file and of its digest file
+WRITTEN_BYTES = _WRITTEN.size
+# All ranks wait while rank 0 makes the first index, some 10 microseconds for each piece. Larger checkpoints do without,
+# until somebody asks for it with `toolkit ckpt index`.
+_INDEX_PIECES = 50_000
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a manifest says apart from tensors and files. `final` is the committed folder, which `attempt` writes.
+
+    With `replace`, one of the same name and those of later steps are put out of the way.
+    """
+
+    final: Path
+    written_by: str
+    step: int = 0
+    attempt: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+    mesh: list[dict[str, Any]] = field(default_factory=list)
+    replace: bool = False
+
+    @property
+    def part(self) -> Path:
+        """Where it is written."""
+        return part_folder(self.final, self.attempt)
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """What all ranks store: the tensors, the same as the manifest's text, every key's path, and `index.h5`.
+
+    `files` are all files of the manifest, in its order. `index` is empty where there are too many pieces.
+    """
+
+    world_size: int
+    tensors: dict[str, TensorRecord]
+    paths: dict[str, tuple[str | int, ...]]
+    files: tuple[str, ...]
+    tensors_text: str
+    index: bytes
+
+    @classmethod
+    def of(
+        cls, tensors: dict[str, TensorRecord], paths: Mapping[str, Sequence[str | int]], world_size: int
+    ) -> WholePlan:
+        shards = {piece.file for record in tensors.values() for piece in record.pieces}
+        files = tuple(sorted(name for shard in shards for name in (shard, digest_name(shard))))
+        few = sum(len(record.pieces) for record in tensors.values()) <= _INDEX_PIECES
+        return cls(
+            world_size=world_size,
+            tensors=tensors,
+            paths={name: tuple(path) for name, path in paths.items()},
+            files=files,
+            tensors_text=tensors_text(tensors, files),
+            index=index_of(tensors) if few else b"",
+        )
+
+
+def write_share(part: Path, file: str, layout: ShardLayout, data: Sequence[memoryview], *, threads: int) -> bytes:
+    """Write a rank's shard file and its digests, on the disk when this returns; what `finish_save` must know of them.
+
+    A rank without tensors writes no file.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
+    if not layout.pieces:
+        return bytes(WRITTEN_BYTES)
+    digests = write_shard(part / file, layout, data, threads=threads)
+    text = digests.text()
+    write_text(part / digest_name(file), text, mode=mode_of_files_in(part))
+    own = digests_of_text(text)
+    return _WRITTEN.pack(digests.size, bytes.fromhex(digests.whole), own.size, bytes.fromhex(own.whole))
+
+
+def finish_save(
+    description: Description, plan: WholePlan, written: Mapping[str, bytes], values: Mapping[str, Any]
+) -> None:
+    """After all ranks wrote: index, manifest, commit.
+
+    Args:
+        written: by shard file, what `write_share` gave.
+        values: by key, what is no tensor.
+
+    Raises:
+        OwnFailureError: a file is not what its rank wrote; a later attempt has the run.
+        OSError: the rest could not be written.
+    """
+    part = description.part
+    manifest = Manifest(
+        step=description.step,
+        attempt=description.attempt,
+        world_size=plan.world_size,
+        saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        written_by=description.written_by,
+        mesh=description.mesh,
+        state=description.state,
+        objects={name: ObjectRecord(plan.paths.get(name, (name,)), value) for name, value in values.items()},
+        tensors=plan.tensors,
+        files=tuple(_file_records(plan.files, written)),
+    )
+    _clear(part, {file.name: file.size for file in manifest.files})
+    mode = mode_of_files_in(part)
+    with ThreadPoolExecutor(1) as pool:  # two syncs take the time of one
+        indexed = pool.submit(write_bytes, part / INDEX, plan.index, mode=mode) if plan.index else None
+        write_text(part / MANIFEST, manifest_text(manifest, tensors=plan.tensors_text), mode=mode)
+        if indexed:
+            indexed.result()
+    commit(part, description.final, description.attempt, replace=description.replace)
+
+
+def _file_records(names: Sequence[str], written: Mapping[str, bytes]) -> list[FileRecord]:
+    records = {}
+    for shard, text in written.items():
+        size, digest, digest_size, digest_digest = _WRITTEN.unpack(text)
+        records[shard] = FileRecord(shard, size, digest.hex())
+        records[digest_name(shard)] = FileRecord(digest_name(shard), digest_size, digest_digest.hex())
+    return [records[name] for name in names]
+
+
+def _clear(part: Path, sizes: Mapping[str, int]) -> None:
+    """Look that every file is there as its rank wrote it, and remove what an older checkpoint left in its folder."""
+    found = {path.name: path for path in part.iterdir()}
+    for name, size in sizes.items():
+        has = found[name].stat().st_size if name in found else None
+        if has != size:
+            what = "is missing" if has is None else f"has {has} bytes"
+            raise OwnFailureError(f"{what}, its rank wrote {size}", where=name)
+    for name in found.keys() - sizes.keys():
+        found[name].unlink()

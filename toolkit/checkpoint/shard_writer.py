@@ -1,0 +1,119 @@
+"""Writes a shard file: block by block, digested while the block is in the processor's cache, from several threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests
+from toolkit.checkpoint.shard_layout import ShardLayout
+from toolkit.checkpoint.writeback import begin_writeback
+from toolkit.rundir.files import mode_of_files_in
+
+_MOST_PARTS = 64  # of a block that are written one by one; more are joined first
+_WRITEBACK_BYTES = 4 * BLOCK_BYTES
+_ZEROS = memoryview(bytes(BLOCK_BYTES))
+
+
+def write_shard(path: Path, layout: ShardLayout, data: Sequence[memoryview], *, threads: int = 1) -> BlockDigests:
+    """Write a shard file, bring it to the disk, and return its digests.
+
+    A file that stands there already is written over: its blocks on the disk serve again, which is faster than new ones.
+
+    Args:
+        layout: of the file.
+        data: the bytes of each piece of the layout, in its order.
+        threads: that write at a time.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
+    blocks = range(0, layout.size, BLOCK_BYTES)
+    parts = _parts_of_blocks(layout, data)
+    with _open_for_writing(path) as descriptor:
+        os.ftruncate(descriptor, layout.size)
+        if threads > 1 and len(blocks) > 1:
+            with ThreadPoolExecutor(threads) as pool:
+                digests = list(
+                    pool.map(lambda block: _write_block(descriptor, *block), zip(blocks, parts, strict=True))
+                )
+        else:
+            digests = [_write_block(descriptor, *block) for block in zip(blocks, parts, strict=True)]
+        os.fsync(descriptor)
+    return BlockDigests(layout.size, tuple(digests))
+
+
+def _write_block(descriptor: int, first_byte: int, parts: list[memoryview]) -> str:
+    """Digest a block and hand it to the system; what is handed over goes to the disk while the next is digested."""
+    if len(parts) > _MOST_PARTS:
+        parts = [memoryview(b"".join(parts))]
+    digest = xxhash.xxh3_128()
+    end = first_byte
+    for part in parts:
+        digest.update(part)
+        _write_whole(descriptor, part, end)
+        end += len(part)
+    if end % _WRITEBACK_BYTES == 0:
+        begin_writeback(descriptor, end - _WRITEBACK_BYTES, _WRITEBACK_BYTES)
+    return digest.hexdigest()
+
+
+def _write_whole(descriptor: int, part: memoryview, first_byte: int) -> None:
+    """Write all of it: a system call may take less than it is given."""
+    while part:
+        written = os.pwrite(descriptor, part, first_byte)
+        first_byte, part = first_byte + written, part[written:]
+
+
+def _parts_of_blocks(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """The bytes of each block of the file, as views of the structure, the data, and zeros between them."""
+    block: list[memoryview] = []
+    room = BLOCK_BYTES
+    for stretch in _stretches(layout, data):
+        rest = stretch
+        while len(rest) >= room:
+            yield [*block, rest[:room]]
+            rest, block, room = rest[room:], [], BLOCK_BYTES
+        if len(rest):
+            block.append(rest)
+            room -= len(rest)
+    if block:
+        yield block
+
+
+def _stretches(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The whole file in order, without gaps."""
+    known = [(first, memoryview(text)) for first, text in layout.structure]
+    known += [(start, view) for start, view in zip(layout.starts, data, strict=True) if start]
+    position = 0
+    for first, view in [*sorted(known, key=lambda part: part[0]), (layout.size, memoryview(b""))]:
+        while position < first:
+            zeros = _ZEROS[: first - position]
+            position += len(zeros)
+            yield zeros
+        position += len(view)
+        yield view
+
+
+@contextmanager
+def _open_for_writing(path: Path) -> Iterator[int]:
+    """A file of its own, as open as its folder: no link leads elsewhere, and no other name shows what is written."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        if os.fstat(descriptor).st_nlink > 1:  # somebody keeps the old file under another name
+            os.close(descriptor)
+            path.unlink()
+            descriptor = os.open(path, flags | os.O_EXCL, 0o600)
+        os.fchmod(descriptor, mode_of_files_in(path.parent))  # the umask must not decide who can read
+        yield descriptor
+    except OSError as error:
+        error.filename = str(path)  # a descriptor's own error names no file
+        raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,54 @@
+"""Whether HDF5 shows the same tensors in a shard file as the manifest does.
+
+Loads go by the manifest and never ask HDF5. People's tools do: a file that somebody changed on purpose could show them
+something else, of another type, or out of another file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from toolkit.checkpoint.elements import element
+from toolkit.checkpoint.manifest import Manifest, Piece, TensorRecord
+from toolkit.checkpoint.names import escape
+from toolkit.checkpoint.shard_layout import dataset_name
+
+
+def differing_pieces(folder: Path, file: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """(tensor, what is wrong) for each piece that HDF5 shows otherwise; ("", what) where it shows nothing at all."""
+    try:
+        shard = h5py.File(folder / file, "r", locking=False)
+    except OSError as error:
+        yield "", f"is no HDF5 file: {error}"
+        return
+    with shard:
+        for name, record in manifest.tensors.items():
+            for piece in record.pieces:
+                if piece.file == file and (wrong := _difference(shard, name, record, piece)):
+                    yield name, wrong
+
+
+def _difference(shard: h5py.File, name: str, record: TensorRecord, piece: Piece) -> str:
+    """Why HDF5 would show another piece than the manifest; empty where it shows the same.
+
+    Links are not followed: HDF5 would go into another file, wherever that lies.
+    """
+    place: Any = shard
+    try:
+        for link in ("tensors", escape(name), dataset_name(piece.offset)):
+            if not isinstance(place, h5py.Group) or not isinstance(place.get(link, getlink=True), h5py.HardLink):
+                return f"HDF5 does not find {link} itself"
+            place = place[link]
+    except (KeyError, OSError, RuntimeError) as error:
+        return f"HDF5 does not give it: {error.args[0]}"
+    if not isinstance(place, h5py.Dataset):
+        return "HDF5 holds no dataset for it"
+    if place.shape != piece.shape or (piece.size and place.id.get_offset() != piece.byte_offset):
+        return "HDF5 shows it elsewhere than the manifest"
+    if not place.id.get_type().equal(element(record.dtype).file_type()):
+        return "HDF5 shows it as another type than the manifest"
+    return ""

@@ -1,0 +1,22 @@
+"""Let the system begin to write a file's pages to the disk while more of it comes: a sync at the end finds little left."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import cast
+
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin, and wait for nothing (sync_file_range(2))
+
+
+@cache
+def _sync_file_range() -> Callable[..., int]:
+    function = ctypes.CDLL(None).sync_file_range
+    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return cast(Callable[..., int], function)
+
+
+def begin_writeback(descriptor: int, first_byte: int, size_bytes: int) -> None:
+    """Ask for it. Where a file system cannot, nothing is lost: the sync that follows does all of it, and tells errors."""
+    _sync_file_range()(descriptor, first_byte, size_bytes, _WRITE)
