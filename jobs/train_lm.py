@@ -171,7 +171,8 @@ def main(world: World, config: ResolvedJob) -> None:
         say(world, "no run directory: neither checkpoints nor metrics are written")
     else:
         directory = world.run_dir / "checkpoints"
-        checkpointer = Checkpointer(directory, world, retention=Retention.of(config.checkpoint))
+        retention = Retention.of(config.checkpoint)
+        checkpointer = Checkpointer(directory, world, retention=retention, aggregate=config.checkpoint.aggregate)
         source = Path(config.checkpoint.source) if config.checkpoint.source else None
         take, without = config.checkpoint.take, config.checkpoint.without
         say(world, state.resume(checkpointer, world, source=source, take=take, without=without))

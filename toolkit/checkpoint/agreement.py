@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks that save and load together.
+    """The ranks that save and load together. `node` is this rank's of `nodes` nodes, numbered without gaps.
 
     With more than one, torch's default process group must be initialised; making this is collective. The exchanges have
     a group of their own: a save in the background must not meet the training's collectives.
@@ -32,7 +32,10 @@ class Ranks:
         self.rank = world.rank
         self.size = world.size
         self._group = dist.new_group(backend="gloo") if world.size > 1 else None
-        self._node = _node_group(world) if world.size > 1 else None
+        nodes = self.gather_everywhere(world.node)
+        self.node = sorted(set(nodes)).index(world.node)
+        self.nodes = len(set(nodes))
+        self._node = _node_group([rank for rank, node in enumerate(nodes) if node == world.node])
 
     @property
     def on_node(self) -> int:
@@ -112,6 +115,14 @@ class Ranks:
         dist.gather_object(value, found, dst=0, group=self._group)
         return found or []
 
+    def gather_everywhere(self, value: Any) -> list[Any]:
+        """The value of every rank, on all of them."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
     def scatter_objects(self, values: list[Any]) -> Any:
         """Each rank's own of the values that rank 0 gives."""
         if self.size == 1:
@@ -129,8 +140,7 @@ class Ranks:
         return found
 
     def _agreed_failure(self, own: RankFailure | None) -> RankFailure:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, own.to_json() if own else None, group=self._group)
+        found = self.gather_everywhere(own.to_json() if own else None)
         return RankFailure.worst([RankFailure.from_json(text) for text in found if text is not None])
 
 
@@ -165,11 +175,6 @@ def _attempt(rank: int, work: Callable[[], T]) -> tuple[T | None, RankFailure | 
         return None, RankFailure.of(rank, error)
 
 
-def _node_group(world: World) -> dist.ProcessGroup | None:
-    """The ranks that share this rank's node, however they were laid out; None where it is alone there."""
-    nodes = [torch.zeros(1, dtype=torch.int64) for _ in range(world.size)]
-    dist.all_gather_object(nodes, world.node)
-    ranks = [rank for rank, node in enumerate(nodes) if node == world.node]
-    if len(ranks) == 1:
-        return None
-    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+def _node_group(ranks: list[int]) -> dist.ProcessGroup | None:
+    """A group of the ranks that share a node, however they were laid out; None for one that is alone there."""
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True) if len(ranks) > 1 else None

@@ -63,17 +63,24 @@ class Checkpointer:
         world: this rank. With more than one, torch's default process group must be initialised.
         keep_last: committed checkpoints that stay, at least 1.
         retention: which stay, in place of `keep_last`. The one that this object loaded stays whatever it says.
+        aggregate: how many shard files a checkpoint has, one for each rank or one for each node.
     """
 
     def __init__(
-        self, directory: Path, world: World, *, keep_last: int = 3, retention: Retention | None = None
+        self,
+        directory: Path,
+        world: World,
+        *,
+        keep_last: int = 3,
+        retention: Retention | None = None,
+        aggregate: Literal["rank", "node"] = "rank",
     ) -> None:
         self._directory = directory
         self._attempt = world.attempt
         self._retention = retention or Retention(keep_last)
         self._ranks = Ranks(world)
         self._aside: Ranks | None = None  # the ranks' exchanges for saves in the background
-        self._planning = SavePlanning(self._ranks)
+        self._planning = SavePlanning(self._ranks, by_node=aggregate == "node")
         self._staging = StagingBuffer()
         self._background = Background()
         self._in_use: frozenset[int] = frozenset()

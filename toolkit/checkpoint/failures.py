@@ -29,7 +29,9 @@ class RankFailure(Exception):  # noqa: N818 - it says what happened, and is caug
 
     @classmethod
     def of(cls, rank: int, error: Exception) -> RankFailure:
-        """The failure of this rank."""
+        """The failure of this rank, or the one of another that reached it already."""
+        if isinstance(error, cls):
+            return error
         failure = cls(rank, error)
         failure.__cause__ = error
         return failure

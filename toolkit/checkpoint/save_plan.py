@@ -32,13 +32,18 @@ StoredShare = tuple[str, Sequence[StoredPiece], Sequence[int]]
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank stores: `items` are tensors, in the order of `layout`'s pieces; `values` are keys of plain ones."""
+    """What one rank stores: `items` are tensors, `values` are keys of plain ones.
+
+    `layout` is that of the file, which may be the node's; `own` says which of its pieces are the items, in their order.
+    """
 
     file: str
     layout: ShardLayout
+    own: range
     items: tuple[WriteItem, ...]
     values: tuple[str, ...]
     any_values: bool  # of any rank
+    is_of_node: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,15 @@ class _Share:
 
 
 class SavePlanning:
-    """Plans the saves of one process, and keeps the last plan."""
+    """Plans the saves of one process, and keeps the last plan.
 
-    def __init__(self, ranks: Ranks) -> None:
+    Args:
+        by_node: one shard file for each node instead of each rank.
+    """
+
+    def __init__(self, ranks: Ranks, *, by_node: bool = False) -> None:
         self._ranks = ranks
+        self._by_node = by_node
         self._shape: Hashable = None
         self.mine: RankPlan | None = None
         self.whole: WholePlan | None = None
@@ -85,9 +95,12 @@ class SavePlanning:
         plans = ranks.gather_objects(ranks.together(state.planner.create_local_plan))
         shares, metadata = ranks.together(lambda: _shared_out(state.planner, plans) if ranks.rank == 0 else ([], None))
         mine = ranks.scatter_objects(shares)
-        planned = ranks.together(lambda: _rank_plan(mine, shard_name(ranks.rank, ranks.size)))
-        stored = ranks.gather_objects((planned.file, planned.layout.pieces, planned.layout.starts))
-        self.whole = ranks.together(lambda: whole_plan(stored, metadata, world_size=ranks.size) if metadata else None)
+        planned = ranks.together(lambda: _rank_plan(mine, ranks, by_node=self._by_node))
+        first, end = planned.own.start, planned.own.stop
+        stored = ranks.gather_objects(
+            (planned.file, planned.layout.pieces[first:end], planned.layout.starts[first:end])
+        )
+        self.whole = ranks.together(lambda: whole_plan(stored, metadata) if metadata else None)
         self.mine, self._shape = planned, state.shape
 
 
@@ -98,10 +111,19 @@ def _shared_out(planner: SavePlanner, plans: list[SavePlan]) -> tuple[list[_Shar
     return [_Share(tuple(share.items), has_values) for share in shares], metadata
 
 
-def _rank_plan(share: _Share, file: str) -> RankPlan:
+def _rank_plan(share: _Share, ranks: Ranks, *, by_node: bool) -> RankPlan:
     items = tuple(item for item in share.items if item.type != WriteItemType.BYTE_IO)
     values = tuple(item.index.fqn for item in share.items if item.type == WriteItemType.BYTE_IO)
-    return RankPlan(file, lay_out(tuple(map(stored_piece, items))), items, values, share.has_values)
+    pieces = tuple(map(stored_piece, items))
+    if not by_node:
+        file = shard_name(ranks.rank, ranks.size)
+        return RankPlan(file, lay_out(pieces), range(len(pieces)), items, values, share.has_values)
+    of_node = ranks.exchange_on_node(pieces)
+    before = sum(map(len, of_node[: ranks.place_on_node]))
+    # Each for itself, which is less than to send it.
+    layout = lay_out(tuple(piece for of_rank in of_node for piece in of_rank))
+    file = shard_name(ranks.node, ranks.nodes)
+    return RankPlan(file, layout, range(before, before + len(pieces)), items, values, share.has_values, True)
 
 
 def stored_piece(item: WriteItem) -> StoredPiece:
@@ -113,7 +135,7 @@ def stored_piece(item: WriteItem) -> StoredPiece:
     return StoredPiece(item.index.fqn, dtype, tuple(data.size), tuple(chunk.offsets), tuple(chunk.sizes))
 
 
-def whole_plan(stored: Sequence[StoredShare], metadata: dcp.Metadata, *, world_size: int) -> WholePlan:
+def whole_plan(stored: Sequence[StoredShare], metadata: dcp.Metadata) -> WholePlan:
     """What all ranks store: DCP's description of the tensors, and the places that the ranks gave their pieces."""
     pieces: dict[str, list[Piece]] = defaultdict(list)
     for file, of_rank, starts in stored:
@@ -130,7 +152,7 @@ def whole_plan(stored: Sequence[StoredShare], metadata: dcp.Metadata, *, world_s
         for name, record in metadata.state_dict_metadata.items()
         if isinstance(record, dcp.TensorStorageMetadata)
     }
-    return WholePlan.of(tensors, paths, world_size)
+    return WholePlan.of(tensors, paths, [file for file, _, _ in stored])
 
 
 def _shape_of(name: str, value: Any) -> Hashable:

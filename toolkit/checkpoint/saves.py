@@ -13,9 +13,10 @@ import torch
 from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.agreement import Ranks
 from toolkit.checkpoint.commit import open_part, refuse_given_up
-from toolkit.checkpoint.layout import shard_name
+from toolkit.checkpoint.node_file import write_with_node
 from toolkit.checkpoint.save_plan import FlatState, RankPlan, SavePlanning
-from toolkit.checkpoint.saving import WRITTEN_BYTES, Description, WholePlan, finish_save, write_share
+from toolkit.checkpoint.saving import WRITTEN_BYTES, Description, WholePlan, finish_save, write_digests
+from toolkit.checkpoint.shard_writer import write_shard
 from toolkit.checkpoint.staging import StagingBuffer
 from toolkit.checkpoint.tensors import bytes_of
 
@@ -38,14 +39,22 @@ class PreparedSave:
         Raises:
             RankFailure: the same on every rank.
         """
-        ranks.collect(lambda: self._write_own(threads), WRITTEN_BYTES, self._finish)
+        ranks.collect(lambda: self._write_own(ranks, threads), WRITTEN_BYTES, self._finish)
 
-    def _write_own(self, threads: int) -> bytes:
-        return write_share(self.description.part, self.mine.file, self.mine.layout, self.data(), threads=threads)
+    def _write_own(self, ranks: Ranks, threads: int) -> bytes:
+        mine = self.mine
+        if not mine.layout.pieces:  # no tensors, no file
+            return bytes(WRITTEN_BYTES)
+        path = self.description.part / mine.file
+        if mine.is_of_node:
+            digests = write_with_node(path, mine.layout, mine.own, self.data, ranks)
+        else:
+            digests = write_shard(path, mine.layout, self.data(), threads=threads)
+        return write_digests(path, digests) if digests else bytes(WRITTEN_BYTES)
 
     def _finish(self, written: list[bytes]) -> None:
         assert self.whole is not None
-        files = {shard_name(rank, len(written)): text for rank, text in enumerate(written)}
+        files = {file: text for file, text in zip(self.whole.files_of_ranks, written, strict=True) if any(text)}
         finish_save(self.description, self.whole, files, self.values)
 
 

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.checkpoint.commit import commit
-from toolkit.checkpoint.digests import digests_of_text
+from toolkit.checkpoint.digests import BlockDigests, digests_of_text
 from toolkit.checkpoint.index import index_of
 from toolkit.checkpoint.layout import INDEX, MANIFEST, digest_name, part_folder
 from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, TensorRecord
 from toolkit.checkpoint.manifest_file import manifest_text, tensors_text
-from toolkit.checkpoint.shard_layout import ShardLayout
-from toolkit.checkpoint.shard_writer import write_shard
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import mode_of_files_in, write_bytes, write_text
 
@@ -53,10 +51,11 @@ class Description:
 class WholePlan:
     """What all ranks store: the tensors, the same as the manifest's text, every key's path, and `index.h5`.
 
-    `files` are all files of the manifest, in its order. `index` is empty where there are too many pieces.
+    `files` are all files of the manifest, in its order, `files_of_ranks` each rank's shard file. `index` is empty where
+    there are too many pieces.
     """
 
-    world_size: int
+    files_of_ranks: tuple[str, ...]
     tensors: dict[str, TensorRecord]
     paths: dict[str, tuple[str | int, ...]]
     files: tuple[str, ...]
@@ -65,13 +64,14 @@ class WholePlan:
 
     @classmethod
     def of(
-        cls, tensors: dict[str, TensorRecord], paths: Mapping[str, Sequence[str | int]], world_size: int
+        cls, tensors: dict[str, TensorRecord], paths: Mapping[str, Sequence[str | int]], files_of_ranks: Sequence[str]
     ) -> WholePlan:
+        """All that follows from what the ranks planned."""
         shards = {piece.file for record in tensors.values() for piece in record.pieces}
         files = tuple(sorted(name for shard in shards for name in (shard, digest_name(shard))))
         few = sum(len(record.pieces) for record in tensors.values()) <= _INDEX_PIECES
         return cls(
-            world_size=world_size,
+            files_of_ranks=tuple(files_of_ranks),
             tensors=tensors,
             paths={name: tuple(path) for name, path in paths.items()},
             files=files,
@@ -80,19 +80,14 @@ class WholePlan:
         )
 
 
-def write_share(part: Path, file: str, layout: ShardLayout, data: Sequence[memoryview], *, threads: int) -> bytes:
-    """Write a rank's shard file and its digests, on the disk when this returns; what `finish_save` must know of them.
-
-    A rank without tensors writes no file.
+def write_digests(shard: Path, digests: BlockDigests) -> bytes:
+    """Write the digests of a shard file beside it, on the disk when this returns; what `finish_save` must know.
 
     Raises:
         OSError: not all of it could be written.
     """
-    if not layout.pieces:
-        return bytes(WRITTEN_BYTES)
-    digests = write_shard(part / file, layout, data, threads=threads)
     text = digests.text()
-    write_text(part / digest_name(file), text, mode=mode_of_files_in(part))
+    write_text(shard.with_name(digest_name(shard.name)), text, mode=mode_of_files_in(shard.parent))
     own = digests_of_text(text)
     return _WRITTEN.pack(digests.size, bytes.fromhex(digests.whole), own.size, bytes.fromhex(own.whole))
 
@@ -103,7 +98,7 @@ def finish_save(
     """After all ranks wrote: index, manifest, commit.
 
     Args:
-        written: by shard file, what `write_share` gave.
+        written: by shard file, what `write_digests` gave.
         values: by key, what is no tensor.
 
     Raises:
@@ -114,7 +109,7 @@ def finish_save(
     manifest = Manifest(
         step=description.step,
         attempt=description.attempt,
-        world_size=plan.world_size,
+        world_size=len(plan.files_of_ranks),
         saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
         written_by=description.written_by,
         mesh=description.mesh,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -69,6 +69,15 @@ class ShardLayout:
         """Bytes of all pieces."""
         return sum(piece.size_bytes for piece in self.pieces)
 
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """The stretches [first, end) of the file that hold no data."""
+        data = sorted(
+            (start, start + piece.size_bytes) for piece, start in zip(self.pieces, self.starts, strict=True) if start
+        )
+        for (_, first), (end, _) in pairwise([(0, 0), *data, (self.size, self.size)]):
+            if end > first:
+                yield first, end
+
 
 @lru_cache(maxsize=4)  # a run has one layout, and a few where it saves other things in between
 def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
@@ -83,8 +92,10 @@ def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
         datasets = [describe(file, piece) for piece in pieces]  # all structures first: they shall stand together
         starts = tuple(_placed(dataset, piece) for dataset, piece in zip(datasets, pieces, strict=True))
         file.close()
-        size = os.fstat(descriptor).st_size
-        return ShardLayout(pieces, starts, tuple(_structure(descriptor, pieces, starts, size)), size)
+        layout = ShardLayout(pieces, starts, (), os.fstat(descriptor).st_size)
+        # Without the zeros at their ends.
+        found = ((first, os.pread(descriptor, end - first, first).rstrip(b"\0")) for first, end in layout.gaps())
+        return replace(layout, structure=tuple((first, text) for first, text in found if text))
 
 
 def describe(file: h5py.File, piece: StoredPiece) -> h5d.DatasetID:
@@ -121,15 +132,3 @@ def _placed(dataset: h5d.DatasetID, piece: StoredPiece) -> int:
     one = np.zeros((1,) * len(piece.extent), kind.memory)
     dataset.write(h5s.create_simple(one.shape) if piece.extent else h5s.ALL, space, one, mtype=kind.file_type())
     return int(dataset.get_offset())
-
-
-def _structure(
-    descriptor: int, pieces: Sequence[StoredPiece], starts: Sequence[int], size: int
-) -> Iterator[tuple[int, bytes]]:
-    """What lies between the pieces, without the zeros at its ends."""
-    data = sorted((start, start + piece.size_bytes) for piece, start in zip(pieces, starts, strict=True) if start)
-    for (_, first), (end, _) in pairwise([(0, 0), *data, (size, size)]):
-        between = os.pread(descriptor, end - first, first)
-        kept = between.rstrip(b"\0")
-        if kept:
-            yield first, kept

@@ -35,7 +35,7 @@ def write_shard(path: Path, layout: ShardLayout, data: Sequence[memoryview], *, 
     """
     blocks = range(0, layout.size, BLOCK_BYTES)
     parts = _parts_of_blocks(layout, data)
-    with _open_for_writing(path) as descriptor:
+    with open_for_writing(path) as descriptor:
         os.ftruncate(descriptor, layout.size)
         if threads > 1 and len(blocks) > 1:
             with ThreadPoolExecutor(threads) as pool:
@@ -56,14 +56,14 @@ def _write_block(descriptor: int, first_byte: int, parts: list[memoryview]) -> s
     end = first_byte
     for part in parts:
         digest.update(part)
-        _write_whole(descriptor, part, end)
+        write_whole(descriptor, part, end)
         end += len(part)
     if end % _WRITEBACK_BYTES == 0:
         begin_writeback(descriptor, end - _WRITEBACK_BYTES, _WRITEBACK_BYTES)
     return digest.hexdigest()
 
 
-def _write_whole(descriptor: int, part: memoryview, first_byte: int) -> None:
+def write_whole(descriptor: int, part: memoryview, first_byte: int) -> None:
     """Write all of it: a system call may take less than it is given."""
     while part:
         written = os.pwrite(descriptor, part, first_byte)
@@ -101,15 +101,19 @@ def _stretches(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[memo
 
 
 @contextmanager
-def _open_for_writing(path: Path) -> Iterator[int]:
-    """A file of its own, as open as its folder: no link leads elsewhere, and no other name shows what is written."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+def open_for_writing(path: Path, *, create: bool = True) -> Iterator[int]:
+    """A file of its own, as open as its folder: no link leads elsewhere, and no other name shows what is written.
+
+    Args:
+        create: whether it may be a new one.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     descriptor = os.open(path, flags, 0o600)
     try:
         if os.fstat(descriptor).st_nlink > 1:  # somebody keeps the old file under another name
             os.close(descriptor)
             path.unlink()
-            descriptor = os.open(path, flags | os.O_EXCL, 0o600)
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
         os.fchmod(descriptor, mode_of_files_in(path.parent))  # the umask must not decide who can read
         yield descriptor
     except OSError as error:

@@ -24,8 +24,9 @@ from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.commit import open_part, refuse_existing
 from toolkit.checkpoint.layout import shard_name
 from toolkit.checkpoint.save_plan import StoredShare, stored_piece, whole_plan
-from toolkit.checkpoint.saving import Description, finish_save, write_share
+from toolkit.checkpoint.saving import Description, finish_save, write_digests
 from toolkit.checkpoint.shard_layout import lay_out
+from toolkit.checkpoint.shard_writer import write_shard
 from toolkit.checkpoint.tensors import bytes_of, written_by
 from toolkit.errors import ToolkitError
 
@@ -111,10 +112,11 @@ class HDF5StorageWriter(StorageWriter):
         items = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         data = [bytes_of(planner.resolve_data(item), item.index.fqn) for item in items]  # type: ignore[arg-type]
         layout = lay_out(tuple(map(stored_piece, items)))
-        files = write_share(self._description.part, file, layout, data, threads=self._threads)
+        path = self._description.part / file
+        files = write_digests(path, write_shard(path, layout, data, threads=self._threads)) if items else b""
         written = _Written((file, layout.pieces, layout.starts), files, values)
         # DCP hands the list on to `finish` as it is: one entry says all.
-        results = [WriteResult(plan.items[0].index, layout.data_bytes, written)] if plan.items else []
+        results = [WriteResult(dcp.MetadataIndex(file), layout.data_bytes, written)]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -122,9 +124,9 @@ class HDF5StorageWriter(StorageWriter):
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator, after all ranks wrote: index, manifest, commit."""
         written: list[_Written] = [result.storage_data for of_rank in results for result in of_rank]
-        plan = whole_plan([rank.share for rank in written], metadata, world_size=len(results))
+        plan = whole_plan([rank.share for rank in written], metadata)
         values = {name: value for rank in written for name, value in rank.values.items()}
-        finish_save(self._description, plan, {rank.share[0]: rank.files for rank in written}, values)
+        finish_save(self._description, plan, {rank.share[0]: rank.files for rank in written if rank.files}, values)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -41,6 +41,9 @@ class CheckpointTable(Table):
     keep_last: int = key(3, "Newest committed checkpoints that are kept.", ge=1)
     keep_every: int = key(0, "Checkpoints of every so many steps that are kept for ever; 0 keeps none so.", ge=0)
     keep_best: int = key(0, "Checkpoints with the best values of the metric that are kept, beside the others.", ge=0)
+    aggregate: Literal["rank", "node"] = key(
+        "rank", "A shard file for each rank, or one for each node: thousands of files are a burden to a file system."
+    )
     source: str = key("", "Checkpoint folder to begin from; empty takes the run's newest that verifies.")
     take: Literal["all", "weights"] = key(
         "all",
