@@ -75,6 +75,14 @@ def test_the_weights_come_and_nothing_else(source, tmp_path):
     assert everything_in(folder.parent) == before
 
 
+def test_all_cannot_be_taken_of_what_is_no_training(tmp_path):
+    imported = Checkpointer(tmp_path / "imported", ALONE).save(0, {"model": Body().state_dict()}, {})
+    with pytest.raises(ToolkitError) as refused:
+        state_of(Body(), 1).resume(Checkpointer(tmp_path / "new", ALONE), ALONE, source=imported)
+    assert "\n" not in str(refused.value) and "holds no state of a training" in str(refused.value)
+    assert refused.value.fix == 'set checkpoint.take = "weights" to begin with its weights'
+
+
 def test_what_the_run_saved_since_comes_first_with_everything(source, tmp_path):
     _, folder = source
     state = state_of(Body(), 1)

@@ -142,7 +142,17 @@ class TrainingState:
         return RandomStreams(world.device, self.streams)
 
     def _take_over(self, tensors: dict[str, Any], loaded: LoadedCheckpoint, world: World) -> list[str]:
-        """Go on from what was loaded; returns what is not as it was."""
+        """Go on from what was loaded; returns what is not as it was.
+
+        Raises:
+            ToolkitError: it holds no training to go on with.
+        """
+        if not {"step", "cursor"} <= loaded.state.keys():  # imported, or saved by a script of its own
+            raise ToolkitError(
+                "holds no state of a training that could go on",
+                where=str(loaded.path),
+                fix='set checkpoint.take = "weights" to begin with its weights',
+            )
         stored = from_rank_zero(world, lambda: Stored.of(loaded.path))
         unfilled = left_over(stored, tensors)
         forget(self.optimizer, [tensors["optimizer"][name] for name in unfilled])
