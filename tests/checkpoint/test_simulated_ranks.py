@@ -19,15 +19,18 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import Layout, Model
 from torch import Tensor
-from torch.distributed.checkpoint import SavePlan
+from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
-from toolkit.checkpoint.boxes import box_of
+from toolkit.checkpoint.boxes import box_of, strided_box
 from toolkit.checkpoint.load_planner import LoadPlanner
 from toolkit.checkpoint.save_planner import SavePlanner
 from toolkit.checkpoint.verify import verify_fully
+from toolkit.errors import ToolkitError
 
 FEW = [(Layout("hsdp tp", replicate=2, shard=3, tp=2), Layout("fsdp", shard=16))]
 MANY = [
@@ -118,3 +121,49 @@ def play(work: Callable[[Any], Any], turns: Iterable[Any]) -> list[Any]:
     multiprocessing.set_forkserver_preload(["toolkit.train.state", "torch.distributed.tensor.parallel", "layouts"])
     with multiprocessing.get_context("forkserver").Pool(2, maxtasksperchild=1) as pool:
         return pool.map(work, list(turns), chunksize=1)
+
+
+def tensors_on_six(rank: int, rows: int) -> dict[str, Tensor]:
+    """Rows as FSDP2 over tensor parallel lays them out on 3 x 2 ranks."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=6)
+    mesh = init_device_mesh("cpu", (3, 2))
+    placements = (_StridedShard(0, split_factor=2), Shard(0))
+    _, shape = strided_box((rows, 5), (3, 2), mesh.get_coordinate(), placements)
+    part = torch.full(shape, float(rank))
+    return {"x": DTensor.from_local(part, mesh, placements, run_check=False, shape=(rows, 5), stride=(5, 1))}
+
+
+def refused_by(rows: int, planner: type[DefaultSavePlanner], writer: HDF5StorageWriter, rank: int) -> tuple[bool, str]:
+    """Whether a planner misplaces a rank's part, and what the writer says to it."""
+    planned = planner()
+    tensors = tensors_on_six(rank, rows)
+    planned.set_up_planner(tensors, is_coordinator=rank == 0)
+    plan = planned.finish_plan(planned.create_local_plan())
+    offset, shape = box_of(tensors["x"], "x")
+    is_wrong = any(
+        item.tensor_data.chunk.sizes != torch.Size(shape)
+        or (0 not in shape and item.tensor_data.chunk.offsets != torch.Size(offset))
+        for item in plan.items
+    )
+    given = writer.prepare_global_plan([plan] * 6)[rank]
+    try:
+        writer.write_data(given, planned).wait()
+    except ToolkitError as error:
+        return is_wrong, str(error)
+    return is_wrong, ""
+
+
+def test_parts_that_a_planner_misplaces_are_refused(tmp_path):
+    misplaced = 0
+    for rows in (7, 9):
+        for planner in (DefaultSavePlanner, SavePlanner):
+            writer = HDF5StorageWriter(tmp_path / f"{rows}-{planner.__name__}" / "step-00000001")
+            writer.set_up_storage_writer(True)
+            for rank, (is_wrong, said) in enumerate(play(partial(refused_by, rows, planner, writer), range(6))):
+                assert bool(said) == is_wrong, (rows, planner, rank, said)
+                misplaced += is_wrong
+                if said:
+                    assert said.startswith("x: a part of [") and "SavePlanner()" in said
+    assert misplaced

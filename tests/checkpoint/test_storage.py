@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
 from toolkit.checkpoint.elements import ELEMENTS
+from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.verify import verify_fully
+from toolkit.errors import ToolkitError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:ComplexHalf")
 
@@ -139,3 +142,30 @@ def test_a_slice_of_the_target_is_filled_in_place(tmp_path):
     around = torch.full((3, 4), -1.0)
     load(tmp_path / "x", {"a": around[1:, :3]})
     assert around.tolist() == [[-1, -1, -1, -1], [0, 1, 2, -1], [3, 4, 5, -1]]
+
+
+def test_the_step_is_that_of_the_folders_name(tmp_path):
+    for name, said, step in [
+        ("step-00000005", {}, 5),
+        ("step-00000006", {"step": 6}, 6),
+        ("x", {}, 0),
+        ("y", {"step": 3}, 3),
+    ]:
+        writer = HDF5StorageWriter(tmp_path / name, **said)
+        dcp.save({"x": torch.ones(3)}, storage_writer=writer, no_dist=True)
+        manifest, problems = verify_fully(tmp_path / name)
+        assert (manifest.step, problems) == (step, [])
+    writer = HDF5StorageWriter(tmp_path / "step-00000008")
+    dcp.save({"x": torch.ones(3)}, storage_writer=writer, checkpoint_id=tmp_path / "step-00000009", no_dist=True)
+    assert read_manifest(tmp_path / "step-00000009").step == 9
+    with pytest.raises(ToolkitError, match="is named after step 5, and step 6 is to be saved"):
+        HDF5StorageWriter(tmp_path / "step-00000005", step=6)
+
+
+def test_a_checkpoint_with_another_step_than_its_name_still_loads_through_plain_dcp(tmp_path):
+    """As the plain writer of older versions made them, when it was given no step."""
+    save(tmp_path / "x", {"x": torch.ones(3)})
+    (tmp_path / "x").rename(tmp_path / "step-00000005")
+    wanted = {"x": torch.zeros(3)}
+    dcp.load(wanted, storage_reader=HDF5StorageReader(tmp_path / "step-00000005"), no_dist=True)
+    assert wanted["x"].tolist() == [1, 1, 1]

@@ -18,11 +18,13 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from toolkit.checkpoint import jsonvalues
+from toolkit.checkpoint.boxes import chunk_of
 from toolkit.checkpoint.commit import open_part, refuse_existing
-from toolkit.checkpoint.layout import shard_name
+from toolkit.checkpoint.layout import shard_name, step_of
 from toolkit.checkpoint.save_plan import StoredShare, stored_piece, whole_plan
 from toolkit.checkpoint.saving import Description, finish_save, write_digests
 from toolkit.checkpoint.shard_layout import lay_out
@@ -53,7 +55,8 @@ class HDF5StorageWriter(StorageWriter):
 
     Args:
         path: the committed folder, which must not exist. It is written as `<path>.part-<attempt>`.
-        step, attempt, state, mesh: recorded in the manifest; `state` is JSON (of the coordinator).
+        step: recorded in the manifest; by default that of a folder named `step-XXXXXXXX`, and 0 elsewhere.
+        attempt, state, mesh: recorded, too; `state` is JSON (of the coordinator).
         threads: of each rank that write at a time.
     """
 
@@ -61,13 +64,16 @@ class HDF5StorageWriter(StorageWriter):
         self,
         path: str | os.PathLike[str],
         *,
-        step: int = 0,
+        step: int | None = None,
         attempt: int = 0,
         state: dict[str, Any] | None = None,
         mesh: list[dict[str, Any]] | None = None,
         threads: int = 1,
     ) -> None:
-        self._description = Description(Path(path), written_by(), step, attempt, state or {}, mesh or [])
+        self._step = step
+        self._description = Description(
+            Path(path), written_by(), self._step_in(Path(path)), attempt, state or {}, mesh or []
+        )
         self._threads = threads
 
     @property
@@ -78,7 +84,19 @@ class HDF5StorageWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Write to another folder from now on."""
         if checkpoint_id:
-            self._description = replace(self._description, final=Path(checkpoint_id))
+            final = Path(checkpoint_id)
+            self._description = replace(self._description, final=final, step=self._step_in(final))
+
+    def _step_in(self, final: Path) -> int:
+        """The step that the manifest states. A folder that is named after another step would count as damaged."""
+        named = step_of(final)
+        if self._step is not None and named is not None and self._step != named:
+            raise ToolkitError(
+                f"is named after step {named}, and step {self._step} is to be saved",
+                where=str(final),
+                fix="leave `step` out, or save under the name of the step",
+            )
+        return (named or 0) if self._step is None else self._step
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """The coordinator makes the part folder.
@@ -110,7 +128,7 @@ class HDF5StorageWriter(StorageWriter):
             item.index.fqn: _plain_value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO
         }
         items = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
-        data = [bytes_of(planner.resolve_data(item), item.index.fqn) for item in items]  # type: ignore[arg-type]
+        data = [_bytes_to_store(item, planner) for item in items]
         layout = lay_out(tuple(map(stored_piece, items)))
         path = self._description.part / file
         files = write_digests(path, write_shard(path, layout, data, threads=self._threads)) if items else b""
@@ -132,6 +150,33 @@ class HDF5StorageWriter(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Any path will do."""
         return True
+
+
+def _bytes_to_store(item: WriteItem, planner: SavePlanner) -> memoryview:
+    """The bytes of a part, which must be what was planned for it: torch's planner misplaces some uneven parts (`boxes`).
+
+    Raises:
+        ToolkitError: it is another part.
+    """
+    name = item.index.fqn
+    tensor: torch.Tensor = planner.resolve_data(item)  # type: ignore[assignment]
+    assert item.tensor_data is not None
+    planned = item.tensor_data.chunk
+    place = f"{list(planned.sizes)} at {list(planned.offsets)}"
+    found = f"{list(tensor.shape)}"
+    value = getattr(planner, "state_dict", {}).get(name)
+    is_right = tensor.shape == planned.sizes
+    if is_right and isinstance(value, DTensor) and tensor.numel():
+        chunk = chunk_of(value, name)
+        is_right = chunk.offsets == planned.offsets
+        found += f" at {list(chunk.offsets)}"
+    if not is_right:
+        raise ToolkitError(
+            f"a part of {place} was planned, and this rank has one of {found}",
+            where=name,
+            fix="save with `Checkpointer`, or give dcp.save `planner=toolkit.checkpoint.save_planner.SavePlanner()`",
+        )
+    return bytes_of(tensor, name)
 
 
 def _plain_value(item: WriteItem, planner: SavePlanner) -> Any:

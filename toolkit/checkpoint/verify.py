@@ -9,7 +9,7 @@ from pathlib import Path
 from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests, read_digests, size_of_file
 from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
-from toolkit.checkpoint.layout import MANIFEST, digest_name
+from toolkit.checkpoint.layout import MANIFEST, digest_name, step_of
 from toolkit.checkpoint.manifest import FileRecord, Manifest
 from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.checkpoint.structure import differing_pieces
@@ -55,7 +55,7 @@ def open_manifest(folder: Path) -> Manifest:
 
 
 def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
-    """Check the manifest's own digest, and presence and size of every file; no data are read.
+    """Check the manifest's own digest and step, and presence and size of every file; no data are read.
 
     Raises:
         OwnFailureError: this host may not read the folder, or cannot.
@@ -65,7 +65,7 @@ def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
         manifest = open_manifest(folder)
     except CorruptCheckpointError as error:
         return None, [Problem(Path(error.where).name, error.message)]
-    problems = []
+    problems = _wrong_step(folder, manifest)
     for file in manifest.files:
         path = folder / file.name
         try:
@@ -78,6 +78,14 @@ def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
         if size != file.size:
             problems.append(Problem(file.name, f"has {size} bytes instead of {file.size}"))
     return manifest, problems
+
+
+def _wrong_step(folder: Path, manifest: Manifest) -> list[Problem]:
+    """Every file of another step's checkpoint may be whole: the folder's name is wrong, where it names a step."""
+    named = step_of(folder)
+    if named is None or named == manifest.step:
+        return []
+    return [Problem(MANIFEST, f"is of step {manifest.step}, the folder is named after step {named}")]
 
 
 def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:

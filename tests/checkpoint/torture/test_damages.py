@@ -95,7 +95,6 @@ def test_a_damaged_index(wards, tally: Tally):
         shutil.rmtree(patient.folder.parent)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the step in the manifest is not held against the name")
 def test_another_steps_checkpoint_under_a_name(in_memory):
     """Every file of it is whole; the name alone is wrong."""
     checkpoints = Checkpointer(in_memory, alone(0))
@@ -103,4 +102,7 @@ def test_another_steps_checkpoint_under_a_name(in_memory):
         checkpoints.save(step, tensors_of((step, 0), [0]), json_of((step, 0)))
     shutil.rmtree(in_memory / "step-00000002")
     shutil.copytree(in_memory / "step-00000001", in_memory / "step-00000002")
-    assert verify_fully(in_memory / "step-00000002")[1]
+    (problem,) = verify_fully(in_memory / "step-00000002")[1]
+    assert str(problem) == "manifest.json: is of step 1, the folder is named after step 2"
+    assert load_name(in_memory, [0], 1) == (1, 0)
+    assert (in_memory / "step-00000002.bad-1").is_dir()
