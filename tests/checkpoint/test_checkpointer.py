@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -149,6 +150,29 @@ def test_a_step_that_an_older_attempt_saved_is_replaced(tmp_path):
     assert read_manifest(folder).attempt == 1
     assert await_deletions(30)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_commit_that_cannot_be_synced_gives_the_older_one_its_name_back(tmp_path, monkeypatch):
+    for step in (1, 2):
+        Checkpointer(tmp_path, world(0)).save(step, x(step), {})
+    sync = os.fsync
+
+    def failing(descriptor: int) -> None:
+        final = tmp_path / "step-00000002"
+        is_folder = Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path
+        if is_folder and final.exists() and read_manifest(final).attempt == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    checkpoints = Checkpointer(tmp_path, world(1))
+    with monkeypatch.context() as context, pytest.raises(OwnFailureError) as failed:
+        context.setattr(os, "fsync", failing)
+        checkpoints.save(2, x(20), {})
+    assert "checkpoint of step 2 was not saved: rank 0: Input/output error" in failed.value.message
+    assert "; step 2 is the last good checkpoint" in failed.value.message
+    assert value_of(tmp_path / "step-00000002") == 2
+    checkpoints.save(2, x(20), {})
+    assert value_of(tmp_path / "step-00000002") == 20
 
 
 def test_a_line_that_the_run_left_is_not_resumed(tmp_path, capsys):

@@ -3,6 +3,7 @@
 import os
 import stat
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -73,3 +74,20 @@ def test_only_whole_checkpoints_count(run_directory):
     for name in ("step-00000020", "step-00000003", "step-00000030.part-1", "step-00000009.stale-0", "step-best"):
         (run_directory.checkpoints / name).mkdir()
     assert [path.name for path in run_directory.committed_checkpoints()] == ["step-00000003", "step-00000020"]
+
+
+def test_the_folders_of_a_run_are_on_the_disk(tmp_path, monkeypatch):
+    """Else a power cut may take the name of the one that holds all checkpoints."""
+    synced: list[Path] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    run = create_run(tmp_path, "job")
+    assert {tmp_path, tmp_path / "job", run.path} <= set(synced)
+    synced.clear()
+    attempt = claim_attempt(run)
+    assert {run.attempts, attempt.path} <= set(synced)

@@ -7,7 +7,7 @@ leaves the last good checkpoint as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.agreement import Ranks
 from toolkit.checkpoint.background import Background
-from toolkit.checkpoint.commit import set_aside, take_over
+from toolkit.checkpoint.commit import refuse_given_up, set_aside, take_over
 from toolkit.checkpoint.deletion import await_deletions, discard, discard_at_end, discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import RankFailure, load_error, save_error
@@ -203,10 +203,25 @@ class Checkpointer:
         try:
             yield
         except RankFailure as failure:
-            last = (ranks or self._ranks).from_rank_zero(self.latest)
+            cause, kept = (ranks or self._ranks).from_rank_zero(partial(self._why_failed, failure))
             if self._ranks.rank == 0:  # what was written may fill the disk; the others need not wait for its end
                 discard(part_folder(step_folder(self._directory, step), self._attempt))
-            raise save_error(self._directory, step, last, failure) from failure
+            raise save_error(self._directory, step, kept, RankFailure.from_json(cause)) from failure
+
+    def _why_failed(self, failure: RankFailure) -> tuple[str, str]:
+        """On rank 0: why a save failed, for all, and what stands in the folder."""
+        # Whoever is overtaken in the middle of a save meets a missing file first, as its folder was renamed.
+        try:
+            with suppress(OSError):  # the disk that fails now has failed the save, which says more
+                refuse_given_up(self._directory, self._attempt)
+        except ToolkitError as error:
+            failure = RankFailure(0, error)
+        try:
+            last = self.latest()
+        except ToolkitError as error:
+            return failure.to_json(), error.message
+        kept = "there is no earlier checkpoint" if last is None else f"step {last} is the last good checkpoint"
+        return failure.to_json(), kept
 
     def _saved(self, step: int) -> None:
         self._at_step = step

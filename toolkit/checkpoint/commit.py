@@ -12,21 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from toolkit.checkpoint.deletion import discard_later, tell
-from toolkit.checkpoint.errors import CorruptCheckpointError
-from toolkit.checkpoint.layout import INDEX, MANIFEST, aside_of, committed_steps, part_folder, step_of
+from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
+from toolkit.checkpoint.layout import INDEX, MANIFEST, aside_of, committed_steps, entries_of, part_folder, step_of
 from toolkit.checkpoint.manifest_file import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
-from toolkit.rundir.files import make_folder
+from toolkit.rundir.files import make_folder, sync
 from toolkit.rundir.layout import RunDirectory
-
-
-def sync(path: Path) -> None:
-    """Bring a file's bytes, or a folder's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def open_part(final: Path, attempt: int, *, spare: Path | None = None) -> Path:
@@ -98,17 +89,45 @@ def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> N
 
     Raises:
         OwnFailureError: with `replace`, when a later attempt of the run has begun.
-        OSError: with `replace`, when this host cannot read whose the checkpoints in the way are.
+        OSError: with `replace`, when this host cannot read whose the checkpoints in the way are; the disk did not take it.
     """
     sync(part)
     if replace:
         refuse_given_up(final.parent, attempt)
     older = _make_room(final, attempt) if replace else None
-    refuse_existing(final)
-    part.rename(final)
-    sync(final.parent)
+    try:
+        _give_name(part, final)
+    except BaseException:
+        if older is not None and not final.exists():  # else a save that failed has taken a checkpoint away
+            older.rename(final)
+            sync(final.parent)
+        raise
     if older is not None:
         discard_later(older)
+
+
+def _give_name(part: Path, final: Path) -> None:
+    """The commit. It is taken back where the new name cannot be brought to the disk: a save that failed leaves none.
+
+    Raises:
+        OSError: the checkpoint is not committed.
+        OwnFailureError: it stands there, and a power cut may take it away.
+    """
+    refuse_existing(final)
+    part.rename(final)
+    try:
+        sync(final.parent)
+    except OSError as error:
+        try:
+            final.rename(part)
+        except OSError:
+            raise OwnFailureError(
+                f"{final.name} is complete, but its name may not outlive a power cut: {os.strerror(error.errno or 0)}",
+                where=str(final.parent),
+            ) from error
+        # Its files must not go while the disk may still give the folder its committed name.
+        sync(final.parent)
+        raise
 
 
 def _make_room(final: Path, attempt: int) -> Path | None:
@@ -172,10 +191,18 @@ def take_over(directory: Path, attempt: int) -> None:
     Parts of older attempts are renamed, then removed: ranks that were given up on but still run can no longer
     commit. A checkpoint that was renamed to make room for a newer save which never came gets its name back.
     Deletions that were cut short are finished.
+
+    Raises:
+        OwnFailureError: this host cannot read the folder, or cannot rename in it.
     """
-    if not directory.is_dir():
-        return
-    for folder in sorted(directory.iterdir()):
+    try:
+        _put_in_order(directory, attempt)
+    except OSError as error:
+        raise host_cannot_read(error, directory, "cannot be put in order") from None
+
+
+def _put_in_order(directory: Path, attempt: int) -> None:
+    for folder in entries_of(directory):
         aside = aside_of(folder)
         if aside is None:
             continue

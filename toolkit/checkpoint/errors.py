@@ -21,7 +21,7 @@ class CorruptCheckpointError(CheckFailedError):
     """
 
 
-def host_cannot_read(error: OSError, path: Path) -> OwnFailureError:
+def host_cannot_read(error: OSError, path: Path, what: str = "cannot be read") -> OwnFailureError:
     """The system did not let this host, or this user, read: that says nothing about the checkpoint."""
     number = error.errno or errno.EIO
     if number in _NOT_ALLOWED:
@@ -29,7 +29,7 @@ def host_cannot_read(error: OSError, path: Path) -> OwnFailureError:
     else:
         fix = "mend or exclude that host; the checkpoint was left as it is"
     return OwnFailureError(
-        f"cannot be read on {socket.gethostname()}: {errno.errorcode.get(number, number)}: {os.strerror(number)}",
+        f"{what} on {socket.gethostname()}: {errno.errorcode.get(number, number)}: {os.strerror(number)}",
         where=str(error.filename or path),
         fix=fix,
     )

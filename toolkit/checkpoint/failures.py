@@ -66,10 +66,9 @@ class RankFailure(Exception):  # noqa: N818 - it says what happened, and is caug
         return cls(body["rank"], error)
 
 
-def save_error(directory: Path, step: int, last: int | None, failure: RankFailure) -> ToolkitError:
-    """Why `step` was not saved; `last` is the newest committed step."""
+def save_error(directory: Path, step: int, kept: str, failure: RankFailure) -> ToolkitError:
+    """Why `step` was not saved; `kept` says what stands there."""
     error = failure.error
-    kept = "there is no earlier checkpoint" if last is None else f"step {last} is the last good checkpoint"
     message = f"checkpoint of step {step} was not saved: rank {failure.rank}: {_reason(error)}; {kept}"
     if isinstance(error, ToolkitError):
         return _of_its_kind(error)(message, where=str(directory), fix=error.fix)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from toolkit.checkpoint.errors import host_cannot_read
+
 MANIFEST = "manifest.json"
 INDEX = "index.h5"
 _STEP = re.compile(r"step-(\d{8,})")
@@ -50,8 +52,24 @@ def aside_of(folder: Path) -> tuple[str, str, int] | None:
 
 
 def committed_steps(directory: Path) -> dict[int, Path]:
-    """Committed checkpoints by step, oldest first. A missing folder holds none."""
-    if not directory.is_dir():
-        return {}
-    found = {step: path for path in directory.iterdir() if (step := step_of(path)) is not None}
+    """Committed checkpoints by step, oldest first. A missing folder holds none.
+
+    Raises:
+        OwnFailureError: this host cannot read the folder.
+    """
+    found = {step: path for path in entries_of(directory) if (step := step_of(path)) is not None}
     return dict(sorted(found.items()))
+
+
+def entries_of(directory: Path) -> list[Path]:
+    """What stands in a `checkpoints` folder, by name; nothing where it is missing.
+
+    Raises:
+        OwnFailureError: this host cannot read it.
+    """
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise host_cannot_read(error, directory) from None

@@ -15,7 +15,7 @@ import numpy as np
 
 import toolkit
 from toolkit.checkpoint import jsonvalues
-from toolkit.checkpoint.commit import commit, open_part, refuse_existing, sync
+from toolkit.checkpoint.commit import commit, open_part, refuse_existing
 from toolkit.checkpoint.deletion import discard
 from toolkit.checkpoint.digests import digests_of_file
 from toolkit.checkpoint.errors import CorruptCheckpointError
@@ -26,7 +26,7 @@ from toolkit.checkpoint.manifest_body import manifest_from
 from toolkit.checkpoint.manifest_file import manifest_text
 from toolkit.checkpoint.streamed_shard import StreamedShard, stream_shard
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import mode_of_files_in, write_text
+from toolkit.rundir.files import mode_of_files_in, sync, write_text
 
 _INDEX_PIECES = 50_000  # as HDF5StorageWriter: larger checkpoints do without, until `toolkit ckpt index`
 

@@ -37,13 +37,23 @@ def cannot_write(error: OSError, *, what: str = "cannot write", where: Path | No
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder as open as the one around it; the umask does not decide who can read.
+    """Make a folder as open as the one around it, and bring its name to the disk; the umask does not decide who can read.
 
     Raises:
         FileExistsError: it is there already.
     """
     path.mkdir(mode=0o700)
     path.chmod(stat.S_IMODE(path.parent.stat().st_mode))
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Bring a file's bytes, or the names in a folder, to the disk: a power cut may take whatever has no name there."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def mode_of_files_in(folder: Path) -> int:

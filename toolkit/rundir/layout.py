@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from toolkit.rundir.files import cannot_write, make_folder, write_text
+from toolkit.rundir.files import cannot_write, make_folder, sync, write_text
 
 
 def new_run_id(now: datetime | None = None) -> str:
@@ -283,7 +283,10 @@ def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirecto
     """
     run = None
     try:
+        is_first = not (runs / job_name).exists()
         (runs / job_name).mkdir(parents=True, exist_ok=True)
+        if is_first:
+            sync(runs)
         run = _make_next((runs / job_name).resolve())
         run.path.chmod(0o750 if access == "group" else 0o700)
         for folder in _folders_of(run):
@@ -311,4 +314,5 @@ def _make_next(job_folder: Path) -> RunDirectory:
             run.path.mkdir(mode=0o700)
         except FileExistsError:
             continue  # the clock goes on by itself
+        sync(job_folder)
         return run

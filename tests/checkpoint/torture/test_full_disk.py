@@ -206,11 +206,8 @@ def faults(folder: Path, size: int) -> Iterator[Fault]:
             yield Fault(moment.call, moment.number, f"error={kinds[number % len(kinds)]}", rank)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="it says that step 2 was not saved, and that step 2 is the last good one"
-)
 def test_the_commit_cannot_be_synced(in_memory):
-    """The folder has its name, and the folder around it does not reach the disk: saved or not saved, but not both."""
+    """The folder has its name, and the folder around it does not reach the disk: it is taken back."""
     require_strace()
     save_first(in_memory / "first", in_memory / "before", 1)
     shutil.copytree(in_memory / "before", in_memory / "undisturbed")
@@ -222,3 +219,15 @@ def test_the_commit_cannot_be_synced(in_memory):
     ended = run_ranks(in_memory / "ranks-1", save_then_mend, arguments, tracing=Tracing(faults=faults))
     error = refusal(ended, ERRORS.values())
     assert_clean(in_memory / "before", ended, 1, refused=error is not None)
+
+
+def test_the_folder_cannot_be_listed(in_memory):
+    """Where `Checkpointer` looks into it first."""
+    require_strace()
+    save_first(in_memory / "first", in_memory / "checkpoints", 1)
+    tracing = Tracing(calls=("getdents64",), faults=[Fault("getdents64", 1, "error=EIO")])
+    (ended,) = run_ranks(in_memory / "ranks", save_step_one, (in_memory / "checkpoints",), tracing=tracing)
+    assert ended.code == 3, ended
+    assert ended.told[0]["kind"] == "OwnFailureError"
+    assert f"{in_memory}/checkpoints: cannot be read on " in ended.told[0]["error"]
+    assert load_name(in_memory / "checkpoints", [0], 1) == (1, 0)

@@ -89,7 +89,6 @@ def overtaken(run: RunDirectory, moment: Moment) -> Ended:
     return ended
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="it hears of a missing file where its folder was renamed")
 def test_the_attempt_before_hears_who_has_the_run(in_memory):
     require_strace()
     ended = overtaken(new_run(in_memory / "run"), Moment("fsync", 1))
