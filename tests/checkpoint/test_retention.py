@@ -140,7 +140,7 @@ def test_where_a_checkpoint_cannot_be_read_all_stay(tmp_path, monkeypatch, capsy
     for step, loss in ((1, 0.1), (2, 0.7)):
         save(checkpoints, step, loss)
     with monkeypatch.context() as patch:
-        patch.setattr(retention_module, "read_manifest", fails_to_read)
+        patch.setattr(retention_module, "read_body", fails_to_read)
         retention_module._metric_in.cache_clear()
         save(checkpoints, 3, 0.8)
     assert "older checkpoints stay: " in capsys.readouterr().err

@@ -26,6 +26,7 @@ from toolkit.checkpoint.load_planner import KeptTensors, LoadPlanner
 from toolkit.checkpoint.loading import planned_load, share_of_checks
 from toolkit.checkpoint.manifest import Manifest
 from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.quiet import without_collection
 from toolkit.checkpoint.retention import Retention, retain
 from toolkit.checkpoint.save_plan import SavePlanning
 from toolkit.checkpoint.saves import PreparedSave, prepare, threads_for
@@ -102,6 +103,8 @@ class Checkpointer:
             source = step_folder(self._directory, step)
         return frozenset(read_manifest(source).tensors)
 
+    @without_collection()
+    @without_collection()
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
         """Save on all ranks and return the committed folder. A save in the background is waited for first.
 
@@ -127,6 +130,8 @@ class Checkpointer:
             self._saved(step)
         return final
 
+    @without_collection()
+    @without_collection()
     def save_in_background(
         self, step: int, tensors: dict[str, Any], state: dict[str, Any], *, when_busy: Literal["wait", "skip"] = "wait"
     ) -> bool:
@@ -228,6 +233,8 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._retain()
 
+    @without_collection()
+    @without_collection()
     def load(
         self,
         tensors: dict[str, Any],

@@ -9,16 +9,18 @@ or memory is taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.elements import ELEMENTS
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import digest_name
 from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
+
+T = TypeVar("T")
 
 MOST_DIMENSIONS = 32  # HDF5's limit (H5S_MAX_RANK)
 LARGEST = 2**63 - 1
@@ -36,12 +38,25 @@ def manifest_from(body: dict[str, Any], *, where: str) -> Manifest:
     Raises:
         CorruptCheckpointError: it says something that cannot be so.
     """
+    return _believed(lambda: _manifest(body), where)
+
+
+def _believed(read: Callable[[], T], where: str) -> T:
     try:
-        return _manifest(body)
+        return read()
     except BodyError as error:
         raise CorruptCheckpointError(str(error), where=where) from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"lacks or mistakes a key: {error!r:.80}", where=where) from None
+
+
+def files_from(body: dict[str, Any], *, where: str) -> tuple[FileRecord, ...]:
+    """The files that a parsed JSON body lists; the rest of it is not looked at.
+
+    Raises:
+        CorruptCheckpointError: as `manifest_from`.
+    """
+    return _believed(lambda: _files(body["files"]), where)
 
 
 def _manifest(body: dict[str, Any]) -> Manifest:
@@ -149,6 +164,8 @@ def _box(value: Any, name: str) -> tuple[int, ...]:
     """Offsets or sizes, one for each dimension."""
     if not isinstance(value, list) or len(value) > MOST_DIMENSIONS:
         raise BodyError(f"{name}: {value!r:.80} is no list of at most {MOST_DIMENSIONS} numbers")
+    if all(type(number) is int and 0 <= number <= LARGEST for number in value):  # most manifests are right
+        return tuple(value)
     return tuple(_count(number, name) for number in value)
 
 

@@ -77,6 +77,15 @@ def read_manifest(folder: Path) -> Manifest:
         CorruptCheckpointError: when it is missing or damaged.
         ToolkitError: when it is whole but of another version.
     """
+    return manifest_from(read_body(folder), where=str(folder / MANIFEST))
+
+
+def read_body(folder: Path) -> dict[str, Any]:
+    """A manifest's JSON, whose digest is right; whether what it says can be so was not looked at.
+
+    Raises:
+        CorruptCheckpointError, ToolkitError: as `read_manifest`.
+    """
     path = folder / MANIFEST
     try:
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
@@ -98,4 +107,5 @@ def read_manifest(folder: Path) -> Manifest:
             where=str(path),
             fix="use the version of toolkit that wrote it, or a newer one",
         )
-    return manifest_from(body, where=str(path))
+    found: dict[str, Any] = body
+    return found

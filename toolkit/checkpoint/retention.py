@@ -13,11 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.commit import set_aside
 from toolkit.checkpoint.deletion import tell
 from toolkit.checkpoint.layout import MANIFEST, committed_steps
-from toolkit.checkpoint.manifest_file import read_manifest
-from toolkit.checkpoint.verify import verify_quickly
+from toolkit.checkpoint.manifest_file import read_body
+from toolkit.checkpoint.verify import is_whole
 from toolkit.errors import OwnFailureError, ToolkitError
 
 METRIC = "metric"  # in a manifest's `state`: {"metric": {"name": "loss", "value": 1.23}}
@@ -150,7 +151,7 @@ def recorded_metric(folder: Path) -> float | None:
 def _metric_in(folder: Path, _version: tuple[int, int, int]) -> float | None:
     """A manifest may be large, and those that stay for ever are many: each is read once."""
     try:
-        return metric_of(read_manifest(folder).state)
+        return metric_of(jsonvalues.decode(read_body(folder).get("state", {})))
     except OwnFailureError:
         raise
     except ToolkitError:  # damaged, or of another version of the format
@@ -160,7 +161,7 @@ def _metric_in(folder: Path, _version: tuple[int, int, int]) -> float | None:
 def _is_whole(folder: Path) -> bool:
     """True when a quick look finds nothing wrong."""
     try:
-        return not verify_quickly(folder)[1]
+        return is_whole(folder)
     except OwnFailureError:
         raise
     except ToolkitError:  # another version of toolkit wrote it, and nobody here can look into it

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -43,14 +44,14 @@ class WantedBox:
     start: tuple[int, ...]
     out: np.ndarray
 
-    @property
+    @cached_property
     def bytes_of_file(self) -> range:
         """The bytes of the file from the box's first to its last, others' between them."""
         size = self.out.itemsize
         first, last = _first_and_last(self.piece.shape, self.start, self.out.shape)
         return range(self.piece.byte_offset + first * size, self.piece.byte_offset + (last + 1) * size)
 
-    @property
+    @cached_property
     def blocks(self) -> range:
         """The blocks that hold the box."""
         inside = self.bytes_of_file

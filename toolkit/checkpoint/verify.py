@@ -11,7 +11,8 @@ from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
 from toolkit.checkpoint.layout import MANIFEST, digest_name, step_of
 from toolkit.checkpoint.manifest import FileRecord, Manifest
-from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.manifest_body import files_from
+from toolkit.checkpoint.manifest_file import read_body, read_manifest
 from toolkit.checkpoint.structure import differing_pieces
 from toolkit.checkpoint.whole_files import Block, Unreadable, read_whole
 
@@ -65,8 +66,32 @@ def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
         manifest = open_manifest(folder)
     except CorruptCheckpointError as error:
         return None, [Problem(Path(error.where).name, error.message)]
-    problems = _wrong_step(folder, manifest)
-    for file in manifest.files:
+    return manifest, _wrong_step(folder, manifest.step) + _missing_or_cut(folder, manifest.files)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether `verify_quickly` would find nothing; the manifest's tensors, which are most of it, are not looked at.
+
+    Raises:
+        OwnFailureError: this host may not read the folder, or cannot.
+        ToolkitError: the manifest is whole but of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        size_of_file(path)
+        body = read_body(folder)
+        return not _wrong_step(folder, body.get("step")) and not _missing_or_cut(
+            folder, files_from(body, where=str(path))
+        )
+    except CorruptCheckpointError:
+        return False
+    except OSError as error:
+        raise host_cannot_read(error, path) from None
+
+
+def _missing_or_cut(folder: Path, files: Sequence[FileRecord]) -> list[Problem]:
+    problems = []
+    for file in files:
         path = folder / file.name
         try:
             size = size_of_file(path)
@@ -77,15 +102,15 @@ def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
             raise host_cannot_read(error, path) from None
         if size != file.size:
             problems.append(Problem(file.name, f"has {size} bytes instead of {file.size}"))
-    return manifest, problems
+    return problems
 
 
-def _wrong_step(folder: Path, manifest: Manifest) -> list[Problem]:
+def _wrong_step(folder: Path, step: object) -> list[Problem]:
     """Every file of another step's checkpoint may be whole: the folder's name is wrong, where it names a step."""
     named = step_of(folder)
-    if named is None or named == manifest.step:
+    if named is None or named == step:
         return []
-    return [Problem(MANIFEST, f"is of step {manifest.step}, the folder is named after step {named}")]
+    return [Problem(MANIFEST, f"is of step {step}, the folder is named after step {named}")]
 
 
 def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
