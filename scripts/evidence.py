@@ -50,7 +50,7 @@ CHECKS = (
     # Kills, damage, power cuts, full disks and second writers; then the table of what was seen.
     Check("checkpoint_torture_tests", CHECKPOINT_TORTURE, {"TOOLKIT_CHECKPOINT_TORTURE": "full"}),
     Check("checkpoint_torture", [sys.executable, "tests/checkpoint/torture/torture_tally.py"]),
-    Check("checkpoint_save_load", [sys.executable, "benchmarks/checkpoint_save_load.py"]),
+    Check("checkpoint_speed", [sys.executable, "benchmarks/checkpoint_speed.py", "--plan", "1024"]),
     Check("checkpoint_reshard", [sys.executable, "benchmarks/checkpoint_reshard.py"]),
     Check(
         "group_start",
