@@ -172,7 +172,13 @@ def main(world: World, config: ResolvedJob) -> None:
     else:
         directory = world.run_dir / "checkpoints"
         retention = Retention.of(config.checkpoint)
-        checkpointer = Checkpointer(directory, world, retention=retention, aggregate=config.checkpoint.aggregate)
+        checkpointer = Checkpointer(
+            directory,
+            world,
+            retention=retention,
+            aggregate=config.checkpoint.aggregate,
+            compression=config.checkpoint.compression,
+        )
         source = Path(config.checkpoint.source) if config.checkpoint.source else None
         take, without = config.checkpoint.take, config.checkpoint.without
         say(world, state.resume(checkpointer, world, source=source, take=take, without=without))

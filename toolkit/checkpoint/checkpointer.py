@@ -21,6 +21,7 @@ from toolkit.checkpoint.commit import refuse_given_up, set_aside, take_over
 from toolkit.checkpoint.deletion import await_deletions, discard, discard_at_end, discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import RankFailure, load_error, save_error
+from toolkit.checkpoint.filters import Compression, check_compression
 from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_folder, step_of
 from toolkit.checkpoint.load_planner import KeptTensors, LoadPlanner
 from toolkit.checkpoint.loading import planned_load, share_of_checks
@@ -65,6 +66,11 @@ class Checkpointer:
         keep_last: committed checkpoints that stay, at least 1.
         retention: which stay, in place of `keep_last`. The one that this object loaded stays whatever it says.
         aggregate: how many shard files a checkpoint has, one for each rank or one for each node.
+        compression: of the tensors, with one shard file for each rank; "zstd" needs the extra of that name, to save and
+            to load.
+
+    Raises:
+        ToolkitError: what the compression needs is not installed, or nodes have one file each.
     """
 
     def __init__(
@@ -75,7 +81,13 @@ class Checkpointer:
         keep_last: int = 3,
         retention: Retention | None = None,
         aggregate: Literal["rank", "node"] = "rank",
+        compression: Compression = "none",
     ) -> None:
+        check_compression(compression)
+        if compression != "none" and aggregate == "node":
+            # Each rank would have to know how far the others' data shrink before it can write.
+            raise ToolkitError("compressed checkpoints have a file for each rank", fix='leave aggregate at "rank"')
+        self._compression = compression
         self._directory = directory
         self._attempt = world.attempt
         self._retention = retention or Retention(keep_last)
@@ -196,7 +208,15 @@ class Checkpointer:
             final, written_by(), step, self._attempt, state, mesh=meshes_of(tensors), replace=True
         )
         spare, self._spare = self._spare, None
-        return prepare(description, tensors, self._planning, self._ranks, staging=staging, spare=spare)
+        return prepare(
+            description,
+            tensors,
+            self._planning,
+            self._ranks,
+            staging=staging,
+            spare=spare,
+            compression=self._compression,
+        )
 
     @contextmanager
     def _told_as_one(self, step: int, ranks: Ranks | None = None) -> Iterator[None]:

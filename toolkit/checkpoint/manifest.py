@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from toolkit.checkpoint.chunks import Chunks
 from toolkit.checkpoint.elements import element
 
 
@@ -20,12 +21,16 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor in one shard file: `offset` in the global tensor, contiguous from `byte_offset`."""
+    """A box of a tensor in one shard file: `offset` in the global tensor, contiguous from `byte_offset`.
+
+    A compressed one has `chunks`, and `byte_offset` is 0.
+    """
 
     file: str
     offset: tuple[int, ...]
     shape: tuple[int, ...]
     byte_offset: int
+    chunks: Chunks | None = None
 
     @property
     def size(self) -> int:
@@ -46,6 +51,17 @@ class TensorRecord:
     def size_bytes(self) -> int:
         """Bytes of the whole tensor."""
         return prod(self.shape) * element(self.dtype).size_bytes
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """What the chunks of its compressed pieces went through, in order; the same for all of them."""
+        return next((piece.chunks.filters for piece in self.pieces if piece.chunks is not None), ())
+
+    def bytes_of_file(self, piece: Piece) -> list[range]:
+        """Where the bytes of one of its pieces lie in the piece's file."""
+        if piece.chunks is not None:
+            return [piece.chunks.bytes_of_file(number) for number in range(len(piece.chunks.places))]
+        return [range(piece.byte_offset, piece.byte_offset + piece.size * element(self.dtype).size_bytes)]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from math import prod
 from typing import Any, TypeVar
 
 from toolkit.checkpoint import jsonvalues
+from toolkit.checkpoint.chunks import Chunks, grid
 from toolkit.checkpoint.elements import ELEMENTS
 from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.filters import FILTERS
 from toolkit.checkpoint.layout import digest_name
 from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
 
@@ -24,6 +26,7 @@ T = TypeVar("T")
 
 MOST_DIMENSIONS = 32  # HDF5's limit (H5S_MAX_RANK)
 LARGEST = 2**63 - 1
+MOST_CHUNK_BYTES = 64 * 1024 * 1024  # decompressed: a small box takes as much memory
 _FILE = re.compile(r"shard-\d{5,9}-of-\d{5,9}\.(?:h5|digest)", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -61,6 +64,9 @@ def files_from(body: dict[str, Any], *, where: str) -> tuple[FileRecord, ...]:
 
 def _manifest(body: dict[str, Any]) -> Manifest:
     files = _files(body["files"])
+    tensors = {name: _tensor(record, name, files) for name, record in _table(body["tensors"], "tensors").items()}
+    if any(record.filters for record in tensors.values()):
+        _check_chunks_apart(tensors)
     return Manifest(
         step=_count(body["step"], "step"),
         attempt=_count(body["attempt"], "attempt"),
@@ -73,7 +79,7 @@ def _manifest(body: dict[str, Any]) -> Manifest:
             name: ObjectRecord(_path(record["path"], name), jsonvalues.decode(record["value"]))
             for name, record in _table(body["objects"], "objects").items()
         },
-        tensors={name: _tensor(record, name, files) for name, record in _table(body["tensors"], "tensors").items()},
+        tensors=tensors,
         files=files,
     )
 
@@ -103,13 +109,27 @@ def _tensor(record: Any, name: str, files: Sequence[FileRecord]) -> TensorRecord
     element_bytes = ELEMENTS[dtype].size_bytes
     if prod(shape) * element_bytes > LARGEST:
         raise BodyError(f"{name}: no file holds a tensor of shape {list(shape)}")
-    pieces = tuple(_piece(piece, name, shape, element_bytes, files) for piece in record["pieces"])
+    filters = _filters(record.get("filters", []), name)
+    pieces = tuple(_piece(piece, name, shape, element_bytes, files, filters) for piece in record["pieces"])
     _check_cover(name, shape, pieces)
     return TensorRecord(dtype, shape, _path(record["path"], name), pieces)
 
 
-def _piece(listed: Any, name: str, shape: tuple[int, ...], element_bytes: int, files: Sequence[FileRecord]) -> Piece:
-    number, offset, extent, byte_offset = listed
+def _filters(value: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or (value and tuple(value) not in FILTERS.values()):
+        raise BodyError(f"{name}: its filters are {value!r:.80}, which this format does not have")
+    return tuple(value)
+
+
+def _piece(
+    listed: Any,
+    name: str,
+    shape: tuple[int, ...],
+    element_bytes: int,
+    files: Sequence[FileRecord],
+    filters: tuple[str, ...],
+) -> Piece:
+    number, offset, extent, byte_offset, *more = listed
     number, byte_offset = _count(number, name), _count(byte_offset, name)
     offset, extent = _box(offset, name), _box(extent, name)
     if number >= len(files) or not files[number].name.endswith(".h5"):
@@ -120,9 +140,41 @@ def _piece(listed: Any, name: str, shape: tuple[int, ...], element_bytes: int, f
     if not inside:
         raise BodyError(f"{name}: the piece at {list(offset)} of shape {list(extent)} lies outside of {list(shape)}")
     file = files[number]
+    if more:
+        (chunks,) = more
+        if byte_offset:
+            raise BodyError(f"{name}: the piece at {list(offset)} has chunks and a place of its own")
+        return Piece(
+            file.name,
+            offset,
+            extent,
+            0,
+            _chunks(chunks, f"{name}: the piece at {list(offset)}", extent, element_bytes, file, filters),
+        )
     if byte_offset + prod(extent) * element_bytes > file.size:
         raise BodyError(f"{name}: the piece at {list(offset)} lies behind the end of {file.name}")
     return Piece(file.name, offset, extent, byte_offset)
+
+
+def _chunks(
+    listed: Any, what: str, extent: tuple[int, ...], element_bytes: int, file: FileRecord, filters: tuple[str, ...]
+) -> Chunks:
+    """As many as fill the piece, each inside the file."""
+    shape, places = listed
+    shape = _box(shape, what)
+    if not filters:
+        raise BodyError(f"{what} has chunks, and its tensor no filters")
+    if len(shape) != len(extent) or not all(1 <= count <= size for count, size in zip(shape, extent, strict=True)):
+        raise BodyError(f"{what} has chunks of shape {list(shape)}")
+    if prod(shape) * element_bytes > MOST_CHUNK_BYTES:
+        raise BodyError(f"{what} has chunks of more than {MOST_CHUNK_BYTES} bytes")
+    if not isinstance(places, list) or len(places) != prod(grid(extent, shape)):
+        raise BodyError(f"{what} has another number of chunks than fill it")
+    counted = tuple((_count(first, what), _count(size, what, least=1)) for first, size in places)
+    chunks = Chunks(shape, counted, filters)
+    if any(first + size > file.size for first, size in chunks.places):
+        raise BodyError(f"{what} has a chunk behind the end of {file.name}")
+    return chunks
 
 
 def _check_cover(name: str, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
@@ -158,6 +210,20 @@ def _are_slices(pieces: Sequence[Piece]) -> bool:
 def _overlap(one: Piece, other: Piece) -> bool:
     boxes = zip(one.offset, one.shape, other.offset, other.shape, strict=True)
     return all(at < begin + size and begin < at + count for at, count, begin, size in boxes)
+
+
+def _check_chunks_apart(tensors: dict[str, TensorRecord]) -> None:
+    """Bytes that several chunks share would make a small file hold any number of tensors."""
+    held = sorted(
+        (piece.file, inside.start, inside.stop, name)
+        for name, record in tensors.items()
+        for piece in record.pieces
+        if piece.chunks is not None
+        for inside in record.bytes_of_file(piece)
+    )
+    for (file, _, end, _), (following_file, start, _, name) in pairwise(held):
+        if file == following_file and end > start:
+            raise BodyError(f"{name}: a chunk at byte {start} of {file} lies in another one")
 
 
 def _box(value: Any, name: str) -> tuple[int, ...]:

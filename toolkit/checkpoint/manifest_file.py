@@ -15,12 +15,12 @@ import xxhash
 from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.layout import MANIFEST
-from toolkit.checkpoint.manifest import Manifest, TensorRecord
+from toolkit.checkpoint.manifest import Manifest, Piece, TensorRecord
 from toolkit.checkpoint.manifest_body import manifest_from
 from toolkit.errors import ToolkitError
 
 FORMAT = "toolkit-checkpoint"
-SCHEMA = 1
+SCHEMAS = (1, 2)  # the second has compressed pieces; without them the first is written, which older versions read
 _UNSIGNED = "0" * 32
 
 
@@ -32,7 +32,7 @@ def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
     """
     body = {
         "format": FORMAT,
-        "schema": SCHEMA,
+        "schema": 2 if any(record.filters for record in manifest.tensors.values()) else 1,
         "step": manifest.step,
         "attempt": manifest.attempt,
         "world": {"size": manifest.world_size, "mesh": manifest.mesh},
@@ -64,10 +64,14 @@ def _tensor_json(record: TensorRecord, place: Mapping[str, int]) -> dict[str, An
         "dtype": record.dtype,
         "shape": list(record.shape),
         "path": list(record.path),
-        "pieces": [
-            [place[piece.file], list(piece.offset), list(piece.shape), piece.byte_offset] for piece in record.pieces
-        ],
+        **({"filters": list(record.filters)} if record.filters else {}),
+        "pieces": [_piece_json(piece, place[piece.file]) for piece in record.pieces],
     }
+
+
+def _piece_json(piece: Piece, file: int) -> list[Any]:
+    plain = [file, list(piece.offset), list(piece.shape), piece.byte_offset]
+    return plain if piece.chunks is None else [*plain, [list(piece.chunks.shape), list(map(list, piece.chunks.places))]]
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -101,9 +105,10 @@ def read_body(folder: Path) -> dict[str, Any]:
     if xxhash.xxh3_128_hexdigest(unsigned.encode("utf-8", "surrogateescape")) != digest:
         raise CorruptCheckpointError("does not have its own digest", where=str(path))
     # Only a whole file can be said to be of another version.
-    if (body.get("format"), body.get("schema")) != (FORMAT, SCHEMA):
+    if body.get("format") != FORMAT or body.get("schema") not in SCHEMAS:
         raise ToolkitError(
-            f"is of format {body.get('format')} {body.get('schema')}, this version reads {FORMAT} {SCHEMA}",
+            f"is of format {body.get('format')} {body.get('schema')}, "
+            f"this version reads {FORMAT} {' and '.join(map(str, SCHEMAS))}",
             where=str(path),
             fix="use the version of toolkit that wrote it, or a newer one",
         )

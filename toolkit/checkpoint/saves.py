@@ -13,14 +13,19 @@ import torch
 from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.agreement import Ranks
 from toolkit.checkpoint.commit import open_part, refuse_given_up
+from toolkit.checkpoint.compressed_shard import Place, write_compressed
+from toolkit.checkpoint.filters import Compression
 from toolkit.checkpoint.node_file import write_with_node
 from toolkit.checkpoint.save_plan import FlatState, RankPlan, SavePlanning
 from toolkit.checkpoint.saving import WRITTEN_BYTES, Description, WholePlan, finish_save, write_digests
+from toolkit.checkpoint.shard_layout import StoredPiece
 from toolkit.checkpoint.shard_writer import write_shard
 from toolkit.checkpoint.staging import StagingBuffer
 from toolkit.checkpoint.tensors import bytes_of
 
 _MOST_THREADS = 4
+# A rank's shard file, its pieces, where they are, and what `finish_save` must know of the file.
+_CompressedShare = tuple[str, Sequence[StoredPiece], Sequence[Place], bytes]
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class PreparedSave:
     whole: WholePlan | None
     values: dict[str, Any]
     data: Callable[[], Sequence[memoryview]]
+    compression: Compression = "none"
 
     def write(self, ranks: Ranks, *, threads: int) -> None:
         """Write and commit, on all ranks.
@@ -39,7 +45,12 @@ class PreparedSave:
         Raises:
             RankFailure: the same on every rank.
         """
-        ranks.collect(lambda: self._write_own(ranks, threads), WRITTEN_BYTES, self._finish)
+        if self.compression == "none":
+            ranks.collect(lambda: self._write_own(ranks, threads), WRITTEN_BYTES, self._finish)
+        else:
+            # Where the pieces are is known only now, and is of any length.
+            shares = ranks.gather_objects(ranks.together(lambda: self._write_compressed(threads)))
+            ranks.together(lambda: self._finish_compressed(shares) if ranks.rank == 0 else None)
 
     def _write_own(self, ranks: Ranks, threads: int) -> bytes:
         mine = self.mine
@@ -51,6 +62,20 @@ class PreparedSave:
         else:
             digests = write_shard(path, mine.layout, self.data(), threads=threads)
         return write_digests(path, digests) if digests else bytes(WRITTEN_BYTES)
+
+    def _write_compressed(self, threads: int) -> _CompressedShare:
+        file, pieces = self.mine.file, self.mine.layout.pieces
+        if not pieces:
+            return file, (), (), b""
+        path = self.description.part / file
+        digests, places = write_compressed(path, pieces, self.data(), self.compression, threads=threads)
+        return file, pieces, places, write_digests(path, digests)
+
+    def _finish_compressed(self, shares: Sequence[_CompressedShare]) -> None:
+        assert self.whole is not None
+        plan = self.whole.placed((file, pieces, places) for file, pieces, places, _ in shares)
+        files = {file: written for file, _, _, written in shares if written}
+        finish_save(self.description, plan, files, self.values)
 
     def _finish(self, written: list[bytes]) -> None:
         assert self.whole is not None
@@ -66,6 +91,7 @@ def prepare(
     *,
     staging: StagingBuffer | None = None,
     spare: Path | None = None,
+    compression: Compression = "none",
 ) -> PreparedSave:
     """Open the part folder, plan if the state has another shape than at the last save, and take the data.
 
@@ -90,7 +116,7 @@ def prepare(
     mine = planning.mine
     assert mine is not None
     values = _values_of_all(state, mine, ranks) if mine.any_values else {}
-    return PreparedSave(description, mine, planning.whole, values, _data_of(state, mine, staging))
+    return PreparedSave(description, mine, planning.whole, values, _data_of(state, mine, staging), compression)
 
 
 def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks) -> dict[str, Any]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from toolkit.checkpoint.chunks import Chunks
 from toolkit.checkpoint.commit import commit
+from toolkit.checkpoint.compressed_shard import Place
 from toolkit.checkpoint.digests import BlockDigests, digests_of_text
 from toolkit.checkpoint.index import index_of
 from toolkit.checkpoint.layout import INDEX, MANIFEST, digest_name, part_folder
-from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, TensorRecord
+from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
 from toolkit.checkpoint.manifest_file import manifest_text, tensors_text
+from toolkit.checkpoint.shard_layout import StoredPiece
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import mode_of_files_in, write_bytes, write_text
 
@@ -78,6 +81,27 @@ class WholePlan:
             tensors_text=tensors_text(tensors, files),
             index=index_of(tensors) if few else b"",
         )
+
+    def placed(self, shares: Iterable[tuple[str, Sequence[StoredPiece], Sequence[Place]]]) -> WholePlan:
+        """The same with the pieces where the ranks have just put them: (file, pieces, places) of each rank."""
+        places = {
+            (file, piece.name, piece.offset): place
+            for file, pieces, of_rank in shares
+            for piece, place in zip(pieces, of_rank, strict=True)
+        }
+        tensors = {
+            name: replace(
+                record, pieces=tuple(_placed(piece, places[piece.file, name, piece.offset]) for piece in record.pieces)
+            )
+            for name, record in self.tensors.items()
+        }
+        return replace(self, tensors=tensors, tensors_text=tensors_text(tensors, self.files))
+
+
+def _placed(piece: Piece, place: Place) -> Piece:
+    if isinstance(place, Chunks):
+        return replace(piece, byte_offset=0, chunks=place)
+    return replace(piece, byte_offset=place, chunks=None)
 
 
 def write_digests(shard: Path, digests: BlockDigests) -> bytes:

@@ -18,6 +18,7 @@ import numpy as np
 from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
 from toolkit.checkpoint.elements import element
+from toolkit.checkpoint.filters import Compression, set_filters
 from toolkit.checkpoint.names import escape
 from toolkit.checkpoint.output import hdf5_in_memory
 
@@ -98,14 +99,20 @@ def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
         return replace(layout, structure=tuple((first, text) for first, text in found if text))
 
 
-def describe(file: h5py.File, piece: StoredPiece) -> h5d.DatasetID:
-    """Make the dataset of a piece, without room for its data."""
+def describe(
+    file: h5py.File, piece: StoredPiece, *, chunk: tuple[int, ...] = (), compression: Compression = "none"
+) -> h5d.DatasetID:
+    """Make the dataset of a piece, without room for its data; with `compression` in chunks of the shape `chunk`."""
     group = file.require_group(group_path(piece.name))
     if not len(group):  # its first piece
         group.attrs["dtype"] = piece.dtype
         _note(group.id, b"shape", piece.shape)
     properties = h5p.create(h5p.DATASET_CREATE)
-    properties.set_layout(h5d.CONTIGUOUS)
+    if compression == "none":
+        properties.set_layout(h5d.CONTIGUOUS)
+    else:
+        properties.set_chunk(chunk)
+        set_filters(properties, compression)
     properties.set_fill_time(h5d.FILL_TIME_NEVER)
     space = h5s.create_simple(piece.extent) if piece.extent else h5s.create(h5s.SCALAR)
     kind = element(piece.dtype, where=piece.name).file_type()

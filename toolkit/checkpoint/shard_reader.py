@@ -2,7 +2,8 @@
 
 No HDF5: the manifest says where each piece's bytes begin, so that nothing in the file can lead elsewhere. A box whose
 bytes follow one another in the file and in memory is read into its place and digested there. Other boxes are copied row
-by row out of the file's pages, which the check has just brought into memory.
+by row out of the file's pages, which the check has just brought into memory. Of a compressed piece the chunks that
+hold something of a box are read, checked, and decompressed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,13 +24,16 @@ from typing import TypeVar
 import numpy as np
 import xxhash
 
+from toolkit.checkpoint.chunks import chunks_of_box
 from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests, read_digests, size_of_file
 from toolkit.checkpoint.errors import CorruptCheckpointError, reading
+from toolkit.checkpoint.filters import DecompressionError, decompress
 from toolkit.checkpoint.layout import digest_name
 from toolkit.checkpoint.manifest import FileRecord, Piece
 
 T = TypeVar("T")
 
+_BATCH_BYTES = 64 * 1024 * 1024  # of compressed chunks that are in memory at a time
 _MOST_PARTS = 64  # of a block in one system call; more are read together and copied from there
 
 
@@ -46,21 +50,34 @@ class WantedBox:
 
     @cached_property
     def bytes_of_file(self) -> range:
-        """The bytes of the file from the box's first to its last, others' between them."""
+        """The bytes of the file from the box's first to its last, others' between them. Not of a compressed piece."""
         size = self.out.itemsize
         first, last = _first_and_last(self.piece.shape, self.start, self.out.shape)
         return range(self.piece.byte_offset + first * size, self.piece.byte_offset + (last + 1) * size)
 
     @cached_property
-    def blocks(self) -> range:
+    def blocks(self) -> Collection[int]:
         """The blocks that hold the box."""
-        inside = self.bytes_of_file
-        return range(inside.start // BLOCK_BYTES, -(-inside.stop // BLOCK_BYTES))
+        chunks = self.piece.chunks
+        if chunks is None:
+            return blocks_of(self.bytes_of_file)
+        within = chunks_of_box(self.piece.shape, chunks.shape, self.start, self.out.shape)
+        return {block for number, _, _ in within for block in blocks_of(chunks.bytes_of_file(number))}
 
     @property
     def is_direct(self) -> bool:
         """Whether its bytes follow one another in the file and in memory."""
-        return self.out.flags.c_contiguous and len(self.bytes_of_file) == self.out.nbytes
+        return self.piece.chunks is None and self.out.flags.c_contiguous and len(self.bytes_of_file) == self.out.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class _WantedChunk:
+    """A chunk of a box's piece: where its bytes are in the file, and the part of it that the box wants."""
+
+    box: WantedBox
+    stored: range
+    inside_chunk: tuple[slice, ...]
+    inside_box: tuple[slice, ...]
 
 
 class ShardReader:
@@ -105,20 +122,22 @@ class ShardReader:
             OwnFailureError: the system does not let this host read it.
         """
         filled = [box for box in boxes if box.out.size]
-        direct = sorted((box for box in filled if box.is_direct), key=lambda box: box.bytes_of_file.start)
+        plain = [box for box in filled if box.piece.chunks is None]
+        direct = [(box.bytes_of_file.start, box.out.reshape(-1).view(np.uint8).data) for box in plain if box.is_direct]
         with reading(self._path):
-            self._read_blocks(direct, {block for box in filled for block in box.blocks}, checked_by_others)
-            self._copy_rows([box for box in filled if not box.is_direct])
+            self._read_blocks(direct, {block for box in plain for block in box.blocks}, checked_by_others)
+            self._copy_rows([box for box in plain if not box.is_direct])
+            self._decompress([box for box in filled if box.piece.chunks is not None], checked_by_others)
             if self._identity() != self._opened_as:
                 raise CorruptCheckpointError("was changed while it was read", where=str(self._path))
 
-    def _read_blocks(self, direct: Sequence[WantedBox], touched: set[int], checked_by_others: Collection[int]) -> None:
-        """Read direct boxes into place, and check each touched block once."""
+    def _read_blocks(
+        self, direct: Sequence[tuple[int, memoryview]], touched: set[int], checked_by_others: Collection[int]
+    ) -> None:
+        """Read bytes of the file, each from its first on, into place, and check each touched block once."""
         places: dict[int, list[tuple[int, memoryview]]] = {block: [] for block in sorted(touched)}
-        for box in direct:
-            data = box.out.reshape(-1).view(np.uint8).data
-            first = box.bytes_of_file.start
-            for block in box.blocks:
+        for first, data in sorted(direct, key=lambda part: part[0]):
+            for block in blocks_of(range(first, first + len(data))):
                 begin, end = max(first, block * BLOCK_BYTES), min(first + len(data), (block + 1) * BLOCK_BYTES)
                 places[block].append((begin, data[begin - first : end - first]))
         to_check = self._unchecked.intersection(touched).difference(checked_by_others)
@@ -179,6 +198,31 @@ class ShardReader:
 
             _in_threads(work, boxes, self._threads)
 
+    def _decompress(self, boxes: Sequence[WantedBox], checked_by_others: Collection[int]) -> None:
+        """Read, check and decompress the chunks that hold something of compressed boxes, some at a time."""
+        for batch in _batches(boxes):
+            stored = {chunk: memoryview(bytearray(len(chunk))) for chunk in {wanted.stored for wanted in batch}}
+            touched = {block for chunk in stored for block in blocks_of(chunk)}
+            self._read_blocks([(chunk.start, data) for chunk, data in stored.items()], touched, checked_by_others)
+
+            def work(wanted: _WantedChunk, stored: dict[range, memoryview] = stored) -> int:
+                self._copy_chunk(wanted, stored[wanted.stored])
+                return 0
+
+            _in_threads(work, batch, self._threads)
+
+    def _copy_chunk(self, wanted: _WantedChunk, stored: memoryview) -> None:
+        box = wanted.box
+        assert box.piece.chunks is not None
+        shape, size = box.piece.chunks.shape, box.out.itemsize
+        try:
+            plain = decompress(stored, prod(shape) * size, size, box.piece.chunks.filters)
+        except DecompressionError as error:
+            raise CorruptCheckpointError(
+                f"the chunk at byte {wanted.stored.start} {error}", where=str(self._path)
+            ) from None
+        box.out[wanted.inside_box] = plain.view(box.out.dtype).reshape(shape)[wanted.inside_chunk]
+
     def _scratch_block(self) -> memoryview:
         if not hasattr(self._scratch, "block"):
             self._scratch.block = memoryview(bytearray(BLOCK_BYTES))
@@ -200,6 +244,31 @@ def _digests_of(path: Path, expected: FileRecord) -> BlockDigests:
     if (digests.size, digests.whole) != (expected.size, expected.digest):
         raise CorruptCheckpointError("does not belong to its shard file", where=str(digest_path))
     return digests
+
+
+def blocks_of(inside: range) -> range:
+    """The blocks that hold some bytes of a file."""
+    return range(inside.start // BLOCK_BYTES, -(-inside.stop // BLOCK_BYTES))
+
+
+def _batches(boxes: Iterable[WantedBox]) -> Iterator[list[_WantedChunk]]:
+    """The chunks of boxes in the file's order, as many at a time as are held in memory."""
+    wanted = []
+    for box in boxes:
+        chunks = box.piece.chunks
+        assert chunks is not None
+        for number, inside_chunk, inside_box in chunks_of_box(box.piece.shape, chunks.shape, box.start, box.out.shape):
+            wanted.append(_WantedChunk(box, chunks.bytes_of_file(number), inside_chunk, inside_box))
+    batch: list[_WantedChunk] = []
+    held = 0
+    for chunk in sorted(wanted, key=lambda chunk: chunk.stored.start):
+        batch.append(chunk)
+        held += len(chunk.stored)
+        if held >= _BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def _with_gaps(places: Sequence[tuple[int, memoryview]], first: int, end: int, scratch: memoryview) -> list[memoryview]:

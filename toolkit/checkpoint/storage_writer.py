@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from torch.futures import Future
 from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.boxes import chunk_of
 from toolkit.checkpoint.commit import open_part, refuse_existing
+from toolkit.checkpoint.compressed_shard import Place, write_compressed
+from toolkit.checkpoint.filters import Compression, check_compression
 from toolkit.checkpoint.layout import shard_name, step_of
 from toolkit.checkpoint.save_plan import StoredShare, stored_piece, whole_plan
 from toolkit.checkpoint.saving import Description, finish_save, write_digests
@@ -46,6 +49,7 @@ class _Written:
     """What one rank tells the coordinator: the pieces of its shard file, the file, and its values."""
 
     share: StoredShare
+    places: Sequence[Place]
     files: bytes
     values: dict[str, Any]
 
@@ -58,6 +62,10 @@ class HDF5StorageWriter(StorageWriter):
         step: recorded in the manifest; by default that of a folder named `step-XXXXXXXX`, and 0 elsewhere.
         attempt, state, mesh: recorded, too; `state` is JSON (of the coordinator).
         threads: of each rank that write at a time.
+        compression: of the tensors; "zstd" needs the extra of that name, to save and to load.
+
+    Raises:
+        ToolkitError: what the compression needs is not installed.
     """
 
     def __init__(
@@ -69,7 +77,10 @@ class HDF5StorageWriter(StorageWriter):
         state: dict[str, Any] | None = None,
         mesh: list[dict[str, Any]] | None = None,
         threads: int = 1,
+        compression: Compression = "none",
     ) -> None:
+        check_compression(compression)
+        self._compression = compression
         self._step = step
         self._description = Description(
             Path(path), written_by(), self._step_in(Path(path)), attempt, state or {}, mesh or []
@@ -131,8 +142,14 @@ class HDF5StorageWriter(StorageWriter):
         data = [_bytes_to_store(item, planner) for item in items]
         layout = lay_out(tuple(map(stored_piece, items)))
         path = self._description.part / file
-        files = write_digests(path, write_shard(path, layout, data, threads=self._threads)) if items else b""
-        written = _Written((file, layout.pieces, layout.starts), files, values)
+        places: Sequence[Place] = layout.starts
+        files = b""
+        if items and self._compression == "none":
+            files = write_digests(path, write_shard(path, layout, data, threads=self._threads))
+        elif items:
+            digests, places = write_compressed(path, layout.pieces, data, self._compression, threads=self._threads)
+            files = write_digests(path, digests)
+        written = _Written((file, layout.pieces, layout.starts), places, files, values)
         # DCP hands the list on to `finish` as it is: one entry says all.
         results = [WriteResult(dcp.MetadataIndex(file), layout.data_bytes, written)]
         future: Future[list[WriteResult]] = Future()
@@ -143,6 +160,8 @@ class HDF5StorageWriter(StorageWriter):
         """On the coordinator, after all ranks wrote: index, manifest, commit."""
         written: list[_Written] = [result.storage_data for of_rank in results for result in of_rank]
         plan = whole_plan([rank.share for rank in written], metadata)
+        if self._compression != "none":
+            plan = plan.placed((*rank.share[:2], rank.places) for rank in written)
         values = {name: value for rank in written for name, value in rank.values.items()}
         finish_save(self._description, plan, {rank.share[0]: rank.files for rank in written if rank.files}, values)
 

@@ -8,10 +8,32 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from h5py import h5s
+from h5py import h5d, h5s
 
+from toolkit.checkpoint.chunks import Chunks
+from toolkit.checkpoint.filters import FILTERS, Compression
 from toolkit.checkpoint.output import new_hdf5_file
 from toolkit.checkpoint.shard_layout import ALIGNMENT, StoredPiece, describe
+
+
+class ChunkedPiece:
+    """A compressed piece that is being written; each of its chunks must be."""
+
+    def __init__(self, dataset: h5d.DatasetID, chunk: tuple[int, ...], filters: tuple[str, ...]) -> None:
+        self._dataset = dataset
+        self._chunk = chunk
+        self._filters = filters
+
+    def write(self, start: tuple[int, ...], stored: bytes) -> None:
+        """Write the chunk that begins at an element of the piece, as its filters made it."""
+        self._dataset.write_direct_chunk(start, stored)
+
+    def chunks(self) -> Chunks:
+        """Where all chunks are."""
+        found: list[h5d.StoreInfo] = []
+        self._dataset.chunk_iter(found.append)
+        ordered = sorted(found, key=lambda chunk: chunk.chunk_offset)
+        return Chunks(self._chunk, tuple((chunk.byte_offset, chunk.size) for chunk in ordered), self._filters)
 
 
 class StreamedShard:
@@ -30,11 +52,21 @@ class StreamedShard:
             offset: where the piece begins in the global tensor.
             data: the piece, C-contiguous, of the element's `memory` type.
         """
-        dataset = describe(self._file, StoredPiece(name, dtype, tuple(shape), tuple(offset), data.shape))
+        return self.write_piece(StoredPiece(name, dtype, tuple(shape), tuple(offset), data.shape), data)
+
+    def write_piece(self, piece: StoredPiece, data: np.ndarray) -> int:
+        """As `write`."""
+        dataset = describe(self._file, piece)
         if not data.size:
             return 0
         dataset.write(h5s.ALL, h5s.ALL, data, mtype=dataset.get_type())
         return int(dataset.get_offset())
+
+    def chunked(self, piece: StoredPiece, chunk: tuple[int, ...], compression: Compression) -> ChunkedPiece:
+        """Begin a compressed piece, with chunks of the shape `chunk`."""
+        return ChunkedPiece(
+            describe(self._file, piece, chunk=chunk, compression=compression), chunk, FILTERS[compression]
+        )
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+from h5py import h5d
 
 from toolkit.checkpoint.elements import element
+from toolkit.checkpoint.filters import FILTER_NUMBERS
 from toolkit.checkpoint.manifest import Manifest, Piece, TensorRecord
 from toolkit.checkpoint.names import escape
 from toolkit.checkpoint.shard_layout import dataset_name
@@ -47,8 +49,25 @@ def _difference(shard: h5py.File, name: str, record: TensorRecord, piece: Piece)
         return f"HDF5 does not give it: {error.args[0]}"
     if not isinstance(place, h5py.Dataset):
         return "HDF5 holds no dataset for it"
-    if place.shape != piece.shape or (piece.size and place.id.get_offset() != piece.byte_offset):
+    if place.shape != piece.shape or not _lies_there(place, piece):
         return "HDF5 shows it elsewhere than the manifest"
     if not place.id.get_type().equal(element(record.dtype).file_type()):
         return "HDF5 shows it as another type than the manifest"
     return ""
+
+
+def _lies_there(dataset: h5py.Dataset, piece: Piece) -> bool:
+    """Whether HDF5 takes the same bytes for a piece, through the same filters."""
+    properties = dataset.id.get_create_plist()
+    filters = tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
+    if piece.chunks is None:
+        return not filters and (not piece.size or dataset.id.get_offset() == piece.byte_offset)
+    if dataset.chunks != piece.chunks.shape or filters != tuple(FILTER_NUMBERS[name] for name in piece.chunks.filters):
+        return False
+    found: list[h5d.StoreInfo] = []
+    dataset.id.chunk_iter(found.append)
+    ordered = sorted(found, key=lambda chunk: chunk.chunk_offset)
+    # The mask tells of filters that a chunk did not go through.
+    return not any(chunk.filter_mask for chunk in ordered) and piece.chunks.places == tuple(
+        (chunk.byte_offset, chunk.size) for chunk in ordered
+    )

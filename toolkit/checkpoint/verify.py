@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests, read_digests, size_of_file
-from toolkit.checkpoint.elements import element
 from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
 from toolkit.checkpoint.layout import MANIFEST, digest_name, step_of
 from toolkit.checkpoint.manifest import FileRecord, Manifest
@@ -191,14 +190,16 @@ def _saved_digests(folder: Path, file: FileRecord) -> BlockDigests | None:
 def _held_by(manifest: Manifest, file: str) -> list[tuple[int, int, str]]:
     """The first byte, the end and the tensor's name of all pieces in a shard file."""
     return [
-        (piece.byte_offset, piece.byte_offset + piece.size * element(record.dtype).size_bytes, name)
+        (inside.start, inside.stop, name)
         for name, record in manifest.tensors.items()
         for piece in record.pieces
         if piece.file == file
+        for inside in record.bytes_of_file(piece)
     ]
 
 
 def _within(held: Sequence[tuple[int, int, str]], block: int) -> tuple[str, ...]:
     """Names of the tensors with bytes in one block."""
     first, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
-    return tuple(name for begins, ends, name in held if begins < end and first < ends)
+    within = (name for begins, ends, name in held if begins < end and first < ends)
+    return tuple(dict.fromkeys(within))  # once, however many of its chunks

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
-    from toolkit.checkpoint.manifest import Manifest, TensorRecord
+    from toolkit.checkpoint.manifest import Manifest, Piece, TensorRecord
     from toolkit.checkpoint.norms import Norms
     from toolkit.checkpoint.tensor_tree import Branch
 
@@ -186,8 +186,15 @@ def _norms_text(found: Norms | str) -> Text:
     return text
 
 
+def _place(piece: Piece) -> str:
+    if piece.chunks is None:
+        return f"byte {piece.byte_offset}"
+    places, stored = piece.chunks.places, sum(size for _, size in piece.chunks.places)
+    return f"{stored} bytes of {piece.chunks.filters[-1]} in {len(places)} chunks from byte {places[0][0]}"
+
+
 def _add_pieces(node: Tree, record: TensorRecord) -> None:
     from rich.text import Text
 
     for piece in record.pieces:
-        node.add(Text(f"{list(piece.shape)} at {list(piece.offset)} in {piece.file}, byte {piece.byte_offset}"))
+        node.add(Text(f"{list(piece.shape)} at {list(piece.offset)} in {piece.file}, {_place(piece)}"))

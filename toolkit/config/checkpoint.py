@@ -44,6 +44,11 @@ class CheckpointTable(Table):
     aggregate: Literal["rank", "node"] = key(
         "rank", "A shard file for each rank, or one for each node: thousands of files are a burden to a file system."
     )
+    compression: Literal["none", "gzip", "zstd"] = key(
+        "none",
+        "Of the tensors; what does not shrink stays as it is. `gzip` needs nothing and is slow, `zstd` needs "
+        "`toolkit[zstd]` on the compute side. Goes with a shard file for each rank alone.",
+    )
     source: str = key("", "Checkpoint folder to begin from; empty takes the run's newest that verifies.")
     take: Literal["all", "weights"] = key(
         "all",
@@ -57,6 +62,13 @@ class CheckpointTable(Table):
         form='a list of names such as ["head"]',
         default_factory=list,
     )
+
+    @field_validator("compression")
+    @classmethod
+    def _compressed_by_rank(cls, compression: str, info: ValidationInfo) -> str:
+        if compression != "none" and info.data.get("aggregate") == "node":
+            raise refuse_value((), "goes with a shard file for each rank alone", 'set checkpoint.aggregate to "rank"')
+        return compression
 
     @field_validator("take")
     @classmethod

@@ -1,0 +1,123 @@
+"""Compression of chunks by HDF5's own filters, done here, so that threads work side by side and no reader needs HDF5.
+
+Bytes of the same weight are put side by side first (HDF5's shuffle): exponents are alike, mantissas are not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import cache
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+from h5py import h5p, h5z
+
+from toolkit.errors import ToolkitError
+
+Compression = Literal["none", "gzip", "zstd"]
+# The filters of a compressed tensor, in the order in which they are applied.
+FILTERS: dict[Compression, tuple[str, ...]] = {"gzip": ("shuffle", "deflate"), "zstd": ("shuffle", "zstd")}
+# As HDF5 numbers them.
+FILTER_NUMBERS = {"deflate": 1, "shuffle": 2, "zstd": 32015}
+_LEVEL = 1  # the higher ones take several times as long, and save some percent of trained weights
+
+
+class DecompressionError(ValueError):
+    """The bytes are not what the filters make of a chunk of this size."""
+
+
+def check_compression(kind: str) -> None:
+    """Refuse a compression that is unknown, or that this environment cannot write.
+
+    Raises:
+        ToolkitError: with what to install.
+    """
+    if kind not in ("none", *FILTERS):
+        raise ToolkitError(f"{kind!r} is no compression", fix=f"choose one of: none, {', '.join(FILTERS)}")
+    if kind == "zstd":
+        _zstandard()
+        _hdf5_plugins()
+
+
+def compress(data: memoryview, chunk_bytes: int, element_bytes: int, kind: Compression) -> bytes:
+    """A chunk as it is stored. What `data` lacks of a whole chunk is zeros."""
+    chunk = np.frombuffer(data, np.uint8)
+    if len(chunk) < chunk_bytes:
+        chunk = np.concatenate([chunk, np.zeros(chunk_bytes - len(chunk), np.uint8)])
+    shuffled = np.ascontiguousarray(chunk.reshape(-1, element_bytes).T)
+    if kind == "gzip":
+        return zlib.compress(shuffled.data, _LEVEL)
+    # HDF5's filter wants to find the size in the frame.
+    stored: bytes = _zstandard().ZstdCompressor(level=_LEVEL, write_content_size=True).compress(shuffled.data)
+    return stored
+
+
+def decompress(stored: memoryview, chunk_bytes: int, element_bytes: int, filters: tuple[str, ...]) -> np.ndarray:
+    """The bytes of a chunk; never more than `chunk_bytes` are taken from memory, whatever is stored.
+
+    Raises:
+        DecompressionError: it is no chunk of this size.
+        ToolkitError: a library is missing.
+    """
+    plain = _inflate(stored, chunk_bytes) if filters[-1] == "deflate" else _unfreeze(stored, chunk_bytes)
+    if len(plain) != chunk_bytes:
+        raise DecompressionError(f"does not give the {chunk_bytes} bytes of a chunk")
+    return np.ascontiguousarray(np.frombuffer(plain, np.uint8).reshape(element_bytes, -1).T).reshape(-1)
+
+
+def _inflate(stored: memoryview, chunk_bytes: int) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        plain = stream.decompress(stored, chunk_bytes + 1)
+    except zlib.error as error:
+        raise DecompressionError(str(error)) from None
+    if not stream.eof or stream.unused_data:
+        raise DecompressionError(f"does not end with the {chunk_bytes} bytes of a chunk")
+    return plain
+
+
+def _unfreeze(stored: memoryview, chunk_bytes: int) -> bytes:
+    zstandard = _zstandard()
+    try:
+        # The library takes as much memory as the frame says, so that is looked at first.
+        if zstandard.get_frame_parameters(stored).content_size != chunk_bytes:
+            raise DecompressionError(f"does not give the {chunk_bytes} bytes of a chunk")
+        plain: bytes = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DecompressionError(str(error)) from None
+    return plain
+
+
+def set_filters(properties: h5p.PropDCID, kind: Compression) -> None:
+    """Tell HDF5 what a new dataset's chunks went through."""
+    properties.set_shuffle()
+    if kind == "gzip":
+        properties.set_deflate(_LEVEL)
+    else:
+        _hdf5_plugins()  # HDF5 makes no dataset with a filter that it does not know
+        properties.set_filter(FILTER_NUMBERS["zstd"], h5z.FLAG_MANDATORY, (_LEVEL,))
+
+
+@cache
+def _zstandard() -> ModuleType:
+    try:
+        import zstandard
+    except ImportError:
+        raise _missing("zstandard") from None
+    module: Any = zstandard
+    return module
+
+
+@cache
+def _hdf5_plugins() -> None:
+    try:
+        import hdf5plugin  # noqa: F401 - registers its filters
+    except ImportError:
+        raise _missing("hdf5plugin") from None
+
+
+def _missing(library: str) -> ToolkitError:
+    return ToolkitError(
+        f"zstd compression of checkpoints needs {library}", fix="install the extra: pip install 'toolkit[zstd]'"
+    )
