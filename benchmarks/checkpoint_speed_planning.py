@@ -107,7 +107,7 @@ def _ours(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -> 
         )
         for name in state
     }
-    whole = WholePlan.of(tensors, {name: (name,) for name in state}, ranks)
+    whole = WholePlan.of(tensors, {name: (name,) for name in state}, shards)
     record = _WRITTEN.pack(SHARD_BYTES, bytes(16), DIGEST_BYTES, bytes(16))
     for number in range(rounds):
         description = Description(folder / f"step-{number:08}", "benchmark", number)

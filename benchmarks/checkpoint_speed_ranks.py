@@ -237,14 +237,16 @@ class Measuring:
 
     @contextmanager
     def _spans(self) -> Iterator[None]:
-        """Time the writing of a share and the reading of a plan, whoever calls them."""
-        write, read = saves.write_share, PlannedLoad.read
-        changeable: tuple[Any, Any] = (saves, PlannedLoad)
-        changeable[0].write_share, changeable[1].read = self._spanned(write), self._spanned(read)
+        """Time what writes a rank's files, and what reads them by a plan."""
+        places: list[tuple[Any, str]] = [(saves, "write_shard"), (saves, "write_digests"), (PlannedLoad, "read")]
+        before = [getattr(owner, name) for owner, name in places]
+        for (owner, name), work in zip(places, before, strict=True):
+            setattr(owner, name, self._spanned(work))
         try:
             yield
         finally:
-            changeable[0].write_share, changeable[1].read = write, read
+            for (owner, name), work in zip(places, before, strict=True):
+                setattr(owner, name, work)
 
     def _forget(self, path: Path) -> None:
         dist.barrier()
