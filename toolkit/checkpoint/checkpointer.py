@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.agreement import Ranks
-from toolkit.checkpoint.background import Background
+from toolkit.checkpoint.background import Background, OnEnd
 from toolkit.checkpoint.commit import refuse_given_up, set_aside, take_over
 from toolkit.checkpoint.deletion import await_deletions, discard, discard_at_end, discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
@@ -116,7 +116,6 @@ class Checkpointer:
         return frozenset(read_manifest(source).tensors)
 
     @without_collection()
-    @without_collection()
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
         """Save on all ranks and return the committed folder. A save in the background is waited for first.
 
@@ -143,9 +142,14 @@ class Checkpointer:
         return final
 
     @without_collection()
-    @without_collection()
     def save_in_background(
-        self, step: int, tensors: dict[str, Any], state: dict[str, Any], *, when_busy: Literal["wait", "skip"] = "wait"
+        self,
+        step: int,
+        tensors: dict[str, Any],
+        state: dict[str, Any],
+        *,
+        when_busy: Literal["wait", "skip"] = "wait",
+        on_end: OnEnd | None = None,
     ) -> bool:
         """Copy the state, on all ranks, and return; the copy is saved as `save` does it while training goes on.
 
@@ -154,6 +158,7 @@ class Checkpointer:
 
         Args:
             when_busy: what to do on all ranks when any rank's last save goes on.
+            on_end: hears, in another thread, that this save is committed, or of its error.
 
         Returns:
             Whether the step is or will be saved: False when it was skipped.
@@ -161,11 +166,12 @@ class Checkpointer:
         Raises:
             ToolkitError: the same on every rank, when the state cannot be saved, or the save before this one failed.
         """
-        _, is_busy = self._ranks.together_any(lambda: (None, self._background.is_busy))
-        if is_busy and when_busy == "skip":
+        if when_busy == "skip" and self.is_any_busy():
             return False
         self.wait()
         if self._is_saved(step):
+            if on_end is not None:
+                on_end(None)
             return True
         if self._aside is None:
             self._aside = Ranks(self._world)
@@ -178,8 +184,12 @@ class Checkpointer:
                 prepared.write(ranks, threads=1)  # the other cores are the training's
             self._saved(step)
 
-        self._background.start(work)
+        self._background.start(work, on_end)
         return True
+
+    def is_any_busy(self) -> bool:
+        """Whether a save in the background goes on, on any rank; the same answer on all. Collective."""
+        return self._ranks.together_any(lambda: (None, self._background.is_busy))[1]
 
     @property
     def save_failed(self) -> bool:
@@ -253,7 +263,6 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._retain()
 
-    @without_collection()
     @without_collection()
     def load(
         self,

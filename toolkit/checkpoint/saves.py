@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,13 @@ def prepare(
         RankFailure: the same on every rank.
     """
 
+    kept = description
+
     def begin() -> tuple[FlatState, bool]:
+        nonlocal kept
         state = planning.look(tensors)
+        if staging is not None and ranks.rank == 0:  # lists and dicts change as tensors do
+            kept = replace(description, state=deepcopy(description.state))
         if ranks.rank == 0:
             refuse_given_up(description.final.parent, description.attempt)
             open_part(description.final, description.attempt, spare=spare)
@@ -116,7 +122,9 @@ def prepare(
     mine = planning.mine
     assert mine is not None
     values = _values_of_all(state, mine, ranks) if mine.any_values else {}
-    return PreparedSave(description, mine, planning.whole, values, _data_of(state, mine, staging), compression)
+    if staging is not None:
+        values = deepcopy(values)
+    return PreparedSave(kept, mine, planning.whole, values, _data_of(state, mine, staging), compression)
 
 
 def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks) -> dict[str, Any]:

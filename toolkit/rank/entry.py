@@ -159,6 +159,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
             raise  # 0 and None are a return, also after `should_stop`
     finally:
         world.stop_watch.tell_last_step()
+    _await_saves()
     stopped = world.stop_watch.verdict
     if dist.is_initialized():  # a tidy `main` may have done this itself
         dist.barrier()  # nobody tears the store down while another rank still needs it
@@ -166,6 +167,13 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     if stopped and world.run_dir is not None:
         attempt = RunDirectory(world.run_dir).attempt(world.attempt)
         write_text(attempt.done_marker(world.rank), "stopped\n")
+
+
+def _await_saves() -> None:
+    """A save in the background that the job did not wait for needs the process group, and its failure is the job's."""
+    background = sys.modules.get("toolkit.checkpoint.background")
+    if background is not None:
+        background.wait_for_all()
 
 
 def load_function(entry: str, directory: Path) -> Any:
@@ -221,7 +229,12 @@ def run_script(path: Path, argv: Sequence[str], interface: str) -> None:
     store = _host_env_store(world, interface)
     sys.argv = [str(path), *argv]
     sys.path.insert(0, str(path.parent))
-    runpy.run_path(str(path), run_name="__main__")
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as leave:
+        if leave.code:
+            raise
+    _await_saves()
     del store  # rank 0's server lived as long as the script
 
 
