@@ -117,6 +117,20 @@ def test_failures_are_counted_apart_from_what_was_foreseen(tmp_path):
     assert costs.seconds == pytest.approx(5 * 7000 + 5 + 11 * 600)  # an attempt that lives counts to its last save
 
 
+def test_a_save_in_the_background_costs_what_was_waited_for(tmp_path):
+    """Saves begin every 10 s, stop the steps for 1 s, and are written 5 s later."""
+    run = a_run(tmp_path / "run", gap_s=9, cost_s=1, lives=[("completed", 100, True)])
+    (tmp_path / "run" / "metrics" / "checkpoints.jsonl").write_text(
+        "".join(
+            SaveRecord(step, "every_s", 1.0, 6.0, 1, None, None, f"2026-01-01T00:00:{10 * step + 6}+00:00", 0).to_line()
+            + "\n"
+            for step in range(1, 5)
+        )
+    )
+    costs = measured(run)
+    assert (costs.cost_s, costs.interval_s) == (1.0, 9.0)
+
+
 def test_a_good_interval_is_told_and_no_change_asked_for(tmp_path):
     run = a_run(tmp_path / "run", gap_s=590, cost_s=10, lives=[("crashed", 36_000.0, False)] * 2)
     assert advice_lines(run) == [

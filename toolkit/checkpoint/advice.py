@@ -87,7 +87,7 @@ def _poisson_at_most(count: int, expected: float) -> float:
 class Costs:
     """What a run has shown.
 
-    saves: how many there were; `cost_s` is the median of what one cost.
+    saves: how many there were; `cost_s` is the median of what one cost: the wait, and not what is written aside.
     interval_s: the median of the work between two; None without two of one attempt.
     seconds: for which the run's ranks lived.
     failures: ends by chance after a step, by kind. `foreseen` are those at walltime, and preemptions after a save.
@@ -144,7 +144,7 @@ def measured(run_directory: Path) -> Costs | None:
     if not good:
         return None
     gaps = [
-        after.ended_at - after.waited_s - before.ended_at
+        after.began_at - before.went_on_at
         for before, after in pairwise(records)
         if before.attempt == after.attempt and after.why not in ("stop", "end")
     ]

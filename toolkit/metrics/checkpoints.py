@@ -24,8 +24,9 @@ class SaveRecord:
 
     step: optimizer steps done.
     why: one of `REASONS`.
-    waited_s: seconds for which rank 0 took no steps.
-    committed_s: seconds until the checkpoint was committed; null where the save failed.
+    waited_s: seconds for which rank 0 took no steps; of a save in the background, the wait for the one before it and
+        for the copy.
+    committed_s: seconds from its begin until the checkpoint was committed; null where the save failed.
     bytes: of all files of the checkpoint; null where the save failed.
     error: why it failed; null where it did not.
     metric: what `checkpoint.best` names, null where it was not measured at this step or is not finite.
@@ -64,6 +65,16 @@ class SaveRecord:
     def ended_at(self) -> float:
         """When it ended, in seconds since the epoch."""
         return seconds_since_epoch(self.time)
+
+    @property
+    def began_at(self) -> float:
+        """When steps stopped for it; of a failed one in the background, which does not tell, some time later."""
+        return self.ended_at - (self.waited_s if self.committed_s is None else self.committed_s)
+
+    @property
+    def went_on_at(self) -> float:
+        """When steps went on."""
+        return self.began_at + self.waited_s
 
 
 def seconds_since_epoch(time: str) -> float:
