@@ -46,9 +46,9 @@ class Run:
         model = torch.nn.Linear(100, 100)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.state = TrainingState(model, optimizer, Schedule(0.1, 1000, 0), 0)
-        checkpointer = Checkpointer(run_dir / "checkpoints", self.world, retention=Retention.of(table))
-        self.state.resume(checkpointer, self.world)
-        self.saves = Saves(self.world, self.state, checkpointer, table, measures)
+        self.checkpointer = Checkpointer(run_dir / "checkpoints", self.world, retention=Retention.of(table))
+        self.state.resume(self.checkpointer, self.world)
+        self.saves = Saves(self.world, self.state, self.checkpointer, table, measures)
 
     def step(self, loss: float = 1.0, *, stop: bool = False, last: bool = False, others: int = 0) -> bool:
         """`others` is what other ranks ask for."""

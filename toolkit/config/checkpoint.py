@@ -32,6 +32,18 @@ class CheckpointTable(Table):
         "Save at once when less than 3 % of the memory of a node or of the job on it is left, or when a GPU's memory "
         "begins to fail; looked at once a minute, saved once for each sign.",
     )
+    background: bool = key(
+        False,
+        "Train on while a save is written, from a copy of the state: steps wait for the copy alone. Off by default, since "
+        "the copy takes as much of the node's memory again as its ranks' part of the state, and a failure is heard of some "
+        "steps later. A save at a stop or at the end is always waited for.",
+    )
+    when_busy: Literal["wait", "skip"] = key(
+        "wait",
+        "With `background`, when a save is due and the one before it is still being written: wait for that, or skip this "
+        "one. A request, failing health and `every_s` come again at the next step, `every_steps` and `best` when they are "
+        "next due.",
+    )
     on_error: Literal["end", "continue"] = key(
         "end",
         "What a save that fails leads to. `end` fails the attempt at once, so that nobody computes for hours what may "

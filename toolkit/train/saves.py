@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -18,8 +16,7 @@ from toolkit.checkpoint.agreement import from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
-from toolkit.metrics.checkpoints import SaveLog, SaveRecord
-from toolkit.rundir.files import utc_now
+from toolkit.train.save_notes import SaveNotes, tell
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
 from toolkit.world.health import HealthWatch
@@ -40,6 +37,8 @@ class SaveSettings(Protocol):
     best_every_steps: int
     keep_best: int
     on_failing_health: bool
+    background: bool
+    when_busy: Literal["wait", "skip"]
     on_error: Literal["end", "continue"]
 
 
@@ -66,23 +65,22 @@ class Saves:
         self._world, self._state, self._checkpointer, self._settings = world, state, checkpointer, settings
         self._best = _BestMetric(world, state, settings, measures or {})
         self._health = _health_watch(world) if settings.on_failing_health else None
-        self._log: SaveLog | None = None
-        if world.rank == 0 and world.run_dir is not None:
-            self._log = SaveLog(world.run_dir / "metrics" / "checkpoints.jsonl")
+        self._notes = SaveNotes(world)
         self._own_reason = ""
         self._ended_at = time.monotonic()
 
     def asked(self) -> int:
         """What this rank asks for as a step begins: as `World.stop_asked`, and for saves of its own accord."""
         if self._health is not None and (failing := self._health.look()):
-            _tell(f"rank {self._world.rank} on {self._world.host} asks for a save: {failing}")
+            tell(f"rank {self._world.rank} on {self._world.host} asks for a save: {failing}")
             self._world.stop_watch.ask_save("health")
         asked = self._world.stop_asked(self._state.step)
         self._own_reason = self._world.stop_watch.save_asked
         if self._world.rank == 0 and 0 < self._settings.every_s <= time.monotonic() - self._ended_at:
             self._own_reason = self._own_reason or "every_s"
             return max(asked, SAVE)
-        return asked
+        # A save fails on all ranks, but each sees it at another moment: at the end of this step all look.
+        return max(asked, SAVE) if self._checkpointer.save_failed else asked
 
     def after_step(self, loss: Tensor, *, stop: bool, last: bool) -> bool:
         """Save on all ranks if one is due; true when that, or a look at the metric, took time.
@@ -93,71 +91,114 @@ class Saves:
             last: the run ends with this step.
 
         Raises:
-            ToolkitError: the save failed, and `on_error` or the end does not let the run go on.
+            ToolkitError: a save failed, this one or one in the background, and `on_error` or the end does not let the
+                run go on.
         """
         looked = self._best.after_step(loss, last=last)
-        why = self._why(stop=stop, last=last)
-        if not why:
+        self._notes.write_ended()
+        if stop or last:
+            self._save_at_end("stop" if stop else "end")
+            return True
+        if not (self._is_due_by_step() or self._world.should_save()):
             return looked
-        try:
-            self._save(why)
-        except ToolkitError as error:
-            if stop or last or self._settings.on_error == "end":
-                raise
-            if self._world.rank == 0:
-                _tell(f"the run goes on without this checkpoint: {error}")
-        self._ended_at = time.monotonic()
-        if (stop or last) and self._log is not None:
-            self._log.close()
-            self._advise()
+        self._save_and_go_on()
         return True
 
-    def _why(self, *, stop: bool, last: bool) -> str:
-        """The first of the reasons to save now, "" for none. Whether there is one, all ranks agree on."""
-        step, every = self._state.step, self._settings.every_steps
-        if stop or last:
-            return "stop" if stop else "end"
+    def _is_due_by_step(self) -> bool:
+        every = self._settings.every_steps
+        return self._best.is_new or (every > 0 and self._state.step % every == 0)
+
+    def _why(self) -> str:
+        """The first of the reasons to save now. That there is one, all ranks agree on."""
         if self._best.is_new:
             return "best"
         if self._world.should_save() and self._own_reason != "every_s":
             return self._own_reason or "health"  # another rank asked, which they do for their health alone
-        if every > 0 and step % every == 0:
-            return "every_steps"
-        return "every_s" if self._world.should_save() else ""
+        return "every_steps" if self._is_due_by_step() else "every_s"
 
-    def _save(self, why: str) -> None:
-        self._state.metric = self._best.to_save()
-        started = time.monotonic()
+    def _save_at_end(self, why: str) -> None:
+        """Save and wait. That a save in the background failed matters no more when this one succeeds."""
+        began_at = time.monotonic()
         try:
-            folder = self._state.save(self._checkpointer, self._world)
+            self._settle()
         except ToolkitError as error:
-            self._note(why, time.monotonic() - started, None, str(error))
-            raise
-        self._best.saved()
-        self._note(why, time.monotonic() - started, folder, None)
+            self._tell(str(error))
+        self._save(why, began_at, in_background=False)
+        self._notes.close()
+        if self._world.rank == 0 and self._world.run_dir is not None:
+            self._advise(self._world.run_dir)
 
-    def _note(self, why: str, seconds: float, folder: Path | None, error: str | None) -> None:
-        if self._log is None:
+    def _save_and_go_on(self) -> None:
+        settings, began_at = self._settings, time.monotonic()
+        if settings.background and settings.when_busy == "skip" and self._checkpointer.is_any_busy():
+            self._ask_again()
             return
-        self._log.write(
-            SaveRecord(
-                step=self._state.step,
-                why=why,
-                waited_s=round(seconds, 4),
-                committed_s=round(seconds, 4) if folder is not None else None,
-                bytes=_size_of(folder) if folder is not None else None,
-                error=error,
-                metric=self._best.value,
-                time=utc_now(),
-                attempt=self._world.attempt,
-            )
-        )
+        try:
+            self._settle()
+        except ToolkitError as error:
+            self._go_on_after(error)
+            if not self._is_due_by_step():  # ranks ask for this boundary also when they see such a failure
+                self._ask_again()
+                return
+        try:
+            self._save(self._why(), began_at, in_background=settings.background)
+        except ToolkitError as error:
+            self._go_on_after(error)
+        self._ended_at = time.monotonic()
 
-    def _advise(self) -> None:
+    def _settle(self) -> None:
+        """Wait for the save in the background.
+
+        Raises:
+            ToolkitError: it failed; the same on all ranks.
+        """
+        try:
+            self._checkpointer.wait()
+        except ToolkitError:
+            self._best.could_not_be_saved()
+            self._ended_at = time.monotonic()
+            raise
+        finally:
+            self._notes.write_ended()
+
+    def _go_on_after(self, error: ToolkitError) -> None:
+        if self._settings.on_error == "end":
+            raise error
+        self._tell(f"the run goes on without this checkpoint: {error}")
+
+    def _ask_again(self) -> None:
+        """No save was made now: what somebody asked this rank for is asked of the next step."""
+        if self._own_reason not in ("", "every_s"):
+            self._world.stop_watch.ask_save(self._own_reason)
+
+    def _save(self, why: str, began_at: float, *, in_background: bool) -> None:
+        state, noted = self._state, self._notes.begin(self._state.step, why, self._best.value, began_at)
+        state.metric = self._best.to_save()
+        try:
+            if in_background:
+                state.save_in_background(self._checkpointer, self._world, on_end=noted.ended)
+            else:
+                state.save(self._checkpointer, self._world)
+        except ToolkitError as error:
+            noted.ended(error)
+            raise
+        else:
+            self._best.saved()
+            if not in_background:
+                noted.ended(None)
+        finally:
+            noted.waited()
+            self._notes.write_ended()
+
+    def _advise(self, run_dir: Path) -> None:
         """Say in the run's log when another interval would have lost far less."""
-        assert self._world.run_dir is not None
-        if line := warning_line(self._world.run_dir):
-            _tell(line)
+        if line := warning_line(run_dir):
+            tell(line)
+
+    def _tell(self, text: str) -> None:
+        """What all ranks know, rank 0 says."""
+        if self._world.rank == 0:
+            tell(text)
 
 
 class _BestMetric:
@@ -185,6 +226,7 @@ class _BestMetric:
         self._steps = 0
         before = state.metric or {}
         self._best = before.get("best") if before.get("name") == name else None
+        self._best_before = self._best
         self.value: float | None = None  # of the state as it is now, where it was measured
 
     def after_step(self, loss: Tensor, *, last: bool) -> bool:
@@ -224,18 +266,14 @@ class _BestMetric:
         return {"name": self._settings.best} | {name: value for name, value in kept.items() if value is not None}
 
     def saved(self) -> None:
-        """A value that is saved is the best from now on; one that could not be may come again."""
+        """A value that is saved, or is being saved, is the best from now on."""
+        self._best_before = self._best
         if self.is_new:
             self._best = self.value
 
-
-def _size_of(folder: Path) -> int | None:
-    """Bytes of a checkpoint that was just committed; None where its disk does not tell, which ends no run."""
-    try:
-        return sum(path.stat().st_size for path in folder.iterdir())
-    except OSError as error:
-        _tell(f"the size of {folder} is not known: {error}")
-        return None
+    def could_not_be_saved(self) -> None:
+        """The last save failed in the background: a value as good as its own may come again."""
+        self._best = self._best_before
 
 
 def _health_watch(world: World) -> HealthWatch:
@@ -243,9 +281,3 @@ def _health_watch(world: World) -> HealthWatch:
     if world.device.startswith("cuda") and torch.version.cuda is not None:
         gpu = f"GPU-{torch.cuda.get_device_properties(world.device).uuid}"
     return HealthWatch(gpu, memory=world.local_rank == 0)
-
-
-def _tell(text: str) -> None:
-    with suppress(OSError):  # the rank's log lies on the disk that may be full
-        sys.stderr.write(f"toolkit: {text}\n")
-        sys.stderr.flush()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from toolkit.checkpoint.agreement import from_rank_zero
+from toolkit.checkpoint.background import OnEnd
 from toolkit.checkpoint.checkpointer import Checkpointer, LoadedCheckpoint
 from toolkit.errors import ToolkitError
 from toolkit.train.matching import Stored, check_weights, left_over, shapes_of, without_names
@@ -65,6 +66,21 @@ class TrainingState:
 
     def save(self, checkpointer: Checkpointer, world: World) -> Path:
         """Save on all ranks. Each adds its own random streams; the rest is the same everywhere."""
+        return checkpointer.save(self.step, *self._to_save(world))
+
+    def save_in_background(
+        self,
+        checkpointer: Checkpointer,
+        world: World,
+        *,
+        when_busy: Literal["wait", "skip"] = "wait",
+        on_end: OnEnd | None = None,
+    ) -> bool:
+        """As `save`, from a copy that is taken now: `Checkpointer.save_in_background`. False where it was skipped."""
+        tensors, state = self._to_save(world)
+        return checkpointer.save_in_background(self.step, tensors, state, when_busy=when_busy, on_end=on_end)
+
+    def _to_save(self, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = self._tensors() | {"random": {_stream_key(world.rank): self._streams(world).states()}}
         state = {
             "step": self.step,
@@ -75,7 +91,7 @@ class TrainingState:
         }
         if self.metric is not None:
             state["metric"] = self.metric
-        return checkpointer.save(self.step, tensors, state)
+        return tensors, state
 
     def resume(
         self,

@@ -1,0 +1,109 @@
+"""What saves came to, written down by rank 0 in `metrics/checkpoints.jsonl`, from the thread that trains."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toolkit.checkpoint.layout import step_folder
+from toolkit.metrics.checkpoints import SaveLog, SaveRecord
+from toolkit.rundir.files import utc_now
+from toolkit.world.facts import World
+
+
+@dataclass(frozen=True)
+class _End:
+    seconds: float
+    time: str
+    bytes: int | None
+    error: str | None
+
+
+@dataclass
+class NotedSave:
+    """One save, from its begin to its end; `waited_s` is known when training goes on."""
+
+    step: int
+    why: str
+    metric: float | None
+    folder: Path | None
+    began_at: float = field(default_factory=time.monotonic)
+    waited_s: float = 0.0
+    _end: _End | None = None
+
+    def waited(self) -> None:
+        """Training goes on."""
+        self.waited_s = time.monotonic() - self.began_at
+
+    def ended(self, error: Exception | None) -> None:
+        """It is committed, or has failed. Called in whatever thread saves."""
+        seconds, now = time.monotonic() - self.began_at, utc_now()
+        size = _size_of(self.folder) if self.folder is not None and error is None else None
+        self._end = _End(seconds, now, size, None if error is None else str(error))
+
+    def record(self, attempt: int) -> SaveRecord | None:
+        """Its line; None as long as it goes on."""
+        end = self._end
+        if end is None:
+            return None
+        return SaveRecord(
+            step=self.step,
+            why=self.why,
+            waited_s=round(min(self.waited_s, end.seconds), 4),
+            committed_s=round(end.seconds, 4) if end.error is None else None,
+            bytes=end.bytes,
+            error=end.error,
+            metric=self.metric,
+            time=end.time,
+            attempt=attempt,
+        )
+
+
+class SaveNotes:
+    """The file, and the save that goes on, if one does. Only rank 0 of a run writes."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._log: SaveLog | None = None
+        if world.rank == 0 and world.run_dir is not None:
+            self._log = SaveLog(world.run_dir / "metrics" / "checkpoints.jsonl")
+        self._open: NotedSave | None = None
+
+    def begin(self, step: int, why: str, metric: float | None, began_at: float) -> NotedSave:
+        """Note a save; the one before it has ended."""
+        self.write_ended()
+        folder = None
+        if self._log is not None and self._world.run_dir is not None:
+            folder = step_folder(self._world.run_dir / "checkpoints", step)
+        self._open = NotedSave(step, why, metric, folder, began_at)
+        return self._open
+
+    def write_ended(self) -> None:
+        """Write the line of the save in the background, if it has ended since."""
+        record = self._open.record(self._world.attempt) if self._open is not None else None
+        if record is not None:
+            self._open = None
+            if self._log is not None:
+                self._log.write(record)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+
+def _size_of(folder: Path) -> int | None:
+    """Bytes of a checkpoint that was just committed; None where its disk does not tell, which ends no run."""
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir())
+    except OSError as error:
+        tell(f"the size of {folder} is not known: {error}")
+        return None
+
+
+def tell(text: str) -> None:
+    with suppress(OSError):  # the rank's log lies on the disk that may be full
+        sys.stderr.write(f"toolkit: {text}\n")
+        sys.stderr.flush()
