@@ -4,7 +4,7 @@ Prints one JSON object: medians in seconds until the last rank is done, and rati
 All ways bring their files to the disk; rounds are interleaved, Python's collector rests for all, every load is compared
 with what was saved bit by bit. docs/checkpoints.md, "Speed", says what each way is.
 
-    python benchmarks/checkpoint_speed.py [--cases 1x256 2x256 4x256 2x1000] [--shapes large many]
+    python benchmarks/checkpoint_speed.py [--cases 1x256 2x256 4x256] [--shapes large many]
         [--folders tmpfs disk] [--disk DIR] [--rounds 5] [--plan 1024] [--markdown]
     python benchmarks/checkpoint_speed.py --write-docs    # the tables of evidence/checkpoint_speed.json into the docs
 """
@@ -95,7 +95,7 @@ def write_docs() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases = ["1x256", "2x256", "4x256", "2x1000"]
+    cases = ["1x256", "2x256", "4x256"]
     parser.add_argument("--cases", nargs="+", type=case_of, default=list(map(case_of, cases)), metavar="RANKSxMB")
     parser.add_argument("--shapes", nargs="+", choices=("large", "many"), default=["large", "many"])
     parser.add_argument("--folders", nargs="+", choices=("tmpfs", "disk"), default=["tmpfs", "disk"])
