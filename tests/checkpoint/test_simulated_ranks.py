@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,19 @@ def test_parts_that_a_planner_misplaces_are_refused(tmp_path):
                 if said:
                     assert said.startswith("x: a part of [") and "SavePlanner()" in said
     assert misplaced
+
+
+def plan_of_six(rows: int, rank: int) -> SavePlan:
+    planner = SavePlanner()
+    planner.set_up_planner(tensors_on_six(rank, rows), is_coordinator=rank == 0)
+    return planner.create_local_plan()
+
+
+def test_a_rank_without_rows_takes_none_from_the_others():
+    """Its empty part begins where another rank's begins, and of two parts at one place only one is stored."""
+    for rows in (2, 3, 7):
+        plans = play(partial(plan_of_six, rows), range(6))
+        for order in (plans, [replace(plan, items=list(plan.items)) for plan in reversed(plans)]):
+            shares, _ = SavePlanner().create_global_plan(order)
+            stored = [item.tensor_data.chunk.sizes[0] for share in shares for item in share.items]
+            assert sum(stored) == rows and 0 not in stored

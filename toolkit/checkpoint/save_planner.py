@@ -18,7 +18,8 @@ class SavePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """DCP's plan of what this rank writes."""
         plan = super().create_local_plan()
-        self.plan = replace(plan, items=[self._placed(item) for item in plan.items])
+        items = [self._placed(item) for item in plan.items]
+        self.plan = replace(plan, items=[item for item in items if not _is_empty_part(item)])
         return self.plan
 
     def _placed(self, item: WriteItem) -> WriteItem:
@@ -28,3 +29,12 @@ class SavePlanner(DefaultSavePlanner):
         chunk = chunk_of(tensor, item.index.fqn)
         index = MetadataIndex(item.index.fqn, chunk.offsets)
         return replace(item, index=index, tensor_data=replace(item.tensor_data, chunk=chunk))
+
+
+def _is_empty_part(item: WriteItem) -> bool:
+    """Whether a rank has nothing of a tensor that has elements.
+
+    It would begin where another rank's part begins, and of two parts at one place DCP stores one.
+    """
+    data = item.tensor_data
+    return data is not None and 0 in data.chunk.sizes and 0 not in data.size
