@@ -117,6 +117,21 @@ def test_plain_dcp_saves_and_what_replaces_a_checkpoint(tmp_path: Path) -> None:
     assert '"schema": 1' in (folder / MANIFEST).read_text()
 
 
+def test_ranks_that_were_given_up_on_commit_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part is fenced off between its making and the writing: HDF5 must not make it again."""
+    from toolkit.checkpoint import compressed_shard
+
+    def fenced(path: Path, *given: Any, **named: Any) -> Any:
+        path.parent.rename(path.parent.with_suffix(".stale-0"))
+        return write(path, *given, **named)
+
+    write = compressed_shard.write_compressed
+    monkeypatch.setattr("toolkit.checkpoint.saves.write_compressed", fenced)
+    with pytest.raises(ToolkitError, match="was not saved"):
+        save(tmp_path, "gzip")
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".stale-0"] == []
+
+
 def test_a_compressed_checkpoint_says_schema_2_where_it_needs_it(tmp_path: Path, gzipped: Path) -> None:
     assert '"schema": 2' in (gzipped / MANIFEST).read_text()
     folder = Checkpointer(tmp_path / "x", ALONE, compression="gzip").save(1, {"x": torch.zeros(8)}, {})

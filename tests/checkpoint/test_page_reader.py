@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from ckpt_runs import flip
 from page_reader import Checkpoint, plain
-from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.elements import ELEMENTS
@@ -68,6 +68,30 @@ def saved(folder: Path, compression: str) -> Path:
     return folder / "checkpoints" / "step-00000005"
 
 
+def load(rank: int, folder: Path, ranks: int) -> None:
+    """Fill the parts of another mesh, which begin in the middle of pieces and chunks."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder.parent}/store-{ranks}", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    world = World(rank, rank, ranks, ranks, 0, 1, "here", "cpu", "local", "test", attempt=1)
+    names = ("large", "large.bits", "every.bool", "every.complex64", "random/a b%")
+
+    def laid_out(value: torch.Tensor) -> DTensor:
+        return distribute_tensor(value, mesh, [Shard(value.dim() - 1)], src_data_rank=None)
+
+    wanted = {key: laid_out(torch.zeros_like(tensors()[key])) for key in names}
+    Checkpointer(folder.parent, world).load(wanted)
+    for key in names:
+        mine = wanted[key].to_local()
+        assert mine.numel() and torch.equal(mine, laid_out(tensors()[key]).to_local()), key
+    dist.destroy_process_group()
+
+
+def resharded(folder: Path) -> None:
+    """One rank more, and as columns."""
+    mp.start_processes(load, (folder, RANKS + 1), nprocs=RANKS + 1, start_method="forkserver")
+
+
 @pytest.mark.parametrize(("compression", "schema"), [("none", 1), ("gzip", 2)])
 def test_the_page_is_enough_to_read_what_ranks_saved(tmp_path: Path, compression: str, schema: int) -> None:
     folder = saved(tmp_path, compression)
@@ -84,6 +108,7 @@ def test_the_page_is_enough_to_read_what_ranks_saved(tmp_path: Path, compression
     pieces = [piece for record in found.manifest["tensors"].values() for piece in record["pieces"]]
     compressed = [piece for piece in pieces if len(piece) == 5]
     assert any(len(piece[4][1]) > 1 for piece in compressed) == (compression != "none")
+    resharded(folder)
     number, first = (compressed[-1][0], compressed[-1][4][1][0][0]) if compressed else (pieces[-3][0], pieces[-3][3])
     flip(folder / found.manifest["files"][number]["name"], first + 3)
     with pytest.raises(ValueError, match="is damaged"):

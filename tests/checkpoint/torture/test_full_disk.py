@@ -19,6 +19,7 @@ from traced_ranks import Ended, Fault, Tracing, end_tracing, require_strace, run
 
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.deletion import await_deletions
+from toolkit.checkpoint.filters import Compression
 from toolkit.checkpoint.layout import committed_steps
 from toolkit.checkpoint.verify import verify_fully
 from toolkit.errors import ToolkitError
@@ -50,13 +51,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def save_then_mend(world: World, tell: Callable[[Any], None], directory: Path, mend: list[str]) -> None:
+def save_then_mend(
+    world: World, tell: Callable[[Any], None], directory: Path, mend: list[str], compression: Compression = "none"
+) -> None:
     """Save step 2, which may be refused; then rank 0 mends the disk, and step 3 is saved."""
     import torch.distributed as dist
 
     from toolkit.checkpoint.agreement import from_rank_zero
 
-    checkpoints = Checkpointer(directory, world, keep_last=2)
+    checkpoints = Checkpointer(directory, world, keep_last=2, compression=compression)
     name = (2, world.attempt)
     os.write(2, b"step 2 begins\n")
     try:
@@ -110,8 +113,10 @@ def assert_clean(directory: Path, ended: list[Ended], size: int, *, refused: boo
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("size", [1, 2], ids=["1 rank", "2 ranks"])
-def test_full_at_any_level(small_disk, tmp_path, size, tally: Tally):
+@pytest.mark.parametrize(
+    ("size", "compression"), [(1, "none"), (2, "none"), (2, "gzip")], ids=["1 rank", "2 ranks", "2 ranks, compressed"]
+)
+def test_full_at_any_level(small_disk, tmp_path, size, compression: Compression, tally: Tally):
     """From a disk that takes nothing more to one that takes all of a save."""
     save_first(tmp_path / "first", tmp_path / "before", size)
     needed = sum(file.stat().st_blocks * 512 for file in (tmp_path / "before").rglob("*"))
@@ -121,14 +126,15 @@ def test_full_at_any_level(small_disk, tmp_path, size, tally: Tally):
         directory, ballast = small_disk / str(number), small_disk / "ballast"
         shutil.copytree(tmp_path / "before", directory)
         fill(ballast, free_bytes)
-        arguments = (directory, ["rm", str(ballast)])
+        arguments = (directory, ["rm", str(ballast)], compression)
         ended = run_ranks(tmp_path / f"ranks-{number}", save_then_mend, arguments, size=size)
         error = refusal(ended, ("No space left on device",))
         if error is not None:
             assert all("free space there" in rank.told[0]["fix"] for rank in ended)
             refused += 1
         assert_clean(directory, ended, size, refused=error is not None)
-        tally.case(f"{size} rank{'s' * (size > 1)}", "saved" if error is None else "refused clearly")
+        kind = f"{size} rank{'s' * (size > 1)}{', compressed' * (compression != 'none')}"
+        tally.case(kind, "saved" if error is None else "refused clearly")
         shutil.rmtree(directory)
     assert 0 < refused < number + 1
 
