@@ -13,6 +13,7 @@ import torch
 from ckpt_runs import SHARD, save
 
 from toolkit.checkpoint.layout import committed_steps
+from toolkit.checkpoint.one_writer import WRITER
 from toolkit.rundir.files import read_json, write_json
 
 
@@ -27,7 +28,7 @@ def run(toolkit) -> Path:
 
 
 def names(run: Path) -> list[str]:
-    return sorted(path.name for path in (run / "checkpoints").iterdir())
+    return sorted(path.name for path in (run / "checkpoints").iterdir() if path.name != WRITER)
 
 
 def steps(run: Path) -> list[int]:

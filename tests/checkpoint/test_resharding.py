@@ -155,7 +155,7 @@ def test_one_rank_that_cannot_save_fails_all_and_keeps_the_last(saved):
     assert len({answer["error"] for answer in answers}) == 1
     assert "rank 2" in answers[0]["error"] and "random.rank-00002" in answers[0]["error"]
     assert "step 3 is the last good checkpoint" in answers[0]["error"]
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-00000002", "step-00000003"]
+    assert sorted(path.name for path in (folder / "checkpoints").glob("step-*")) == ["step-00000002", "step-00000003"]
 
 
 def test_replicated_tensors_are_stored_once_and_rank_keys_by_their_rank(saved):
@@ -215,7 +215,7 @@ def test_errors_of_loading_reach_every_rank(saved):
 def test_a_rank_killed_while_it_saves_leaves_the_last_good_checkpoint(tmp_path):
     with pytest.raises(mp.ProcessExitedException, match="SIGKILL"):
         run_ranks(2, die_while_saving, tmp_path)
-    (part,) = (tmp_path / "cut").glob("*.part-1")
+    (part,) = (tmp_path / "cut").glob("*.part-1-*")
     assert "shard-00001-of-00002.h5" in {path.name for path in part.iterdir()}
     wanted = {"x": torch.zeros(4)}
     world = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone", attempt=2)

@@ -158,7 +158,13 @@ def test_a_claim_that_another_wins_after_the_folder_was_listed(run_directory, mo
 
 def test_unfinished_saves_of_older_attempts_are_fenced_off(run_directory):
     claim_attempt(run_directory)
-    for name in ("step-00000010", "step-00000020.part-0", "step-00000020.stale-0", "step-00000030.part-1"):
+    for name in (
+        "step-00000010",
+        "step-00000020.part-0",
+        "step-00000020.stale-0",
+        "step-00000020.part-0-77",
+        "step-00000030.part-1-7",
+    ):
         (run_directory.checkpoints / name).mkdir()
     attempt = claim_attempt(run_directory)
     assert attempt.number == 1
@@ -166,7 +172,8 @@ def test_unfinished_saves_of_older_attempts_are_fenced_off(run_directory):
         "step-00000010",
         "step-00000020.stale-0",
         "step-00000020.stale-0-2",
-        "step-00000030.part-1",  # this attempt's own number
+        "step-00000020.stale-0-3",
+        "step-00000030.part-1-7",  # this attempt's own number
     ]
     with pytest.raises(FileNotFoundError):  # the late commit of a rank that was given up on
         (run_directory.checkpoints / "step-00000020.part-0").rename(run_directory.checkpoints / "step-00000020")

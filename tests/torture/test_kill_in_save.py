@@ -33,7 +33,7 @@ def test_kill_of_everything_in_a_save(local, slurm, repeats, ledger):
         for process in processes_of(run):
             process.kill()
         gone = until(lambda: not processes_of(run))
-        parts = [path.name for path in run.checkpoints.glob(f"*.part-{attempt}")]
+        parts = [path.name for path in run.checkpoints.glob(f"*.part-{attempt}-*")]
         verified, bad = verify(slurm, run)
         until(lambda: slurm.status(run)["state"] in ("lost", "failed"), poll_s=0.5)
         begin = time.monotonic()
@@ -52,7 +52,7 @@ def test_kill_of_everything_in_a_save(local, slurm, repeats, ledger):
     assert state == "completed" and equal
     assert len(seen) == repeats, "no kill hit a save"
     assert all(whole and not bad for _, whole, bad, _ in seen)
-    left = [path.name for path in Path(run.checkpoints).iterdir() if "." in path.name]
+    left = [path.name for path in Path(run.checkpoints).glob("step-*") if "." in path.name]
     assert not left, "half saves were left behind"
 
 

@@ -17,16 +17,17 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.agreement import Ranks
 from toolkit.checkpoint.background import Background, OnEnd
-from toolkit.checkpoint.commit import refuse_given_up, set_aside, take_over
+from toolkit.checkpoint.commit import set_aside, take_over
 from toolkit.checkpoint.deletion import await_deletions, discard, discard_at_end, discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import RankFailure, load_error, save_error
 from toolkit.checkpoint.filters import Compression, check_compression
-from toolkit.checkpoint.layout import aside_of, committed_steps, part_folder, step_folder, step_of
+from toolkit.checkpoint.layout import aside_of, committed_steps, new_token, part_folder, step_folder, step_of
 from toolkit.checkpoint.load_planner import KeptTensors, LoadPlanner
 from toolkit.checkpoint.loading import planned_load, share_of_checks
 from toolkit.checkpoint.manifest import Manifest
 from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.one_writer import refuse_others
 from toolkit.checkpoint.quiet import without_collection
 from toolkit.checkpoint.retention import Retention, retain
 from toolkit.checkpoint.save_plan import SavePlanning
@@ -100,7 +101,11 @@ class Checkpointer:
         self._at_step: int | None = None
         self._spare: Path | None = None
         self._world = world
-        self._ranks.from_rank_zero(lambda: take_over(directory, world.attempt))
+        self._token = self._ranks.from_rank_zero(self._begin)
+
+    def _begin(self) -> int:
+        take_over(self._directory, self._attempt)
+        return new_token()
 
     def latest(self) -> int | None:
         """The newest committed step. Not collective."""
@@ -215,7 +220,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             await_deletions(_DELETIONS_S)  # of what the save before this one replaced: a disk may be nearly full
         description = Description(
-            final, written_by(), step, self._attempt, state, mesh=meshes_of(tensors), replace=True
+            final, written_by(), step, self._attempt, self._token, state, mesh=meshes_of(tensors), replace=True
         )
         spare, self._spare = self._spare, None
         return prepare(
@@ -240,7 +245,7 @@ class Checkpointer:
         except RankFailure as failure:
             cause, kept = (ranks or self._ranks).from_rank_zero(partial(self._why_failed, failure))
             if self._ranks.rank == 0:  # what was written may fill the disk; the others need not wait for its end
-                discard(part_folder(step_folder(self._directory, step), self._attempt))
+                discard(part_folder(step_folder(self._directory, step), self._attempt, self._token))
             raise save_error(self._directory, step, kept, RankFailure.from_json(cause)) from failure
 
     def _why_failed(self, failure: RankFailure) -> tuple[str, str]:
@@ -248,7 +253,7 @@ class Checkpointer:
         # Whoever is overtaken in the middle of a save meets a missing file first, as its folder was renamed.
         try:
             with suppress(OSError):  # the disk that fails now has failed the save, which says more
-                refuse_given_up(self._directory, self._attempt)
+                refuse_others(self._directory, self._attempt)
         except ToolkitError as error:
             failure = RankFailure(0, error)
         try:

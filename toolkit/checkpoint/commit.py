@@ -1,6 +1,6 @@
 """From a folder of files to a committed checkpoint and, later, out of the way.
 
-The rename of `step-X.part-A` to `step-X` is the commit. Before it every file and the folder are on the
+The rename of `step-X.part-A-N` to `step-X` is the commit. Before it every file and the folder are on the
 disk; after it the parent is. A folder is never deleted under its committed name: it is renamed first, so that
 a deletion that stops halfway leaves no damaged checkpoint behind.
 """
@@ -13,44 +13,61 @@ from pathlib import Path
 
 from toolkit.checkpoint.deletion import discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
-from toolkit.checkpoint.layout import INDEX, MANIFEST, aside_of, committed_steps, entries_of, part_folder, step_of
+from toolkit.checkpoint.layout import (
+    INDEX,
+    MANIFEST,
+    aside_of,
+    committed_steps,
+    entries_of,
+    part_folder,
+    parts_of,
+    step_of,
+)
 from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.one_writer import Writer, given_up, hold_folder, is_of_a_run, refuse_others
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import make_folder, sync
-from toolkit.rundir.layout import RunDirectory
 
 
-def open_part(final: Path, attempt: int, *, spare: Path | None = None) -> Path:
+def make_checkpoints_folder(directory: Path) -> None:
+    """Make the folder around the checkpoints: in a run as open as the run, elsewhere as the umask says."""
+    new = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    if not new:
+        return
+    if is_of_a_run(directory):
+        with suppress(FileExistsError):
+            make_folder(directory)
+    else:
+        directory.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync(folder.parent)  # else a power cut may take the name of the folder that holds all checkpoints
+
+
+def open_part(final: Path, attempt: int, token: int, *, spare: Path | None = None) -> Path:
     """Make the folder in which `attempt` writes the checkpoint `final`.
 
     What a failed save of the same attempt left there is removed. In a run the folder is as open as the run, elsewhere
     as the umask says.
 
     Args:
+        token: a number that no other process has. Ranks open their files by name: where another process that thinks it is
+            the same attempt has put their folder aside, they must fail, and not write into the other's.
         spare: a folder that is no checkpoint any more; it becomes the part, with the files that it has.
     """
-    part = part_folder(final, attempt)
-    if part.exists():
-        discard_later(set_aside(part, "stale", attempt))
-    new = [folder for folder in part.parents if not folder.exists()]
+    make_checkpoints_folder(final.parent)
+    for left in parts_of(final, attempt):
+        with suppress(FileNotFoundError):  # whose it is may remove it, too
+            discard_later(set_aside(left, "stale", attempt))
+    part = part_folder(final, attempt, token)
     if spare is not None and spare.exists():
         for name in (MANIFEST, INDEX):
             (spare / name).unlink(missing_ok=True)
         spare.rename(part)
-    elif _is_of_a_run(final.parent):
-        with suppress(FileExistsError):
-            make_folder(part.parent)
+    elif is_of_a_run(final.parent):
         make_folder(part)
     else:
-        part.mkdir(parents=True)
-    for folder in new:
-        sync(folder.parent)  # else a power cut may take the name of the folder that holds all checkpoints
+        part.mkdir()
     return part
-
-
-def _is_of_a_run(directory: Path) -> bool:
-    """True for a run's `checkpoints` folder. Other folders have no attempts, and their modes are the umask's."""
-    return RunDirectory(directory.parent).attempts.is_dir()
 
 
 def refuse_existing(final: Path) -> None:
@@ -63,24 +80,6 @@ def refuse_existing(final: Path) -> None:
         raise ToolkitError("checkpoint exists already", where=str(final), fix="save under another name, or remove it")
 
 
-def refuse_given_up(directory: Path, attempt: int) -> None:
-    """A run's checkpoints belong to its newest attempt: ranks that live on after it was given up on write none.
-
-    Args:
-        directory: a run's `checkpoints` folder; any other folder has no attempts, and is anybody's.
-
-    Raises:
-        OwnFailureError: a later attempt of the run has begun.
-    """
-    newest = max(RunDirectory(directory.parent).attempt_numbers(), default=attempt)
-    if newest > attempt:
-        raise _given_up(directory, attempt, newest)
-
-
-def _given_up(directory: Path, attempt: int, newest: int) -> OwnFailureError:
-    return OwnFailureError(f"attempt {attempt} was given up on: attempt {newest} has the run now", where=str(directory))
-
-
 def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> None:
     """Make the finished folder `part` the checkpoint `final`.
 
@@ -88,14 +87,16 @@ def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> N
     later steps, which belong to a line that the run has left, get the suffix `.left-<attempt>`.
 
     Raises:
-        OwnFailureError: with `replace`, when a later attempt of the run has begun.
+        OwnFailureError, ToolkitError: with `replace`, when another attempt or process has the folder.
         OSError: with `replace`, when this host cannot read whose the checkpoints in the way are; the disk did not take it.
     """
     sync(part)
     if replace:
-        refuse_given_up(final.parent, attempt)
+        hold_folder(final.parent, attempt)
     older = _make_room(final, attempt) if replace else None
     try:
+        if replace:
+            hold_folder(final.parent, attempt)
         _give_name(part, final)
     except BaseException:
         if older is not None and not final.exists():  # else a save that failed has taken a checkpoint away
@@ -158,12 +159,12 @@ def _refuse_newer(folder: Path, attempt: int) -> None:
         OSError: it cannot be read.
         ToolkitError: another version of toolkit wrote it.
     """
-    if not _is_of_a_run(folder.parent):
+    if not is_of_a_run(folder.parent):
         return
     with suppress(CorruptCheckpointError):
         owner = read_manifest(folder).attempt
         if owner > attempt:
-            raise _given_up(folder, attempt, owner)
+            raise given_up(folder, attempt, owner)
 
 
 def set_aside(folder: Path, word: str, attempt: int) -> Path:
@@ -202,6 +203,8 @@ def take_over(directory: Path, attempt: int) -> None:
 
 
 def _put_in_order(directory: Path, attempt: int) -> None:
+    if _others_write(directory, attempt):
+        return
     for folder in entries_of(directory):
         aside = aside_of(folder)
         if aside is None:
@@ -214,3 +217,16 @@ def _put_in_order(directory: Path, attempt: int) -> None:
             sync(directory)
         elif word in ("removed", "replaced", "stale"):
             discard_later(folder)
+
+
+def _others_write(directory: Path, attempt: int) -> bool:
+    """True where what lies about may be in use: by another process, or by another object of this one for the same attempt.
+
+    Whoever only reads there need not be told; a save is refused by name.
+    """
+    try:
+        owner = refuse_others(directory, attempt)
+    except ToolkitError:
+        return True
+    me = Writer.here(attempt)
+    return owner is not None and owner.is_same_process(me) and owner.attempt == attempt

@@ -1,7 +1,7 @@
 """Names inside a `checkpoints` folder.
 
 `step-00001000` is a committed checkpoint; the same name with a suffix is none, whatever it holds:
-`.part-A` is being written by attempt A, `.bad-A` was found damaged by attempt A; `.stale-A` was a part of
+`.part-A-N` is being written by attempt A, in a process that drew the number N; `.bad-A` was found damaged by attempt A; `.stale-A` was a part of
 attempt A, which was given up on (the supervisor's claim of the next attempt gives this name, too); `set_aside`
 in commit.py lists the other words.
 """
@@ -9,7 +9,9 @@ in commit.py lists the other words.
 from __future__ import annotations
 
 import re
+from glob import escape
 from pathlib import Path
+from secrets import randbits
 
 from toolkit.checkpoint.errors import host_cannot_read
 
@@ -24,9 +26,19 @@ def step_folder(directory: Path, step: int) -> Path:
     return directory / f"step-{step:08d}"
 
 
-def part_folder(final: Path, attempt: int) -> Path:
-    """Where `attempt` writes a checkpoint before it is committed as `final`."""
-    return final.with_name(f"{final.name}.part-{attempt}")
+def part_folder(final: Path, attempt: int, token: int) -> Path:
+    """Where `attempt` writes a checkpoint before it is committed as `final`; `token` is its process's alone."""
+    return final.with_name(f"{final.name}.part-{attempt}-{token}")
+
+
+def parts_of(final: Path, attempt: int) -> list[Path]:
+    """The folders in which processes of `attempt` write `final`, or did."""
+    return sorted(final.parent.glob(f"{escape(final.name)}.part-{attempt}-*"))
+
+
+def new_token() -> int:
+    """A number that no other process has."""
+    return randbits(32)
 
 
 def shard_name(rank: int, world_size: int) -> str:
@@ -46,7 +58,7 @@ def step_of(folder: Path) -> int | None:
 
 
 def aside_of(folder: Path) -> tuple[str, str, int] | None:
-    """(committed name, word, attempt) of a name such as `step-00001000.part-2`, None for any other."""
+    """(committed name, word, attempt) of a name such as `step-00001000.part-2-7`, None for any other."""
     match = _ASIDE.fullmatch(folder.name)
     return (match.group(1), match.group(2), int(match.group(3))) if match else None
 

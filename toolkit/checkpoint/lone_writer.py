@@ -20,7 +20,7 @@ from toolkit.checkpoint.deletion import discard
 from toolkit.checkpoint.digests import digests_of_file
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.index import write_index
-from toolkit.checkpoint.layout import MANIFEST, digest_name, shard_name
+from toolkit.checkpoint.layout import MANIFEST, digest_name, new_token, shard_name
 from toolkit.checkpoint.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
 from toolkit.checkpoint.manifest_body import manifest_from
 from toolkit.checkpoint.manifest_file import manifest_text
@@ -55,7 +55,7 @@ def write_checkpoint(
     refuse_existing(final)
     for name, record in values.items():
         jsonvalues.encode(record.value, name)
-    part = open_part(final, 0)
+    part = open_part(final, 0, new_token())
     try:
         records, files = _write_shard(part, tensors)
         manifest = Manifest(

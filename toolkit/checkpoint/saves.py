@@ -13,10 +13,11 @@ import torch
 
 from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.agreement import Ranks
-from toolkit.checkpoint.commit import open_part, refuse_given_up
+from toolkit.checkpoint.commit import make_checkpoints_folder, open_part
 from toolkit.checkpoint.compressed_shard import Place, write_compressed
 from toolkit.checkpoint.filters import Compression
 from toolkit.checkpoint.node_file import write_with_node
+from toolkit.checkpoint.one_writer import hold_folder, refuse_others
 from toolkit.checkpoint.save_plan import FlatState, RankPlan, SavePlanning
 from toolkit.checkpoint.saving import WRITTEN_BYTES, Description, WholePlan, finish_save, write_digests
 from toolkit.checkpoint.shard_layout import StoredPiece
@@ -112,8 +113,11 @@ def prepare(
         if staging is not None and ranks.rank == 0:  # lists and dicts change as tensors do
             kept = replace(description, state=deepcopy(description.state))
         if ranks.rank == 0:
-            refuse_given_up(description.final.parent, description.attempt)
-            open_part(description.final, description.attempt, spare=spare)
+            directory = description.final.parent
+            refuse_others(directory, description.attempt)
+            make_checkpoints_folder(directory)
+            hold_folder(directory, description.attempt)
+            open_part(description.final, description.attempt, description.token, spare=spare)
         return state, planning.is_new(state)
 
     state, is_new = ranks.together_any(begin)

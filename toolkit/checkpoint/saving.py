@@ -33,13 +33,14 @@ _INDEX_PIECES = 50_000
 class Description:
     """What a manifest says apart from tensors and files. `final` is the committed folder, which `attempt` writes.
 
-    With `replace`, one of the same name and those of later steps are put out of the way.
+    `token` is the same number on all ranks, and another one in each process that writes by itself. With `replace`, one of the same name and those of later steps are put out of the way.
     """
 
     final: Path
     written_by: str
     step: int = 0
     attempt: int = 0
+    token: int = 0
     state: dict[str, Any] = field(default_factory=dict)
     mesh: list[dict[str, Any]] = field(default_factory=list)
     replace: bool = False
@@ -47,7 +48,7 @@ class Description:
     @property
     def part(self) -> Path:
         """Where it is written."""
-        return part_folder(self.final, self.attempt)
+        return part_folder(self.final, self.attempt, self.token)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from toolkit.checkpoint.boxes import chunk_of
 from toolkit.checkpoint.commit import open_part, refuse_existing
 from toolkit.checkpoint.compressed_shard import Place, write_compressed
 from toolkit.checkpoint.filters import Compression, check_compression
-from toolkit.checkpoint.layout import shard_name, step_of
+from toolkit.checkpoint.layout import new_token, shard_name, step_of
 from toolkit.checkpoint.save_plan import StoredShare, stored_piece, whole_plan
 from toolkit.checkpoint.saving import Description, finish_save, write_digests
 from toolkit.checkpoint.shard_layout import lay_out
@@ -38,10 +38,11 @@ from toolkit.errors import ToolkitError
 
 @dataclass(frozen=True)
 class _Place:
-    """Which rank of how many writes a plan."""
+    """Which rank of how many writes a plan, and where."""
 
     rank: int
     world_size: int
+    part: Path
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class HDF5StorageWriter(StorageWriter):
     """Writes one checkpoint folder.
 
     Args:
-        path: the committed folder, which must not exist. It is written as `<path>.part-<attempt>`.
+        path: the committed folder, which must not exist. It is written as `<path>.part-<attempt>-<number>`.
         step: recorded in the manifest; by default that of a folder named `step-XXXXXXXX`, and 0 elsewhere.
         attempt, state, mesh: recorded, too; `state` is JSON (of the coordinator).
         threads: of each rank that write at a time.
@@ -83,7 +84,7 @@ class HDF5StorageWriter(StorageWriter):
         self._compression = compression
         self._step = step
         self._description = Description(
-            Path(path), written_by(), self._step_in(Path(path)), attempt, state or {}, mesh or []
+            Path(path), written_by(), self._step_in(Path(path)), attempt, new_token(), state or {}, mesh or []
         )
         self._threads = threads
 
@@ -118,15 +119,16 @@ class HDF5StorageWriter(StorageWriter):
             raise ToolkitError("HDF5 checkpoints need collectives", fix="call dcp.save with use_collectives=True")
         if is_coordinator:
             refuse_existing(self._description.final)
-            open_part(self._description.final, self._description.attempt)
+            open_part(self._description.final, self._description.attempt, self._description.token)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Nothing to plan locally."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give every rank its shard file's number."""
-        return [replace(plan, storage_data=_Place(rank, len(plans))) for rank, plan in enumerate(plans)]
+        """Give every rank its shard file's number, and the part folder, whose name only the coordinator knows."""
+        part = self._description.part
+        return [replace(plan, storage_data=_Place(rank, len(plans), part)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's shard file and its digests, and bring both to the disk.
@@ -141,7 +143,7 @@ class HDF5StorageWriter(StorageWriter):
         items = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
         data = [_bytes_to_store(item, planner) for item in items]
         layout = lay_out(tuple(map(stored_piece, items)))
-        path = self._description.part / file
+        path = place.part / file
         places: Sequence[Place] = layout.starts
         files = b""
         if items and self._compression == "none":

@@ -163,8 +163,9 @@ def claim_attempt(run: RunDirectory) -> AttemptDirectory:
 
 
 def _stale_name(part: Path) -> Path:
-    """`step-X.part-A` under the free name `step-X.stale-A`, or `step-X.stale-A-2` and so on."""
-    name = part.name.replace(".part-", ".stale-")
+    """`step-X.part-A-N` under the free name `step-X.stale-A`, or `step-X.stale-A-2` and so on."""
+    step, _, suffix = part.name.rpartition(".part-")
+    name = f"{step}.stale-{suffix.partition('-')[0]}"
     stale, count = part.with_name(name), 2
     while stale.exists():
         stale = part.with_name(f"{name}-{count}")
@@ -176,7 +177,7 @@ def stale_parts(checkpoints: Path, attempt: int) -> list[Path]:
     """Unfinished saves of attempts before `attempt`."""
     parts = []
     for path in sorted(checkpoints.glob("step-*.part-*")):
-        suffix = path.name.rpartition(".part-")[2]
-        if suffix.isdigit() and int(suffix) < attempt:
+        owner = path.name.rpartition(".part-")[2].partition("-")[0]
+        if owner.isdigit() and int(owner) < attempt:
             parts.append(path)
     return parts

@@ -83,8 +83,8 @@ def moments(log: Path, directory: Path, *, first: str = "", end: str = "\0") -> 
     return found
 
 
-def moment_of(log: Path, names: tuple[str, ...], text: str) -> Moment:
-    """The first call of one of these names whose arguments hold a text.
+def moment_of(log: Path, names: tuple[str, ...], pattern: str) -> Moment:
+    """The first call of one of these names in whose arguments a pattern is found.
 
     Raises:
         LookupError: there is none.
@@ -92,9 +92,9 @@ def moment_of(log: Path, names: tuple[str, ...], text: str) -> Moment:
     counts: Counter[tuple[int, str]] = Counter()
     for call in calls_in(log):
         counts[call.thread, call.name] += 1
-        if call.name in names and text in call.arguments:
+        if call.name in names and re.search(pattern, call.arguments):
             return Moment(call.name, counts[call.thread, call.name])
-    raise LookupError(f"no {' or '.join(names)} of {text} in {log}")
+    raise LookupError(f"no {' or '.join(names)} of {pattern} in {log}")
 
 
 def chosen(of_rank: list[Moment], most: int) -> list[Moment]:

@@ -21,6 +21,7 @@ from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.deletion import await_deletions
 from toolkit.checkpoint.filters import Compression
 from toolkit.checkpoint.layout import committed_steps
+from toolkit.checkpoint.one_writer import WRITER
 from toolkit.checkpoint.verify import verify_fully
 from toolkit.errors import ToolkitError
 from toolkit.world.facts import World
@@ -71,7 +72,7 @@ def save_then_mend(
     os.write(2, b"step 2 is over\n")
     if world.size > 1:
         dist.barrier()
-    tell({"stands": sorted(path.name for path in directory.iterdir())})
+    tell({"stands": sorted(path.name for path in directory.iterdir() if path.name != WRITER)})
     end_tracing()
     from_rank_zero(world, lambda: subprocess.run(mend, check=True).returncode)
     checkpoints.save(3, tensors_of((3, world.attempt), [world.rank]), json_of((3, world.attempt)))

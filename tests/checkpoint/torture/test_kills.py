@@ -48,7 +48,7 @@ class Scene:
         )
         assert ended.code == 0, ended.stderr
         if self.story.leftover:
-            shutil.copytree(self._before / f"step-{self.story.before[0]:08d}", self._before / "step-00000009.part-0")
+            shutil.copytree(self._before / f"step-{self.story.before[0]:08d}", self._before / "step-00000009.part-0-1")
 
     def attempt(self, *faults: Fault, kill_after_s: float | None = None) -> tuple[Path, list[Ended], list[Path]]:
         """One disturbed attempt: its checkpoints, how its ranks ended, and their system calls."""

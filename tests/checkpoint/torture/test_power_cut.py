@@ -66,7 +66,7 @@ class Recording:
         least = self.least(done)
         assert loaded in (self.story.loadable[least:] if least >= 0 else [None, *self.story.loadable])
         assert await_deletions(30)
-        assert not [path for path in directory.glob("*.*") if path.suffix != ".left-1"]
+        assert not [path for path in directory.glob("step-*.*") if path.suffix != ".left-1"]
         shutil.rmtree(disk)
         return loaded
 

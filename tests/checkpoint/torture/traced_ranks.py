@@ -145,7 +145,10 @@ def _stands_still(process: Any) -> bool:
     """Wait until a process is stopped for good, and not just for its tracer; False where it ends without."""
     stopped = 0
     while process.is_alive() and stopped < 10:
-        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        try:
+            state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):  # it has ended in this moment
+            return False
         stopped = stopped + 1 if state in "tT" else 0
         time.sleep(0.002)
     return stopped >= 10
