@@ -8,9 +8,11 @@ checkpoint that was saved so would be complete by its plan and wrong in its rows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -26,20 +28,25 @@ def box_of(tensor: DTensor, name: str) -> Box:
     Raises:
         OwnFailureError: the part is not what its placements say, or they are of a kind that is not one box.
     """
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None
-    if any(isinstance(placement, _StridedShard) for placement in tensor.placements):
-        offset, shape = strided_box(tuple(tensor.shape), tuple(tensor.device_mesh.shape), coordinate, tensor.placements)
-    else:
-        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    offset, shape = _placed(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
     found = tuple(tensor.to_local().shape)
-    if found != tuple(shape) and not (0 in found and 0 in shape):
+    if found != shape and not (0 in found and 0 in shape):
         raise OwnFailureError(
             f"lies as {tensor.placements} on a mesh of {tuple(tensor.device_mesh.shape)}, which gives this rank a part "
             f"of {list(shape)}, but it has one of {list(found)}",
             where=name,
             fix="make the dimension divisible by the ranks that shard it",
         )
+    return offset, shape
+
+
+@lru_cache(maxsize=4096)  # the layers of a model have the same few shapes, and torch takes half a millisecond for each
+def _placed(whole: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Box:
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    if any(isinstance(placement, _StridedShard) for placement in placements):
+        return strided_box(whole, tuple(mesh.shape), coordinate, placements)
+    shape, offset = compute_local_shape_and_global_offset(whole, mesh, placements)
     return tuple(offset), tuple(shape)
 
 

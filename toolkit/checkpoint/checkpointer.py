@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.agreement import Ranks
@@ -120,6 +121,7 @@ class Checkpointer:
             source = step_folder(self._directory, step)
         return frozenset(read_manifest(source).tensors)
 
+    @torch.no_grad()  # or each look into a DTensor makes a node of a graph
     @without_collection()
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
         """Save on all ranks and return the committed folder. A save in the background is waited for first.
@@ -146,6 +148,7 @@ class Checkpointer:
             self._saved(step)
         return final
 
+    @torch.no_grad()  # or each look into a DTensor makes a node of a graph
     @without_collection()
     def save_in_background(
         self,
@@ -268,6 +271,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._retain()
 
+    @torch.no_grad()  # or each look into a DTensor makes a node of a graph
     @without_collection()
     def load(
         self,

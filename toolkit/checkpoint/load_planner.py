@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
@@ -58,22 +57,27 @@ class LoadPlanner(DefaultLoadPlanner):
             )
         for name, tensor in self.state_dict.items():
             self._check_shape(name, tensor)
-        plan = super().create_local_plan()
-        return replace(plan, items=[item for items in self._by_tensor(plan) for item in items])
+        # DCP's way takes a millisecond for a DTensor, and works out the place of some uneven parts wrongly (`boxes`).
+        placed = {name: tensor for name, tensor in self.state_dict.items() if self._is_placed(name, tensor)}
+        others = {name: value for name, value in self.state_dict.items() if name not in placed}
+        plan = create_default_local_load_plan(others, self.metadata, strict=False)
+        return LoadPlan([*plan.items, *(item for name, tensor in placed.items() for item in self._items(name, tensor))])
 
-    def _by_tensor(self, plan: LoadPlan) -> Iterator[list[ReadItem]]:
-        """DCP's items, planned anew for DTensors: it works out the place of some uneven parts wrongly (`boxes`)."""
+    def _is_placed(self, name: str, value: object) -> bool:
+        """Whether it is a DTensor of which this rank has a part."""
         assert self.metadata is not None
-        placed = set()
-        for item in plan.items:
-            name = item.dest_index.fqn
-            tensor = self.state_dict[name]
-            record = self.metadata.state_dict_metadata[name]
-            if not isinstance(tensor, DTensor) or not isinstance(record, TensorStorageMetadata):
-                yield [item]
-            elif name not in placed:
-                placed.add(name)
-                yield create_read_items_for_chunk_list(name, record, [chunk_of(tensor, name)])
+        record = self.metadata.state_dict_metadata.get(name)
+        return (
+            isinstance(value, DTensor)
+            and isinstance(record, TensorStorageMetadata)
+            and value.device_mesh.get_coordinate() is not None
+        )
+
+    def _items(self, name: str, tensor: DTensor) -> list[ReadItem]:
+        assert self.metadata is not None
+        record = self.metadata.state_dict_metadata[name]
+        assert isinstance(record, TensorStorageMetadata)
+        return create_read_items_for_chunk_list(name, record, [chunk_of(tensor, name)])
 
     def _check_shape(self, name: str, tensor: object) -> None:
         assert self.metadata is not None

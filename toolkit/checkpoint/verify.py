@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from toolkit.checkpoint.digests import BLOCK_BYTES, BlockDigests, read_digests, size_of_file
@@ -78,14 +79,20 @@ def is_whole(folder: Path) -> bool:
     path = folder / MANIFEST
     try:
         size_of_file(path)
-        body = read_body(folder)
-        return not _wrong_step(folder, body.get("step")) and not _missing_or_cut(
-            folder, files_from(body, where=str(path))
-        )
+        found = path.stat()
+        step, files = _step_and_files(folder, (found.st_ino, found.st_mtime_ns, found.st_size))
+        return not _wrong_step(folder, step) and not _missing_or_cut(folder, files)
     except CorruptCheckpointError:
         return False
     except OSError as error:
         raise host_cannot_read(error, path) from None
+
+
+@lru_cache(maxsize=64)
+def _step_and_files(folder: Path, _version: tuple[int, int, int]) -> tuple[object, tuple[FileRecord, ...]]:
+    """A manifest of thousands of ranks takes a second to read; who keeps the last few asks after each save."""
+    body = read_body(folder)
+    return body.get("step"), files_from(body, where=str(folder / MANIFEST))
 
 
 def _missing_or_cut(folder: Path, files: Sequence[FileRecord]) -> list[Problem]:
