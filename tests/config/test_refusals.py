@@ -324,9 +324,10 @@ def test_other_sbatch_options_are_passed_on(resolve, option):
     ("keys", "message"),
     [
         ('take = "weights"', 'checkpoint.take: "weights" needs a checkpoint to take them from. Fix: set checkpoint.source'),
+        ('aggregate = "node"\ncompression = "gzip"', 'checkpoint.compression: goes with a shard file for each rank alone. Fix: set checkpoint.aggregate to "rank"'),
         ('source = "/old"\nwithout = ["head"]', 'checkpoint.without: is for weights alone. Fix: set checkpoint.take to "weights"'),
     ],
 )  # fmt: skip
-def test_what_is_taken_of_nothing(tmp_path, resolve, keys, message):
+def test_keys_of_checkpoint_that_do_not_go_together(tmp_path, resolve, keys, message):
     text = f'[job]\nentry = ["env"]\n[checkpoint]\n{keys}\n'
     assert message_of(tmp_path, lambda: resolve(text=text)).endswith(message)
