@@ -19,6 +19,7 @@ class Story:
     steps: tuple[int, ...]
     older: tuple[Name, ...]
     leftover: bool = False
+    in_background: bool = False
 
     @property
     def loadable(self) -> list[Name]:
@@ -28,6 +29,7 @@ class Story:
 STORIES = {
     "first steps": Story((), (1, 2), ()),
     "new steps": Story((1, 2), (3, 4), ((2, 0),)),
+    "new steps in the background": Story((1, 2), (3, 4), ((2, 0),), in_background=True),
     "same step": Story((1, 3), (3, 4), ((3, 0),)),
     "back to an earlier step": Story((1, 5), (3, 4), ((1, 0), (5, 0)), leftover=True),
 }

@@ -56,7 +56,7 @@ class Scene:
         directory = self.folder / str(number) / "checkpoints"
         shutil.copytree(self._before, directory)
         tracing = Tracing(faults=faults) if kill_after_s is None else None
-        arguments = (directory, list(self.story.steps))
+        arguments = (directory, list(self.story.steps), False, self.story.in_background)
         ended = run_ranks(
             directory.parent / "ranks", save_all, arguments, size=self.size, tracing=tracing, kill_after_s=kill_after_s
         )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from committed_states import Name, load_name
 from power_cut import WAYS, PowerCut
-from recorded_changes import CALLS, OPTIONS, Change, Synced, Told, Tree, changes_of
+from recorded_changes import CALLS, OPTIONS, Change, Entered, Synced, Told, Tree, changes_of
 from stories import STORIES, Story
 from torture_scale import cases, spread
 from torture_tally import Tally
@@ -30,9 +30,13 @@ from toolkit.checkpoint.verify import verify_fully
 from toolkit.world.facts import World
 
 
-def save_aloud(world: World, tell: Callable[[Any], None], directory: Path, steps: list[int]) -> None:
+def save_aloud(
+    world: World, tell: Callable[[Any], None], directory: Path, steps: list[int], in_background: bool
+) -> None:
     """As `save_all`, told on stderr, so that the telling stands among the recorded calls."""
-    save_all(world, lambda said: os.write(2, json.dumps(said).encode()) and None, directory, steps)
+    save_all(
+        world, lambda said: os.write(2, json.dumps(said).encode()) and None, directory, steps, False, in_background
+    )
 
 
 @dataclass
@@ -70,6 +74,11 @@ class Recording:
         shutil.rmtree(disk)
         return loaded
 
+    def recycles(self) -> bool:
+        """Whether a checkpoint that went became a part, so that its files were written over."""
+        renamed = [change for change in self.cut.changes if isinstance(change, Entered) and change.leaves]
+        return any(".part-" in change.name for change in renamed)
+
     def broken(self, disks: int) -> str | None:
         """The first thing found to go wrong, on some of the disks that are possible."""
         moments = spread(range(len(self.cut.changes) + 1), disks)
@@ -100,9 +109,8 @@ def record(folder: Path, story: Story, size: int) -> Recording:
         assert ended.code == 0, ended
     before = Tree.of(root)
     tracing = Tracing(CALLS, OPTIONS)
-    ended = run_ranks(
-        folder / "ranks", save_aloud, (root / "checkpoints", list(story.steps)), size=size, tracing=tracing
-    )
+    arguments = (root / "checkpoints", list(story.steps), story.in_background)
+    ended = run_ranks(folder / "ranks", save_aloud, arguments, size=size, tracing=tracing)
     assert all(rank.code == 0 for rank in ended), ended
     cut = PowerCut(before, changes_of(tracing.logs, root, before))
     # The record is complete: what it says of the end is what stands there, byte for byte.
@@ -115,6 +123,7 @@ def record(folder: Path, story: Story, size: int) -> Recording:
 @pytest.mark.parametrize("story", STORIES)
 def test_power_cut(in_memory, story, size, tally: Tally):
     recording = record(in_memory, STORIES[story], size)
+    assert recording.recycles() == story.startswith("new steps")
     changes = len(recording.cut.changes)
     for number, done in enumerate(spread(range(changes + 1), cases(changes + 1, 5))):
         for way in WAYS:

@@ -242,8 +242,18 @@ def end_tracing() -> None:
         time.sleep(0.001)
 
 
-def save_all(world: World, tell: Callable[[Any], None], directory: Path, steps: list[int], large: bool = False) -> None:
-    """Save steps one after the other; tell of each that begins and of each whose save has returned."""
+def save_all(
+    world: World,
+    tell: Callable[[Any], None],
+    directory: Path,
+    steps: list[int],
+    large: bool = False,
+    in_background: bool = False,
+) -> None:
+    """Save steps one after the other; tell of each that begins and of each whose save has returned.
+
+    In the background, the tensors change as soon as training may go on.
+    """
     from committed_states import json_of, tensors_of
 
     from toolkit.checkpoint.checkpointer import Checkpointer
@@ -253,6 +263,13 @@ def save_all(world: World, tell: Callable[[Any], None], directory: Path, steps: 
     for step in steps:
         name = (step, world.attempt)
         tell({"begun": name})
-        checkpoints.save(step, tensors_of(name, [world.rank], large=large), json_of(name))
+        tensors = tensors_of(name, [world.rank], large=large)
+        if in_background:
+            checkpoints.save_in_background(step, tensors, json_of(name))
+            for tensor in tensors["model"].values():
+                tensor.zero_()
+            checkpoints.wait()
+        else:
+            checkpoints.save(step, tensors, json_of(name))
         tell({"returned": name})
     assert await_deletions(RANKS_END_S)
