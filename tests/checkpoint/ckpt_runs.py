@@ -35,7 +35,8 @@ def typed(*words: object, unprivileged: bool = False) -> subprocess.CompletedPro
     """`toolkit ckpt WORDS` in a process of its own, perhaps as somebody whom modes of files keep out."""
     command = [sys.executable, "-c", MAIN, "ckpt", *map(str, words)]
     if unprivileged and os.geteuid() == 0:
-        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
+        # Still root, who may read this checkout wherever it lies, but without the right to pass over modes.
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -160,11 +160,14 @@ def test_what_this_user_may_not_read_is_not_called_damaged(open_run):
     closed.chmod(0)
     lines = typed("ls", open_run, unprivileged=True).stdout.splitlines()
     assert "cannot be read on" in lines[1] and lines[2].endswith(" ok")
+    other = closed.with_name("step-00000020")
+    other.chmod(0o500)
     for words in (["show", closed], ["index", f"{open_run}:20"], ["diff", open_run, closed], ["ls", closed / "inside"]):
         done = typed(*words, unprivileged=True)
         assert done.returncode in (2, 125) and done.stdout == "" and done.stderr.count("\n") == 1, done
         assert "Fix:" in done.stderr and "Permission denied" in done.stderr
     closed.chmod(0o700)
+    other.chmod(0o700)
 
 
 def test_nine_digits_come_after_eight(run):
