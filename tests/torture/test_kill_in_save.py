@@ -28,9 +28,10 @@ def test_kill_of_everything_in_a_save(local, slurm, repeats, ledger):
     moments, seen, attempt = random.Random(1), [], 0
     while len(seen) < repeats and attempt < MOST_TRIES * repeats:
         until(stepped(run, attempt, 3))  # so that one save of this life was committed
+        victims = processes_of(run)  # before, since looking for them takes as long as a save
         until(lambda: list(run.checkpoints.glob("*.part-*")), poll_s=0.002)
-        time.sleep(moments.uniform(0, 0.3))
-        for process in processes_of(run):
+        time.sleep(moments.uniform(0, 0.03))
+        for process in [*victims, *processes_of(run)]:
             process.kill()
         gone = until(lambda: not processes_of(run))
         parts = [path.name for path in run.checkpoints.glob(f"*.part-{attempt}-*")]
