@@ -38,12 +38,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from toolkit.checkpoint.commit import open_part
-from toolkit.checkpoint.layout import digest_name, shard_name
-from toolkit.checkpoint.manifest import Piece, TensorRecord
-from toolkit.checkpoint.retention import Retention, retain
-from toolkit.checkpoint.save_plan import SavePlanning
-from toolkit.checkpoint.saving import _WRITTEN, Description, WholePlan, finish_save
+from toolkit.checkpoint.folder.commit import open_part
+from toolkit.checkpoint.folder.retention import Retention, retain
+from toolkit.checkpoint.format.layout import digest_name, shard_name
+from toolkit.checkpoint.format.manifest import Piece, TensorRecord
+from toolkit.checkpoint.saving.finish import _WRITTEN, Description, WholePlan, finish_save
+from toolkit.checkpoint.saving.plan import SavePlanning
 
 TENSORS = 1000
 COLUMNS = 2

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from toolkit.checkpoint import saves
-from toolkit.checkpoint.loading import PlannedLoad
+from toolkit.checkpoint.loading.planned import PlannedLoad
+from toolkit.checkpoint.saving import prepared as saves
 from toolkit.world.facts import World
 
 WARM_UP = 3  # rounds: ours writes over older files from the third save on

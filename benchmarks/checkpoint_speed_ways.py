@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter, shard_reader, shard_writer
 from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.digests import BLOCK_BYTES
+from toolkit.checkpoint.format.digests import BLOCK_BYTES
 from toolkit.world.facts import World
 
 State = dict[str, DTensor]

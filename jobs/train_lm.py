@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.retention import Retention
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.folder.retention import Retention
 from toolkit.comm.gradient import choose_reduction
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint import Checkpointer
 from toolkit.world.facts import World
 
 ALONE = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone", attempt=0)

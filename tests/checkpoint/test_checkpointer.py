@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.commit import commit
-from toolkit.checkpoint.deletion import await_deletions, discard, discard_later
-from toolkit.checkpoint.layout import committed_steps
-from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.folder.commit import commit
+from toolkit.checkpoint.folder.deletion import await_deletions, discard, discard_later
+from toolkit.checkpoint.format.layout import committed_steps
+from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.layout import RunDirectory
@@ -127,7 +127,7 @@ def test_a_fork_deletes_though_its_parent_was_at_it(tmp_path, monkeypatch):
 def test_a_script_that_ends_gives_the_last_deletion_time(tmp_path):
     """Nobody comes after the last save of a run, so what it replaced would stay."""
     script = (
-        "import pathlib, sys; from toolkit.checkpoint.deletion import discard_later;"
+        "import pathlib, sys; from toolkit.checkpoint.folder.deletion import discard_later;"
         "folder = pathlib.Path(sys.argv[1]); folder.mkdir();"
         "[(folder / str(number)).touch() for number in range(5000)]; discard_later(folder)"
     )

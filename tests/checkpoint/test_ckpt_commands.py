@@ -18,7 +18,7 @@ import xxhash
 from ckpt_runs import SHARD, flip, save, two_steps, typed
 from click.testing import CliRunner
 
-from toolkit.checkpoint.digests import BLOCK_BYTES
+from toolkit.checkpoint.format.digests import BLOCK_BYTES
 from toolkit.cli.ckpt import ckpt
 
 WITHOUT_TORCH = """

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
-from toolkit.checkpoint.elements import ELEMENTS
-from toolkit.checkpoint.manifest_file import read_manifest
-from toolkit.checkpoint.verify import verify_fully
+from toolkit.checkpoint.folder.verify import verify_fully
+from toolkit.checkpoint.format.elements import ELEMENTS
+from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.errors import ToolkitError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:ComplexHalf")

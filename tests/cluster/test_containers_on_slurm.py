@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint import Checkpointer
 
 
 def main(world, config):

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from toolkit.checkpoint.layout import committed_steps
-from toolkit.checkpoint.verify import verify_fully
+from toolkit.checkpoint.folder.verify import verify_fully
+from toolkit.checkpoint.format.layout import committed_steps
 
 JOB = """
 import resource, time
 import torch
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.saves import PreparedSave
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.saving.prepared import PreparedSave
 
 def main(world, config):
     write = PreparedSave._write_own
@@ -35,8 +35,8 @@ SCRIPT = """
 import resource, sys, time
 from pathlib import Path
 import torch
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.saves import PreparedSave
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.saving.prepared import PreparedSave
 from toolkit.world.facts import World
 
 write = PreparedSave._write_own

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from launch import job, launch, said_by
 from test_saves import Run, records, saved
 
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.layout import committed_steps
-from toolkit.checkpoint.saves import PreparedSave
-from toolkit.checkpoint.verify import verify_fully
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.folder.verify import verify_fully
+from toolkit.checkpoint.format.layout import committed_steps
+from toolkit.checkpoint.saving.prepared import PreparedSave
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import read_train_log

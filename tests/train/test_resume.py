@@ -12,7 +12,7 @@ import pytest
 import torch
 from launch import job, launch, said_by
 
-from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.metrics.training import read_train_log
 from toolkit.train.schedule import Schedule

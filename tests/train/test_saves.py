@@ -14,11 +14,11 @@ import pytest
 import torch
 from launch import job, launch, said_by
 
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.layout import committed_steps
-from toolkit.checkpoint.manifest_file import read_manifest
-from toolkit.checkpoint.retention import Retention
-from toolkit.checkpoint.verify import verify_fully
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.folder.retention import Retention
+from toolkit.checkpoint.folder.verify import verify_fully
+from toolkit.checkpoint.format.layout import committed_steps
+from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.errors import ToolkitError
 from toolkit.metrics.checkpoints import SaveRecord, read_save_log

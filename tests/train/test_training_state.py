@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.errors import ToolkitError
 from toolkit.train.randomness import RandomStreams
 from toolkit.train.schedule import Schedule

@@ -10,7 +10,7 @@ import torch
 from launch import job, launch, said_by
 from torch import nn
 
-from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.metrics.training import read_train_log

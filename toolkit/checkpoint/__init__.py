@@ -1,7 +1,6 @@
 """Checkpoints: HDF5 storage for torch.distributed.checkpoint, with commit, verification and retention.
 
-The two storage classes are imported on first use: most of this package, and every `ckpt` command, works
-without torch.
+What is imported from here is imported on first use: every `ckpt` command that need not works without torch.
 """
 
 from __future__ import annotations
@@ -10,13 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from toolkit.checkpoint.checkpointer import Checkpointer
+    from toolkit.checkpoint.folder.retention import Retention
+    from toolkit.checkpoint.loading.planner import LoadPlanner
+    from toolkit.checkpoint.saving.planner import SavePlanner
     from toolkit.checkpoint.storage_reader import HDF5StorageReader
     from toolkit.checkpoint.storage_writer import HDF5StorageWriter
 
-__all__ = ["HDF5StorageReader", "HDF5StorageWriter"]
+__all__ = ["Checkpointer", "HDF5StorageReader", "HDF5StorageWriter", "LoadPlanner", "Retention", "SavePlanner"]
 _MODULES = {
+    "Checkpointer": "toolkit.checkpoint.checkpointer",
     "HDF5StorageReader": "toolkit.checkpoint.storage_reader",
     "HDF5StorageWriter": "toolkit.checkpoint.storage_writer",
+    "LoadPlanner": "toolkit.checkpoint.loading.planner",
+    "Retention": "toolkit.checkpoint.folder.retention",
+    "SavePlanner": "toolkit.checkpoint.saving.planner",
 }
 
 

@@ -14,30 +14,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.agreement import Ranks
-from toolkit.checkpoint.background import Background, OnEnd
-from toolkit.checkpoint.commit import set_aside, take_over
-from toolkit.checkpoint.deletion import await_deletions, discard, discard_at_end, discard_later, tell
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.failures import RankFailure, load_error, save_error
-from toolkit.checkpoint.filters import Compression, check_compression
-from toolkit.checkpoint.layout import aside_of, committed_steps, new_token, part_folder, step_folder, step_of
-from toolkit.checkpoint.load_planner import KeptTensors, LoadPlanner
-from toolkit.checkpoint.loading import planned_load, share_of_checks
-from toolkit.checkpoint.manifest import Manifest
-from toolkit.checkpoint.manifest_file import read_manifest
-from toolkit.checkpoint.one_writer import refuse_others
+from toolkit.checkpoint.folder.choice import good_manifest, others_beside, step_of_any
+from toolkit.checkpoint.folder.commit import set_aside, take_over
+from toolkit.checkpoint.folder.deletion import await_deletions, discard, discard_at_end, discard_later, tell
+from toolkit.checkpoint.folder.one_writer import refuse_others
+from toolkit.checkpoint.folder.retention import Retention, retain
+from toolkit.checkpoint.folder.verify import verify_quickly
+from toolkit.checkpoint.format.filters import Compression, check_compression
+from toolkit.checkpoint.format.layout import aside_of, committed_steps, new_token, part_folder, step_folder
+from toolkit.checkpoint.format.manifest import Manifest
+from toolkit.checkpoint.format.manifest_file import read_manifest
+from toolkit.checkpoint.loading.planned import planned_load, share_of_checks
+from toolkit.checkpoint.loading.planner import KeptTensors, LoadPlanner
 from toolkit.checkpoint.quiet import without_collection
-from toolkit.checkpoint.retention import Retention, retain
-from toolkit.checkpoint.save_plan import SavePlanning
-from toolkit.checkpoint.saves import PreparedSave, prepare, threads_for
-from toolkit.checkpoint.saving import Description
-from toolkit.checkpoint.staging import StagingBuffer
-from toolkit.checkpoint.tensors import written_by
-from toolkit.checkpoint.verify import verify_quickly
-from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.checkpoint.saving.background import Background, OnEnd
+from toolkit.checkpoint.saving.finish import Description
+from toolkit.checkpoint.saving.plan import SavePlanning
+from toolkit.checkpoint.saving.prepared import PreparedSave, prepare, threads_for
+from toolkit.checkpoint.saving.staging import StagingBuffer
+from toolkit.checkpoint.tensors import meshes_of, written_by
+from toolkit.errors import ToolkitError
 from toolkit.world.facts import World
 
 _DELETIONS_S = 60.0  # all ranks wait so long at most, far less than a collective may take
@@ -331,15 +331,15 @@ class Checkpointer:
             raise CorruptCheckpointError(
                 f"all checkpoints are damaged: {', '.join(path.name for path in bad)}",
                 where=str(self._directory),
-                fix=f"{_others_beside(bad[-1])}; or remove them to begin from zero",
+                fix=f"{others_beside(bad[-1])}; or remove them to begin from zero",
             )
 
     def _load_exactly(self, source: Path, tensors: dict[str, Any], optional: tuple[str, ...]) -> LoadedCheckpoint:
         try:
-            manifest = self._ranks.from_rank_zero(lambda: _good_manifest(source))
+            manifest = self._ranks.from_rank_zero(lambda: good_manifest(source))
             return self._load_from(source, manifest, tensors, optional)
         except CorruptCheckpointError as error:
-            fix = self._ranks.from_rank_zero(lambda: _others_beside(source))
+            fix = self._ranks.from_rank_zero(lambda: others_beside(source))
             place = f"{Path(error.where).name}: " if error.where else ""
             message = f"checkpoint {source.name} is damaged: {place}{error.message}"
             raise CorruptCheckpointError(message, where=str(source.parent), fix=fix) from None
@@ -362,7 +362,7 @@ class Checkpointer:
 
     def _step_of_own(self, folder: Path | None) -> int:
         """The step of one of this run's checkpoints, -1 for none and for another run's."""
-        step = _step_of_any(folder) if folder is not None else None
+        step = step_of_any(folder) if folder is not None else None
         if folder is None or step is None or folder.parent.resolve() != self._directory.resolve():
             return -1
         return step
@@ -394,62 +394,3 @@ class Checkpointer:
         if gone:  # its files are written over by the next save, which takes new ones half the time
             self._spare = gone[-1]
             discard_at_end(gone[-1])
-
-
-def meshes_of(tensors: Any) -> list[dict[str, Any]]:
-    """The distinct device meshes of the DTensors in a state dict: their dimensions' names and sizes."""
-    found: list[dict[str, Any]] = []
-    for tensor in _leaves(tensors):
-        if isinstance(tensor, DTensor):
-            mesh = tensor.device_mesh
-            described = {"dims": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)}
-            if described not in found:
-                found.append(described)
-    return found
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def _good_manifest(source: Path) -> Manifest:
-    if not source.is_dir():
-        raise NotFoundError("is no checkpoint folder", where=str(source), fix="name a step-… folder")
-    manifest, problems = verify_quickly(source)
-    if manifest is None or problems:
-        raise CorruptCheckpointError("; ".join(map(str, problems)))
-    return manifest
-
-
-def _others_beside(source: Path) -> str:
-    """What to do about a damaged `source`: those beside it that look whole, also the ones that a resume set aside."""
-    whole = [
-        folder.name
-        for folder in sorted(source.parent.iterdir() if source.parent.is_dir() else [])
-        if folder.name != source.name and _step_of_any(folder) is not None and _looks_whole(folder)
-    ]
-    if not whole:
-        return "begin from another run's checkpoint; no other beside it is whole"
-    return f"`toolkit resume RUN --from` one that is whole at a quick look: {', '.join(whole)}"
-
-
-def _step_of_any(folder: Path) -> int | None:
-    """The step of a committed checkpoint, also of one that a resume from an earlier step set aside."""
-    aside = aside_of(folder)
-    if aside is not None and aside[1] == "aside":
-        return step_of(folder.with_name(aside[0]))
-    return step_of(folder)
-
-
-def _looks_whole(folder: Path) -> bool:
-    try:
-        return not verify_quickly(folder)[1]
-    except ToolkitError:  # of another version of the format
-        return False

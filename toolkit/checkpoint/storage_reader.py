@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from toolkit.checkpoint.layout import MANIFEST
-from toolkit.checkpoint.loading import PlannedLoad, metadata_of
-from toolkit.checkpoint.manifest import Manifest
-from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.format.layout import MANIFEST
+from toolkit.checkpoint.format.manifest import Manifest
+from toolkit.checkpoint.format.manifest_file import read_manifest
+from toolkit.checkpoint.loading.planned import PlannedLoad, metadata_of
 
 
 class HDF5StorageReader(StorageReader):

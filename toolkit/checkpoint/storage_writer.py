@@ -22,16 +22,16 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from toolkit.checkpoint import jsonvalues
 from toolkit.checkpoint.boxes import chunk_of
-from toolkit.checkpoint.commit import open_part, refuse_existing
-from toolkit.checkpoint.compressed_shard import Place, write_compressed
-from toolkit.checkpoint.filters import Compression, check_compression
-from toolkit.checkpoint.layout import new_token, shard_name, step_of
-from toolkit.checkpoint.save_plan import StoredShare, stored_piece, whole_plan
-from toolkit.checkpoint.saving import Description, finish_save, write_digests
-from toolkit.checkpoint.shard_layout import lay_out
-from toolkit.checkpoint.shard_writer import write_shard
+from toolkit.checkpoint.folder.commit import open_part, refuse_existing
+from toolkit.checkpoint.format import jsonvalues
+from toolkit.checkpoint.format.filters import Compression, check_compression
+from toolkit.checkpoint.format.layout import new_token, shard_name, step_of
+from toolkit.checkpoint.format.shard_layout import lay_out
+from toolkit.checkpoint.saving.compressed_shard import Place, write_compressed
+from toolkit.checkpoint.saving.finish import Description, finish_save, write_digests
+from toolkit.checkpoint.saving.plan import StoredShare, stored_piece, whole_plan
+from toolkit.checkpoint.saving.shard_writer import write_shard
 from toolkit.checkpoint.tensors import bytes_of, written_by
 from toolkit.errors import ToolkitError
 
@@ -195,7 +195,7 @@ def _bytes_to_store(item: WriteItem, planner: SavePlanner) -> memoryview:
         raise ToolkitError(
             f"a part of {place} was planned, and this rank has one of {found}",
             where=name,
-            fix="save with `Checkpointer`, or give dcp.save `planner=toolkit.checkpoint.save_planner.SavePlanner()`",
+            fix="save with `Checkpointer`, or give dcp.save `planner=toolkit.checkpoint.SavePlanner()`",
         )
     return bytes_of(tensor, name)
 

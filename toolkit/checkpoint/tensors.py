@@ -1,12 +1,16 @@
-"""torch tensors as numpy arrays with the same bits."""
+"""What the format takes of torch tensors: their bits as numpy or bytes, types by name, meshes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 import toolkit
-from toolkit.checkpoint.elements import element
+from toolkit.checkpoint.format.elements import element
 from toolkit.errors import ToolkitError
 
 
@@ -72,3 +76,26 @@ def shared_numpy(tensor: torch.Tensor) -> np.ndarray | None:
         return plain.numpy()
     except TypeError:  # a type that numpy has not
         return plain.view(_STAND_INS[plain.element_size()]).numpy()
+
+
+def meshes_of(tensors: Any) -> list[dict[str, Any]]:
+    """The distinct device meshes of the DTensors in a state dict: their dimensions' names and sizes."""
+    found: list[dict[str, Any]] = []
+    for tensor in _leaves(tensors):
+        if isinstance(tensor, DTensor):
+            mesh = tensor.device_mesh
+            described = {"dims": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)}
+            if described not in found:
+                found.append(described)
+    return found
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value

@@ -21,9 +21,9 @@ from toolkit.cli.options import json_option, runs_option
 from toolkit.errors import CHECK_FAILED, OWN_FAILURE, ToolkitError
 
 if TYPE_CHECKING:
-    from toolkit.checkpoint.listing import Summary
-    from toolkit.checkpoint.manifest import Manifest
-    from toolkit.checkpoint.verify import Problem
+    from toolkit.checkpoint.folder.listing import Summary
+    from toolkit.checkpoint.folder.verify import Problem
+    from toolkit.checkpoint.format.manifest import Manifest
 
 PROBLEMS_SHOWN = 20  # of each checkpoint; --json has all
 
@@ -60,7 +60,7 @@ def ckpt() -> None:
 @json_option
 def ls(run: str, runs: Path | None, as_json: bool) -> None:
     """List a run's checkpoints and what else stands in their folder."""
-    from toolkit.checkpoint.listing import summarise
+    from toolkit.checkpoint.folder.listing import summarise
 
     summaries = [summarise(folder) for folder in all_folders(run, runs)]
     if as_json:
@@ -69,7 +69,7 @@ def ls(run: str, runs: Path | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from toolkit.checkpoint.advice import advice_lines
+    from toolkit.checkpoint.folder.advice import advice_lines
 
     table = Table(box=None, pad_edge=False)
     for title in ("step", "size", "files", "ranks"):
@@ -146,7 +146,7 @@ def verify(run: str, full: bool, runs: Path | None, step: int | None, as_json: b
 
 
 def _verified(folder: Path, *, full: bool) -> Verified:
-    from toolkit.checkpoint.verify import verify_quickly
+    from toolkit.checkpoint.folder.verify import verify_quickly
 
     answer = Verified(folder, [])
     began = time.monotonic()
@@ -166,7 +166,7 @@ def _read_all(answer: Verified, manifest: Manifest) -> None:
     """Several threads read at once; each tells of its bytes, and the sum of theirs is kept here."""
     import threading
 
-    from toolkit.checkpoint.verify import verify_bytes
+    from toolkit.checkpoint.folder.verify import verify_bytes
 
     lock = threading.Lock()
     bad = {problem.file for problem in answer.problems}
@@ -204,7 +204,7 @@ def _print_counts(found: list[Verified], *, full: bool) -> None:
 @step_option
 def index(run: str, runs: Path | None, step: int | None) -> None:
     """Write index.h5 of one checkpoint (the newest) anew, and print its path."""
-    from toolkit.checkpoint.index import write_index
+    from toolkit.checkpoint.format.index import write_index
 
     folder = one_folder(run, runs, step)
     manifest = manifest_of(folder)

@@ -13,8 +13,8 @@ from toolkit.cli.options import runs_option
 from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
-    from toolkit.checkpoint.manifest import Manifest
-    from toolkit.checkpoint.selection import Selection
+    from toolkit.checkpoint.convert.selection import Selection
+    from toolkit.checkpoint.format.manifest import Manifest
 
 _FORMATS = click.Choice(["safetensors", "torch", "dcp"])
 _MODEL = "model"
@@ -47,7 +47,7 @@ def export(
     DEST is a folder for safetensors and dcp (or one file, x.safetensors), and a file for torch. It takes its name when
     it is complete.
     """
-    from toolkit.checkpoint.imports import format_of_name
+    from toolkit.checkpoint.convert.imports import format_of_name
 
     kind = kind or format_of_name(dest)
     if kind is None:
@@ -60,13 +60,13 @@ def export(
     selection = _selection(manifest, folder, kind, only)
     dest = dest.resolve()
     if kind == "safetensors":
-        from toolkit.checkpoint.export_safetensors import export_safetensors
+        from toolkit.checkpoint.convert.export_safetensors import export_safetensors
 
         most = _bytes(max_shard_size or "5GB")
         export_safetensors(folder, manifest, selection, dest, dtype=dtype, most_shard_bytes=most, replace=force)
     else:
         _need_torch(kind)
-        from toolkit.checkpoint.export_torch import export_dcp, export_torch
+        from toolkit.checkpoint.convert.export_torch import export_dcp, export_torch
 
         (export_torch if kind == "torch" else export_dcp)(folder, manifest, selection, dest, replace=force)
     click.echo(dest)
@@ -81,7 +81,7 @@ def export(
 @click.option("--under", metavar="PREFIX", default="", help="Put in front of all keys, such as `model`.")
 def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, under: str) -> None:
     """Make a checkpoint, DEST/step-XXXXXXXX, of safetensors, a file of torch.save, or a folder of dcp.save."""
-    from toolkit.checkpoint.imports import format_of, import_checkpoint
+    from toolkit.checkpoint.convert.imports import format_of, import_checkpoint
 
     kind = kind or format_of(source)
     if kind != "safetensors":
@@ -102,7 +102,7 @@ def _refuse_unfit(kind: str, dtype: str | None, max_shard_size: str | None, dest
 
 def _selection(manifest: Manifest, folder: Path, kind: str, only: str | None) -> Selection:
     """What to export. What it is, and what it is not, is said on stderr."""
-    from toolkit.checkpoint.selection import select
+    from toolkit.checkpoint.convert.selection import select
 
     if only is None:
         has_model = any(key.startswith(f"{_MODEL}.") for key in manifest.tensors)

@@ -19,8 +19,8 @@ from toolkit.errors import CHECK_FAILED
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from toolkit.checkpoint.differences import NumberDifference, TensorDifference, ValueDifference
-    from toolkit.checkpoint.manifest import Manifest, TensorRecord
+    from toolkit.checkpoint.contents.differences import NumberDifference, TensorDifference, ValueDifference
+    from toolkit.checkpoint.format.manifest import Manifest, TensorRecord
 
 _WORDS = {
     "only_in_a": "only in A",
@@ -78,9 +78,9 @@ def diff(a: str, b: str, runs: Path | None, only: tuple[str, ...], most: int | N
 
 
 def _compare(a: Side, b: Side, only: tuple[str, ...]) -> Compared:
-    from toolkit.checkpoint.differences import keys_of, tensor_differences, value_differences, value_keys
-    from toolkit.checkpoint.keys import refuse_unknown
-    from toolkit.checkpoint.stored_tensors import StoredTensors
+    from toolkit.checkpoint.contents.differences import keys_of, tensor_differences, value_differences, value_keys
+    from toolkit.checkpoint.contents.keys import refuse_unknown
+    from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 
     known = [key for side in (a, b) for key in (*side.manifest.tensors, *value_keys(side.manifest))]
     refuse_unknown(only, known)
@@ -115,7 +115,7 @@ def _as_json(found: Compared, shown: list[TensorDifference]) -> dict[str, Any]:
 
 
 def _tensor_json(difference: TensorDifference) -> dict[str, Any]:
-    from toolkit.checkpoint.jsonvalues import encode
+    from toolkit.checkpoint.format.jsonvalues import encode
 
     answer: dict[str, Any] = {"key": difference.key, "what": difference.what}
     for side, record in (("a", difference.a), ("b", difference.b)):
@@ -127,8 +127,8 @@ def _tensor_json(difference: TensorDifference) -> dict[str, Any]:
 
 def _values_json(side: str, key: str, value: Any) -> dict[str, Any]:
     """A side that lacks the key lacks the value, which may be null."""
-    from toolkit.checkpoint.differences import MISSING
-    from toolkit.checkpoint.jsonvalues import encode
+    from toolkit.checkpoint.contents.differences import MISSING
+    from toolkit.checkpoint.format.jsonvalues import encode
 
     return {} if value is MISSING else {side: encode(value, key)}
 
@@ -153,7 +153,7 @@ def _count(tensors: list[TensorDifference], what: str) -> int:
 
 
 def _value(value: Any) -> str:
-    from toolkit.checkpoint.differences import MISSING
+    from toolkit.checkpoint.contents.differences import MISSING
 
     return "(none)" if value is MISSING else shortened(value)
 

@@ -10,7 +10,7 @@ from toolkit.cli.options import site_runs
 from toolkit.errors import NotFoundError, ToolkitError
 
 if TYPE_CHECKING:
-    from toolkit.checkpoint.manifest import Manifest
+    from toolkit.checkpoint.format.manifest import Manifest
 
 _WITH_STEP = re.compile(r"(.+):(\d{1,18})")
 _STEPS_SHOWN = 20
@@ -23,7 +23,7 @@ def all_folders(named: str, runs: Path | None) -> list[Path]:
         NotFoundError: there are none.
         OwnFailureError: this host may not read them, or cannot.
     """
-    from toolkit.checkpoint.listing import checkpoint_folders
+    from toolkit.checkpoint.folder.listing import checkpoint_folders
 
     return checkpoint_folders(folder_of(named, runs))
 
@@ -35,8 +35,8 @@ def committed_folders(named: str, runs: Path | None, step: int | None) -> list[P
         NotFoundError: there are none, or none of that step.
         OwnFailureError: this host may not read them, or cannot.
     """
-    from toolkit.checkpoint.layout import step_of
-    from toolkit.checkpoint.listing import checkpoint_folders
+    from toolkit.checkpoint.folder.listing import checkpoint_folders
+    from toolkit.checkpoint.format.layout import step_of
 
     named, step = _with_step(named, step)
     place = folder_of(named, runs)
@@ -68,8 +68,8 @@ def manifest_of(folder: Path) -> Manifest:
         OwnFailureError: this host may not read it, or cannot.
     """
     from toolkit.checkpoint.errors import CorruptCheckpointError
-    from toolkit.checkpoint.layout import committed_steps
-    from toolkit.checkpoint.verify import open_manifest
+    from toolkit.checkpoint.folder.verify import open_manifest
+    from toolkit.checkpoint.format.layout import committed_steps
 
     try:
         return open_manifest(folder)

@@ -16,8 +16,8 @@ from toolkit.cli.options import json_option, runs_option
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
 
 if TYPE_CHECKING:
-    from toolkit.checkpoint.prune import Removal
-    from toolkit.checkpoint.retention import Retention
+    from toolkit.checkpoint.folder.prune import Removal
+    from toolkit.checkpoint.folder.retention import Retention
     from toolkit.rundir.layout import RunDirectory
 
 
@@ -54,7 +54,7 @@ def prune(
 
     What is kept is what the run keeps itself ([checkpoint] in its job file), unless an option says otherwise.
     """
-    from toolkit.checkpoint.prune import removals
+    from toolkit.checkpoint.folder.prune import removals
 
     place = _place(folder_of(run, runs))
     options = {"last": keep_last, "every": keep_every, "best": keep_best}
@@ -74,7 +74,7 @@ def _place(path: Path) -> Place:
         NotFoundError: there is no checkpoint.
         ToolkitError: it is one checkpoint.
     """
-    from toolkit.checkpoint.listing import checkpoint_folders, is_checkpoint_folder
+    from toolkit.checkpoint.folder.listing import checkpoint_folders, is_checkpoint_folder
     from toolkit.rundir.layout import RunDirectory
 
     if is_checkpoint_folder(path):
@@ -92,7 +92,7 @@ def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | N
     Raises:
         ToolkitError: nothing says how many are kept.
     """
-    from toolkit.checkpoint.retention import Retention
+    from toolkit.checkpoint.folder.retention import Retention
 
     if place.run is None:
         if "last" not in given:
@@ -133,7 +133,7 @@ def _remove(place: Place, planned: Sequence[Removal]) -> list[Removal]:
         CheckFailedError: the run began anew meanwhile.
         ToolkitError: this user may not.
     """
-    from toolkit.checkpoint.prune import remove
+    from toolkit.checkpoint.folder.prune import remove
 
     attempts = place.attempts()
     left = []
@@ -155,7 +155,7 @@ def _remove(place: Place, planned: Sequence[Removal]) -> list[Removal]:
 
 
 def _print(place: Place, planned: Sequence[Removal], left: Sequence[Removal], *, dry_run: bool, as_json: bool) -> None:
-    from toolkit.checkpoint.layout import committed_steps
+    from toolkit.checkpoint.format.layout import committed_steps
 
     gone = {removal.folder for removal in planned} - {removal.folder for removal in left}
     stay = [step for step, folder in committed_steps(place.directory).items() if folder not in gone]

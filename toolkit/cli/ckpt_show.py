@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
-    from toolkit.checkpoint.manifest import Manifest, Piece, TensorRecord
-    from toolkit.checkpoint.norms import Norms
-    from toolkit.checkpoint.tensor_tree import Branch
+    from toolkit.checkpoint.contents.norms import Norms
+    from toolkit.checkpoint.contents.tensor_tree import Branch
+    from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
 
 only_option = click.option(
     "--only", multiple=True, metavar="PATTERN", help="Only keys such as '*.weight', or all below model.blocks.0."
@@ -46,8 +46,8 @@ def show(
 
     Layers that look alike stand together: blocks.[0-31].
     """
-    from toolkit.checkpoint.keys import matches, refuse_unknown
-    from toolkit.checkpoint.manifest_file import manifest_text
+    from toolkit.checkpoint.contents.keys import matches, refuse_unknown
+    from toolkit.checkpoint.format.manifest_file import manifest_text
 
     folder = one_folder(run, runs, step)
     manifest = manifest_of(folder)
@@ -67,8 +67,8 @@ def show(
 
 def _read_norms(folder: Path, manifest: Manifest, tensors: Mapping[str, TensorRecord]) -> dict[str, Norms | str]:
     """The norms of each tensor; for a damaged one, what is wrong."""
-    from toolkit.checkpoint.norms import norms_of
-    from toolkit.checkpoint.stored_tensors import StoredTensors
+    from toolkit.checkpoint.contents.norms import norms_of
+    from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 
     found: dict[str, Norms | str] = {}
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def _read_norms(folder: Path, manifest: Manifest, tensors: Mapping[str, TensorRe
 
 
 def _norms_json(found: Norms | str) -> dict[str, Any]:
-    from toolkit.checkpoint.jsonvalues import encode
+    from toolkit.checkpoint.format.jsonvalues import encode
 
     if isinstance(found, str):
         return {"damaged": found}
@@ -109,7 +109,7 @@ def _print_tree(folder: Path, manifest: Manifest, tensors: Mapping[str, TensorRe
     from rich.text import Text
     from rich.tree import Tree
 
-    from toolkit.checkpoint.tensor_tree import tree_of
+    from toolkit.checkpoint.contents.tensor_tree import tree_of
 
     title = (
         f"{folder.name}: step {manifest.step}, {manifest.world_size} ranks, {size(manifest.size_bytes)}, "
@@ -130,7 +130,7 @@ def _print_tree(folder: Path, manifest: Manifest, tensors: Mapping[str, TensorRe
 
 
 def _add(node: Tree, branch: Branch, shown: Shown, depth: int) -> None:
-    from toolkit.checkpoint.tensor_tree import groups
+    from toolkit.checkpoint.contents.tensor_tree import groups
 
     for label, alike in groups(branch, alike=not shown.each):
         first = alike[0]

@@ -171,7 +171,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
 
 def _await_saves() -> None:
     """A save in the background that the job did not wait for needs the process group, and its failure is the job's."""
-    background = sys.modules.get("toolkit.checkpoint.background")
+    background = sys.modules.get("toolkit.checkpoint.saving.background")
     if background is not None:
         background.wait_for_all()
 

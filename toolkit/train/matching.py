@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from toolkit.checkpoint.manifest_file import read_manifest
+from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.errors import NotFoundError, ToolkitError
 
 T = TypeVar("T")

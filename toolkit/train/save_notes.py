@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolkit.checkpoint.layout import step_folder
+from toolkit.checkpoint.format.layout import step_folder
 from toolkit.metrics.checkpoints import SaveLog, SaveRecord
 from toolkit.rundir.files import utc_now
 from toolkit.world.facts import World

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from toolkit.checkpoint.agreement import from_rank_zero
-from toolkit.checkpoint.background import OnEnd
 from toolkit.checkpoint.checkpointer import Checkpointer, LoadedCheckpoint
+from toolkit.checkpoint.saving.background import OnEnd
 from toolkit.errors import ToolkitError
 from toolkit.train.matching import Stored, check_weights, left_over, shapes_of, without_names
 from toolkit.train.optimizer_state import GroupSettings, forget, make_room, optimizer_tensors, refuse_flat_parameters

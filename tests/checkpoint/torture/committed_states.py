@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint import Checkpointer
 from toolkit.world.facts import World
 
 Name = tuple[int, int]  # of a state: its step, and the attempt that saved it

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.checkpoint.layout import INDEX, MANIFEST
+from toolkit.checkpoint.format.layout import INDEX, MANIFEST
 
 PAGE = 4096
 

@@ -242,12 +242,16 @@ class _Reader:
 
     _writev = _write
 
-    def _pwrite64(self, call: Call, process: int, words: list[str], texts: list[bytes]) -> Iterator[Change]:
+    def _pwrite64(
+        self, call: Call, process: int, words: list[str], texts: list[bytes], behind: int = 0
+    ) -> Iterator[Change]:
         if (found := self._open.get((process, int(words[0])))) is not None:
-            offset = next(int(word) for word in reversed(words) if word.isdigit())
-            yield self._put(call, found, offset, b"".join(texts)[: call.result])
+            yield self._put(call, found, int(words[-1 - behind]), b"".join(texts)[: call.result])
 
     _pwritev = _pwrite64
+
+    def _pwritev2(self, call: Call, process: int, words: list[str], texts: list[bytes]) -> Iterator[Change]:
+        return self._pwrite64(call, process, words, texts, behind=1)  # its flags
 
     def _put(self, call: Call, found: _Open, offset: int, data: bytes) -> Change:
         put(self._live.files[found.number], offset, data)

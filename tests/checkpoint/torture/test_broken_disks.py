@@ -17,12 +17,12 @@ from torture_scale import cases, spread
 from torture_tally import Tally
 from traced_ranks import Ended, Fault, Tracing, end_tracing, require_strace, run_ranks
 
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.deletion import await_deletions
-from toolkit.checkpoint.filters import Compression
-from toolkit.checkpoint.layout import committed_steps
-from toolkit.checkpoint.one_writer import WRITER
-from toolkit.checkpoint.verify import verify_fully
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.folder.deletion import await_deletions
+from toolkit.checkpoint.folder.one_writer import WRITER
+from toolkit.checkpoint.folder.verify import verify_fully
+from toolkit.checkpoint.format.filters import Compression
+from toolkit.checkpoint.format.layout import committed_steps
 from toolkit.errors import ToolkitError
 from toolkit.world.facts import World
 

@@ -16,8 +16,8 @@ from torture_scale import cases
 from torture_tally import Tally
 from traced_ranks import run_ranks, save_all
 
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.verify import verify_fully, verify_quickly
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.folder.verify import verify_fully, verify_quickly
 
 OF_ANOTHER_SIZE = ("truncated", "emptied", "extended", "deleted")
 

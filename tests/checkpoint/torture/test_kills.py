@@ -20,10 +20,10 @@ from torture_scale import cases
 from torture_tally import Tally
 from traced_ranks import RANKS_END_S, Ended, Fault, Tracing, require_strace, run_ranks, save_all
 
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.deletion import await_deletions
-from toolkit.checkpoint.layout import committed_steps
-from toolkit.checkpoint.verify import verify_fully
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.folder.deletion import await_deletions
+from toolkit.checkpoint.folder.verify import verify_fully
+from toolkit.checkpoint.format.layout import committed_steps
 
 
 @pytest.fixture(params=[1, 2], ids=["1 rank", "2 ranks"])

@@ -24,9 +24,9 @@ from torture_scale import cases, spread
 from torture_tally import Tally
 from traced_ranks import Tracing, require_strace, run_ranks, save_all
 
-from toolkit.checkpoint.deletion import await_deletions
-from toolkit.checkpoint.layout import committed_steps
-from toolkit.checkpoint.verify import verify_fully
+from toolkit.checkpoint.folder.deletion import await_deletions
+from toolkit.checkpoint.folder.verify import verify_fully
+from toolkit.checkpoint.format.layout import committed_steps
 from toolkit.world.facts import World
 
 

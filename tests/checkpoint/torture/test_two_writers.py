@@ -18,10 +18,10 @@ from torture_scale import cases
 from torture_tally import Tally
 from traced_ranks import Ended, Fault, GoOn, Tracing, require_strace, run_ranks, save_all
 
-from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.deletion import await_deletions
-from toolkit.checkpoint.layout import committed_steps
-from toolkit.checkpoint.verify import verify_fully
+from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.folder.deletion import await_deletions
+from toolkit.checkpoint.folder.verify import verify_fully
+from toolkit.checkpoint.format.layout import committed_steps
 from toolkit.errors import ToolkitError
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.layout import RunDirectory
@@ -128,7 +128,7 @@ def test_two_that_think_they_are_the_same_attempt(in_memory, overlap, tally: Tal
 
 def overlaps(log: Path, directory: Path, *, crossed: bool) -> list[tuple[Moment, Moment | None]]:
     """Where the first stops, and where the second does: in the middle of its data, at its commit, and anywhere."""
-    data = moment_of(log, ("write", "pwrite64"), r"step-00000004\.part-0-\d+/shard-")
+    data = moment_of(log, ("write", "pwritev2"), r"step-00000004\.part-0-\d+/shard-")
     committing = moment_of(log, ("fsync",), r"step-00000003\.part-0-\d+>")
     signing = moment_of(log, ("openat",), r"step-00000004\.part-0-\d+/\.manifest")
     everywhere = moments(log, directory)

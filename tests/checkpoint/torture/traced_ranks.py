@@ -256,8 +256,8 @@ def save_all(
     """
     from committed_states import json_of, tensors_of
 
-    from toolkit.checkpoint.checkpointer import Checkpointer
-    from toolkit.checkpoint.deletion import await_deletions
+    from toolkit.checkpoint import Checkpointer
+    from toolkit.checkpoint.folder.deletion import await_deletions
 
     checkpoints = Checkpointer(directory, world, keep_last=2)
     for step in steps:

@@ -1,0 +1,1 @@
+"""What a checkpoint holds, read tensor by tensor: tree, norms, differences. Without torch."""

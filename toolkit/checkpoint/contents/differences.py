@@ -1,0 +1,239 @@
+"""How two checkpoints differ: tensor by tensor, in the numbers themselves, and in the values that are no tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from toolkit.checkpoint.contents.keys import in_order, matches
+from toolkit.checkpoint.contents.norms import SLICE_BYTES, Magnitudes, chunks, reals
+from toolkit.checkpoint.contents.numbers import as_numbers
+from toolkit.checkpoint.contents.stored_tensors import StoredTensors
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.format.manifest import Manifest, TensorRecord
+
+MISSING = object()  # the value of a key that one side does not have
+
+
+@dataclass(frozen=True)
+class NumberDifference:
+    """How the numbers of two tensors of one shape differ.
+
+    `differing` counts elements with other bits, or, of two types, with other values. `largest` is the largest
+    |b - a|, `largest_relative` the largest |b - a| / max(|a|, |b|), `norm` the 2-norm of b - a and `relative_norm` the
+    same over the larger norm of the two. NaNs are counted and left out of all these; a difference to infinity is one.
+    """
+
+    elements: int
+    differing: int
+    largest: float
+    largest_relative: float
+    norm: float
+    relative_norm: float
+    nans_a: int
+    nans_b: int
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """One tensor that differs. `what`: only_in_a, only_in_b, shape, type, values, or damaged, for which `why` says how.
+
+    Where the types differ and the shapes do not, the numbers are compared all the same.
+    """
+
+    key: str
+    what: str
+    a: TensorRecord | None
+    b: TensorRecord | None
+    numbers: NumberDifference | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class ValueDifference:
+    """One value of `objects` or `state` that differs; `MISSING` on a side that does not have it."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+def tensor_differences(
+    a: StoredTensors, b: StoredTensors, keys: Sequence[str], read: Callable[[int], None] = lambda count: None
+) -> Iterator[TensorDifference]:
+    """Those of the tensors `keys` that differ, in their order.
+
+    Memory is bounded by some slices of `SLICE_BYTES`, or by some rows where a row is larger.
+
+    Args:
+        a: one checkpoint.
+        b: the other one.
+        keys: of tensors that one of them has.
+        read: called with the bytes that were read since the last call.
+    """
+    for key in keys:
+        one, other = a.manifest.tensors.get(key), b.manifest.tensors.get(key)
+        if one is None or other is None:
+            yield TensorDifference(key, "only_in_b" if one is None else "only_in_a", one, other)
+        elif one.shape != other.shape:
+            yield TensorDifference(key, "shape", one, other)
+        else:
+            try:
+                numbers = _compared(a, b, key, read)
+            except CorruptCheckpointError as error:
+                yield TensorDifference(key, "damaged", one, other, why=str(error))
+                continue
+            if numbers is not None:
+                yield TensorDifference(key, "values" if one.dtype == other.dtype else "type", one, other, numbers)
+
+
+def keys_of(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) -> list[str]:
+    """The tensors that one of two checkpoints has and the patterns choose, in order."""
+    return sorted((key for key in {*a.tensors, *b.tensors} if matches(key, patterns)), key=in_order)
+
+
+def value_keys(manifest: Manifest) -> list[str]:
+    """Where the values stand that are no tensors, as `value_differences` names them."""
+    return ["".join(place) for place in _values_of(manifest)]
+
+
+class _Sums:
+    """What is gathered over the parts of two tensors."""
+
+    def __init__(self) -> None:
+        self.differing = 0
+        self.largest_relative = 0.0
+        self.a, self.b, self.difference = Magnitudes(), Magnitudes(), Magnitudes()
+
+    def add(self, one: np.ndarray, other: np.ndarray, differs: np.ndarray) -> None:
+        """Add numbers of one dimension; `differs` tells which of them differ."""
+        of_one, of_other = reals(one), reals(other)
+        self.a.add(of_one)
+        self.b.add(of_other)
+        count = int(np.count_nonzero(differs))
+        if not count:
+            return
+        self.differing += count
+        if count < differs.size:
+            one, other, of_one, of_other = one[differs], other[differs], of_one[differs], of_other[differs]
+        distance = _distance(one, other)
+        self.difference.add(distance)
+        larger = np.maximum(np.abs(of_one), np.abs(of_other))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            relative = float(np.fmax.reduce(distance / larger))  # which passes over NaN, as of 0 by 0
+        self.largest_relative = max(self.largest_relative, 0.0 if math.isnan(relative) else relative)
+
+    def gathered(self) -> NumberDifference:
+        infinite = self.difference.infinities > 0
+        norm = math.inf if infinite else self.difference.norm
+        larger = max(self.a.norm, self.b.norm)
+        return NumberDifference(
+            elements=self.a.elements,
+            differing=self.differing,
+            largest=math.inf if infinite else self.difference.largest,
+            largest_relative=math.inf if infinite else self.largest_relative,
+            norm=norm,
+            relative_norm=norm / larger if larger else norm,
+            nans_a=self.a.nans,
+            nans_b=self.b.nans,
+        )
+
+
+def _compared(a: StoredTensors, b: StoredTensors, key: str, read: Callable[[int], None]) -> NumberDifference | None:
+    """How the numbers of one tensor differ; None where both have one type and all bits are equal.
+
+    What is equal is not reckoned with. So the first difference is looked for alone, and then everything is gathered.
+    """
+    one_type, other_type = a.manifest.tensors[key].dtype, b.manifest.tensors[key].dtype
+    equal_bytes = 0
+    if one_type == other_type:
+        for (offset, shape), one in a.boxes(key, SLICE_BYTES):
+            if not np.array_equal(_bits(one), _bits(b.box(key, offset, shape))):
+                break
+            equal_bytes += one.nbytes
+            read(2 * one.nbytes)
+        else:
+            return None
+    sums = _Sums()
+    for (offset, shape), one in a.boxes(key, SLICE_BYTES):
+        other = b.box(key, offset, shape)
+        for part, part_other in zip(chunks(one), chunks(other), strict=True):
+            numbers, numbers_other = as_numbers(one_type, part), as_numbers(other_type, part_other)
+            same_type = one_type == other_type
+            differs = _other_bits(part, part_other) if same_type else _other_values(numbers, numbers_other)
+            sums.add(numbers, numbers_other, differs)
+        if equal_bytes <= 0:
+            read(one.nbytes + other.nbytes)
+        equal_bytes -= one.nbytes
+    return sums.gathered()
+
+
+def _bits(elements: np.ndarray) -> np.ndarray:
+    """Elements as unsigned integers of the same bits, those of 16 bytes as two."""
+    return elements.reshape(-1).view(np.dtype(f"u{min(elements.itemsize, 8)}"))
+
+
+def _other_bits(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    differs: np.ndarray = _bits(one) != _bits(other)
+    if differs.size > one.size:
+        differs = np.logical_or.reduce(differs.reshape(one.size, -1), axis=1)
+    return differs
+
+
+def _other_values(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    differs: np.ndarray = (one != other) & ~(np.isnan(one) & np.isnan(other))
+    return differs
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """|other - one| as float64. Integers are subtracted as integers: float64 cannot tell 2^60 from 2^60 + 1."""
+    if one.dtype == other.dtype and one.dtype.kind in "iu":
+        unsigned = np.dtype(f"u{one.itemsize}")
+        # Modulo 2^bits the larger minus the smaller is the distance, whatever the signs.
+        forth, back = other.view(unsigned) - one.view(unsigned), one.view(unsigned) - other.view(unsigned)
+        return np.where(other > one, forth, back).astype(np.float64)
+    wide = np.complex128 if one.dtype.kind == "c" or other.dtype.kind == "c" else np.float64
+    with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity is no number, and counted as such
+        return np.abs(reals(other.astype(wide) - one.astype(wide)))
+
+
+def value_differences(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) -> list[ValueDifference]:
+    """What differs in the entries that are no tensors, by their keys, and in the state, below `state`."""
+    one, other = _values_of(a), _values_of(b)
+    places = sorted({*one, *other}, key=lambda place: in_order("".join(place)))
+    return [
+        ValueDifference("".join(place), one.get(place, MISSING), other.get(place, MISSING))
+        for place in places
+        if matches("".join(place), patterns) and not _same(one.get(place, MISSING), other.get(place, MISSING))
+    ]
+
+
+def _values_of(manifest: Manifest) -> dict[tuple[str, ...], Any]:
+    """Every value that is no dict, and no list of dicts or lists, by the parts of its place.
+
+    By the parts, since a key may hold a dot: two places may be written alike.
+    """
+    found: dict[tuple[str, ...], Any] = {}
+    rest: list[tuple[tuple[str, ...], Any]] = [((key, ""), record.value) for key, record in manifest.objects.items()]
+    if manifest.state:
+        rest.append((("state",), manifest.state))
+    while rest:
+        place, value = rest.pop()
+        if isinstance(value, dict) and value:
+            rest += [
+                ((*place, f".{key}" if isinstance(key, str) else f"[{key!r}]"), item) for key, item in value.items()
+            ]
+        elif isinstance(value, (list, tuple)) and any(isinstance(item, (dict, list, tuple)) for item in value):
+            rest += [((*place, f"[{number}]"), item) for number, item in enumerate(value)]
+        else:
+            found[place] = value
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """As they are written: 1, 1.0 and True are three values, and NaN is itself."""
+    return type(one) is type(other) and repr(one) == repr(other)

@@ -1,0 +1,105 @@
+"""How large the numbers of a tensor are: norm, largest, zeros, and what is no number at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolkit.checkpoint.contents.numbers import as_numbers
+from toolkit.checkpoint.contents.stored_tensors import StoredTensors
+
+SLICE_BYTES = 32 * 1024 * 1024  # what is read at once
+CHUNK = 32 * 1024  # elements that are reckoned with at once: as float64 they stay in a processor's own cache
+_SAFE_SQUARES = (1e-200, 1e200)  # a sum of squares between these has lost nothing that counts
+
+
+@dataclass(frozen=True)
+class Norms:
+    """`norm` (the square root of the sum of squares) and `largest` (absolute) are of the finite elements."""
+
+    elements: int
+    norm: float
+    largest: float
+    zeros: int
+    nans: int
+    infinities: int
+
+
+class Magnitudes:
+    """Gathers `Norms` over the parts of a tensor."""
+
+    def __init__(self) -> None:
+        self.elements = self.zeros = self.nans = self.infinities = 0
+        self.norm = self.largest = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Add float64 values of one dimension; their signs do not count."""
+        self.elements += values.size
+        self.zeros += int(np.count_nonzero(values == 0))
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = _squares(values)
+        if _SAFE_SQUARES[0] < squares < _SAFE_SQUARES[1]:
+            self.largest = max(self.largest, float(values.max()), -float(values.min()))
+            self.norm = math.hypot(self.norm, math.sqrt(squares))
+        elif values.size:
+            self._add_unusual(values)
+
+    def _add_unusual(self, values: np.ndarray) -> None:
+        """Zeros only, NaN or infinities among them, or squares that leave the range of float64."""
+        self.nans += int(np.count_nonzero(np.isnan(values)))
+        self.infinities += int(np.count_nonzero(np.isinf(values)))
+        finite = np.abs(values[np.isfinite(values)])
+        largest = float(finite.max(initial=0.0))
+        if largest:
+            self.largest = max(self.largest, largest)
+            scaled = finite / largest
+            self.norm = math.hypot(self.norm, largest * math.sqrt(_squares(scaled)))
+
+    def gathered(self) -> Norms:
+        return Norms(self.elements, self.norm, self.largest, self.zeros, self.nans, self.infinities)
+
+
+def _squares(values: np.ndarray) -> float:
+    """The sum of squares. Not np.dot: BLAS would ask all processors for it, which costs more than it gives."""
+    return float(np.einsum("i,i->", values, values))
+
+
+def norms_of(stored: StoredTensors, name: str, read: Callable[[int], None] = lambda count: None) -> Norms:
+    """Read a tensor, verified, and gather its norms; memory is bounded by `SLICE_BYTES`, or by one row.
+
+    Args:
+        stored: the checkpoint.
+        name: the tensor's key.
+        read: called with the bytes that were read since the last call.
+
+    Raises:
+        CorruptCheckpointError: a block of it is damaged.
+    """
+    dtype = stored.manifest.tensors[name].dtype
+    gathered = Magnitudes()
+    for _, part in stored.boxes(name, SLICE_BYTES):
+        for chunk in chunks(part):
+            gathered.add(reals(as_numbers(dtype, chunk)))
+        read(part.nbytes)
+    return gathered.gathered()
+
+
+def chunks(part: np.ndarray) -> Iterator[np.ndarray]:
+    """A contiguous array as one-dimensional parts of at most `CHUNK` elements."""
+    flat = part.reshape(-1)
+    for first in range(0, flat.size, CHUNK):
+        yield flat[first : first + CHUNK]
+
+
+def reals(numbers: np.ndarray) -> np.ndarray:
+    """As float64; of a complex number its absolute value, which is NaN where a part is."""
+    if not np.iscomplexobj(numbers):
+        return numbers.astype(np.float64)
+    real, imaginary = numbers.real.astype(np.float64), numbers.imag.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        whole = np.hypot(real, imaginary)
+    whole[np.isnan(real) | np.isnan(imaginary)] = np.nan
+    return whole

@@ -1,0 +1,103 @@
+"""The tensors of one checkpoint as numpy arrays, verified, without torch and without ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from toolkit.checkpoint.format.elements import element
+from toolkit.checkpoint.format.manifest import Manifest, TensorRecord
+from toolkit.checkpoint.loading.shard_reader import ShardReader, WantedBox
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins in the global tensor, and its shape
+
+
+class StoredTensors:
+    """Reads boxes of a checkpoint's tensors, wherever their pieces lie. A context manager.
+
+    Every 4 MiB block that a box touches is checked against its digest, once.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._folder = folder
+        self._shards: dict[str, ShardReader] = {}
+
+    def __enter__(self) -> StoredTensors:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for shard in self._shards.values():
+            shard.__exit__(kind, error, trace)
+        self._shards = {}
+
+    def read(self, name: str) -> np.ndarray:
+        """A whole tensor at its global shape, of its element's `memory` type.
+
+        Raises:
+            CorruptCheckpointError: a block of it is damaged.
+        """
+        record = self.manifest.tensors[name]
+        return self.box(name, (0,) * len(record.shape), record.shape)
+
+    def box(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+        """The part of a tensor that begins at `offset` and has `shape`.
+
+        Raises:
+            CorruptCheckpointError: a block of it is damaged, or the disk does not give it.
+            OwnFailureError: this host may not read it, or cannot.
+        """
+        record = self.manifest.tensors[name]
+        whole = np.empty(tuple(shape), element(record.dtype, where=name).memory)
+        for piece in record.pieces:
+            common = intersection((piece.offset, piece.shape), (tuple(offset), tuple(shape)))
+            if common is None:
+                continue
+            start, extent = common
+            inside = tuple(at - begin for at, begin in zip(start, piece.offset, strict=True))
+            place = tuple(slice(a - o, a - o + n) for a, o, n in zip(start, offset, extent, strict=True))
+            part = whole[place] if place else whole
+            self._shard(piece.file).read([WantedBox(piece, inside, part)])
+        return whole
+
+    def boxes(self, name: str, most_bytes: int = 64 * 1024 * 1024) -> Iterator[tuple[Box, np.ndarray]]:
+        """A tensor in slices along its first dimension, of at most `most_bytes` or one row each."""
+        record = self.manifest.tensors[name]
+        for offset, shape in slices(record, most_bytes):
+            yield (offset, shape), self.box(name, offset, shape)
+
+    def _shard(self, file: str) -> ShardReader:
+        if file not in self._shards:
+            self._shards[file] = ShardReader(self._folder / file, self.manifest.file(file))
+        return self._shards[file]
+
+
+def slices(record: TensorRecord, most_bytes: int) -> Iterator[Box]:
+    """Boxes of whole rows that make up a tensor; none for a tensor without elements."""
+    if 0 in record.shape:
+        return
+    if not record.shape:
+        yield (), ()
+        return
+    rows = max(1, most_bytes * record.shape[0] // max(1, record.size_bytes))
+    rest = (0,) * (len(record.shape) - 1)
+    for first in range(0, record.shape[0], rows):
+        yield (first, *rest), (min(rows, record.shape[0] - first), *record.shape[1:])
+
+
+def intersection(one: Box, other: Box) -> Box | None:
+    """The box that two boxes have in common; None when they have no element in common."""
+    starts, extents = [], []
+    for at, count, begin, size in zip(*one, *other, strict=True):
+        start = max(at, begin)
+        extent = min(at + count, begin + size) - start
+        if extent <= 0:
+            return None
+        starts.append(start)
+        extents.append(extent)
+    return tuple(starts), tuple(extents)

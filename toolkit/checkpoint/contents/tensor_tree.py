@@ -1,0 +1,84 @@
+"""The tensors of a checkpoint as a tree by the parts of their keys, in which layers that look alike stand together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from toolkit.checkpoint.contents.keys import in_order
+from toolkit.checkpoint.format.manifest import TensorRecord
+
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
+_MOST_PARTS = 64  # of a key; a tree that is deeper is no help to a reader
+
+
+@dataclass
+class Branch:
+    """One part of the keys: the tensor that ends here, where one does, and what stands below."""
+
+    key: str
+    record: TensorRecord | None = None
+    below: dict[str, Branch] = field(default_factory=dict)
+    tensors: int = 0
+    size_bytes: int = 0
+
+
+def tree_of(tensors: Collection[tuple[str, TensorRecord]]) -> Branch:
+    """The root of the tree; every branch counts the tensors below it and their bytes."""
+    root = Branch("")
+    for key, record in sorted(tensors, key=lambda item: in_order(item[0])):
+        branch = root
+        path = [root]
+        for part in key.split(".", _MOST_PARTS):
+            branch = branch.below.setdefault(part, Branch(key))
+            path.append(branch)
+        branch.record = record
+        for passed in path:
+            passed.tensors += 1
+            passed.size_bytes += record.size_bytes
+    return root
+
+
+def groups(branch: Branch, *, alike: bool) -> Iterator[tuple[str, list[Branch]]]:
+    """What stands below a branch: names, each with its branches.
+
+    A branch with a single one below it is named together with it: "attention.weight".
+
+    Args:
+        branch: of the tree.
+        alike: put numbered branches with the same tensors below them together, as "[0-31]" or "rank-[00000-00007]".
+    """
+    run: list[str] = []
+    shapes = {name: _looks(below) for name, below in branch.below.items()} if alike else {}
+    for name in branch.below:
+        if run and not (alike and _follows(run[-1], name) and shapes[run[-1]] == shapes[name]):
+            yield _group(branch, run)
+            run = []
+        run.append(name)
+    if run:
+        yield _group(branch, run)
+
+
+def _follows(one: str, other: str) -> bool:
+    before, after = _NUMBERED.fullmatch(one), _NUMBERED.fullmatch(other)
+    return before is not None and after is not None and before[1] == after[1] and int(after[2]) == int(before[2]) + 1
+
+
+def _group(branch: Branch, names: list[str]) -> tuple[str, list[Branch]]:
+    found = [branch.below[name] for name in names]
+    label = names[0]
+    if len(names) > 1 and (first := _NUMBERED.fullmatch(names[0])) is not None:
+        label = f"{first[1]}[{first[2]}-{names[-1].removeprefix(first[1])}]"
+    while found[0].record is None and len(found[0].below) == 1:
+        (part,) = found[0].below
+        label = f"{label}.{part}"
+        found = [one.below[part] for one in found]
+    return label, found
+
+
+def _looks(branch: Branch) -> tuple[object, ...]:
+    """Types, shapes and numbers of pieces of all that stands at and below a branch, by name."""
+    record = branch.record
+    own = None if record is None else (record.dtype, record.shape, len(record.pieces))
+    return own, tuple((name, _looks(below)) for name, below in branch.below.items())

@@ -1,0 +1,213 @@
+"""`.metadata` of a DCP folder, which is a pickle: read without letting it make anything but plain records.
+
+A pickle names classes and functions and has them called: whoever wrote it runs code as its reader. Here no name leads to
+what it names. Those that DCP writes lead to a record that keeps its arguments, or to text; any other name is refused
+before anything is called. What comes out is data to look at, as doubtful as any other file's.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from toolkit.checkpoint.format.elements import ELEMENTS
+from toolkit.errors import ToolkitError
+
+METADATA = ".metadata"
+_LONGEST_BYTES = 1_000_000_000
+_TORCH = "torch.distributed.checkpoint"
+
+
+@dataclass(frozen=True)
+class StoredItem:
+    """Where a piece of a tensor, or a value, stands: a stream of `torch.save` in a file of the folder."""
+
+    file: str
+    begin: int
+    length: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as DCP cut it: (offset, shape, where) of each piece."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    path: tuple[str | int, ...]
+    pieces: tuple[tuple[tuple[int, ...], tuple[int, ...], StoredItem], ...]
+
+
+@dataclass(frozen=True)
+class StoredValue:
+    """A value of the state that is not a tensor."""
+
+    path: tuple[str | int, ...]
+    item: StoredItem
+
+
+class _Record:
+    """Stands for an object of DCP's: it keeps what it was made from and calls nothing."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = {}
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def get(self, name: str) -> Any:
+        state = getattr(self, "state", None)
+        return state.get(name) if isinstance(state, dict) else None
+
+
+_RECORDS = {
+    f"{_TORCH}.metadata": (
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
+        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    ),
+    f"{_TORCH}.filesystem": ("_StorageInfo",),
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("PosixPath",),
+    "pathlib._local": ("PosixPath",),
+}  # fmt: skip
+_STANDING_IN: dict[tuple[str, str], Any] = {
+    (module, name): type(name, (_Record,), {}) for module, names in _RECORDS.items() for name in names
+} | {("torch", dtype): dtype for dtype in ELEMENTS}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _STANDING_IN:
+            raise _RefusedError(f"it asks for {module}.{name}")
+        return _STANDING_IN[module, name]
+
+
+class _RefusedError(Exception):
+    """What the file says is not what DCP writes."""
+
+
+def read_dcp_metadata(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredValue]]:
+    """The tensors and values of a DCP folder by key. Pieces have room for their elements, and their files are there.
+
+    Raises:
+        ToolkitError: it is not what DCP writes, or says what cannot be so.
+    """
+    path = folder / METADATA
+    try:
+        if path.is_symlink() or path.stat().st_size > _LONGEST_BYTES:
+            raise _RefusedError("it is a link, or too long")
+        with path.open("rb") as file:
+            metadata = _Unpickler(file).load()
+        return _contents(metadata, folder)
+    except _RefusedError as error:
+        raise _not_dcp(path, str(error)) from None
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a broken pickle raises almost anything
+        raise _not_dcp(path, f"{type(error).__name__}: {error!s:.80}") from None
+
+
+def _not_dcp(path: Path, why: str) -> ToolkitError:
+    return ToolkitError(
+        f"is no metadata of torch.distributed.checkpoint that can be read safely: {why}",
+        where=str(path),
+        fix="save it again with a torch of today, or turn it into a file there (dcp_to_torch_save) and import that",
+    )
+
+
+def _contents(metadata: Any, folder: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredValue]]:
+    records, stored = _table(metadata, "state_dict_metadata"), _table(metadata, "storage_data")
+    paths = metadata.get("planner_data")
+    paths = paths if isinstance(paths, dict) else {}
+    items = {}
+    for index, info in stored.items():
+        key = (_of(index, "MetadataIndex").get("fqn"), _offset(index))
+        items[key] = _item(_of(info, "_StorageInfo"), folder)
+    tensors, values = {}, {}
+    for name, record in records.items():
+        if not isinstance(name, str):
+            raise _RefusedError(f"a key is {name!r:.40}")
+        path = _path(paths.get(name, (name,)))
+        if type(record).__name__ == "BytesStorageMetadata":
+            values[name] = StoredValue(path, _found(items, name, ()))
+        else:
+            tensors[name] = _tensor(name, path, _of(record, "TensorStorageMetadata"), items)
+    return tensors, values
+
+
+def _tensor(name: str, path: tuple[str | int, ...], record: _Record, items: dict[Any, StoredItem]) -> StoredTensor:
+    properties = _of(record.get("properties"), "TensorProperties").state
+    dtype = properties[0] if isinstance(properties, tuple) and properties else None
+    if dtype not in ELEMENTS:
+        raise _RefusedError(f"{name} has no element type")
+    pieces: list[tuple[tuple[int, ...], tuple[int, ...], StoredItem]] = []
+    for chunk in record.get("chunks"):
+        offset, shape = _counts(_of(chunk, "ChunkStorageMetadata").get("offsets")), _counts(chunk.get("sizes"))
+        if pieces and 0 in shape:
+            continue
+        if offset in [begin for begin, extent, _ in pieces if 0 not in extent]:
+            raise _RefusedError(f"{name} has two pieces at {list(offset)}")
+        item = _found(items, name, offset)
+        if prod(shape) * ELEMENTS[dtype].size_bytes > item.length:
+            raise _RefusedError(f"a piece of {name} of shape {list(shape)} stands in {item.length} bytes")
+        pieces.append((offset, shape, item))
+    return StoredTensor(dtype, _counts(record.get("size")), path, tuple(pieces))
+
+
+def _item(info: _Record, folder: Path) -> StoredItem:
+    file, begin, length = info.get("relative_path"), info.get("offset"), info.get("length")
+    if info.get("transform_descriptors"):
+        raise _RefusedError(f"{file!r:.80} was written through an extension")
+    if not isinstance(file, str) or set(file) & {"/", "\0"} or file in ("", ".", ".."):
+        raise _RefusedError(f"it names the file {file!r:.80}, which is none of this folder")
+    path = folder / file
+    if path.is_symlink() or not path.is_file():
+        raise _RefusedError(f"it names the file {file}, which is missing or no file of its own")
+    begin, length = _counts((begin, length))
+    if begin + length > path.stat().st_size:
+        raise _RefusedError(f"it names bytes behind the end of {file}")
+    return StoredItem(file, begin, length)
+
+
+def _offset(index: _Record) -> tuple[int, ...]:
+    """A value's index has no offset, and a tensor's without dimensions an empty one."""
+    found = index.get("offset")
+    return () if found is None else _counts(found)
+
+
+def _found(items: dict[Any, StoredItem], name: str, offset: tuple[int, ...]) -> StoredItem:
+    key = (name, offset)
+    if key not in items:
+        raise _RefusedError(f"it does not say where {name} at {list(offset)} stands")
+    return items[key]
+
+
+def _table(metadata: Any, name: str) -> dict[Any, Any]:
+    found = _of(metadata, "Metadata").get(name)
+    if not isinstance(found, dict):
+        raise _RefusedError(f"it has no {name}")
+    return found
+
+
+def _of(value: Any, kind: str) -> _Record:
+    if not isinstance(value, _Record) or type(value).__name__ != kind:
+        raise _RefusedError(f"{value!r:.40} stands where {kind} is due")
+    return value
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    if type(value).__name__ == "Size":
+        (value,) = value.arguments
+    if not isinstance(value, (tuple, list)) or not all(type(one) is int and 0 <= one < 2**63 for one in value):
+        raise _RefusedError(f"{value!r:.40} stands where numbers are due")
+    return tuple(value)
+
+
+def _path(value: Any) -> tuple[str | int, ...]:
+    if not isinstance(value, (tuple, list)) or not value or not all(type(part) in (str, int) for part in value):
+        raise _RefusedError(f"{value!r:.40} stands where a path is due")
+    return tuple(value)

@@ -1,0 +1,111 @@
+"""A committed checkpoint that one process writes without torch and without ranks: what an import makes.
+
+It is the same format, through the same shard files and the same commit, as `HDF5StorageWriter` writes with many ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+import toolkit
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.folder.commit import commit, open_part, refuse_existing
+from toolkit.checkpoint.folder.deletion import discard
+from toolkit.checkpoint.format import jsonvalues
+from toolkit.checkpoint.format.digests import digests_of_file
+from toolkit.checkpoint.format.index import write_index
+from toolkit.checkpoint.format.layout import MANIFEST, digest_name, new_token, shard_name
+from toolkit.checkpoint.format.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
+from toolkit.checkpoint.format.manifest_body import manifest_from
+from toolkit.checkpoint.format.manifest_file import manifest_text
+from toolkit.checkpoint.saving.streamed_shard import StreamedShard, stream_shard
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import mode_of_files_in, sync, write_text
+
+_INDEX_PIECES = 50_000  # as HDF5StorageWriter: larger checkpoints do without, until `toolkit ckpt index`
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """A tensor to be written: `pieces` gives (offset, array of the element's `memory` type) until it is whole."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    path: tuple[str | int, ...]
+    pieces: Callable[[], Iterable[tuple[tuple[int, ...], np.ndarray]]]
+
+
+def write_checkpoint(
+    final: Path, step: int, tensors: Mapping[str, NewTensor], values: Mapping[str, ObjectRecord], *, made_from: str
+) -> Manifest:
+    """Write and commit the checkpoint `final`. One piece at a time is in memory; when it fails, nothing is left.
+
+    Args:
+        made_from: what it was imported from, for the manifest's `written_by`.
+
+    Raises:
+        ToolkitError: `final` exists; a value cannot be stored; the pieces of a tensor do not make it up.
+    """
+    refuse_existing(final)
+    for name, record in values.items():
+        jsonvalues.encode(record.value, name)
+    part = open_part(final, 0, new_token())
+    try:
+        records, files = _write_shard(part, tensors)
+        manifest = Manifest(
+            step=step,
+            attempt=0,
+            world_size=1,
+            saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            written_by=f"toolkit {toolkit.__version__}, imported from {made_from}",
+            objects=dict(values),
+            tensors=records,
+            files=files,
+        )
+        _check(manifest, made_from)
+        if sum(len(record.pieces) for record in records.values()) <= _INDEX_PIECES:
+            write_index(part, manifest)
+        write_text(part / MANIFEST, manifest_text(manifest), mode=mode_of_files_in(part))
+        commit(part, final, 0)
+    except BaseException:  # an interruption, too, leaves nothing behind
+        discard(part)
+        raise
+    return manifest
+
+
+def _write_shard(
+    part: Path, tensors: Mapping[str, NewTensor]
+) -> tuple[dict[str, TensorRecord], tuple[FileRecord, ...]]:
+    if not tensors:
+        return {}, ()
+    name = shard_name(0, 1)
+    with stream_shard(part / name) as shard:
+        records = {key: _write_tensor(shard, name, key, tensor) for key, tensor in tensors.items()}
+    sync(part / name)
+    digests = digests_of_file(part / name)
+    digest_path = part / digest_name(name)
+    write_text(digest_path, digests.text(), mode=mode_of_files_in(part))
+    own = digests_of_file(digest_path)
+    return records, (FileRecord(digest_path.name, own.size, own.whole), FileRecord(name, digests.size, digests.whole))
+
+
+def _write_tensor(shard: StreamedShard, file: str, key: str, tensor: NewTensor) -> TensorRecord:
+    pieces = []
+    for offset, array in tensor.pieces():
+        start = shard.write(key, tensor.dtype, tensor.shape, offset, array)
+        pieces.append(Piece(file, offset, array.shape, start))
+    return TensorRecord(tensor.dtype, tensor.shape, tensor.path, tuple(pieces))
+
+
+def _check(manifest: Manifest, made_from: str) -> None:
+    """What a reader would refuse is not committed: pieces that overlap or leave a hole, as a wrong source may have."""
+    try:
+        manifest_from(json.loads(manifest_text(manifest)), where="")
+    except CorruptCheckpointError as error:
+        raise ToolkitError(error.message, where=made_from, fix="save or fetch it again") from None

@@ -1,0 +1,53 @@
+"""Which checkpoint a load may take, and what to say where it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.folder.verify import verify_quickly
+from toolkit.checkpoint.format.layout import aside_of, step_of
+from toolkit.checkpoint.format.manifest import Manifest
+from toolkit.errors import NotFoundError, ToolkitError
+
+
+def good_manifest(source: Path) -> Manifest:
+    """The manifest of a checkpoint that is whole at a quick look.
+
+    Raises:
+        NotFoundError: there is none.
+        CorruptCheckpointError: it is damaged; what is wrong.
+    """
+    if not source.is_dir():
+        raise NotFoundError("is no checkpoint folder", where=str(source), fix="name a step-… folder")
+    manifest, problems = verify_quickly(source)
+    if manifest is None or problems:
+        raise CorruptCheckpointError("; ".join(map(str, problems)))
+    return manifest
+
+
+def others_beside(source: Path) -> str:
+    """What to do about a damaged `source`: those beside it that look whole, also the ones that a resume set aside."""
+    whole = [
+        folder.name
+        for folder in sorted(source.parent.iterdir() if source.parent.is_dir() else [])
+        if folder.name != source.name and step_of_any(folder) is not None and _looks_whole(folder)
+    ]
+    if not whole:
+        return "begin from another run's checkpoint; no other beside it is whole"
+    return f"`toolkit resume RUN --from` one that is whole at a quick look: {', '.join(whole)}"
+
+
+def step_of_any(folder: Path) -> int | None:
+    """The step of a committed checkpoint, also of one that a resume from an earlier step set aside."""
+    aside = aside_of(folder)
+    if aside is not None and aside[1] == "aside":
+        return step_of(folder.with_name(aside[0]))
+    return step_of(folder)
+
+
+def _looks_whole(folder: Path) -> bool:
+    try:
+        return not verify_quickly(folder)[1]
+    except ToolkitError:  # of another version of the format
+        return False

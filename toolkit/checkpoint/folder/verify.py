@@ -1,0 +1,212 @@
+"""Is a checkpoint whole? Quickly: the manifest and every file's presence and size. In full: every byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
+from toolkit.checkpoint.folder.structure import differing_pieces
+from toolkit.checkpoint.folder.whole_files import Block, Unreadable, read_whole
+from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests, read_digests, size_of_file
+from toolkit.checkpoint.format.layout import MANIFEST, digest_name, step_of
+from toolkit.checkpoint.format.manifest import FileRecord, Manifest
+from toolkit.checkpoint.format.manifest_body import files_from
+from toolkit.checkpoint.format.manifest_file import read_body, read_manifest
+
+NAMED_TENSORS = 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. `block` counts 4 MiB blocks; `tensors` have bytes in it.
+
+    As text it names the first few of the tensors.
+    """
+
+    file: str
+    what: str
+    block: int | None = None
+    tensors: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        place = f"{self.file} block {self.block}" if self.block is not None else self.file
+        names = ", ".join(self.tensors[:NAMED_TENSORS])
+        more = len(self.tensors) - NAMED_TENSORS
+        holds = f" (holds {names}{f' and {more} more' if more > 0 else ''})" if names else ""
+        return f"{place}: {self.what}{holds}"
+
+
+def open_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder, where it is a file that this host may read.
+
+    Raises:
+        CorruptCheckpointError: it is missing or damaged.
+        OwnFailureError: this host may not read it, or cannot.
+        ToolkitError: it is whole but of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        size_of_file(path)  # a pipe in its place would be waited for
+        return read_manifest(folder)
+    except OSError as error:
+        raise host_cannot_read(error, path) from None
+
+
+def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
+    """Check the manifest's own digest and step, and presence and size of every file; no data are read.
+
+    Raises:
+        OwnFailureError: this host may not read the folder, or cannot.
+        ToolkitError: the manifest is whole but of another version.
+    """
+    try:
+        manifest = open_manifest(folder)
+    except CorruptCheckpointError as error:
+        return None, [Problem(Path(error.where).name, error.message)]
+    return manifest, _wrong_step(folder, manifest.step) + _missing_or_cut(folder, manifest.files)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether `verify_quickly` would find nothing; the manifest's tensors, which are most of it, are not looked at.
+
+    Raises:
+        OwnFailureError: this host may not read the folder, or cannot.
+        ToolkitError: the manifest is whole but of another version.
+    """
+    path = folder / MANIFEST
+    try:
+        size_of_file(path)
+        found = path.stat()
+        step, files = _step_and_files(folder, (found.st_ino, found.st_mtime_ns, found.st_size))
+        return not _wrong_step(folder, step) and not _missing_or_cut(folder, files)
+    except CorruptCheckpointError:
+        return False
+    except OSError as error:
+        raise host_cannot_read(error, path) from None
+
+
+@lru_cache(maxsize=64)
+def _step_and_files(folder: Path, _version: tuple[int, int, int]) -> tuple[object, tuple[FileRecord, ...]]:
+    """A manifest of thousands of ranks takes a second to read; who keeps the last few asks after each save."""
+    body = read_body(folder)
+    return body.get("step"), files_from(body, where=str(folder / MANIFEST))
+
+
+def _missing_or_cut(folder: Path, files: Sequence[FileRecord]) -> list[Problem]:
+    problems = []
+    for file in files:
+        path = folder / file.name
+        try:
+            size = size_of_file(path)
+        except CorruptCheckpointError as error:
+            problems.append(Problem(file.name, error.message))
+            continue
+        except OSError as error:
+            raise host_cannot_read(error, path) from None
+        if size != file.size:
+            problems.append(Problem(file.name, f"has {size} bytes instead of {file.size}"))
+    return problems
+
+
+def _wrong_step(folder: Path, step: object) -> list[Problem]:
+    """Every file of another step's checkpoint may be whole: the folder's name is wrong, where it names a step."""
+    named = step_of(folder)
+    if named is None or named == step:
+        return []
+    return [Problem(MANIFEST, f"is of step {step}, the folder is named after step {named}")]
+
+
+def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
+    """Check every byte of every file that the manifest lists; files already found bad are not read.
+
+    Raises:
+        OwnFailureError: this host may not read a file, or cannot.
+        ToolkitError: the manifest is whole but of another version.
+    """
+    manifest, problems = verify_quickly(folder)
+    if manifest is None:
+        return None, problems
+    bad = {problem.file for problem in problems}
+    return manifest, problems + verify_bytes(folder, manifest, bad)
+
+
+def verify_bytes(
+    folder: Path, manifest: Manifest, but: Collection[str] = (), read: Callable[[int], None] = lambda count: None
+) -> list[Problem]:
+    """Check every byte of the files that a manifest lists, and that HDF5 shows the same in them.
+
+    Args:
+        folder: the checkpoint.
+        manifest: what it should hold.
+        but: names of files that are not read.
+        read: called with the bytes that were read since the last call, from several threads.
+
+    Raises:
+        OwnFailureError: this host may not read a file, or cannot.
+    """
+    wanted = {folder / file.name: file for file in manifest.files if file.name not in but}
+    problems = []
+    for path, blocks in read_whole([(path, file.size) for path, file in wanted.items()], read):
+        wrong = _problems_of(folder, wanted[path], blocks, manifest)
+        if not wrong and path.suffix == ".h5":
+            wrong = [
+                Problem(path.name, what, tensors=(name,) if name else ())
+                for name, what in differing_pieces(folder, path.name, manifest)
+            ]
+        problems += wrong
+    return problems
+
+
+def _problems_of(folder: Path, file: FileRecord, blocks: Sequence[Block], manifest: Manifest) -> list[Problem]:
+    """What is wrong with one file: its damaged blocks where its own digest file can tell, otherwise the whole file."""
+    digests = tuple(block for block in blocks if isinstance(block, str))
+    readable = len(digests) == len(blocks)
+    if readable and BlockDigests(file.size, digests).whole == file.digest:
+        return []
+    saved = _saved_digests(folder, file)
+    then = saved.blocks if saved is not None else [None] * len(blocks)
+    held = _held_by(manifest, file.name)
+    problems = [
+        Problem(file.name, what, number, _within(held, number))
+        for number, (found, digest) in enumerate(zip(blocks, then, strict=True))
+        if (what := _what_is_wrong(found, digest))
+    ]
+    return problems or [Problem(file.name, "does not have the digest that the manifest states")]
+
+
+def _what_is_wrong(found: Block, saved: str | None) -> str:
+    if isinstance(found, Unreadable):
+        return found.why
+    return "was changed after it was saved" if saved is not None and found != saved else ""
+
+
+def _saved_digests(folder: Path, file: FileRecord) -> BlockDigests | None:
+    """The digests of a shard file as they were saved; None where they are no good, or the file is no shard."""
+    if not file.name.endswith(".h5"):
+        return None
+    try:
+        saved = read_digests(folder / digest_name(file.name))
+    except (OSError, CorruptCheckpointError):  # the manifest lists it, too: what is wrong with it is told there
+        return None
+    return saved if saved.whole == file.digest else None
+
+
+def _held_by(manifest: Manifest, file: str) -> list[tuple[int, int, str]]:
+    """The first byte, the end and the tensor's name of all pieces in a shard file."""
+    return [
+        (inside.start, inside.stop, name)
+        for name, record in manifest.tensors.items()
+        for piece in record.pieces
+        if piece.file == file
+        for inside in record.bytes_of_file(piece)
+    ]
+
+
+def _within(held: Sequence[tuple[int, int, str]], block: int) -> tuple[str, ...]:
+    """Names of the tensors with bytes in one block."""
+    first, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
+    within = (name for begins, ends, name in held if begins < end and first < ends)
+    return tuple(dict.fromkeys(within))  # once, however many of its chunks

@@ -1,0 +1,111 @@
+"""Whole files read as fast as the disk gives them: several threads, each with one small buffer.
+
+A part of 512 KiB stays in the processor's cache between the system's copy and its digest. Reading and digesting both
+let other threads run, so a file is read in several places at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from toolkit.checkpoint.errors import host_cannot_read
+from toolkit.checkpoint.format.digests import BLOCK_BYTES
+
+PART_BYTES = 512 * 1024
+BLOCKS_AT_ONCE = 16  # one thread's work, 64 MiB: small enough to share a file, large enough to read it in order
+MOST_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A block that the disk did not give, from which byte of the file on, and why."""
+
+    byte: int
+    why: str
+
+
+Block = str | Unreadable  # a block's digest, or why there is none
+
+
+def read_whole(files: Sequence[tuple[Path, int]], read: Callable[[int], None]) -> Iterator[tuple[Path, list[Block]]]:
+    """The digests of all blocks of some files, in the order given.
+
+    Args:
+        files: each with its size in bytes; it is read that far.
+        read: called with the bytes that were read since the last call, from several threads.
+
+    Raises:
+        OwnFailureError: this host may not read a file, or cannot.
+    """
+    spans = [
+        (path, range(first, min(first + BLOCKS_AT_ONCE * BLOCK_BYTES, size)))
+        for path, size in files
+        for first in range(0, size, BLOCKS_AT_ONCE * BLOCK_BYTES)
+    ]
+    pool = ThreadPoolExecutor(_threads(), "checkpoint reading")
+    try:
+        parts: deque[tuple[Path, Future[list[Block]]]] = deque(
+            (path, pool.submit(blocks_of_span, path, span, read)) for path, span in spans
+        )
+        for path, _ in files:
+            blocks: list[Block] = []
+            while parts and parts[0][0] == path:
+                blocks += parts.popleft()[1].result()
+            yield path, blocks
+    finally:  # also where somebody is not willing to wait for the rest
+        pool.shutdown(cancel_futures=True)
+
+
+def _threads() -> int:
+    """Twice the processors: half of the threads wait for the disk."""
+    return min(MOST_THREADS, 2 * len(os.sched_getaffinity(0)))
+
+
+def blocks_of_span(path: Path, span: range, read: Callable[[int], None]) -> list[Block]:
+    """The digests of the blocks in some bytes of a file; the first begins where a block begins.
+
+    Raises:
+        OwnFailureError: this host may not read the file, or cannot.
+    """
+    buffer = memoryview(bytearray(PART_BYTES))
+    try:
+        # Each span has its own descriptor: the system reads ahead for each.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return [Unreadable(byte, "is missing") for byte in span[::BLOCK_BYTES]]
+    except OSError as error:
+        raise host_cannot_read(error, path) from None
+    try:
+        os.posix_fadvise(descriptor, span.start, len(span), os.POSIX_FADV_SEQUENTIAL)
+        return [
+            _block(path, descriptor, range(first, min(first + BLOCK_BYTES, span.stop)), buffer, read)
+            for first in span[::BLOCK_BYTES]
+        ]
+    finally:
+        os.close(descriptor)
+
+
+def _block(path: Path, descriptor: int, span: range, buffer: memoryview, read: Callable[[int], None]) -> Block:
+    digest = xxhash.xxh3_128()
+    at = span.start
+    while at < span.stop:
+        try:
+            count = os.preadv(descriptor, [buffer[: span.stop - at]], at)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise host_cannot_read(error, path) from None
+            return Unreadable(at, f"cannot be read from byte {at} on: {os.strerror(errno.EIO)}")
+        if not count:
+            return Unreadable(at, f"ends at byte {at}")
+        digest.update(buffer[:count])
+        read(count)
+        at += count
+    return digest.hexdigest()

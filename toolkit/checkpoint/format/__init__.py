@@ -1,0 +1,1 @@
+"""What a checkpoint is on the disk: names, manifest, digests and the places of tensors in shard files."""

@@ -1,0 +1,97 @@
+"""What a checkpoint holds and where, with the size and digest of every file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from toolkit.checkpoint.format.chunks import Chunks
+from toolkit.checkpoint.format.elements import element
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file of a checkpoint: `size` in bytes, `digest` as `BlockDigests.whole`."""
+
+    name: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor in one shard file: `offset` in the global tensor, contiguous from `byte_offset`.
+
+    A compressed one has `chunks`, and `byte_offset` is 0.
+    """
+
+    file: str
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    byte_offset: int
+    chunks: Chunks | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """A tensor by its global shape. `path` is the key's parts before they were joined with dots."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    path: tuple[str | int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return prod(self.shape) * element(self.dtype).size_bytes
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """What the chunks of its compressed pieces went through, in order; the same for all of them."""
+        return next((piece.chunks.filters for piece in self.pieces if piece.chunks is not None), ())
+
+    def bytes_of_file(self, piece: Piece) -> list[range]:
+        """Where the bytes of one of its pieces lie in the piece's file."""
+        if piece.chunks is not None:
+            return [piece.chunks.bytes_of_file(number) for number in range(len(piece.chunks.places))]
+        return [range(piece.byte_offset, piece.byte_offset + piece.size * element(self.dtype).size_bytes)]
+
+
+@dataclass(frozen=True)
+class ObjectRecord:
+    """A value of the state dict that is not a tensor."""
+
+    path: tuple[str | int, ...]
+    value: Any
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checkpoint without its data. `state` is the caller's JSON; `mesh` describes the saving ranks."""
+
+    step: int
+    attempt: int
+    world_size: int
+    saved_at: str
+    written_by: str
+    mesh: list[dict[str, Any]] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+    objects: dict[str, ObjectRecord] = field(default_factory=dict)
+    tensors: dict[str, TensorRecord] = field(default_factory=dict)
+    files: tuple[FileRecord, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files but the manifest and the index."""
+        return sum(file.size for file in self.files)
+
+    def file(self, name: str) -> FileRecord:
+        """The record of one file."""
+        return next(file for file in self.files if file.name == name)

@@ -1,0 +1,116 @@
+"""`manifest.json`, the last file that is written before the commit.
+
+Everything that a reader must know stands in it, so that a shard file is opened only when its data are needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.format import jsonvalues
+from toolkit.checkpoint.format.layout import MANIFEST
+from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
+from toolkit.checkpoint.format.manifest_body import manifest_from
+from toolkit.errors import ToolkitError
+
+FORMAT = "toolkit-checkpoint"
+SCHEMAS = (1, 2)  # the second has compressed pieces; without them the first is written, which older versions read
+_UNSIGNED = "0" * 32
+
+
+def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
+    """The file's text. Its digest is taken over the text in which the digest's own digits are zeros.
+
+    Args:
+        tensors: what `tensors_text` gave for the manifest's tensors, where it is at hand: it is most of the work.
+    """
+    body = {
+        "format": FORMAT,
+        "schema": 2 if any(record.filters for record in manifest.tensors.values()) else 1,
+        "step": manifest.step,
+        "attempt": manifest.attempt,
+        "world": {"size": manifest.world_size, "mesh": manifest.mesh},
+        "saved_at": manifest.saved_at,
+        "written_by": manifest.written_by,
+        "state": jsonvalues.encode(manifest.state, "state"),
+        "objects": {
+            name: {"path": list(record.path), "value": jsonvalues.encode(record.value, name)}
+            for name, record in manifest.objects.items()
+        },
+    }
+    files = [{"name": file.name, "size": file.size, "digest": file.digest} for file in manifest.files]
+    tensors = tensors or tensors_text(manifest.tensors, [file.name for file in manifest.files])
+    start = json.dumps(body, allow_nan=False).removesuffix("}")
+    unsigned = f'{start}, "tensors": {tensors}, "files": {json.dumps(files)}, "digest": "{_UNSIGNED}"}}'
+    head, tail = unsigned.rsplit(_UNSIGNED, 1)
+    return head + xxhash.xxh3_128_hexdigest(unsigned.encode()) + tail
+
+
+def tensors_text(tensors: Mapping[str, TensorRecord], files: Sequence[str]) -> str:
+    """The part of the manifest that stays the same from save to save. `files` are the names in the manifest's order."""
+    # Pieces name their file by its place in `files`: names would be most of the text.
+    place = {name: number for number, name in enumerate(files)}
+    return json.dumps({name: _tensor_json(record, place) for name, record in tensors.items()}, allow_nan=False)
+
+
+def _tensor_json(record: TensorRecord, place: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "dtype": record.dtype,
+        "shape": list(record.shape),
+        "path": list(record.path),
+        **({"filters": list(record.filters)} if record.filters else {}),
+        "pieces": [_piece_json(piece, place[piece.file]) for piece in record.pieces],
+    }
+
+
+def _piece_json(piece: Piece, file: int) -> list[Any]:
+    plain = [file, list(piece.offset), list(piece.shape), piece.byte_offset]
+    return plain if piece.chunks is None else [*plain, [list(piece.chunks.shape), list(map(list, piece.chunks.places))]]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a checkpoint folder.
+
+    Raises:
+        CorruptCheckpointError: when it is missing or damaged.
+        ToolkitError: when it is whole but of another version.
+    """
+    return manifest_from(read_body(folder), where=str(folder / MANIFEST))
+
+
+def read_body(folder: Path) -> dict[str, Any]:
+    """A manifest's JSON, whose digest is right; whether what it says can be so was not looked at.
+
+    Raises:
+        CorruptCheckpointError, ToolkitError: as `read_manifest`.
+    """
+    path = folder / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
+        raise CorruptCheckpointError("is missing", where=str(path)) from None
+    try:
+        body = json.loads(text)
+        digest = body["digest"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CorruptCheckpointError("is not a manifest", where=str(path)) from None
+    head, _, tail = text.rpartition(str(digest))
+    unsigned = head + _UNSIGNED + tail
+    if xxhash.xxh3_128_hexdigest(unsigned.encode("utf-8", "surrogateescape")) != digest:
+        raise CorruptCheckpointError("does not have its own digest", where=str(path))
+    # Only a whole file can be said to be of another version.
+    if body.get("format") != FORMAT or body.get("schema") not in SCHEMAS:
+        raise ToolkitError(
+            f"is of format {body.get('format')} {body.get('schema')}, "
+            f"this version reads {FORMAT} {' and '.join(map(str, SCHEMAS))}",
+            where=str(path),
+            fix="use the version of toolkit that wrote it, or a newer one",
+        )
+    found: dict[str, Any] = body
+    return found

@@ -1,0 +1,161 @@
+"""Reads what a DCP plan asks for, out of a checkpoint's shard files into the tensors that the planner names."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+
+from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
+from toolkit.checkpoint.loading.shard_reader import ShardReader, WantedBox
+from toolkit.checkpoint.tensors import as_numpy, dtype_name, shared_numpy
+from toolkit.errors import ToolkitError
+
+Blocks = Mapping[str, Collection[int]]  # of each shard file
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an item goes: `buffer` is the target itself where the bytes can go straight to it."""
+
+    item: ReadItem
+    target: torch.Tensor
+    buffer: torch.Tensor
+
+
+class PlannedLoad:
+    """What one rank reads of a checkpoint. Made without a byte read; `read` fills the tensors."""
+
+    def __init__(self, folder: Path, manifest: Manifest, plan: LoadPlan, planner: LoadPlanner) -> None:
+        """Find the place of every item.
+
+        Raises:
+            ToolkitError: a tensor has another kind of number in memory than in the checkpoint.
+        """
+        self._folder = folder
+        self._manifest = manifest
+        self._planner = planner
+        self._values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        self._places: list[_Place] = []
+        self._boxes: dict[str, list[WantedBox]] = defaultdict(list)
+        for item in plan.items:
+            if item.type != LoadItemType.BYTE_IO:
+                self._add(item)
+
+    def touched_blocks(self) -> dict[str, set[int]]:
+        """The blocks of each shard file that hold something of what is read."""
+        return {
+            file: {block for box in boxes if box.out.size for block in box.blocks}
+            for file, boxes in self._boxes.items()
+        }
+
+    def read(self, *, threads: int = 1, checked_by_others: Blocks | None = None) -> int:
+        """Fill the tensors and return the bytes read. When this raises, they hold nothing that may be used.
+
+        Raises:
+            CorruptCheckpointError: something of it is damaged.
+            OwnFailureError: the system does not let this host read it.
+        """
+        for item in self._values:
+            packed = io.BytesIO()
+            torch.save(self._manifest.objects[item.storage_index.fqn].value, packed)
+            packed.seek(0)
+            self._planner.load_bytes(item, packed)
+        bytes_read = 0
+        for file, boxes in self._boxes.items():
+            with ShardReader(self._folder / file, self._manifest.file(file), threads=threads) as shard:
+                shard.read(boxes, checked_by_others=(checked_by_others or {}).get(file, ()))
+                bytes_read += shard.bytes_read
+        for place in self._places:
+            if place.buffer is not place.target:
+                place.target.copy_(place.buffer)
+            self._planner.commit_tensor(place.item, place.target)
+        return bytes_read
+
+    def _add(self, item: ReadItem) -> None:
+        name = item.storage_index.fqn
+        record = self._manifest.tensors[name]
+        piece = _piece(record, item.storage_index)
+        target = self._planner.resolve_tensor(item).detach()
+        stored: torch.dtype = getattr(torch, record.dtype)
+        _check_conversion(name, stored, target.dtype)
+        out = shared_numpy(target) if target.dtype == stored else None
+        buffer = target
+        if out is None:  # another type or device: a copy in between
+            buffer = torch.empty(tuple(item.lengths), dtype=stored)
+            out = as_numpy(buffer, name)
+        self._boxes[piece.file].append(WantedBox(piece, tuple(item.storage_offsets), out))
+        self._places.append(_Place(item, target, buffer))
+
+
+def planned_load(folder: Path, manifest: Manifest, tensors: dict[str, Any], planner: LoadPlanner) -> PlannedLoad:
+    """What this rank needs of a checkpoint to fill its tensors, by DCP's planner.
+
+    Raises:
+        ToolkitError: a tensor is missing, or of another shape or kind.
+    """
+    planner.set_up_planner(tensors, metadata_of(manifest), is_coordinator=False)
+    return PlannedLoad(folder, manifest, planner.finish_plan(planner.create_local_plan()), planner)
+
+
+def metadata_of(manifest: Manifest) -> dcp.Metadata:
+    """A manifest as DCP's planner wants it."""
+    records: dict[str, dcp.STORAGE_TYPES] = {
+        name: _storage_metadata(record) for name, record in manifest.tensors.items()
+    }
+    records.update({name: dcp.BytesStorageMetadata() for name in manifest.objects})
+    paths = {name: record.path for name, record in manifest.tensors.items()}
+    paths.update({name: record.path for name, record in manifest.objects.items()})
+    return dcp.Metadata(records, planner_data=paths, storage_data={})
+
+
+def _storage_metadata(record: TensorRecord) -> dcp.TensorStorageMetadata:
+    return dcp.TensorStorageMetadata(
+        properties=dcp.TensorProperties(dtype=getattr(torch, record.dtype)),
+        size=torch.Size(record.shape),
+        chunks=[dcp.ChunkStorageMetadata(torch.Size(piece.offset), torch.Size(piece.shape)) for piece in record.pieces],
+    )
+
+
+def share_of_checks(
+    own: dict[str, set[int]], of_node: Sequence[dict[str, set[int]]], place: int
+) -> dict[str, set[int]]:
+    """The blocks that this rank touches and another rank of its node checks: each is checked once on a node.
+
+    Args:
+        of_node: what each rank of the node touches, in an order that all of them see.
+        place: this rank's in it.
+    """
+    others: dict[str, set[int]] = {}
+    for file, blocks in own.items():
+        askers: dict[int, list[int]] = defaultdict(list)
+        for rank, touched in enumerate(of_node):
+            for block in touched.get(file, ()):
+                askers[block].append(rank)
+        # By the block's number: neighbours share the work evenly.
+        others[file] = {block for block in blocks if askers[block][block % len(askers[block])] != place}
+    return others
+
+
+def _piece(record: TensorRecord, index: dcp.MetadataIndex) -> Piece:
+    offset = tuple(index.offset or ())
+    if index.index is not None and record.pieces[index.index].offset == offset:
+        return record.pieces[index.index]
+    return next(piece for piece in record.pieces if piece.offset == offset)
+
+
+def _check_conversion(name: str, stored: torch.dtype, wanted: torch.dtype) -> None:
+    """Precision may change between saving and loading; what kind of number it is may not."""
+    if stored != wanted and not (stored.is_floating_point and wanted.is_floating_point):
+        raise ToolkitError(
+            f"is {dtype_name(stored)} in the checkpoint and {dtype_name(wanted)} in memory",
+            where=name,
+            fix=f"make the tensor {dtype_name(stored)}",
+        )

@@ -1,0 +1,116 @@
+"""A shard file with compressed pieces: threads compress chunks side by side, and HDF5 writes them as they come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from toolkit.checkpoint.folder.commit import sync
+from toolkit.checkpoint.format.chunks import Chunks, chunk_shape, grid, stretches
+from toolkit.checkpoint.format.digests import BlockDigests, digests_of_file
+from toolkit.checkpoint.format.elements import element
+from toolkit.checkpoint.format.filters import Compression, compress
+from toolkit.checkpoint.format.shard_layout import StoredPiece
+from toolkit.checkpoint.saving.streamed_shard import StreamedShard, stream_shard
+
+_LEAST_BYTES = 4096  # a smaller piece would not save a page of the disk
+_LARGEST_PART = 31 / 32  # of what it was; what stays larger is stored as it is, and read without decompression
+_CHUNKS_AHEAD = 4  # of each thread
+
+Place = int | Chunks  # of a piece: where its bytes begin, or its chunks
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One chunk's work: of which piece, where it begins there, its shape and bytes."""
+
+    piece: int
+    start: tuple[int, ...]
+    plain: memoryview
+    chunk_bytes: int
+    element_bytes: int
+
+
+def write_compressed(
+    path: Path, pieces: Sequence[StoredPiece], data: Sequence[memoryview], kind: Compression, *, threads: int = 1
+) -> tuple[BlockDigests, list[Place]]:
+    """Write a shard file in place of an older one, and bring it to the disk; its digests, and where each piece is.
+
+    Args:
+        data: the bytes of each piece.
+        threads: that compress at a time.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
+    path.unlink(missing_ok=True)
+    with ThreadPoolExecutor(threads) as pool, stream_shard(path) as shard:
+        places = list(_write_pieces(shard, pool, pieces, data, kind, ahead=threads * _CHUNKS_AHEAD))
+    sync(path)
+    return digests_of_file(path), places
+
+
+def _write_pieces(
+    shard: StreamedShard,
+    pool: ThreadPoolExecutor,
+    pieces: Sequence[StoredPiece],
+    data: Sequence[memoryview],
+    kind: Compression,
+    *,
+    ahead: int,
+) -> Iterator[Place]:
+    given_up: set[int] = set()  # pieces that do not shrink
+
+    def work(chunk: _Chunk) -> bytes:
+        if chunk.piece in given_up:
+            return b""
+        return compress(chunk.plain, chunk.chunk_bytes, chunk.element_bytes, kind)
+
+    compressed = _ahead(pool, work, _chunks(pieces, data), ahead)
+    for number, (piece, plain) in enumerate(zip(pieces, data, strict=True)):
+        if len(plain) >= _LEAST_BYTES:
+            shape = chunk_shape(piece.extent, element(piece.dtype).size_bytes)
+            stored = islice(compressed, prod(grid(piece.extent, shape)))
+            first, first_bytes = next(stored)
+            if len(first_bytes) <= _LARGEST_PART * len(first.plain):
+                chunked = shard.chunked(piece, shape, kind)
+                chunked.write(first.start, first_bytes)
+                for chunk, chunk_bytes in stored:
+                    chunked.write(chunk.start, chunk_bytes)
+                yield chunked.chunks()
+                continue
+            given_up.add(number)
+            deque(stored, maxlen=0)
+        yield shard.write_piece(piece, np.frombuffer(plain, element(piece.dtype).memory).reshape(piece.extent))
+
+
+def _chunks(pieces: Sequence[StoredPiece], data: Sequence[memoryview]) -> Iterator[_Chunk]:
+    """All chunks of all pieces that are worth it, in order."""
+    for number, (piece, plain) in enumerate(zip(pieces, data, strict=True)):
+        if len(plain) < _LEAST_BYTES:
+            continue
+        size = element(piece.dtype).size_bytes
+        shape = chunk_shape(piece.extent, size)
+        for start, held in stretches(piece.extent, shape):
+            yield _Chunk(number, start, plain[held.start * size : held.stop * size], prod(shape) * size, size)
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, work: Callable[[_Chunk], bytes], chunks: Iterator[_Chunk], ahead: int
+) -> Iterator[tuple[_Chunk, bytes]]:
+    """Each chunk with what `work` gives for it, while the pool works on those behind it, `ahead` at most."""
+    waiting: deque[tuple[_Chunk, Future[bytes]]] = deque()
+    for chunk in chunks:
+        waiting.append((chunk, pool.submit(work, chunk)))
+        if len(waiting) > ahead:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    for chunk, future in waiting:
+        yield chunk, future.result()

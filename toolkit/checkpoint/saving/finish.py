@@ -1,0 +1,174 @@
+"""One save's files: what a rank writes, and what makes a checkpoint of all that the ranks wrote."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit.checkpoint.folder.commit import commit
+from toolkit.checkpoint.format.chunks import Chunks
+from toolkit.checkpoint.format.digests import BlockDigests, digests_of_text
+from toolkit.checkpoint.format.index import index_of
+from toolkit.checkpoint.format.layout import INDEX, MANIFEST, digest_name, part_folder
+from toolkit.checkpoint.format.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
+from toolkit.checkpoint.format.manifest_file import manifest_text, tensors_text
+from toolkit.checkpoint.format.shard_layout import StoredPiece
+from toolkit.checkpoint.saving.compressed_shard import Place
+from toolkit.errors import OwnFailureError
+from toolkit.rundir.files import mode_of_files_in, write_bytes, write_text
+
+_WRITTEN = struct.Struct("<q16sq16s")  # sizes and digests of a shard file and of its digest file
+WRITTEN_BYTES = _WRITTEN.size
+# All ranks wait while rank 0 makes the first index, some 10 microseconds for each piece. Larger checkpoints do without,
+# until somebody asks for it with `toolkit ckpt index`.
+_INDEX_PIECES = 50_000
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a manifest says apart from tensors and files. `final` is the committed folder, which `attempt` writes.
+
+    `token` is the same number on all ranks, and another one in each process that writes by itself. With `replace`, one of the same name and those of later steps are put out of the way.
+    """
+
+    final: Path
+    written_by: str
+    step: int = 0
+    attempt: int = 0
+    token: int = 0
+    state: dict[str, Any] = field(default_factory=dict)
+    mesh: list[dict[str, Any]] = field(default_factory=list)
+    replace: bool = False
+
+    @property
+    def part(self) -> Path:
+        """Where it is written."""
+        return part_folder(self.final, self.attempt, self.token)
+
+
+@dataclass(frozen=True)
+class WholePlan:
+    """What all ranks store: the tensors, the same as the manifest's text, every key's path, and `index.h5`.
+
+    `files` are all files of the manifest, in its order, `files_of_ranks` each rank's shard file. `index` is empty where
+    there are too many pieces.
+    """
+
+    files_of_ranks: tuple[str, ...]
+    tensors: dict[str, TensorRecord]
+    paths: dict[str, tuple[str | int, ...]]
+    files: tuple[str, ...]
+    tensors_text: str
+    index: bytes
+
+    @classmethod
+    def of(
+        cls, tensors: dict[str, TensorRecord], paths: Mapping[str, Sequence[str | int]], files_of_ranks: Sequence[str]
+    ) -> WholePlan:
+        """All that follows from what the ranks planned."""
+        shards = {piece.file for record in tensors.values() for piece in record.pieces}
+        files = tuple(sorted(name for shard in shards for name in (shard, digest_name(shard))))
+        few = sum(len(record.pieces) for record in tensors.values()) <= _INDEX_PIECES
+        return cls(
+            files_of_ranks=tuple(files_of_ranks),
+            tensors=tensors,
+            paths={name: tuple(path) for name, path in paths.items()},
+            files=files,
+            tensors_text=tensors_text(tensors, files),
+            index=index_of(tensors) if few else b"",
+        )
+
+    def placed(self, shares: Iterable[tuple[str, Sequence[StoredPiece], Sequence[Place]]]) -> WholePlan:
+        """The same with the pieces where the ranks have just put them: (file, pieces, places) of each rank."""
+        places = {
+            (file, piece.name, piece.offset): place
+            for file, pieces, of_rank in shares
+            for piece, place in zip(pieces, of_rank, strict=True)
+        }
+        tensors = {
+            name: replace(
+                record, pieces=tuple(_placed(piece, places[piece.file, name, piece.offset]) for piece in record.pieces)
+            )
+            for name, record in self.tensors.items()
+        }
+        return replace(self, tensors=tensors, tensors_text=tensors_text(tensors, self.files))
+
+
+def _placed(piece: Piece, place: Place) -> Piece:
+    if isinstance(place, Chunks):
+        return replace(piece, byte_offset=0, chunks=place)
+    return replace(piece, byte_offset=place, chunks=None)
+
+
+def write_digests(shard: Path, digests: BlockDigests) -> bytes:
+    """Write the digests of a shard file beside it, on the disk when this returns; what `finish_save` must know.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
+    text = digests.text()
+    write_text(shard.with_name(digest_name(shard.name)), text, mode=mode_of_files_in(shard.parent))
+    own = digests_of_text(text)
+    return _WRITTEN.pack(digests.size, bytes.fromhex(digests.whole), own.size, bytes.fromhex(own.whole))
+
+
+def finish_save(
+    description: Description, plan: WholePlan, written: Mapping[str, bytes], values: Mapping[str, Any]
+) -> None:
+    """After all ranks wrote: index, manifest, commit.
+
+    Args:
+        written: by shard file, what `write_digests` gave.
+        values: by key, what is no tensor.
+
+    Raises:
+        OwnFailureError: a file is not what its rank wrote; a later attempt has the run.
+        OSError: the rest could not be written.
+    """
+    part = description.part
+    manifest = Manifest(
+        step=description.step,
+        attempt=description.attempt,
+        world_size=len(plan.files_of_ranks),
+        saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        written_by=description.written_by,
+        mesh=description.mesh,
+        state=description.state,
+        objects={name: ObjectRecord(plan.paths.get(name, (name,)), value) for name, value in values.items()},
+        tensors=plan.tensors,
+        files=tuple(_file_records(plan.files, written)),
+    )
+    _clear(part, {file.name: file.size for file in manifest.files})
+    mode = mode_of_files_in(part)
+    with ThreadPoolExecutor(1) as pool:  # two syncs take the time of one
+        indexed = pool.submit(write_bytes, part / INDEX, plan.index, mode=mode) if plan.index else None
+        write_text(part / MANIFEST, manifest_text(manifest, tensors=plan.tensors_text), mode=mode)
+        if indexed:
+            indexed.result()
+    commit(part, description.final, description.attempt, replace=description.replace)
+
+
+def _file_records(names: Sequence[str], written: Mapping[str, bytes]) -> list[FileRecord]:
+    records = {}
+    for shard, text in written.items():
+        size, digest, digest_size, digest_digest = _WRITTEN.unpack(text)
+        records[shard] = FileRecord(shard, size, digest.hex())
+        records[digest_name(shard)] = FileRecord(digest_name(shard), digest_size, digest_digest.hex())
+    return [records[name] for name in names]
+
+
+def _clear(part: Path, sizes: Mapping[str, int]) -> None:
+    """Look that every file is there as its rank wrote it, and remove what an older checkpoint left in its folder."""
+    found = {path.name: path for path in part.iterdir()}
+    for name, size in sizes.items():
+        has = found[name].stat().st_size if name in found else None
+        if has != size:
+            what = "is missing" if has is None else f"has {has} bytes"
+            raise OwnFailureError(f"{what}, its rank wrote {size}", where=name)
+    for name in found.keys() - sizes.keys():
+        found[name].unlink()

@@ -1,0 +1,172 @@
+"""One save on all ranks, in two strides: what needs the training's tensors, and what may be done aside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.checkpoint.agreement import Ranks
+from toolkit.checkpoint.folder.commit import make_checkpoints_folder, open_part
+from toolkit.checkpoint.folder.one_writer import hold_folder, refuse_others
+from toolkit.checkpoint.format import jsonvalues
+from toolkit.checkpoint.format.filters import Compression
+from toolkit.checkpoint.format.shard_layout import StoredPiece
+from toolkit.checkpoint.saving.compressed_shard import Place, write_compressed
+from toolkit.checkpoint.saving.finish import WRITTEN_BYTES, Description, WholePlan, finish_save, write_digests
+from toolkit.checkpoint.saving.node_file import write_with_node
+from toolkit.checkpoint.saving.plan import FlatState, RankPlan, SavePlanning
+from toolkit.checkpoint.saving.shard_writer import write_shard
+from toolkit.checkpoint.saving.staging import StagingBuffer
+from toolkit.checkpoint.tensors import bytes_of
+
+_MOST_THREADS = 4
+# A rank's shard file, its pieces, where they are, and what `finish_save` must know of the file.
+_CompressedShare = tuple[str, Sequence[StoredPiece], Sequence[Place], bytes]
+
+
+@dataclass(frozen=True)
+class PreparedSave:
+    """What is left to do needs no tensor of the training, when `data` gives copies of them."""
+
+    description: Description
+    mine: RankPlan
+    whole: WholePlan | None
+    values: dict[str, Any]
+    data: Callable[[], Sequence[memoryview]]
+    compression: Compression = "none"
+
+    def write(self, ranks: Ranks, *, threads: int) -> None:
+        """Write and commit, on all ranks.
+
+        Raises:
+            RankFailure: the same on every rank.
+        """
+        if self.compression == "none":
+            ranks.collect(lambda: self._write_own(ranks, threads), WRITTEN_BYTES, self._finish)
+        else:
+            # Where the pieces are is known only now, and is of any length.
+            shares = ranks.gather_objects(ranks.together(lambda: self._write_compressed(threads)))
+            ranks.together(lambda: self._finish_compressed(shares) if ranks.rank == 0 else None)
+
+    def _write_own(self, ranks: Ranks, threads: int) -> bytes:
+        mine = self.mine
+        if not mine.layout.pieces:  # no tensors, no file
+            return bytes(WRITTEN_BYTES)
+        path = self.description.part / mine.file
+        if mine.is_of_node:
+            digests = write_with_node(path, mine.layout, mine.own, self.data, ranks)
+        else:
+            digests = write_shard(path, mine.layout, self.data(), threads=threads)
+        return write_digests(path, digests) if digests else bytes(WRITTEN_BYTES)
+
+    def _write_compressed(self, threads: int) -> _CompressedShare:
+        file, pieces = self.mine.file, self.mine.layout.pieces
+        if not pieces:
+            return file, (), (), b""
+        path = self.description.part / file
+        digests, places = write_compressed(path, pieces, self.data(), self.compression, threads=threads)
+        return file, pieces, places, write_digests(path, digests)
+
+    def _finish_compressed(self, shares: Sequence[_CompressedShare]) -> None:
+        assert self.whole is not None
+        plan = self.whole.placed((file, pieces, places) for file, pieces, places, _ in shares)
+        files = {file: written for file, _, _, written in shares if written}
+        finish_save(self.description, plan, files, self.values)
+
+    def _finish(self, written: list[bytes]) -> None:
+        assert self.whole is not None
+        files = {file: text for file, text in zip(self.whole.files_of_ranks, written, strict=True) if any(text)}
+        finish_save(self.description, self.whole, files, self.values)
+
+
+def prepare(
+    description: Description,
+    tensors: dict[str, Any],
+    planning: SavePlanning,
+    ranks: Ranks,
+    *,
+    staging: StagingBuffer | None = None,
+    spare: Path | None = None,
+    compression: Compression = "none",
+) -> PreparedSave:
+    """Open the part folder, plan if the state has another shape than at the last save, and take the data.
+
+    Args:
+        staging: copies the tensors; without it they must stay as they are until the save is written.
+        spare: a folder that is no checkpoint any more, on rank 0: its files are written over.
+
+    Raises:
+        RankFailure: the same on every rank.
+    """
+
+    kept = description
+
+    def begin() -> tuple[FlatState, bool]:
+        nonlocal kept
+        state = planning.look(tensors)
+        if staging is not None and ranks.rank == 0:  # lists and dicts change as tensors do
+            kept = replace(description, state=deepcopy(description.state))
+        if ranks.rank == 0:
+            directory = description.final.parent
+            refuse_others(directory, description.attempt)
+            make_checkpoints_folder(directory)
+            hold_folder(directory, description.attempt)
+            open_part(description.final, description.attempt, description.token, spare=spare)
+        return state, planning.is_new(state)
+
+    state, is_new = ranks.together_any(begin)
+    if is_new:
+        planning.plan(state)
+    mine = planning.mine
+    assert mine is not None
+    values = _values_of_all(state, mine, ranks) if mine.any_values else {}
+    if staging is not None:
+        values = deepcopy(values)
+    return PreparedSave(kept, mine, planning.whole, values, _data_of(state, mine, staging), compression)
+
+
+def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks) -> dict[str, Any]:
+    """What is no tensor, on rank 0."""
+
+    def plain() -> dict[str, Any]:
+        own = {name: state.planner.state_dict[name] for name in mine.values}
+        for name, value in own.items():
+            jsonvalues.encode(value, name)
+        return own
+
+    return {name: value for of_rank in ranks.gather_objects(ranks.together(plain)) for name, value in of_rank.items()}
+
+
+def _data_of(state: FlatState, mine: RankPlan, staging: StagingBuffer | None) -> Callable[[], Sequence[memoryview]]:
+    """The bytes of what this rank stores. What is wrong with a tensor is raised when they are asked for."""
+
+    def tensors() -> list[tuple[str, torch.Tensor]]:
+        return [(item.index.fqn, state.planner.resolve_data(item)) for item in mine.items]  # type: ignore[misc]
+
+    if staging is None:
+        return lambda: [bytes_of(tensor, name) for name, tensor in tensors()]
+    # The other ranks go on meanwhile, and must hear of it where all of them listen.
+    try:
+        staged = staging.stage(tensors())
+    except Exception as error:  # noqa: BLE001
+        failure = error
+
+        def fail() -> Sequence[memoryview]:
+            raise failure
+
+        return fail
+    return lambda: staged
+
+
+def threads_for(ranks: Ranks) -> int:
+    """How many threads of this rank write or read at a time: the cores that it need not share."""
+    mine = len(os.sched_getaffinity(0))
+    if mine == os.cpu_count():  # bound to none: the ranks of the node share all
+        mine //= ranks.on_node
+    return max(1, min(mine, _MOST_THREADS))

@@ -1,0 +1,109 @@
+"""Writes a shard file: block by block from several threads, each digested while the processor has it in its cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from toolkit.checkpoint.format.byte_views import behind, in_lengths, in_strides
+from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests
+from toolkit.checkpoint.format.shard_layout import ShardLayout
+from toolkit.checkpoint.saving.writeback import begin_writeback
+from toolkit.rundir.files import mode_of_files_in
+
+_WRITEBACK_BYTES = 4 * BLOCK_BYTES
+_ZEROS = memoryview(bytes(BLOCK_BYTES))
+
+
+def write_shard(path: Path, layout: ShardLayout, data: Sequence[memoryview], *, threads: int = 1) -> BlockDigests:
+    """Write a shard file, bring it to the disk, and return its digests.
+
+    A file that stands there already is written over: its blocks on the disk serve again, which is faster than new ones.
+
+    Args:
+        layout: of the file.
+        data: the bytes of each piece of the layout, in its order.
+        threads: that write at a time.
+
+    Raises:
+        OSError: not all of it could be written.
+    """
+    blocks = range(0, layout.size, BLOCK_BYTES)
+    parts = in_lengths(_stretches(layout, data), BLOCK_BYTES)
+    with open_for_writing(path) as descriptor:
+        os.ftruncate(descriptor, layout.size)
+        if threads > 1 and len(blocks) > 1:
+            with ThreadPoolExecutor(threads) as pool:
+                digests = list(
+                    pool.map(lambda block: _write_block(descriptor, *block), zip(blocks, parts, strict=True))
+                )
+        else:
+            digests = [_write_block(descriptor, *block) for block in zip(blocks, parts, strict=True)]
+        os.fsync(descriptor)
+    return BlockDigests(layout.size, tuple(digests))
+
+
+def _write_block(descriptor: int, first_byte: int, parts: list[memoryview]) -> str:
+    """Hand a block to the system and digest it; what was handed over goes to the disk meanwhile."""
+    digest = xxhash.xxh3_128()
+    end = first_byte
+    for stride in in_strides(parts):
+        end += write_whole(descriptor, stride, end)
+        for part in stride:
+            digest.update(part)
+    if end % _WRITEBACK_BYTES == 0:
+        begin_writeback(descriptor, end - _WRITEBACK_BYTES, _WRITEBACK_BYTES)
+    return digest.hexdigest()
+
+
+def write_whole(descriptor: int, parts: Sequence[memoryview], first_byte: int) -> int:
+    """Write parts that follow one another, and return their bytes: a system call may take less than it is given."""
+    rest = list(parts)
+    position = first_byte
+    while rest:
+        written = os.pwritev(descriptor, rest, position)
+        position += written
+        rest = behind(rest, written)
+    return position - first_byte
+
+
+def _stretches(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The whole file in order, without gaps."""
+    known = [(first, memoryview(text)) for first, text in layout.structure]
+    known += [(start, view) for start, view in zip(layout.starts, data, strict=True) if start]
+    position = 0
+    for first, view in [*sorted(known, key=lambda part: part[0]), (layout.size, memoryview(b""))]:
+        while position < first:
+            zeros = _ZEROS[: first - position]
+            position += len(zeros)
+            yield zeros
+        position += len(view)
+        yield view
+
+
+@contextmanager
+def open_for_writing(path: Path, *, create: bool = True) -> Iterator[int]:
+    """A file of its own, as open as its folder: no link leads elsewhere, and no other name shows what is written.
+
+    Args:
+        create: whether it may be a new one.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        if os.fstat(descriptor).st_nlink > 1:  # somebody keeps the old file under another name
+            os.close(descriptor)
+            path.unlink()
+            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        os.fchmod(descriptor, mode_of_files_in(path.parent))  # the umask must not decide who can read
+        yield descriptor
+    except OSError as error:
+        error.filename = str(path)  # a descriptor's own error names no file
+        raise
+    finally:
+        os.close(descriptor)
