@@ -19,7 +19,7 @@ from ckpt_runs import SHARD, flip, save, two_steps, typed
 from click.testing import CliRunner
 
 from toolkit.checkpoint.format.digests import BLOCK_BYTES
-from toolkit.cli.ckpt import ckpt
+from toolkit.cli.main import cli
 
 WITHOUT_TORCH = """
 import sys
@@ -37,7 +37,7 @@ def run(tmp_path) -> Path:
 
 
 def invoke(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(ckpt, [str(word) for word in words], standalone_mode=False)
+    result = CliRunner().invoke(cli, ["ckpt", *map(str, words)], standalone_mode=False)
     if result.exception is not None:
         raise result.exception
     return result.return_value or 0, result.stdout
