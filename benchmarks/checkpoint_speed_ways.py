@@ -20,9 +20,11 @@ from torch import Tensor
 from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan
 from torch.distributed.tensor import DTensor
 
-from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter, shard_reader, shard_writer
+from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.format.digests import BLOCK_BYTES
+from toolkit.checkpoint.loading import shard_reader
+from toolkit.checkpoint.saving import shard_writer
 from toolkit.world.facts import World
 
 State = dict[str, DTensor]
