@@ -111,7 +111,7 @@ def _ours(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -> 
     record = _WRITTEN.pack(SHARD_BYTES, bytes(16), DIGEST_BYTES, bytes(16))
     for number in range(rounds):
         description = Description(folder / f"step-{number:08}", "benchmark", number)
-        part = open_part(description.final, 0)
+        part = open_part(description.final, 0, description.token)
         for shard in shards:  # as large as a manifest says, and empty
             for name, size in ((shard, SHARD_BYTES), (digest_name(shard), DIGEST_BYTES)):
                 with (part / name).open("wb") as file:

@@ -36,7 +36,7 @@ from toolkit.checkpoint.saving.finish import Description
 from toolkit.checkpoint.saving.plan import SavePlanning
 from toolkit.checkpoint.saving.prepared import PreparedSave, prepare, threads_for
 from toolkit.checkpoint.saving.staging import StagingBuffer
-from toolkit.checkpoint.tensors import meshes_of, written_by
+from toolkit.checkpoint.tensors import written_by
 from toolkit.errors import ToolkitError
 from toolkit.world.facts import World
 
@@ -222,9 +222,7 @@ class Checkpointer:
         final = step_folder(self._directory, step)
         if self._ranks.rank == 0:
             await_deletions(_DELETIONS_S)  # of what the save before this one replaced: a disk may be nearly full
-        description = Description(
-            final, written_by(), step, self._attempt, self._token, state, mesh=meshes_of(tensors), replace=True
-        )
+        description = Description(final, written_by(), step, self._attempt, self._token, state, replace=True)
         spare, self._spare = self._spare, None
         return prepare(
             description,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -78,24 +78,13 @@ def shared_numpy(tensor: torch.Tensor) -> np.ndarray | None:
         return plain.view(_STAND_INS[plain.element_size()]).numpy()
 
 
-def meshes_of(tensors: Any) -> list[dict[str, Any]]:
-    """The distinct device meshes of the DTensors in a state dict: their dimensions' names and sizes."""
+def meshes_of(tensors: Iterable[Any]) -> list[dict[str, Any]]:
+    """The distinct device meshes of the DTensors among them: their dimensions' names and sizes."""
     found: list[dict[str, Any]] = []
-    for tensor in _leaves(tensors):
+    for tensor in tensors:
         if isinstance(tensor, DTensor):
             mesh = tensor.device_mesh
             described = {"dims": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)}
             if described not in found:
                 found.append(described)
     return found
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value

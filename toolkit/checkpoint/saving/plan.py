@@ -23,7 +23,7 @@ from toolkit.checkpoint.format.manifest import Piece, TensorRecord
 from toolkit.checkpoint.format.shard_layout import ShardLayout, StoredPiece, lay_out
 from toolkit.checkpoint.saving.finish import WholePlan
 from toolkit.checkpoint.saving.planner import SavePlanner
-from toolkit.checkpoint.tensors import dtype_name
+from toolkit.checkpoint.tensors import dtype_name, meshes_of
 
 Path = tuple[str | int, ...]
 # A shard file, its pieces, and the first byte of each.
@@ -72,6 +72,7 @@ class SavePlanning:
         self._by_node = by_node
         self._shape: Hashable = None
         self.mine: RankPlan | None = None
+        self.meshes: list[dict[str, Any]] = []
         self.whole: WholePlan | None = None
 
     def look(self, tensors: dict[str, Any]) -> FlatState:
@@ -101,6 +102,7 @@ class SavePlanning:
             (planned.file, planned.layout.pieces[first:end], planned.layout.starts[first:end])
         )
         self.whole = ranks.together(lambda: whole_plan(stored, metadata) if metadata else None)
+        self.meshes = meshes_of(state.planner.state_dict.values())
         self.mine, self._shape = planned, state.shape
 
 

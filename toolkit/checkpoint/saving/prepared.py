@@ -128,6 +128,7 @@ def prepare(
     values = _values_of_all(state, mine, ranks) if mine.any_values else {}
     if staging is not None:
         values = deepcopy(values)
+    kept = replace(kept, mesh=planning.meshes)
     return PreparedSave(kept, mine, planning.whole, values, _data_of(state, mine, staging), compression)
 
 
