@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.checkpoint import HDF5StorageWriter
-from toolkit.checkpoint.contents.stored_tensors import StoredTensors, intersection, slices
+from toolkit.checkpoint.contents.stored_tensors import StoredTensors, intersection, runs
 from toolkit.checkpoint.errors import CorruptCheckpointError
-from toolkit.checkpoint.format.manifest import Piece, TensorRecord
 from toolkit.checkpoint.format.manifest_file import read_manifest
 
 VALUES = {
@@ -63,11 +62,13 @@ def test_an_intersection_holds_the_elements_that_both_hold(one, other):
     assert (cells(common) if common else set()) == cells(one) & cells(other)
 
 
-@given(st.lists(st.integers(0, 9), max_size=3), st.integers(1, 100))
-@settings(max_examples=50)
-def test_slices_hold_each_row_once(shape, most_bytes):
-    record = TensorRecord("float32", tuple(shape), ("x",), (Piece("f", (0,) * len(shape), tuple(shape), 0),))
-    rows = [
-        row for offset, extent in slices(record, most_bytes) if shape for row in range(offset[0], offset[0] + extent[0])
-    ]
-    assert rows == ([] if not shape or 0 in shape else list(range(shape[0])))
+@given(st.lists(st.integers(0, 9), max_size=4), st.integers(1, 100))
+@settings(max_examples=100)
+def test_parts_follow_one_another_and_none_is_too_large(shape, most_bytes):
+    whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    found = [np.empty(0, int)]
+    for offset, extent in runs(shape, 8, most_bytes):
+        part = whole[tuple(slice(at, at + count) for at, count in zip(offset, extent, strict=True))]
+        assert part.nbytes <= max(8, most_bytes)
+        found.append(part.reshape(-1))
+    assert np.array_equal(np.concatenate(found), whole.reshape(-1))

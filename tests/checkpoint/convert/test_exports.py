@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.convert.rounding import convert
-from toolkit.checkpoint.convert.safetensors_format import CODES, runs
+from toolkit.checkpoint.convert.safetensors_format import CODES
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.world.facts import World
@@ -132,16 +132,6 @@ def test_what_is_no_number_stays_none() -> None:
         single = np.array([bits_of_nan], "<u4").view("<f4")
         rounded = convert(single, "float32", "bfloat16", "w")
         assert torch.from_numpy(rounded).view(torch.bfloat16).isnan().all()
-
-
-def test_boxes_of_any_shape_lie_one_behind_the_other() -> None:
-    for shape in [(), (0, 3), (7,), (1, 50), (3, 4, 5), (2, 1, 9), (50, 1)]:
-        whole = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-        found = []
-        for offset, extent in runs(shape, 8, 64):
-            found.append(whole[tuple(slice(at, at + count) for at, count in zip(offset, extent, strict=True))])
-            assert found[-1].nbytes <= 64
-        assert np.array_equal(np.concatenate([part.reshape(-1) for part in found] or [[]]), whole.reshape(-1))
 
 
 def save_on_ranks(folder: Path, world: World) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
 from toolkit.checkpoint.format.elements import element
-from toolkit.checkpoint.format.manifest import Manifest, TensorRecord
+from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.shard_reader import ShardReader, WantedBox
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins in the global tensor, and its shape
@@ -66,9 +67,9 @@ class StoredTensors:
         return whole
 
     def boxes(self, name: str, most_bytes: int = 64 * 1024 * 1024) -> Iterator[tuple[Box, np.ndarray]]:
-        """A tensor in slices along its first dimension, of at most `most_bytes` or one row each."""
+        """A tensor in parts that follow one another: `runs`."""
         record = self.manifest.tensors[name]
-        for offset, shape in slices(record, most_bytes):
+        for offset, shape in runs(record.shape, element(record.dtype).size_bytes, most_bytes):
             yield (offset, shape), self.box(name, offset, shape)
 
     def _shard(self, file: str) -> ShardReader:
@@ -77,17 +78,23 @@ class StoredTensors:
         return self._shards[file]
 
 
-def slices(record: TensorRecord, most_bytes: int) -> Iterator[Box]:
-    """Boxes of whole rows that make up a tensor; none for a tensor without elements."""
-    if 0 in record.shape:
+def runs(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iterator[Box]:
+    """Boxes of a tensor that lie one behind the other in its C order, of at most `most_bytes` or one element each."""
+    if 0 in shape:
         return
-    if not record.shape:
+    if not shape:
         yield (), ()
         return
-    rows = max(1, most_bytes * record.shape[0] // max(1, record.size_bytes))
-    rest = (0,) * (len(record.shape) - 1)
-    for first in range(0, record.shape[0], rows):
-        yield (first, *rest), (min(rows, record.shape[0] - first), *record.shape[1:])
+    row_bytes = prod(shape[1:]) * element_bytes
+    if row_bytes > most_bytes:
+        for row in range(shape[0]):
+            for offset, extent in runs(shape[1:], element_bytes, most_bytes):
+                yield (row, *offset), (1, *extent)
+        return
+    rows = max(1, most_bytes // row_bytes)
+    rest = (0,) * (len(shape) - 1)
+    for first in range(0, shape[0], rows):
+        yield (first, *rest), (min(rows, shape[0] - first), *shape[1:])
 
 
 def intersection(one: Box, other: Box) -> Box | None:

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from toolkit.checkpoint.contents.keys import in_order
-from toolkit.checkpoint.contents.stored_tensors import StoredTensors
+from toolkit.checkpoint.contents.stored_tensors import StoredTensors, runs
 from toolkit.checkpoint.convert.destination import new_file, new_files
 from toolkit.checkpoint.convert.rounding import convert, converted_dtype
-from toolkit.checkpoint.convert.safetensors_format import code_of, header_of, refuse_name, runs
+from toolkit.checkpoint.convert.safetensors_format import code_of, header_of, refuse_name
 from toolkit.checkpoint.convert.selection import Chosen, Selection
 from toolkit.checkpoint.format.elements import element
 from toolkit.checkpoint.format.manifest import Manifest

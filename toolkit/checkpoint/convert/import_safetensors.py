@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from toolkit.checkpoint.contents.stored_tensors import runs
 from toolkit.checkpoint.convert.lone_writer import NewTensor
-from toolkit.checkpoint.convert.safetensors_format import LONGEST_HEADER_BYTES, Entry, read_header, runs
+from toolkit.checkpoint.convert.safetensors_format import LONGEST_HEADER_BYTES, Entry, read_header
 from toolkit.checkpoint.format.elements import element
 from toolkit.errors import NotFoundError, ToolkitError
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import stat
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from toolkit.checkpoint.contents.stored_tensors import Box
 from toolkit.checkpoint.format.elements import ELEMENTS, element
 from toolkit.errors import NotFoundError, ToolkitError
 
@@ -171,22 +170,3 @@ def _entry(name: str, said: Any) -> Entry:
 
 def _are_counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(one) is int and 0 <= one < 2**63 for one in value)
-
-
-def runs(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iterator[Box]:
-    """Boxes of a tensor that lie one behind the other in its C order, of at most `most_bytes` or one element each."""
-    if 0 in shape:
-        return
-    if not shape:
-        yield (), ()
-        return
-    row_bytes = prod(shape[1:]) * element_bytes
-    if row_bytes > most_bytes:
-        for row in range(shape[0]):
-            for offset, extent in runs(shape[1:], element_bytes, most_bytes):
-                yield (row, *offset), (1, *extent)
-        return
-    rows = max(1, most_bytes // row_bytes)
-    rest = (0,) * (len(shape) - 1)
-    for first in range(0, shape[0], rows):
-        yield (first, *rest), (min(rows, shape[0] - first), *shape[1:])
