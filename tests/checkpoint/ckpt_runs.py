@@ -1,13 +1,16 @@
-"""What the tests of `toolkit ckpt` start from: a run with checkpoints, and a way to type a command."""
+"""What tests of checkpoints start from: a run with checkpoints, a way to type a command, a disk that is soon full."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from toolkit.checkpoint import Checkpointer
@@ -45,3 +48,14 @@ def flip(path: Path, byte: int) -> None:
     content = bytearray(path.read_bytes())
     content[byte] ^= 1
     path.write_bytes(content)
+
+
+@contextmanager
+def disk_of_one_mib(folder: Path) -> Iterator[Path]:
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)

@@ -6,13 +6,11 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from toolkit.checkpoint import Checkpointer
@@ -68,14 +66,3 @@ def without_torch_in_400_mb(*words: object) -> subprocess.CompletedProcess[str]:
         capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (400_000_000, 400_000_000)),
     )  # fmt: skip
-
-
-@contextmanager
-def disk_of_one_mib(folder: Path) -> Iterator[Path]:
-    folder.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]).returncode:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)

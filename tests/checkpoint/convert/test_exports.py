@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from exported import any_bits, bits, disk_of_one_mib, every_element, save, without_torch_in_400_mb
+from ckpt_runs import disk_of_one_mib
+from exported import any_bits, bits, every_element, save, without_torch_in_400_mb
 from real_ranks import SHAPES, reference, run_ranks, state
 from safetensors import safe_open
 from safetensors.torch import load_file

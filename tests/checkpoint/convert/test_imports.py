@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from exported import ALONE, bits, disk_of_one_mib, every_element, save, without_torch_in_400_mb
+from ckpt_runs import disk_of_one_mib
+from exported import ALONE, bits, every_element, save, without_torch_in_400_mb
 from real_ranks import SHAPES, reference, run_ranks, state
 from safetensors.torch import save_file
 
