@@ -2,8 +2,8 @@
 
 No HDF5: the manifest says where each piece's bytes begin, so that nothing in the file can lead elsewhere. A box whose
 bytes follow one another in the file and in memory is read into its place and digested there. Other boxes are copied row
-by row out of the file's pages, which the check has just brought into memory. Of a compressed piece the chunks that
-hold something of a box are read, checked, and decompressed.
+by row: out of a block that was just read to be checked, else out of the file's pages. Of a compressed piece the chunks
+that hold something of a box are read, checked, and decompressed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -31,8 +32,10 @@ from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests, read_di
 from toolkit.checkpoint.format.filters import DecompressionError, decompress
 from toolkit.checkpoint.format.layout import digest_name
 from toolkit.checkpoint.format.manifest import FileRecord, Piece
+from toolkit.checkpoint.loading.rows import Rows, rows_of
 
 T = TypeVar("T")
+Pages = mmap.mmap | bytes
 
 _BATCH_BYTES = 64 * 1024 * 1024  # of compressed chunks that are in memory at a time
 _MOST_PARTS = 64  # of a block in one system call; more are read together and copied from there
@@ -81,6 +84,14 @@ class _WantedChunk:
     inside_box: tuple[slice, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class _WantedOfBlock:
+    """What is wanted of a block: bytes from a first one on and their places, and rows that may begin in it."""
+
+    parts: list[tuple[int, memoryview]] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+
+
 class ShardReader:
     """One shard file of a checkpoint, open. A context manager.
 
@@ -124,54 +135,61 @@ class ShardReader:
         """
         filled = [box for box in boxes if box.out.size]
         plain = [box for box in filled if box.piece.chunks is None]
-        direct = [(box.bytes_of_file.start, box.out.reshape(-1).view(np.uint8).data) for box in plain if box.is_direct]
-        with reading(self._path):
-            self._read_blocks(direct, {block for box in plain for block in box.blocks}, checked_by_others)
-            self._copy_rows([box for box in plain if not box.is_direct])
+        wanted = {block: _WantedOfBlock() for block in sorted({block for box in plain for block in box.blocks})}
+        for box in plain:
+            _add(wanted, box)
+        with reading(self._path), self._mapped(any(of_block.rows for of_block in wanted.values())) as pages:
+            self._read_blocks(wanted, checked_by_others, pages)
             self._decompress([box for box in filled if box.piece.chunks is not None], checked_by_others)
             if self._identity() != self._opened_as:
                 raise CorruptCheckpointError("was changed while it was read", where=str(self._path))
 
+    @contextmanager
+    def _mapped(self, is_needed: bool) -> Iterator[Pages]:
+        """The file's pages, where rows are wanted. A file that another process cuts now would kill this one (SIGBUS)."""
+        if not is_needed:
+            yield b""
+            return
+        with mmap.mmap(self._descriptor, self._digests.size, prot=mmap.PROT_READ) as pages:
+            yield pages
+
     def _read_blocks(
-        self, direct: Sequence[tuple[int, memoryview]], touched: set[int], checked_by_others: Collection[int]
+        self, wanted: Mapping[int, _WantedOfBlock], checked_by_others: Collection[int], pages: Pages = b""
     ) -> None:
-        """Read bytes of the file, each from its first on, into place, and check each touched block once."""
-        places: dict[int, list[tuple[int, memoryview]]] = {block: [] for block in sorted(touched)}
-        for first, data in sorted(direct, key=lambda part: part[0]):
-            for block in blocks_of(range(first, first + len(data))):
-                begin, end = max(first, block * BLOCK_BYTES), min(first + len(data), (block + 1) * BLOCK_BYTES)
-                places[block].append((begin, data[begin - first : end - first]))
-        to_check = self._unchecked.intersection(touched).difference(checked_by_others)
+        """Read what is wanted into place, and check each block once."""
+        to_check = self._unchecked.intersection(wanted).difference(checked_by_others)
 
         def work(block: int) -> int:
+            found = wanted[block]
             if block in to_check:
-                return self._read_and_check(block, places[block])
-            return sum(self._read_parts(begin, [part]) for begin, part in places[block])
+                return self._read_and_check(block, found, pages)
+            _copy_rows(found.rows, _block(block, self._digests.size), pages)
+            return sum(self._read_parts(begin, [part]) for begin, part in found.parts)
 
-        self.bytes_read += sum(_in_threads(work, list(places), self._threads))
+        self.bytes_read += sum(_in_threads(work, list(wanted), self._threads))
         self._unchecked -= to_check
 
-    def _read_and_check(self, block: int, places: Sequence[tuple[int, memoryview]]) -> int:
+    def _read_and_check(self, block: int, wanted: _WantedOfBlock, pages: Pages) -> int:
         """Read a whole block: what is wanted to its place, the rest to a scratch."""
-        first = block * BLOCK_BYTES
-        end = min(first + BLOCK_BYTES, self._digests.size)
-        scratch = self._scratch_block()
-        scattered = len(places) > _MOST_PARTS or _overlap(places)
-        parts = [scratch[: end - first]] if scattered else _with_gaps(places, first, end, scratch)
+        inside = _block(block, self._digests.size)
+        scratch = self._scratch_block()[: len(inside)]
+        parts = sorted(wanted.parts, key=lambda part: part[0])
+        scattered = bool(wanted.rows) or len(parts) > _MOST_PARTS or _overlap(parts)
         digest = xxhash.xxh3_128()
-        at = first
-        for stride in in_strides(parts):
+        at = inside.start
+        for stride in in_strides([scratch] if scattered else _with_gaps(parts, inside, scratch)):
             at += self._read_parts(at, stride)
-            for part in stride:
-                digest.update(part)
+            for view in stride:
+                digest.update(view)
         if digest.hexdigest() != self._digests.blocks[block]:
             raise CorruptCheckpointError(
-                f"block {block} (from byte {first}) was changed after it was saved", where=str(self._path)
+                f"block {block} (from byte {inside.start}) was changed after it was saved", where=str(self._path)
             )
         if scattered:
-            for begin, part in places:
-                part[:] = scratch[begin - first : begin - first + len(part)]
-        return at - first
+            for begin, part in parts:
+                part[:] = scratch[begin - inside.start : begin - inside.start + len(part)]
+        _copy_rows(wanted.rows, inside, pages, scratch)
+        return at - inside.start
 
     def _read_parts(self, first_byte: int, parts: Sequence[memoryview]) -> int:
         """Fill the parts with the bytes that follow one another from `first_byte`."""
@@ -185,25 +203,14 @@ class ShardReader:
             rest = behind(rest, count)
         return position - first_byte
 
-    def _copy_rows(self, boxes: Sequence[WantedBox]) -> None:
-        """Copy boxes out of the file's pages. A file that another process cuts now would kill this one (SIGBUS)."""
-        if not boxes:
-            return
-        with mmap.mmap(self._descriptor, self._digests.size, prot=mmap.PROT_READ) as pages:
-
-            def work(box: WantedBox) -> int:
-                whole = np.ndarray(box.piece.shape, box.out.dtype, pages, box.piece.byte_offset)
-                box.out[...] = whole[tuple(slice(a, a + n) for a, n in zip(box.start, box.out.shape, strict=True))]
-                return 0
-
-            _in_threads(work, boxes, self._threads)
-
     def _decompress(self, boxes: Sequence[WantedBox], checked_by_others: Collection[int]) -> None:
         """Read, check and decompress the chunks that hold something of compressed boxes, some at a time."""
         for batch in _batches(boxes):
             stored = {chunk: memoryview(bytearray(len(chunk))) for chunk in {wanted.stored for wanted in batch}}
-            touched = {block for chunk in stored for block in blocks_of(chunk)}
-            self._read_blocks([(chunk.start, data) for chunk, data in stored.items()], touched, checked_by_others)
+            of_blocks = {block: _WantedOfBlock() for block in sorted({b for chunk in stored for b in blocks_of(chunk)})}
+            for chunk, data in stored.items():
+                _add_bytes(of_blocks, chunk.start, data)
+            self._read_blocks(of_blocks, checked_by_others)
 
             def work(wanted: _WantedChunk, stored: dict[range, memoryview] = stored) -> int:
                 self._copy_chunk(wanted, stored[wanted.stored])
@@ -246,6 +253,39 @@ def _digests_of(path: Path, expected: FileRecord) -> BlockDigests:
     return digests
 
 
+def _add(wanted: Mapping[int, _WantedOfBlock], box: WantedBox) -> None:
+    """Want a box of a piece that is not compressed."""
+    if box.is_direct:
+        _add_bytes(wanted, box.bytes_of_file.start, box.out.reshape(-1).view(np.uint8).data)
+        return
+    for rows in rows_of(box.piece.byte_offset, box.piece.shape, box.start, box.out):
+        for block in blocks_of(range(rows.begins[0], rows.begins[-1] + 1)):
+            wanted[block].rows.append(rows)
+
+
+def _add_bytes(wanted: Mapping[int, _WantedOfBlock], first: int, data: memoryview) -> None:
+    """Want the bytes of the file from `first` on in `data`."""
+    for block in blocks_of(range(first, first + len(data))):
+        begin, end = max(first, block * BLOCK_BYTES), min(first + len(data), (block + 1) * BLOCK_BYTES)
+        wanted[block].parts.append((begin, data[begin - first : end - first]))
+
+
+def _copy_rows(rows: Sequence[Rows], block: range, pages: Pages, held: memoryview | None = None) -> None:
+    """Copy the rows that begin in a block: out of memory that holds the block, those that it holds, else out of the pages."""
+    for one in rows:
+        numbers = one.beginning_in(block)
+        if held is not None:
+            inside = one.beginning_in(range(block.start, max(block.start, block.stop - one.span + 1)))
+            one.copy(inside, held, block.start)
+            numbers = range(inside.stop, numbers.stop)
+        one.copy(numbers, pages, 0)
+
+
+def _block(number: int, size: int) -> range:
+    """The bytes of a block of a file of `size` bytes."""
+    return range(number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, size))
+
+
 def blocks_of(inside: range) -> range:
     """The blocks that hold some bytes of a file."""
     return range(inside.start // BLOCK_BYTES, -(-inside.stop // BLOCK_BYTES))
@@ -271,13 +311,13 @@ def _batches(boxes: Iterable[WantedBox]) -> Iterator[list[_WantedChunk]]:
         yield batch
 
 
-def _with_gaps(places: Sequence[tuple[int, memoryview]], first: int, end: int, scratch: memoryview) -> list[memoryview]:
-    """The bytes [first, end) as parts that follow one another: the places, and what nobody wants."""
+def _with_gaps(places: Sequence[tuple[int, memoryview]], block: range, scratch: memoryview) -> list[memoryview]:
+    """The bytes of a block as parts that follow one another: the places, and what nobody wants."""
     parts = []
-    position = first
-    for begin, part in [*places, (end, scratch[:0])]:
+    position = block.start
+    for begin, part in [*places, (block.stop, scratch[:0])]:
         if begin > position:
-            parts.append(scratch[position - first : begin - first])
+            parts.append(scratch[position - block.start : begin - block.start])
         if len(part):
             parts.append(part)
         position = begin + len(part)
