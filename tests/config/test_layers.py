@@ -167,3 +167,14 @@ def test_reading_a_resolved_job_imports_neither_torch_nor_click():
     code = "import sys, toolkit.config.resolved; print({'torch', 'click', 'numpy'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "set()"
+
+
+def test_a_source_is_the_same_folder_for_every_later_start(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    job = tmp_path / "job.toml"
+    job.write_text('[job]\nentry = ["true"]\n[checkpoint]\nsource = "old/step-00000005"\n')
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resolve_job(job, site=None, environ={}).checkpoint.source == str(tmp_path / "old" / "step-00000005")
+    flags = {"checkpoint.source": Flag("../new/step-00000007", "--set")}
+    given_here = resolve_job(job, site=None, environ={}, flags=flags).checkpoint.source
+    assert given_here == str(tmp_path / "elsewhere" / "../new/step-00000007")

@@ -153,3 +153,14 @@ def test_train_lm_begins_with_weights_on_another_number_of_ranks(tmp_path):
     )
     records = read_train_log(tmp_path / "new" / "metrics" / "train.jsonl")
     assert [(record.step, record.samples) for record in records] == [(1, 8), (2, 16), (3, 24), (4, 32)]
+
+
+def test_what_shares_the_memory_of_what_is_taken_cannot_stay(tmp_path):
+    model = Body(classes=2, wide=2)
+    model.head.weight = model.body.weight
+    folder = state_of(model, 2).save(Checkpointer(tmp_path / "tied", ALONE), ALONE)
+    tied = Body(classes=2, wide=2)
+    tied.head.weight = tied.body.weight
+    with pytest.raises(ToolkitError, match=r"head\.weight shares its memory with body\.weight, which is taken"):
+        begin(state_of(tied, 3), tmp_path, folder, without=["head"])
+    assert "without head, body" in begin(state_of(tied, 3), tmp_path, folder, without=["head", "body"])

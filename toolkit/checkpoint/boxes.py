@@ -28,7 +28,9 @@ def box_of(tensor: DTensor, name: str) -> Box:
     Raises:
         OwnFailureError: the part is not what its placements say, or they are of a kind that is not one box.
     """
-    offset, shape = _placed(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    offset, shape = _placed(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements), tuple(coordinate))
     found = tuple(tensor.to_local().shape)
     if found != shape and not (0 in found and 0 in shape):
         raise OwnFailureError(
@@ -41,9 +43,9 @@ def box_of(tensor: DTensor, name: str) -> Box:
 
 
 @lru_cache(maxsize=4096)  # the layers of a model have the same few shapes, and torch takes half a millisecond for each
-def _placed(whole: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Box:
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
+def _placed(
+    whole: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...], coordinate: tuple[int, ...]
+) -> Box:
     if any(isinstance(placement, _StridedShard) for placement in placements):
         return strided_box(whole, tuple(mesh.shape), coordinate, placements)
     shape, offset = compute_local_shape_and_global_offset(whole, mesh, placements)

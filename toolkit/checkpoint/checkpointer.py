@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from toolkit.checkpoint.agreement import Ranks
-from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
 from toolkit.checkpoint.failures import RankFailure, load_error, save_error
 from toolkit.checkpoint.folder.choice import good_manifest, others_beside, step_of_any
 from toolkit.checkpoint.folder.commit import set_aside, take_over
@@ -90,7 +90,7 @@ class Checkpointer:
             # Each rank would have to know how far the others' data shrink before it can write.
             raise ToolkitError("compressed checkpoints have a file for each rank", fix='leave aggregate at "rank"')
         self._compression = compression
-        self._directory = directory
+        self._directory = Path(directory)
         self._attempt = world.attempt
         self._retention = retention or Retention(keep_last)
         self._ranks = Ranks(world)
@@ -213,8 +213,11 @@ class Checkpointer:
         self._background.wait()
 
     def _is_saved(self, step: int) -> bool:
-        final = step_folder(self._directory, step)
-        return step == self._at_step and self._ranks.from_rank_zero(final.exists)
+        if step < 0:
+            raise ToolkitError(f"{step} is no step", where="step", fix="give the optimizer steps done, 0 or more")
+        if step != self._at_step:
+            return False
+        return self._ranks.from_rank_zero(lambda: _exists(step_folder(self._directory, step)))
 
     def _prepare(
         self, step: int, tensors: dict[str, Any], state: dict[str, Any], staging: StagingBuffer | None = None
@@ -302,34 +305,39 @@ class Checkpointer:
                 all that the run has was found damaged, now or by an earlier attempt.
         """
         self.wait()
+        self._at_step = None  # the state is another one from here on
         wanted = tuple(optional)
         if source is not None:
-            return self._load_exactly(source, tensors, wanted)
+            return self._load_exactly(Path(source), tensors, wanted)
         after = self._step_of_own(newer_than)
-        kept = KeptTensors(tensors, wanted)
-        while (newest := self._ranks.from_rank_zero(partial(self._newest_good, after))) is not None:
+        try:
+            kept = self._ranks.together(lambda: KeptTensors(tensors, wanted))
+        except RankFailure as failure:
+            raise load_error(self._directory, failure) from failure
+        passed: set[Path] = set()  # on rank 0
+        while (newest := self._ranks.from_rank_zero(partial(self._newest_good, after, passed))) is not None:
             folder, manifest = newest
             try:
                 loaded = self._load_from(folder, manifest, tensors, wanted)
             except CorruptCheckpointError as error:
-                self._ranks.from_rank_zero(partial(self._set_bad, folder, str(error)))
+                self._ranks.from_rank_zero(partial(self._pass_over, folder, str(error), passed))
                 kept.restore()
                 continue
             self._at_step = loaded.step
             return loaded
         if newer_than is None:
-            self._ranks.from_rank_zero(self._refuse_to_forget)
+            self._ranks.from_rank_zero(partial(self._refuse_to_forget, passed))
         return None
 
-    def _refuse_to_forget(self) -> None:
+    def _refuse_to_forget(self, passed: set[Path]) -> None:
         """Where only damaged checkpoints are left, a start from zero is the user's decision and not ours."""
         aside = {path: aside_of(path) for path in sorted(self._directory.glob("step-*"))}
-        bad = [path for path, found in aside.items() if found is not None and found[1] == "bad"]
+        bad = [path for path, found in aside.items() if path in passed or (found is not None and found[1] == "bad")]
         if bad:
             raise CorruptCheckpointError(
                 f"all checkpoints are damaged: {', '.join(path.name for path in bad)}",
                 where=str(self._directory),
-                fix=f"{others_beside(bad[-1])}; or remove them to begin from zero",
+                fix=f"{others_beside(bad[-1])}, or remove them to begin from zero",
             )
 
     def _load_exactly(self, source: Path, tensors: dict[str, Any], optional: tuple[str, ...]) -> LoadedCheckpoint:
@@ -365,26 +373,37 @@ class Checkpointer:
             return -1
         return step
 
-    def _newest_good(self, after: int) -> tuple[Path, Manifest] | None:
-        """The newest checkpoint of a step later than `after` that is whole at a quick look."""
+    def _newest_good(self, after: int, passed: set[Path]) -> tuple[Path, Manifest] | None:
+        """The newest checkpoint of a step later than `after` that is whole at a quick look, and was not passed over."""
         for step, folder in reversed(committed_steps(self._directory).items()):
             if step <= after:
                 return None
+            if folder in passed:
+                continue
             manifest, problems = verify_quickly(folder)
             if manifest is not None and not problems:
                 return folder, manifest
-            self._set_bad(folder, "; ".join(map(str, problems)))
+            self._pass_over(folder, "; ".join(map(str, problems)), passed)
         return None
 
-    def _set_bad(self, folder: Path, reason: str) -> None:
-        aside = set_aside(folder, "bad", self._world.attempt)
-        tell(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
+    def _pass_over(self, folder: Path, reason: str, passed: set[Path]) -> None:
+        """Put a damaged checkpoint out of the way, where that is this process's business."""
+        passed.add(folder)
+        try:
+            refuse_others(self._directory, self._attempt)
+            aside = set_aside(folder, "bad", self._attempt)
+        except FileNotFoundError:  # whoever writes here let it go meanwhile
+            tell(f"checkpoint {folder.name} went away while it was read")
+        except (OSError, ToolkitError) as error:
+            tell(f"checkpoint {folder.name} is damaged: {reason}; it stays where it is: {error}")
+        else:
+            tell(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
 
     def _retain(self) -> None:
         """Retention, on rank 0. The new checkpoint is committed, so trouble here is told and not raised."""
         try:
             gone = retain(self._directory, self._retention, self._attempt, self._in_use)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - and no other rank would hear of it
             tell(f"older checkpoints in {self._directory} could not be removed: {error}")
             return
         for folder in gone[:-1]:
@@ -392,3 +411,10 @@ class Checkpointer:
         if gone:  # its files are written over by the next save, which takes new ones half the time
             self._spare = gone[-1]
             discard_at_end(gone[-1])
+
+
+def _exists(folder: Path) -> bool:
+    try:
+        return folder.exists()
+    except OSError as error:  # a stale handle of NFS, say
+        raise host_cannot_read(error, folder) from None

@@ -8,18 +8,23 @@ DCP plans which boxes of which pieces a rank needs, on any number of ranks; only
 from __future__ import annotations
 
 import os
+from math import prod
+from operator import add
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from toolkit.checkpoint.boxes import chunk_of
 from toolkit.checkpoint.format.layout import MANIFEST
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.format.manifest_file import read_manifest
-from toolkit.checkpoint.loading.planned import PlannedLoad, metadata_of
+from toolkit.checkpoint.loading.planned import PlannedLoad, metadata_of, piece_of
+from toolkit.errors import ToolkitError
 
 
 class HDF5StorageReader(StorageReader):
@@ -74,6 +79,7 @@ class HDF5StorageReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this rank's boxes, one shard file after the other."""
+        _refuse_misplaced(plan, planner, self.manifest)
         PlannedLoad(self._path, self.manifest, plan, planner).read(threads=self._threads)
         future: Future[None] = Future()
         future.set_result(None)
@@ -83,3 +89,34 @@ class HDF5StorageReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether the folder holds a checkpoint of this format."""
         return (Path(checkpoint_id) / MANIFEST).is_file()
+
+
+def _refuse_misplaced(plan: LoadPlan, planner: LoadPlanner, manifest: Manifest) -> None:
+    """torch's planner misplaces some uneven parts (`boxes`): rows would be another rank's, or stay as they were.
+
+    Raises:
+        ToolkitError: a part is not read whole and from its place.
+    """
+    state: dict[str, Any] = getattr(planner, "state_dict", {})
+    parts = {name: tensor for name, tensor in state.items() if isinstance(tensor, DTensor) and name in manifest.tensors}
+    unread = {name: tensor.to_local().numel() for name, tensor in parts.items()}
+    for item in plan.items:
+        name = item.dest_index.fqn
+        if name not in parts:
+            continue
+        piece = piece_of(manifest.tensors[item.storage_index.fqn], item.storage_index)
+        wanted = map(add, chunk_of(parts[name], name).offsets, item.dest_offsets)
+        if list(wanted) != list(map(add, piece.offset, item.storage_offsets)):
+            raise _misplaced(name)
+        unread[name] -= prod(item.lengths)
+    for name in unread:
+        if unread[name]:
+            raise _misplaced(name)
+
+
+def _misplaced(name: str) -> ToolkitError:
+    return ToolkitError(
+        "torch's planner would not read this rank's part from its place",
+        where=name,
+        fix="load with `Checkpointer`, or give dcp.load `planner=toolkit.checkpoint.LoadPlanner(())`",
+    )

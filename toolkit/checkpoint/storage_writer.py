@@ -136,6 +136,12 @@ class HDF5StorageWriter(StorageWriter):
         A rank without tensors to write makes no file.
         """
         place: _Place = plan.storage_data
+        if not place.part.is_dir():
+            raise ToolkitError(
+                "the plan is that of an earlier save",
+                where=str(self._description.final),
+                fix="leave enable_plan_caching out, or save with `Checkpointer`, which keeps plans of its own",
+            )
         file = shard_name(place.rank, place.world_size)
         values = {
             item.index.fqn: _plain_value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO

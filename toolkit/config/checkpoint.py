@@ -61,7 +61,10 @@ class CheckpointTable(Table):
         "Of the tensors; what does not shrink stays as it is. `gzip` needs nothing and is slow, `zstd` needs "
         "`toolkit[zstd]` on the compute side. Goes with a shard file for each rank alone.",
     )
-    source: str = key("", "Checkpoint folder to begin from; empty takes the run's newest that verifies.")
+    source: str = key(
+        "",
+        "Checkpoint folder to begin from, relative to the job file, or in --set to the current folder; empty takes the run's newest that verifies.",
+    )
     take: Literal["all", "weights"] = key(
         "all",
         "What is taken from `source`: everything, or the model's tensors alone, with which a new run begins at step 0. "

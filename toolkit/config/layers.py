@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.checks import check_request, check_words
 from toolkit.config.derive import derive
 from toolkit.config.document import Document, leaves, read_document
@@ -119,11 +120,13 @@ def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
 def _join(
     tables: JobFile, site: Site, paths: PathsTable, job_file: Path, argv: Sequence[str], origins: dict[str, Origin]
 ) -> ResolvedJob:
+    own = {name: getattr(tables, name) for name in JobFile.model_fields}
+    own["checkpoint"] = _with_absolute_source(tables.checkpoint, job_file, origins)
     return ResolvedJob(
         job_file=job_file,
         job_directory=job_file.parent,
         argv=list(argv),
-        **{name: getattr(tables, name) for name in JobFile.model_fields},
+        **own,
         site=SiteIdentity(**{name: getattr(site, name) for name in SiteIdentity.model_fields}),
         scheduler=site.scheduler,
         launcher=site.launcher,
@@ -134,6 +137,15 @@ def _join(
         site_container=site.container,
         origins=origins | _site_origins(site),
     )
+
+
+def _with_absolute_source(table: CheckpointTable, job_file: Path, origins: Mapping[str, Origin]) -> CheckpointTable:
+    """A later start, in another folder, must find the same checkpoint."""
+    if not table.source:
+        return table
+    origin = origins.get("checkpoint.source") or origins.get("checkpoint")
+    folder = job_file.parent if origin is not None and origin.layer == "job" else Path.cwd()
+    return table.model_copy(update={"source": str(folder / table.source)})
 
 
 def _from_document(document: Document) -> Iterator[Setting]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.errors import NotFoundError, ToolkitError
@@ -108,6 +109,30 @@ def check_weights(stored: Stored, wanted: Mapping[str, Shape], without: Sequence
 def without_names(values: Mapping[str, T], without: Sequence[str]) -> dict[str, T]:
     """`values` but for these names and all below them."""
     return {name: value for name, value in values.items() if not _is_below(name, without)}
+
+
+def refuse_tied(values: Mapping[str, Any], taken: Collection[str]) -> None:
+    """What is to stay as the job made it must not be the same memory as what is taken.
+
+    Raises:
+        ToolkitError: it is, as a head is that shares its weights with the embedding.
+    """
+    places = {place: name for name in taken if (place := _memory(values[name]))}
+    for name in values.keys() - taken:
+        if (other := places.get(_memory(values[name]))) is not None:
+            raise ToolkitError(
+                f"{name} shares its memory with {other}, which is taken",
+                where="checkpoint.without",
+                fix=f"leave {other} out, too, or untie them",
+            )
+
+
+def _memory(value: Any) -> int:
+    """Where a tensor's part on this rank lies; 0 where it has none."""
+    if not isinstance(value, Tensor):
+        return 0
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return local.data_ptr() if local.numel() else 0
 
 
 def shapes_of(values: Mapping[str, Any]) -> dict[str, Shape]:

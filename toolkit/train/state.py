@@ -13,9 +13,10 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 from toolkit.checkpoint.agreement import from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer, LoadedCheckpoint
+from toolkit.checkpoint.loading.planner import KeptTensors
 from toolkit.checkpoint.saving.background import OnEnd
 from toolkit.errors import ToolkitError
-from toolkit.train.matching import Stored, check_weights, left_over, shapes_of, without_names
+from toolkit.train.matching import Stored, check_weights, left_over, refuse_tied, shapes_of, without_names
 from toolkit.train.optimizer_state import GroupSettings, forget, make_room, optimizer_tensors, refuse_flat_parameters
 from toolkit.train.randomness import Generator, RandomStreams
 from toolkit.train.stateful import Stateful, take_extra, take_state, values_of
@@ -123,6 +124,7 @@ class TrainingState:
         """
         own = from_rank_zero(world, checkpointer.latest) is not None
         if source is None and not own:
+            checkpointer.load({})  # raises where only damaged ones are left
             return "starting at step 0: the run has no checkpoint"
         if source is not None and take == "weights":
             _refuse_own(source, world)
@@ -132,10 +134,13 @@ class TrainingState:
         make_room(self.optimizer)
         drawn = self._streams(world).states()
         tensors = self._tensors() | {"random": {_stream_key(world.rank): drawn}}
+        # Begins anew where the run's own are damaged: what a load has written by then must not stay.
+        made = KeptTensors(tensors if take == "weights" else {}, ("model", "modules"))
         loaded = checkpointer.load(tensors, newer_than=source, optional=_OPTIONAL)
         if loaded is None and source is not None and take == "all":
             loaded = checkpointer.load(tensors, source=source, optional=_OPTIONAL)
         if loaded is None:
+            made.restore()
             self.optimizer.state.clear()
             self.optimizer.state.update(before)
             if source is None:
@@ -223,7 +228,7 @@ class TrainingState:
         new = sorted(name.removeprefix(above) for name in loaded.missing if name.startswith(above))
         streams.set_states({name: state for name, state in drawn.items() if name not in new})
         streams.derive(new, self.seed, self.step, world.rank)
-        if world.size > loaded.world_size and world.rank < loaded.world_size and not new:
+        if world.size > loaded.world_size and (world.rank >= loaded.world_size or not new):
             return [f"ranks from {loaded.world_size} on draw new random streams"]
         return [f"all ranks draw new random streams ({', '.join(new)}), as the checkpoint has none"] if new else []
 
@@ -236,10 +241,11 @@ class TrainingState:
         def check() -> int:
             stored = Stored.of(source)
             check_weights(stored, shapes, without)
+            refuse_tied(model, taken)
             return stored.step
 
-        step = from_rank_zero(world, check)
         taken = without_names(model, without)
+        step = from_rank_zero(world, check)
         checkpointer.load({"model": taken}, source=source)
         set_model_state_dict(self.model, model | taken)
         but = f", without {', '.join(without)}" if without else ""

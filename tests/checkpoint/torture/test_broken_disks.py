@@ -177,7 +177,7 @@ def test_one_call_fails(in_memory, size, tally: Tally):
     """Each change of the file system fails once, on one of the ranks; then the disk is well again."""
     require_strace()
     save_first(in_memory / "first", in_memory / "before", size)
-    wrong = []
+    wrong, refused = [], 0
     for number, fault in enumerate(faults(in_memory, size)):
         directory = in_memory / str(number)
         shutil.copytree(in_memory / "before", directory)
@@ -185,16 +185,23 @@ def test_one_call_fails(in_memory, size, tally: Tally):
         ended = run_ranks(
             in_memory / f"ranks-{number}", save_then_mend, (directory, ["true"]), size=size, tracing=tracing
         )
+        kind = f"{fault.call}, {size} rank{'s' * (size > 1)}"
+        if any("step 2 begins" not in rank.stderr for rank in ended):
+            tally.case(kind, "befell another thread, before the save")  # as gloo's, whose calls come in any order
+            shutil.rmtree(directory)
+            continue
         try:
             error = refusal(ended, ERRORS.values())
             assert_clean(directory, ended, size, refused=error is not None)
             if error is not None and (ERRORS["ENOSPC"] in error or ERRORS["EDQUOT"] in error):
                 assert all("free space there" in one.told[0]["fix"] for one in ended)
-            tally.case(f"{fault.call}, {size} rank{'s' * (size > 1)}", "saved" if error is None else "refused clearly")
+            refused += error is not None
+            tally.case(kind, "saved" if error is None else "refused clearly")
         except AssertionError as broken:
             wrong.append(f"{fault}: {broken}")
         shutil.rmtree(directory)
     assert not wrong, "\n".join(wrong)
+    assert refused
 
 
 def faults(folder: Path, size: int) -> Iterator[Fault]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.folder.verify import verify_quickly
-from toolkit.checkpoint.format.layout import aside_of, step_of
+from toolkit.checkpoint.format.layout import aside_of, committed_steps, step_of
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import NotFoundError, ToolkitError
 
@@ -20,6 +20,9 @@ def good_manifest(source: Path) -> Manifest:
     """
     if not source.is_dir():
         raise NotFoundError("is no checkpoint folder", where=str(source), fix="name a step-… folder")
+    if step_of_any(source) is None and (inside := committed_steps(source)):
+        newest = inside[max(inside)]
+        raise NotFoundError("holds checkpoints and is none", where=str(source), fix=f"name one of them, as {newest}")
     manifest, problems = verify_quickly(source)
     if manifest is None or problems:
         raise CorruptCheckpointError("; ".join(map(str, problems)))
@@ -34,7 +37,7 @@ def others_beside(source: Path) -> str:
         if folder.name != source.name and step_of_any(folder) is not None and _looks_whole(folder)
     ]
     if not whole:
-        return "begin from another run's checkpoint; no other beside it is whole"
+        return "begin from another run's checkpoint, since no other beside it is whole"
     return f"`toolkit resume RUN --from` one that is whole at a quick look: {', '.join(whole)}"
 
 

@@ -8,6 +8,7 @@ a deletion that stops halfway leaves no damaged checkpoint behind.
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def open_part(final: Path, attempt: int, token: int, *, spare: Path | None = Non
         with suppress(FileNotFoundError):  # whose it is may remove it, too
             discard_later(set_aside(left, "stale", attempt))
     part = part_folder(final, attempt, token)
-    if spare is not None and spare.exists():
+    if spare is not None and _can_serve_again(spare):
         for name in (MANIFEST, INDEX):
             (spare / name).unlink(missing_ok=True)
         spare.rename(part)
@@ -68,6 +69,36 @@ def open_part(final: Path, attempt: int, token: int, *, spare: Path | None = Non
     else:
         part.mkdir()
     return part
+
+
+def _can_serve_again(spare: Path) -> bool:
+    """Whether a folder is one of ours, as open as a new one would be, with files that may be written over.
+
+    People link, lock and fill old checkpoints as they like. Such a folder goes as it is.
+    """
+    try:
+        with os.scandir(spare) as entries:
+            own = all(entry.is_file(follow_symlinks=False) and os.access(entry.path, os.W_OK) for entry in entries)
+        own = own and not spare.is_symlink() and os.access(spare, os.W_OK)
+        if own and is_of_a_run(spare.parent):
+            spare.chmod(stat.S_IMODE(spare.parent.stat().st_mode))
+        elif own:
+            spare.chmod(0o777 & ~_umask())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        own = False
+    if not own:
+        discard_later(spare)
+    return own
+
+
+def _umask() -> int:
+    """This process's: the system tells it only to who sets it, or to who reads its own state."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o077
 
 
 def refuse_existing(final: Path) -> None:

@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,10 @@ def discard(folder: Path) -> None:
     as long as a process on this host has one of its files open.
     """
     try:
-        shutil.rmtree(folder)
+        if folder.is_symlink():  # what it leads to is not ours
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
     except FileNotFoundError:
         return  # another attempt deletes it, too, and finishes it
     except OSError as error:
@@ -72,4 +76,5 @@ def await_deletions(timeout_s: float) -> bool:
 
 def tell(text: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(f"toolkit: {text}\n")
+    with suppress(OSError):  # the log may lie on the disk that is full, and what is told must not fail what is done
+        sys.stderr.write(f"toolkit: {text}\n")

@@ -82,7 +82,7 @@ class PlannedLoad:
     def _add(self, item: ReadItem) -> None:
         name = item.storage_index.fqn
         record = self._manifest.tensors[name]
-        piece = _piece(record, item.storage_index)
+        piece = piece_of(record, item.storage_index)
         target = self._planner.resolve_tensor(item).detach()
         stored: torch.dtype = getattr(torch, record.dtype)
         _check_conversion(name, stored, target.dtype)
@@ -144,7 +144,8 @@ def share_of_checks(
     return others
 
 
-def _piece(record: TensorRecord, index: dcp.MetadataIndex) -> Piece:
+def piece_of(record: TensorRecord, index: dcp.MetadataIndex) -> Piece:
+    """The piece that a read item of DCP's means."""
     offset = tuple(index.offset or ())
     if index.index is not None and record.pieces[index.index].offset == offset:
         return record.pieces[index.index]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -63,6 +65,14 @@ class LoadPlanner(DefaultLoadPlanner):
         plan = create_default_local_load_plan(others, self.metadata, strict=False)
         return LoadPlan([*plan.items, *(item for name, tensor in placed.items() for item in self._items(name, tensor))])
 
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put a value where it was. DCP makes text of every key, and a dict may have numbers for keys."""
+        *above, last = self.mappings[read_item.dest_index.fqn]
+        place: Any = self.original_state_dict
+        for part in above:
+            place = place[_own_key(place, part)]
+        place[_own_key(place, last)] = torch.load(value, weights_only=True)
+
     def _is_placed(self, name: str, value: object) -> bool:
         """Whether it is a DTensor of which this rank has a part."""
         assert self.metadata is not None
@@ -82,6 +92,12 @@ class LoadPlanner(DefaultLoadPlanner):
     def _check_shape(self, name: str, tensor: object) -> None:
         assert self.metadata is not None
         record = self.metadata.state_dict_metadata.get(name)
+        if record is not None and isinstance(record, TensorStorageMetadata) != isinstance(tensor, torch.Tensor):
+            kinds = ("a tensor", "a plain value")
+            stored, here = kinds if isinstance(record, TensorStorageMetadata) else kinds[::-1]
+            raise ToolkitError(
+                f"is {stored} in the checkpoint and {here} in memory", where=name, fix=f"make it {stored} in the state"
+            )
         if not isinstance(record, TensorStorageMetadata) or not isinstance(tensor, torch.Tensor):
             return
         if record.size != tensor.size():
@@ -90,6 +106,13 @@ class LoadPlanner(DefaultLoadPlanner):
                 where=name,
                 fix="load a checkpoint of this model, or give the model the saved shape",
             )
+
+
+def _own_key(place: Any, part: str | int) -> Any:
+    """The key or place that DCP's path means."""
+    if isinstance(place, Mapping):
+        return next((key for key in place if str(key) == part), part)
+    return part
 
 
 def is_optional(name: str, optional: tuple[str, ...]) -> bool:

@@ -45,8 +45,9 @@ class Background:
                 on_end(failure)
 
         # No daemon: a process that ends waits for its last save.
-        self._thread = threading.Thread(target=run, name="checkpoint save")
-        self._thread.start()
+        thread = threading.Thread(target=run, name="checkpoint save")
+        thread.start()
+        self._thread = thread
 
     def wait(self) -> None:
         """Wait for the work.

@@ -21,6 +21,7 @@ from toolkit.checkpoint.failures import RankFailure
 from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests
 from toolkit.checkpoint.format.shard_layout import ShardLayout
 from toolkit.checkpoint.saving.shard_writer import open_for_writing, write_whole
+from toolkit.errors import OwnFailureError
 
 T = TypeVar("T")
 _ZEROS = memoryview(bytes(BLOCK_BYTES))
@@ -124,8 +125,21 @@ def _finish(path: Path, layout: ShardLayout, known: dict[int, str]) -> BlockDige
     """Digest the blocks that nobody could digest alone, and bring the file to the disk."""
     with open_for_writing(path, create=False) as descriptor:
         blocks = tuple(
-            known.get(number) or xxhash.xxh3_128_hexdigest(os.pread(descriptor, BLOCK_BYTES, number * BLOCK_BYTES))
+            known.get(number)
+            or _digest_of(descriptor, number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, layout.size))
             for number in range(-(-layout.size // BLOCK_BYTES))
         )
         os.fsync(descriptor)
     return BlockDigests(layout.size, blocks)
+
+
+def _digest_of(descriptor: int, first: int, end: int) -> str:
+    """The digest of what stands in a stretch of the file. The system may give less than it is asked for."""
+    digest = xxhash.xxh3_128()
+    while first < end:
+        data = os.pread(descriptor, end - first, first)
+        if not data:
+            raise OwnFailureError(f"the file ends at byte {first}, where {end - first} more were written")
+        digest.update(data)
+        first += len(data)
+    return digest.hexdigest()

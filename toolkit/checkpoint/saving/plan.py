@@ -79,7 +79,8 @@ class SavePlanning:
         """Flatten this rank's state. Not collective."""
         planner = SavePlanner()
         planner.set_up_planner(tensors, is_coordinator=self._ranks.rank == 0)
-        return FlatState(planner, tuple(_shape_of(name, value) for name, value in planner.state_dict.items()))
+        shapes = tuple(_shape_of(name, value) for name, value in planner.state_dict.items())
+        return FlatState(planner, (shapes, tuple(planner.mappings.items())))
 
     def is_new(self, state: FlatState) -> bool:
         """Whether the plan does not fit this rank's state."""

@@ -24,6 +24,7 @@ from toolkit.checkpoint.saving.plan import FlatState, RankPlan, SavePlanning
 from toolkit.checkpoint.saving.shard_writer import write_shard
 from toolkit.checkpoint.saving.staging import StagingBuffer
 from toolkit.checkpoint.tensors import bytes_of
+from toolkit.errors import OwnFailureError
 
 _MOST_THREADS = 4
 # A rank's shard file, its pieces, where they are, and what `finish_save` must know of the file.
@@ -125,21 +126,19 @@ def prepare(
         planning.plan(state)
     mine = planning.mine
     assert mine is not None
-    values = _values_of_all(state, mine, ranks) if mine.any_values else {}
-    if staging is not None:
-        values = deepcopy(values)
+    values = _values_of_all(state, mine, ranks, copied=staging is not None) if mine.any_values else {}
     kept = replace(kept, mesh=planning.meshes)
     return PreparedSave(kept, mine, planning.whole, values, _data_of(state, mine, staging), compression)
 
 
-def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks) -> dict[str, Any]:
+def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks, *, copied: bool) -> dict[str, Any]:
     """What is no tensor, on rank 0."""
 
     def plain() -> dict[str, Any]:
         own = {name: state.planner.state_dict[name] for name in mine.values}
         for name, value in own.items():
             jsonvalues.encode(value, name)
-        return own
+        return deepcopy(own) if copied else own
 
     return {name: value for of_rank in ranks.gather_objects(ranks.together(plain)) for name, value in of_rank.items()}
 
@@ -151,7 +150,7 @@ def _data_of(state: FlatState, mine: RankPlan, staging: StagingBuffer | None) ->
         return [(item.index.fqn, state.planner.resolve_data(item)) for item in mine.items]  # type: ignore[misc]
 
     if staging is None:
-        return lambda: [bytes_of(tensor, name) for name, tensor in tensors()]
+        return lambda: _as_planned([bytes_of(tensor, name) for name, tensor in tensors()], mine)
     # The other ranks go on meanwhile, and must hear of it where all of them listen.
     try:
         staged = staging.stage(tensors())
@@ -162,7 +161,24 @@ def _data_of(state: FlatState, mine: RankPlan, staging: StagingBuffer | None) ->
             raise failure
 
         return fail
-    return lambda: staged
+    return lambda: _as_planned(staged, mine)
+
+
+def _as_planned(data: Sequence[memoryview], mine: RankPlan) -> Sequence[memoryview]:
+    """The data, which have the sizes of the plan: the shape of a DTensor does not tell that of its local part.
+
+    Raises:
+        OwnFailureError: a part is longer or shorter than when it was planned.
+    """
+    for number, view in zip(mine.own, data, strict=True):
+        piece = mine.layout.pieces[number]
+        if len(view) != piece.size_bytes:
+            raise OwnFailureError(
+                f"this rank has {len(view)} bytes of it, and {piece.size_bytes} were planned",
+                where=piece.name,
+                fix="give the DTensor the part that its placements say",
+            )
+    return data
 
 
 def threads_for(ranks: Ranks) -> int:

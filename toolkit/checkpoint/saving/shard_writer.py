@@ -91,15 +91,15 @@ def open_for_writing(path: Path, *, create: bool = True) -> Iterator[int]:
     """A file of its own, as open as its folder: no link leads elsewhere, and no other name shows what is written.
 
     Args:
-        create: whether it may be a new one.
+        create: whether it may be a new one. Else it is another process's, too, which must find what is written here.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     descriptor = os.open(path, flags, 0o600)
     try:
-        if os.fstat(descriptor).st_nlink > 1:  # somebody keeps the old file under another name
-            os.close(descriptor)
+        if create and os.fstat(descriptor).st_nlink > 1:  # somebody keeps the old file under another name
             path.unlink()
-            descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+            linked, descriptor = descriptor, os.open(path, flags | os.O_EXCL, 0o600)
+            os.close(linked)
         os.fchmod(descriptor, mode_of_files_in(path.parent))  # the umask must not decide who can read
         yield descriptor
     except OSError as error:
