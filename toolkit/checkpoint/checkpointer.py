@@ -375,25 +375,25 @@ class Checkpointer:
 
     def _newest_good(self, after: int, passed: set[Path]) -> tuple[Path, Manifest] | None:
         """The newest checkpoint of a step later than `after` that is whole at a quick look, and was not passed over."""
-        for step, folder in reversed(committed_steps(self._directory).items()):
-            if step <= after:
+        while True:
+            steps = committed_steps(self._directory)  # anew: whoever saves here may have let go what was looked at
+            step = max((step for step, folder in steps.items() if step > after and folder not in passed), default=None)
+            if step is None:
                 return None
-            if folder in passed:
-                continue
-            manifest, problems = verify_quickly(folder)
+            manifest, problems = verify_quickly(steps[step])
             if manifest is not None and not problems:
-                return folder, manifest
-            self._pass_over(folder, "; ".join(map(str, problems)), passed)
-        return None
+                return steps[step], manifest
+            self._pass_over(steps[step], "; ".join(map(str, problems)), passed)
 
     def _pass_over(self, folder: Path, reason: str, passed: set[Path]) -> None:
         """Put a damaged checkpoint out of the way, where that is this process's business."""
         passed.add(folder)
+        if not _exists(folder):  # whoever writes here let it go meanwhile
+            tell(f"checkpoint {folder.name} went away while it was read")
+            return
         try:
             refuse_others(self._directory, self._attempt)
             aside = set_aside(folder, "bad", self._attempt)
-        except FileNotFoundError:  # whoever writes here let it go meanwhile
-            tell(f"checkpoint {folder.name} went away while it was read")
         except (OSError, ToolkitError) as error:
             tell(f"checkpoint {folder.name} is damaged: {reason}; it stays where it is: {error}")
         else:

@@ -73,7 +73,7 @@ def save_error(directory: Path, step: int, kept: str, failure: RankFailure) -> T
     if isinstance(error, ToolkitError):
         return _of_its_kind(error)(message, where=str(directory), fix=error.fix)
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    fix = "free space there, or keep fewer checkpoints (checkpoint.keep_last)" if full else ""
+    fix = "free space there, as with `toolkit ckpt prune RUN --keep-last 1`" if full else ""
     return OwnFailureError(message, where=str(directory), fix=fix)
 
 
