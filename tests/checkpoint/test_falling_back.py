@@ -169,3 +169,12 @@ def test_a_full_stderr_fails_no_retention(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", FullDisk())
     checkpoints.save(2, x(2), {})
     assert names_in(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def test_a_file_and_a_dangling_link_under_the_name_of_a_step_stop_nobody(tmp_path):
+    checkpoints = Checkpointer(tmp_path, ALONE)
+    checkpoints.save(1, {"x": torch.ones(3)}, {})
+    (tmp_path / "step-00000030").write_text("notes")
+    (tmp_path / "step-00000040").symlink_to(tmp_path / "gone")
+    loaded = Checkpointer(tmp_path, ALONE).load({"x": torch.zeros(3)})
+    assert loaded is not None and loaded.step == 1

@@ -96,7 +96,9 @@ def _compare(a: Side, b: Side, only: tuple[str, ...]) -> Compared:
 
 
 def _how_much(difference: TensorDifference) -> float:
-    """To sort by: what cannot be compared comes first."""
+    """To sort by: what both have and cannot be compared comes first, what one of them has last."""
+    if difference.a is None or difference.b is None:
+        return -1.0
     return difference.numbers.relative_norm if difference.numbers is not None else float("inf")
 
 

@@ -62,11 +62,11 @@ def test_every_kind_of_difference_is_printed(run):
 
 
 def test_only_those_that_differ_most(run):
-    save(run, 30, {f"w{number}": torch.ones(2) for number in range(5)})
+    save(run, 30, {f"w{number}": torch.ones(2) for number in range(5)} | {"alone": torch.ones(2)})
     save(run, 40, {f"w{number}": torch.ones(2) * (1 + number) for number in range(5)})
     done = typed("diff", f"{run}:30", f"{run}:40", "-n", 2)
     assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["w4", "w3"]
-    assert done.stdout.endswith("1 of 5 tensors are equal, 4 differ (2 not shown)\n")
+    assert done.stdout.endswith("1 of 6 tensors are equal, 1 only in A, 4 differ (3 not shown)\n")
 
 
 def test_damage_is_no_equality(run):

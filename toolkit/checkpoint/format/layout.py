@@ -69,8 +69,11 @@ def committed_steps(directory: Path) -> dict[int, Path]:
     Raises:
         OwnFailureError: this host cannot read the folder.
     """
-    found = {step: path for path in entries_of(directory) if (step := step_of(path)) is not None}
-    return dict(sorted(found.items()))
+    named = {step: path for path in entries_of(directory) if (step := step_of(path)) is not None}
+    try:  # what people put there under such a name may be a file, or a link to nowhere
+        return {step: path for step, path in sorted(named.items()) if path.is_dir()}
+    except OSError as error:
+        raise host_cannot_read(error, directory) from None
 
 
 def entries_of(directory: Path) -> list[Path]:
