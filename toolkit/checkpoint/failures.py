@@ -19,6 +19,13 @@ _KINDS: dict[str, type[ToolkitError]] = {
 }
 
 
+_PRUNE = "free space there, as with `toolkit ckpt prune RUN --keep-last 1`"
+_OPEN = "make that folder writable for whoever runs this"
+_FIXES = {
+    errno.ENOSPC: _PRUNE, errno.EDQUOT: _PRUNE, errno.EROFS: _OPEN, errno.EACCES: _OPEN, errno.EPERM: _OPEN,
+}  # fmt: skip
+
+
 class RankFailure(Exception):  # noqa: N818 - it says what happened, and is caught before a user sees it
     """What one rank raised. The same on every rank once all agreed on it."""
 
@@ -72,9 +79,8 @@ def save_error(directory: Path, step: int, kept: str, failure: RankFailure) -> T
     message = f"checkpoint of step {step} was not saved: rank {failure.rank}: {_reason(error)}; {kept}"
     if isinstance(error, ToolkitError):
         return _of_its_kind(error)(message, where=str(directory), fix=error.fix)
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    fix = "free space there, as with `toolkit ckpt prune RUN --keep-last 1`" if full else ""
-    return OwnFailureError(message, where=str(directory), fix=fix)
+    number = error.errno if isinstance(error, OSError) else None
+    return OwnFailureError(message, where=str(directory), fix=_FIXES.get(number or 0, ""))
 
 
 def load_error(folder: Path, failure: RankFailure) -> ToolkitError:

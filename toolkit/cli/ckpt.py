@@ -48,7 +48,7 @@ class CheckpointCommands(click.Group):
 
 @click.group(cls=CheckpointCommands)
 def ckpt() -> None:
-    """List, show, verify, compare and prune checkpoints.
+    """List, show, verify, compare, prune, export and import checkpoints.
 
     RUN is a run, RUN:STEP, or a path to a run, a checkpoints folder or one checkpoint.
     """
