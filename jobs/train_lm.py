@@ -179,7 +179,7 @@ def main(world: World, config: ResolvedJob) -> None:
             aggregate=config.checkpoint.aggregate,
             compression=config.checkpoint.compression,
         )
-        source = Path(config.checkpoint.source) if config.checkpoint.source else None
+        source = config.job_directory / config.checkpoint.source if config.checkpoint.source else None
         take, without = config.checkpoint.take, config.checkpoint.without
         say(world, state.resume(checkpointer, world, source=source, take=take, without=without))
         saves = Saves(world, state, checkpointer, config.checkpoint)

@@ -174,7 +174,8 @@ def test_a_source_is_the_same_folder_for_every_later_start(tmp_path, monkeypatch
     job = tmp_path / "job.toml"
     job.write_text('[job]\nentry = ["true"]\n[checkpoint]\nsource = "old/step-00000005"\n')
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert resolve_job(job, site=None, environ={}).checkpoint.source == str(tmp_path / "old" / "step-00000005")
+    resolved = resolve_job(job, site=None, environ={})
+    assert resolved.job_directory / resolved.checkpoint.source == tmp_path / "old" / "step-00000005"
     flags = {"checkpoint.source": Flag("../new/step-00000007", "--set")}
     given_here = resolve_job(job, site=None, environ={}, flags=flags).checkpoint.source
     assert given_here == str(tmp_path / "elsewhere" / "../new/step-00000007")

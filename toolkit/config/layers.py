@@ -121,7 +121,7 @@ def _join(
     tables: JobFile, site: Site, paths: PathsTable, job_file: Path, argv: Sequence[str], origins: dict[str, Origin]
 ) -> ResolvedJob:
     own = {name: getattr(tables, name) for name in JobFile.model_fields}
-    own["checkpoint"] = _with_absolute_source(tables.checkpoint, job_file, origins)
+    own["checkpoint"] = _with_lasting_source(tables.checkpoint, origins)
     return ResolvedJob(
         job_file=job_file,
         job_directory=job_file.parent,
@@ -139,13 +139,12 @@ def _join(
     )
 
 
-def _with_absolute_source(table: CheckpointTable, job_file: Path, origins: Mapping[str, Origin]) -> CheckpointTable:
-    """A later start, in another folder, must find the same checkpoint."""
-    if not table.source:
-        return table
+def _with_lasting_source(table: CheckpointTable, origins: Mapping[str, Origin]) -> CheckpointTable:
+    """A later start, in another folder, must find the checkpoint that was meant beside the flag."""
     origin = origins.get("checkpoint.source") or origins.get("checkpoint")
-    folder = job_file.parent if origin is not None and origin.layer == "job" else Path.cwd()
-    return table.model_copy(update={"source": str(folder / table.source)})
+    if not table.source or origin is None or origin.layer == "job":
+        return table
+    return table.model_copy(update={"source": str(Path.cwd() / table.source)})
 
 
 def _from_document(document: Document) -> Iterator[Setting]:
