@@ -75,9 +75,9 @@ def test_the_users_choice_is_kept():
 def test_facts_and_places_survive_the_exchange_format():
     from pydantic import TypeAdapter
 
-    from toolkit.topology.parse_ibstat import parse_ibstat
-    from toolkit.topology.parse_nvidia_smi_topo import parse_nvidia_smi_topo
-    from toolkit.topology.parse_slurm_topology import parse_slurm_topology
+    from toolkit.topology.parsers.ibstat import parse_ibstat
+    from toolkit.topology.parsers.nvidia_smi_topo import parse_nvidia_smi_topo
+    from toolkit.topology.parsers.topology_address import parse_slurm_topology
 
     matrix, _ = parse_nvidia_smi_topo("\tGPU0\tNIC0\tCPU Affinity\nGPU0\t X \tPIX\t0-3\n")
     adapters, _ = parse_ibstat("CA 'mlx5_0'\nPort 1:\nRate: 400\n")

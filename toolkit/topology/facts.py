@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from toolkit.topology.parse_ibstat import Adapter
-from toolkit.topology.parse_nvidia_smi_topo import LinkMatrix
-from toolkit.topology.parse_slurm_topology import SwitchPath
+from toolkit.topology.parsers.ibstat import Adapter
+from toolkit.topology.parsers.nvidia_smi_topo import LinkMatrix
+from toolkit.topology.parsers.topology_address import SwitchPath
 
 T = TypeVar("T")
 

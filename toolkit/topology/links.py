@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from toolkit.topology.parse_nvidia_smi_topo import LinkMatrix
+from toolkit.topology.parsers.nvidia_smi_topo import LinkMatrix
 
 # From near to far. SOC is what older drivers call SYS.
 DISTANCE = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4, "SOC": 4}

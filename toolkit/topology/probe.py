@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toolkit.topology.facts import Fact, NodeFacts
-from toolkit.topology.parse_ibstat import Adapter, parse_ibstat
-from toolkit.topology.parse_nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
-from toolkit.topology.parse_slurm_topology import SwitchPath, parse_slurm_topology
+from toolkit.topology.parsers.ibstat import Adapter, parse_ibstat
+from toolkit.topology.parsers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
+from toolkit.topology.parsers.topology_address import SwitchPath, parse_slurm_topology
 
 COMMAND_TIMEOUT_S = 5.0
 GPU_COMMAND = ("nvidia-smi", "topo", "-m")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from toolkit.topology import links
-from toolkit.topology.parse_ibstat import parse_ibstat
-from toolkit.topology.parse_nvidia_smi_topo import parse_nvidia_smi_topo
+from toolkit.topology.parsers.ibstat import parse_ibstat
+from toolkit.topology.parsers.nvidia_smi_topo import parse_nvidia_smi_topo
 
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
+CORPUS = Path(__file__).parents[4] / "shared" / "corpus"
 
 
 def samples(kind):

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.topology import links
-from toolkit.topology.parse_ibstat import parse_ibstat
-from toolkit.topology.parse_nvidia_smi_topo import parse_nvidia_smi_topo
-from toolkit.topology.parse_slurm_topology import parse_slurm_topology
+from toolkit.topology.parsers.ibstat import parse_ibstat
+from toolkit.topology.parsers.nvidia_smi_topo import parse_nvidia_smi_topo
+from toolkit.topology.parsers.topology_address import parse_slurm_topology
 
 LEGEND = """
 Legend:
