@@ -28,8 +28,9 @@ from toolkit.checkpoint.format.filters import Compression, check_compression
 from toolkit.checkpoint.format.layout import aside_of, committed_steps, new_token, part_folder, step_folder
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.format.manifest_file import read_manifest
-from toolkit.checkpoint.loading.planned import planned_load, share_of_checks
+from toolkit.checkpoint.loading.planned import planned_load
 from toolkit.checkpoint.loading.planner import KeptTensors, LoadPlanner
+from toolkit.checkpoint.loading.shared_checks import share_of_checks
 from toolkit.checkpoint.quiet import without_collection
 from toolkit.checkpoint.saving.background import Background, OnEnd
 from toolkit.checkpoint.saving.finish import Description

@@ -8,6 +8,7 @@ DCP plans which boxes of which pieces a rank needs, on any number of ranks; only
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import prod
 from operator import add
 from pathlib import Path
@@ -24,14 +25,15 @@ from toolkit.checkpoint.format.layout import MANIFEST
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.checkpoint.loading.planned import PlannedLoad, metadata_of, piece_of
+from toolkit.checkpoint.loading.shared_checks import Touched, node_name, shares_of_checks, touched_blocks
 from toolkit.errors import ToolkitError
 
 
 class HDF5StorageReader(StorageReader):
     """Reads one checkpoint folder, on any number of ranks.
 
-    Every block that this rank's slices touch is checked against its digest as it is read. After an error the tensors
-    hold nothing that may be used.
+    Every block that the ranks' slices touch is checked against its digest as it is read, by one rank of each node. After
+    an error, which DCP tells all ranks, the tensors hold nothing that may be used.
 
     Args:
         path: the folder.
@@ -70,17 +72,19 @@ class HDF5StorageReader(StorageReader):
         """Nothing to set up: the manifest says it all."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Nothing to plan locally."""
-        return plan
+        """Say which blocks this rank touches, and on which node."""
+        return replace(plan, storage_data=Touched(node_name(), touched_blocks(self.manifest, plan.items)))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Nothing to plan globally."""
-        return plans
+        """Share the checks of blocks among the ranks of each node."""
+        shares = shares_of_checks([plan.storage_data for plan in plans])
+        return [replace(plan, storage_data=others) for plan, others in zip(plans, shares, strict=True)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this rank's boxes, one shard file after the other."""
         _refuse_misplaced(plan, planner, self.manifest)
-        PlannedLoad(self._path, self.manifest, plan, planner).read(threads=self._threads)
+        planned = PlannedLoad(self._path, self.manifest, plan, planner)
+        planned.read(threads=self._threads, checked_by_others=plan.storage_data)
         future: Future[None] = Future()
         future.set_result(None)
         return future

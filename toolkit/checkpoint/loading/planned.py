@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,26 +122,6 @@ def _storage_metadata(record: TensorRecord) -> dcp.TensorStorageMetadata:
         size=torch.Size(record.shape),
         chunks=[dcp.ChunkStorageMetadata(torch.Size(piece.offset), torch.Size(piece.shape)) for piece in record.pieces],
     )
-
-
-def share_of_checks(
-    own: dict[str, set[int]], of_node: Sequence[dict[str, set[int]]], place: int
-) -> dict[str, set[int]]:
-    """The blocks that this rank touches and another rank of its node checks: each is checked once on a node.
-
-    Args:
-        of_node: what each rank of the node touches, in an order that all of them see.
-        place: this rank's in it.
-    """
-    others: dict[str, set[int]] = {}
-    for file, blocks in own.items():
-        askers: dict[int, list[int]] = defaultdict(list)
-        for rank, touched in enumerate(of_node):
-            for block in touched.get(file, ()):
-                askers[block].append(rank)
-        # By the block's number: neighbours share the work evenly.
-        others[file] = {block for block in blocks if askers[block][block % len(askers[block])] != place}
-    return others
 
 
 def piece_of(record: TensorRecord, index: dcp.MetadataIndex) -> Piece:

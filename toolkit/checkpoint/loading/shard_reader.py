@@ -55,18 +55,12 @@ class WantedBox:
     @cached_property
     def bytes_of_file(self) -> range:
         """The bytes of the file from the box's first to its last, others' between them. Not of a compressed piece."""
-        size = self.out.itemsize
-        first, last = _first_and_last(self.piece.shape, self.start, self.out.shape)
-        return range(self.piece.byte_offset + first * size, self.piece.byte_offset + (last + 1) * size)
+        return _bytes_of_box(self.piece, self.start, self.out.shape, self.out.itemsize)
 
     @cached_property
     def blocks(self) -> Collection[int]:
         """The blocks that hold the box."""
-        chunks = self.piece.chunks
-        if chunks is None:
-            return blocks_of(self.bytes_of_file)
-        within = chunks_of_box(self.piece.shape, chunks.shape, self.start, self.out.shape)
-        return {block for number, _, _ in within for block in blocks_of(chunks.bytes_of_file(number))}
+        return blocks_of_box(self.piece, self.start, self.out.shape, self.out.itemsize)
 
     @property
     def is_direct(self) -> bool:
@@ -329,11 +323,19 @@ def _overlap(places: Sequence[tuple[int, memoryview]]) -> bool:
     return any(begin + len(part) > following for (begin, part), (following, _) in pairwise(places))
 
 
-def _first_and_last(piece_shape: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> tuple[int, int]:
-    """The first and the last element of a box, counted in the piece's own order."""
-    strides = [prod(piece_shape[axis + 1 :]) for axis in range(len(piece_shape))]
+def blocks_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> Collection[int]:
+    """The blocks of a piece's file that hold a box of it, which is not empty."""
+    if piece.chunks is None:
+        return blocks_of(_bytes_of_box(piece, start, shape, element_bytes))
+    within = chunks_of_box(piece.shape, piece.chunks.shape, start, shape)
+    return {block for number, _, _ in within for block in blocks_of(piece.chunks.bytes_of_file(number))}
+
+
+def _bytes_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> range:
+    strides = [prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape))]
     first = sum(at * stride for at, stride in zip(start, strides, strict=True))
-    return first, first + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    last = first + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    return range(piece.byte_offset + first * element_bytes, piece.byte_offset + (last + 1) * element_bytes)
 
 
 def _in_threads(work: Callable[[T], int], items: Sequence[T], threads: int) -> list[int]:

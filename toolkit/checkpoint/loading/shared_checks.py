@@ -1,0 +1,81 @@
+"""Which rank of a node checks which block: each is checked once, by one of the ranks that read something of it."""
+
+from __future__ import annotations
+
+import socket
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+
+from toolkit.checkpoint.format.elements import element
+from toolkit.checkpoint.format.manifest import Manifest
+from toolkit.checkpoint.loading.planned import piece_of
+from toolkit.checkpoint.loading.shard_reader import blocks_of_box
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Touched:
+    """What one rank touches: the blocks of each shard file, on one node."""
+
+    node: str
+    blocks: dict[str, set[int]]
+
+
+def node_name() -> str:
+    """A name that all processes of this node have, and no other node: they read through one page cache."""
+    try:
+        return _BOOT.read_text(encoding="ascii").strip()
+    except OSError:  # no Linux, or /proc is hidden: the host's name tells nodes apart as well as their owner does
+        return socket.gethostname()
+
+
+def touched_blocks(manifest: Manifest, items: Iterable[ReadItem]) -> dict[str, set[int]]:
+    """The blocks of each shard file that hold something of what a plan reads."""
+    touched: dict[str, set[int]] = defaultdict(set)
+    for item in items:
+        if item.type == LoadItemType.BYTE_IO or 0 in item.lengths:
+            continue
+        record = manifest.tensors[item.storage_index.fqn]
+        piece = piece_of(record, item.storage_index)
+        size = element(record.dtype).size_bytes
+        touched[piece.file].update(blocks_of_box(piece, item.storage_offsets, item.lengths, size))
+    return dict(touched)
+
+
+def shares_of_checks(of_ranks: Sequence[Touched]) -> list[dict[str, set[int]]]:
+    """`share_of_checks` for every rank, ranks of a node told by its name."""
+    nodes: dict[str, list[Touched]] = defaultdict(list)
+    shares = []
+    for touched in of_ranks:
+        nodes[touched.node].append(touched)
+    places = dict.fromkeys(nodes, 0)
+    for touched in of_ranks:
+        of_node = [other.blocks for other in nodes[touched.node]]
+        shares.append(share_of_checks(touched.blocks, of_node, places[touched.node]))
+        places[touched.node] += 1
+    return shares
+
+
+def share_of_checks(
+    own: dict[str, set[int]], of_node: Sequence[dict[str, set[int]]], place: int
+) -> dict[str, set[int]]:
+    """The blocks that this rank touches and another rank of its node checks: each is checked once on a node.
+
+    Args:
+        of_node: what each rank of the node touches, in an order that all of them see.
+        place: this rank's in it.
+    """
+    others: dict[str, set[int]] = {}
+    for file, blocks in own.items():
+        askers: dict[int, list[int]] = defaultdict(list)
+        for rank, touched in enumerate(of_node):
+            for block in touched.get(file, ()):
+                askers[block].append(rank)
+        # By the block's number: neighbours share the work evenly.
+        others[file] = {block for block in blocks if askers[block][block % len(askers[block])] != place}
+    return others
