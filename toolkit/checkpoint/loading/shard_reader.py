@@ -60,6 +60,8 @@ class WantedBox:
     @cached_property
     def blocks(self) -> Collection[int]:
         """The blocks that hold the box."""
+        if self.piece.chunks is None:
+            return blocks_of(self.bytes_of_file)
         return blocks_of_box(self.piece, self.start, self.out.shape, self.out.itemsize)
 
     @property
@@ -332,6 +334,8 @@ def blocks_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], elem
 
 
 def _bytes_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> range:
+    if tuple(shape) == piece.shape:  # mostly: and there may be thousands of them
+        return range(piece.byte_offset, piece.byte_offset + piece.size * element_bytes)
     strides = [prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape))]
     first = sum(at * stride for at, stride in zip(start, strides, strict=True))
     last = first + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
