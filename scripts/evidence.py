@@ -52,6 +52,7 @@ CHECKS = (
     Check("checkpoint_torture", [sys.executable, "tests/checkpoint/torture/torture_tally.py"]),
     Check("checkpoint_speed", [sys.executable, "benchmarks/checkpoint_speed.py", "--plan", "1024"]),
     Check("checkpoint_reshard", [sys.executable, "benchmarks/checkpoint_reshard.py"]),
+    Check("checkpoint_stall", [sys.executable, "benchmarks/checkpoint_stall.py"]),
     Check(
         "group_start",
         ["salloc", "-N", "4", "--ntasks-per-node", "2", sys.executable, "benchmarks/group_start.py"],

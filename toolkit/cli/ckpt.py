@@ -69,7 +69,7 @@ def ls(run: str, runs: Path | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from toolkit.checkpoint.folder.advice import advice_lines
+    from toolkit.checkpoint.advice import advice_lines
 
     table = Table(box=None, pad_edge=False)
     for title in ("step", "size", "files", "ranks"):

@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from toolkit.checkpoint.advice import warning_line
 from toolkit.checkpoint.agreement import from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.folder.advice import warning_line
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
 from toolkit.train.save_notes import SaveNotes, tell

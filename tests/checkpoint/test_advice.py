@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.checkpoint.folder.advice import (
+from toolkit.checkpoint.advice import (
     advice_lines,
     daly_interval,
     failure_bounds,
