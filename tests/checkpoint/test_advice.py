@@ -96,7 +96,7 @@ def a_run(folder: Path, *, gap_s: float, cost_s: float, lives: list[tuple[str, f
 
 
 def sample(name: str, **changed: object) -> str:
-    path = Path(__file__).parents[3] / "docs" / "samples" / f"{name}.json"
+    path = Path(__file__).parents[2] / "docs" / "samples" / f"{name}.json"
     return json.dumps(json.loads(path.read_text()) | changed)
 
 
