@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.batch.living import slurm_word
-from toolkit.cli.parse import KINDS, reader_of
+from toolkit.cli.parse import reader_of
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
@@ -104,7 +104,7 @@ def rows_by_themselves(text):
     return sum(bool(line.split()) and bool(JOB_ID.fullmatch(line.split()[0])) for line in lines[header + 1 :])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OWN)
 @fuzz(0.05)
 @given(data=st.data())
 def test_a_damaged_output_is_read_or_refused_and_states_only_what_it_holds(kind, data):

@@ -1,0 +1,67 @@
+"""What is known of each kind of output: wrong sidecars, warnings that are right, accidents that leave a valid text, and
+how facts follow that do not stand in the text as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Rule = Callable[[Any, Mapping[str, Any], str], bool]
+
+# (kind, sample): {key: (the right value, why the sidecar is wrong)}.
+WRONG: dict[tuple[str, str], dict[str, tuple[Any, str]]] = {}
+
+# (kind, sample): what a right warning says of a text that is complete, and why.
+WARNED: dict[tuple[str, str], tuple[str, str]] = {
+    ("squeue", "001"): ("no header", "printed with --noheader"),
+    ("sinfo", "001"): ("fields under", "one of its rows has a field more than the header"),
+}  # fmt: skip
+
+_ROWS = frozenset({"line dropped", "lines swapped"})
+_COLUMNS = frozenset({"column swapped", "column lost"})
+_IN_ROW = frozenset({"cells swapped"})
+# kind: [(accidents, the lines that they must not touch, why the text is as valid as before)].
+VALID: dict[str, list[tuple[frozenset[str], str, str]]] = {}
+
+
+def leaves_valid_text(kind: str, name: str, touched: list[str]) -> bool:
+    """Whether an accident that touched these lines leaves a text that the command might have printed."""
+    return any(
+        name in names and not any(re.search(not_these, line) for line in touched)
+        for names, not_these, _ in VALID.get(kind, [])
+    )
+
+
+def FREE(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    """Derived, and not checked here."""
+    return True
+
+
+def word(*words: str) -> Rule:
+    """One of the reader's own words."""
+    return lambda value, answer, text: value in words
+
+
+def matches(pattern: str) -> Rule:
+    """At most as many as the pattern occurs in the text."""
+    return lambda value, answer, text: value <= len(re.findall(pattern, text, re.MULTILINE))
+
+
+def length_of(key: str) -> Rule:
+    """As many as another key of the answer lists."""
+    return lambda value, answer, text: value == len(answer[key])
+
+
+def _digest(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    return value == hashlib.sha1("\n".join(answer["expansion"]).encode()).hexdigest()
+
+
+# kind: key, at the top or below: how its values follow from the text.
+DERIVED: dict[str, dict[str, Rule]] = {
+    "hostlist": {"expected": word("reject"), "count": length_of("expansion"), "expansion_sha1": _digest},
+    "squeue": {"rows": matches(r"^.*\S")},
+    "sinfo": {"rows": matches(r"^.*\S")},
+    "sacct": {"physical_lines": matches(r"^"), "columns": FREE, "rows_with_other_field_count": FREE},
+}  # fmt: skip
