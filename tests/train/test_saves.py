@@ -148,11 +148,17 @@ def test_a_metric_of_another_step_is_not_this_ones(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"best": "los"}, "this job measures no 'los'.* name one of loss"), ({"keep_best": 2}, "no metric is named")],
+    [
+        ({"best": "los"}, r"checkpoint\.best: this job measures no 'los', only loss, accuracy\. Fix: write 'loss'"),
+        ({"best": "f1"}, r"this job measures no 'f1', only loss, accuracy\. Fix: write 'loss' or 'accuracy'"),
+        ({"keep_best": 2}, r"checkpoint\.keep_best: keep_best is 2 and no metric is named"),
+    ],
 )
 def test_a_metric_that_nobody_measures_is_refused(tmp_path, settings, said):
+    run = Run(tmp_path)
+    table = SimpleNamespace(**CheckpointTable().model_dump() | settings)  # a loop's own, which no job file was read for
     with pytest.raises(ToolkitError, match=said):
-        Run(tmp_path, **settings)
+        Saves(run.world, run.state, run.checkpointer, table, {"accuracy": lambda: 0.5})
 
 
 @pytest.fixture

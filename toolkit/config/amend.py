@@ -11,6 +11,7 @@ from toolkit.config.derive import derive
 from toolkit.config.document import leaves
 from toolkit.config.entry import check_entry
 from toolkit.config.layers import Setting, from_command_line, merge
+from toolkit.config.metric import check_metric
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob
@@ -45,6 +46,7 @@ def amend_job(
     changes = {name: getattr(tables, name) for name in JobFile.model_fields}
     amended = derive(recorded.model_copy(update={**changes, "origins": of_site | origins}), site)
     check_entry(amended)
+    check_metric(amended)
     check_words(amended)
     check_request(amended, site)
     return amended

@@ -51,6 +51,12 @@ def check_entry(resolved: ResolvedJob) -> None:
         _check_function(path, function, where)
 
 
+def script_of(resolved: ResolvedJob) -> Path | None:
+    """The Python file beside the job file that an entry names, as it was checked; None for any other entry."""
+    match = _FILE.fullmatch(resolved.job.entry) if isinstance(resolved.job.entry, str) else None
+    return resolved.job_directory / match["file"] if match else None
+
+
 def _check_program(path: Path, written: str, where: str) -> None:
     """Only what stands beside the job file is known here: the nodes have a PATH and folders of their own."""
     if "/" not in written or written.startswith("/"):

@@ -21,6 +21,7 @@ from toolkit.config.entry import check_entry
 from toolkit.config.expand import expand_paths
 from toolkit.config.job import is_job_name
 from toolkit.config.lines import KeyPath
+from toolkit.config.metric import check_metric
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob
@@ -99,6 +100,7 @@ def resolve_job(
     paths = expand_paths(known, environ)
     resolved = derive(_join(tables, known, paths, document.path, argv, origins), known)
     check_entry(resolved)
+    check_metric(resolved)
     check_words(resolved)
     if site is not None:
         check_request(resolved, site)

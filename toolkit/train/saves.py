@@ -14,6 +14,7 @@ from torch import Tensor
 from toolkit.checkpoint.advice import warning_line
 from toolkit.checkpoint.agreement import from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.config.metric import TRAINING_LOSS
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
 from toolkit.train.save_notes import SaveNotes, tell
@@ -24,7 +25,6 @@ from toolkit.world.stop import SAVE
 
 # Measures the state as it is, such as a validation loss: called on all ranks at the same step; rank 0's answer counts.
 Measure = Callable[[], float]
-TRAINING_LOSS = "loss"
 
 
 class SaveSettings(Protocol):
@@ -219,7 +219,9 @@ class _BestMetric:
         if name and name not in known:
             likely = nearest(name, known) or known
             raise ToolkitError(
-                f"this job measures no {name!r}", where="checkpoint.best", fix=f"name one of {', '.join(likely)}"
+                f"this job measures no {name!r}, only {', '.join(known)}",
+                where="checkpoint.best",
+                fix=f"write {' or '.join(map(repr, likely))}",
             )
         self._measure = measures.get(name, self._mean_loss)
         self._sum: Tensor | None = None

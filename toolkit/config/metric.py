@@ -1,0 +1,70 @@
+"""Does the job measure what `checkpoint.best` names? As far as its script can be read."""
+
+from __future__ import annotations
+
+import ast
+
+from toolkit.config.entry import script_of
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.table import nearest
+from toolkit.errors import ToolkitError
+
+TRAINING_LOSS = "loss"  # what the loop of `toolkit.train` measures by itself
+_MEASURES = 4  # the place of `measures` among the arguments of `Saves`
+
+
+def check_metric(resolved: ResolvedJob) -> None:
+    """Compare the metric with those that the entry's script gives to `toolkit.train.saves.Saves`.
+
+    Nothing is imported or run here, so a script that makes them otherwise, or elsewhere, is left to the ranks.
+
+    Raises:
+        ToolkitError: the script measures others only; they are named.
+    """
+    best, script = resolved.checkpoint.best, script_of(resolved)
+    if best in ("", TRAINING_LOSS) or script is None:
+        return
+    try:
+        known = _measured(ast.parse(script.read_bytes(), str(script)))
+    except (SyntaxError, ValueError):  # Python of another version than ours, say
+        return
+    if known is not None and best not in known:
+        close = nearest(best, known) or known
+        raise ToolkitError(
+            f"{script} measures no {best!r}, only {', '.join(known)}",
+            where=resolved.origin("checkpoint.best").place("checkpoint.best"),
+            fix=f"write {' or '.join(repr(one) for one in close)}, or give Saves(...) a measure of that name",
+        )
+
+
+def _measured(module: ast.Module) -> list[str] | None:
+    """The metrics that a script can save by; None where it does not say."""
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+    ours = {
+        alias.asname or alias.name
+        for node in imports
+        if node.module == "toolkit.train.saves"
+        for alias in node.names
+        if alias.name == "Saves"
+    }
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ours]
+    known = [TRAINING_LOSS]
+    for call in made:
+        names = _measures_of(call)
+        if names is None:
+            return None
+        known += [name for name in names if name not in known]
+    return known if made else None
+
+
+def _measures_of(call: ast.Call) -> list[str] | None:
+    """The keys of one call's `measures`, which stand there as texts; None where they do not."""
+    if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
+        return None
+    given = [*call.args[_MEASURES:], *(one.value for one in call.keywords if one.arg == "measures")]
+    if not given:
+        return []
+    keys = given[0].keys if isinstance(given[0], ast.Dict) else [None]
+    names = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    return names if len(names) == len(keys) else None
