@@ -325,9 +325,22 @@ def test_other_sbatch_options_are_passed_on(resolve, option):
     [
         ('take = "weights"', 'checkpoint.take: "weights" needs a checkpoint to take them from. Fix: set checkpoint.source'),
         ('aggregate = "node"\ncompression = "gzip"', 'checkpoint.compression: goes with a shard file for each rank alone. Fix: set checkpoint.aggregate to "rank"'),
+        ("keep_best = 2", "checkpoint.keep_best: 2 says nothing where no metric is named. Fix: set checkpoint.best, as in best = \"loss\""),
+        ('best_mode = "max"', "checkpoint.best_mode: 'max' says nothing where no metric is named. Fix: set checkpoint.best, as in best = \"loss\""),
+        ("best_every_steps = 7", "checkpoint.best_every_steps: 7 says nothing where no metric is named. Fix: set checkpoint.best, as in best = \"loss\""),
+        ('when_busy = "skip"', "checkpoint.when_busy: 'skip' says nothing where steps wait for each save. Fix: set checkpoint.background to true"),
         ('source = "/old"\nwithout = ["head"]', 'checkpoint.without: is for weights alone. Fix: set checkpoint.take to "weights"'),
     ],
 )  # fmt: skip
 def test_keys_of_checkpoint_that_do_not_go_together(tmp_path, resolve, keys, message):
     text = f'[job]\nentry = ["env"]\n[checkpoint]\n{keys}\n'
     assert message_of(tmp_path, lambda: resolve(text=text)).endswith(message)
+
+
+def test_keys_of_checkpoint_that_go_together_and_defaults_that_are_written_out(resolve):
+    together = (
+        'best = "loss"\nkeep_best = 2\nbest_mode = "max"\nbest_every_steps = 7\nbackground = true\nwhen_busy = "skip"'
+    )
+    defaults = 'keep_best = 0\nbest_mode = "min"\nbest_every_steps = 100\nwhen_busy = "wait"'
+    for keys in (together, defaults):
+        resolve(text=f'[job]\nentry = ["env"]\n[checkpoint]\n{keys}\n')

@@ -24,9 +24,9 @@ class CheckpointTable(Table):
         "job measures. Empty measures none.",
     )
     best_mode: Literal["min", "max"] = key(
-        "min", "Whether the smallest or the largest value of the metric is the best."
+        "min", "With `best`: whether the smallest or the largest value of the metric is the best."
     )
-    best_every_steps: int = key(100, "Steps between two looks at the metric.", ge=1)
+    best_every_steps: int = key(100, "With `best`: steps between two looks at the metric.", ge=1)
     on_failing_health: bool = key(
         True,
         "Save at once when less than 3 % of the memory of a node or of the job on it is left, or when a GPU's memory "
@@ -52,18 +52,21 @@ class CheckpointTable(Table):
     )
     keep_last: int = key(3, "Newest committed checkpoints that are kept.", ge=1)
     keep_every: int = key(0, "Checkpoints of every so many steps that are kept for ever; 0 keeps none so.", ge=0)
-    keep_best: int = key(0, "Checkpoints with the best values of the metric that are kept, beside the others.", ge=0)
+    keep_best: int = key(
+        0, "With `best`: checkpoints with the best values of the metric that are kept, beside the others.", ge=0
+    )
     aggregate: Literal["rank", "node"] = key(
         "rank", "A shard file for each rank, or one for each node: thousands of files are a burden to a file system."
     )
     compression: Literal["none", "gzip", "zstd"] = key(
         "none",
         "Of the tensors; what does not shrink stays as it is. `gzip` needs nothing and is slow, `zstd` needs "
-        "`toolkit[zstd]` on the compute side. Goes with a shard file for each rank alone.",
+        "`toolkit[zstd]` where the job is submitted and where ranks run. Goes with a shard file for each rank alone.",
     )
     source: str = key(
         "",
-        "Checkpoint folder to begin from, relative to the job file, or in --set to the current folder; empty takes the run's newest that verifies.",
+        "Checkpoint folder to begin from, relative to the job file, or in --set to the current folder; empty takes the "
+        "run's newest that verifies. It is looked at before the job is submitted, unless that waits for another (`-d`).",
     )
     take: Literal["all", "weights"] = key(
         "all",
@@ -77,6 +80,24 @@ class CheckpointTable(Table):
         form='a list of names such as ["head"]',
         default_factory=list,
     )
+
+    @field_validator("best_mode", "best_every_steps", "keep_best")
+    @classmethod
+    def _of_a_metric(cls, value: int | str, info: ValidationInfo) -> int | str:
+        if info.data.get("best") == "" and not _is_default(value, info):
+            raise refuse_value(
+                (), f"{value!r} says nothing where no metric is named", 'set checkpoint.best, as in best = "loss"'
+            )
+        return value
+
+    @field_validator("when_busy")
+    @classmethod
+    def _busy_in_background(cls, when_busy: str, info: ValidationInfo) -> str:
+        if info.data.get("background") is False and not _is_default(when_busy, info):
+            raise refuse_value(
+                (), f"{when_busy!r} says nothing where steps wait for each save", "set checkpoint.background to true"
+            )
+        return when_busy
 
     @field_validator("compression")
     @classmethod
@@ -98,3 +119,8 @@ class CheckpointTable(Table):
         if without and info.data.get("take") == "all":
             raise refuse_value((), "is for weights alone", 'set checkpoint.take to "weights"')
         return without
+
+
+def _is_default(value: object, info: ValidationInfo) -> bool:
+    """A default that is written out asks for nothing, whatever it stands beside."""
+    return info.field_name is not None and value == CheckpointTable.model_fields[info.field_name].default
