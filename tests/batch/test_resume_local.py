@@ -67,8 +67,9 @@ def test_from_a_named_checkpoint(toolkit, ended) -> None:
     assert seen(ended, 2)["checkpoint"]["source"] == ""  # only that one resume began there
 
 
-def test_a_run_that_began_with_anothers_weights_goes_on_from_its_own_with_everything(toolkit) -> None:
-    taken = '[checkpoint]\nsource = "/old/step-00000900"\ntake = "weights"\nwithout = ["head"]\n'
+def test_a_run_that_began_with_anothers_weights_goes_on_from_its_own_with_everything(toolkit, whole_checkpoint) -> None:
+    source = whole_checkpoint(toolkit.folder / "old", 900)
+    taken = f'[checkpoint]\nsource = "{source}"\ntake = "weights"\nwithout = ["head"]\n'
     run = toolkit.submit(toolkit.job(SHOW, more=taken))
     assert toolkit("wait", run.run_id).code == 0
     checkpoints(run, 10)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.batch.bad_nodes import nodes_left_out
+from toolkit.batch.beginning import check_codec, check_source
 from toolkit.batch.script import render_script
 from toolkit.batch.settle import tasks_in
 from toolkit.batch.state import RunStatus, require_submitted, run_status
@@ -117,13 +118,21 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
     named = "job.array" in changes.flags or any(setting.startswith("job.array=") for setting in changes.settings)
     flags = ({} if named else _tasks_to_resume(run, recorded, status)) | dict(changes.flags)
     job = amend_job(recorded, site=site_of(recorded), settings=changes.settings, flags=flags)
+    check_codec(job)
     if source is None:
+        if job.checkpoint.source != recorded.checkpoint.source or not _has_checkpoints(run):
+            check_source(job, changes.sbatch)
         return job
     # Without an origin of its own: the next resume takes the newest checkpoint again.
     update: dict[str, Any] = {"source": str(source)}
     if source.is_relative_to(run.path.resolve()):  # it goes on, also where it began with another run's weights
         update |= {"take": "all", "without": []}
     return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update=update)})
+
+
+def _has_checkpoints(run: RunDirectory) -> bool:
+    """Where there are some, a run goes on from its own, whatever became of the one that it began with."""
+    return any(part.committed_checkpoints() for part in (run, *map(run.task, run.task_numbers())))
 
 
 def _requests_of(parts: Sequence[RunDirectory]) -> dict[Path, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from toolkit.batch.bad_nodes import nodes_left_out
+from toolkit.batch.beginning import check_codec, check_source
 from toolkit.batch.record import make_record
 from toolkit.batch.script import render_script, sbatch_words
 from toolkit.batch.settle import close_submission
@@ -59,8 +60,11 @@ def create(job: ResolvedJob, runs: Path, *, here: bool = False, once: Sequence[s
     `here` is for nodes that are given already; `once` are options of sbatch for this submission alone.
 
     Raises:
-        ToolkitError, OSError: the script cannot be rendered, or the folder cannot be written; no run is left behind.
+        ToolkitError, OSError: the ranks could not begin or save as [checkpoint] says, the script cannot be rendered, or
+            the folder cannot be written; no run is left behind.
     """
+    check_source(job, once)
+    check_codec(job)
     run = create_run(runs, job.job.name, access=job.paths.access)
     try:
         left_out = [] if here else nodes_left_out(job, runs)

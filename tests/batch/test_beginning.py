@@ -1,0 +1,112 @@
+"""What the ranks would refuse of [checkpoint] is refused before they start, with the key and the fix."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolkit.checkpoint.format import filters
+from toolkit.checkpoint.format.manifest import FileRecord
+
+NEW_RUN = ("submit", "run", "render")
+
+
+def job_with(toolkit, checkpoint_table: str) -> Path:
+    return toolkit.job("true", more=f"[checkpoint]\n{checkpoint_table}\n")
+
+
+@pytest.fixture
+def sources(tmp_path: Path, whole_checkpoint) -> Path:
+    """Folders of several kinds, beside the job file."""
+    for step in (9, 10):
+        whole_checkpoint(tmp_path / "old" / "checkpoints", step)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "file").touch()
+    whole_checkpoint(
+        tmp_path / "cut", 7, *(FileRecord(f"shard-00000-of-00001.{end}", 9, "0" * 32) for end in ("h5", "digest"))
+    )
+    shutil.copytree(tmp_path / "cut" / "step-00000007", tmp_path / "edited" / "step-00000007")
+    (tmp_path / "edited" / "step-00000007" / "manifest.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", NEW_RUN)
+def test_a_source_that_is_not_there_is_refused_by_each_command_and_leaves_no_run(toolkit, command: str) -> None:
+    said = toolkit(command, job_with(toolkit, 'source = "nowhere/step-00000001"'))
+    assert (said.code, said.out) == (2, "")
+    place = f"toolkit: {toolkit.folder}/work.toml:4:checkpoint.source: "
+    assert said.err.startswith(
+        f"{place}there is no folder {toolkit.folder}/nowhere/step-00000001. Fix: give the path of "
+    )
+    assert not toolkit.runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("old", "/old holds checkpoints and is none. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
+        ("old/checkpoints", "and is none. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
+        ("old/checkpoints/step-00000011", "step-00000011. Fix: name one that is there, such as "),
+        ("other", "/other is no checkpoint: it has no manifest.json. Fix: give the path of a step-... folder; "),
+        ("file", "/file is a file, and a checkpoint is a folder. Fix: "),
+        ("cut/step-00000007", "/cut/step-00000007 is damaged: shard-00000-of-00001.h5: is missing; shard-"),
+        ("edited/step-00000007", "/edited/step-00000007 is damaged: manifest.json: is not a manifest. Fix: name another; "),
+    ],
+)  # fmt: skip
+def test_a_source_that_is_no_checkpoint_is_refused_with_the_fix(toolkit, sources, source: str, said: str) -> None:
+    answer = toolkit("render", job_with(toolkit, f'source = "{source}"'))
+    assert (answer.code, answer.err.count("\n")) == (2, 1), answer.err
+    assert ":4:checkpoint.source: " in answer.err
+    assert said in answer.err
+
+
+def test_a_source_of_a_flag_is_named_by_the_flag(toolkit, sources, monkeypatch) -> None:
+    monkeypatch.chdir(sources / "old")
+    job = toolkit.job("true")
+    toolkit.ok("render", job, "--set", "checkpoint.source=checkpoints/step-00000010")
+    said = toolkit("render", job, "--set", "checkpoint.source=step-00000010")
+    assert "--set checkpoint.source=step-00000010:checkpoint.source: there is no folder " in said.err
+
+
+def test_what_only_the_ranks_can_know_is_left_to_them(toolkit, dev_cluster_conf, tmp_path) -> None:
+    """The checkpoint of a job that this one waits for, and the folders of a container."""
+    missing = 'source = "/data/step-00000001"'
+    job = job_with(toolkit, missing)
+    assert toolkit("render", job, "--site", "devcluster").code == 2
+    toolkit.ok("render", job, "--site", "devcluster", "-d", "afterok:5")
+    site = tmp_path / "site.toml"
+    site.write_text(
+        'name = "site"\n[scheduler]\nkind = "local"\n[container]\nruntime = "apptainer"\nimage = "/i.sif"\n'
+    )
+    toolkit.ok("render", job, "--site", site)
+    assert toolkit("render", job_with(toolkit, 'source = "data/step-00000001"'), "--site", site).code == 2
+
+
+def test_a_resume_needs_the_source_only_where_the_run_has_saved_nothing_since(
+    toolkit, tmp_path, whole_checkpoint
+) -> None:
+    source = whole_checkpoint(tmp_path / "old", 5)
+    run = toolkit.submit(job_with(toolkit, f'source = "{source}"'), "--wait")
+    shutil.rmtree(source)
+    said = toolkit("resume", "last", "--wait")
+    assert (said.code, f"checkpoint.source: there is no folder {source}" in said.err) == (2, True)
+    assert not run.resumed(1).exists()
+    whole_checkpoint(run.checkpoints, 6)
+    toolkit.ok("resume", "last", "--wait")
+    said = toolkit("resume", "last", "--set", f"checkpoint.source={source.parent}/step-00000004")
+    assert (said.code, "there is no folder" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", NEW_RUN)
+def test_a_codec_that_is_not_installed_is_refused_with_what_to_install(toolkit, monkeypatch, command: str) -> None:
+    job = job_with(toolkit, 'compression = "zstd"')
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    filters._zstandard.cache_clear()
+    said = toolkit(command, job)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert ":4:checkpoint.compression: zstd compression of checkpoints needs zstandard, and " in said.err
+    assert f"{sys.executable}, which the ranks run in, too, does not have it. Fix: install the extra: pip" in said.err
+    toolkit.ok("render", job_with(toolkit, 'compression = "gzip"'))

@@ -1,0 +1,104 @@
+"""Can the ranks begin and save as the table [checkpoint] says? What this host can tell before they start."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
+from toolkit.slurm.sbatch_options import last_value_of
+
+
+def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
+    """Look at `checkpoint.source` as the ranks will: quickly, at the whole folder.
+
+    As the entry's file, it must be there for this host, too. What cannot be known is left to the ranks: a container has
+    folders of its own, and a job that waits for another, by sbatch's `options`, may wait for its checkpoint.
+
+    Raises:
+        ToolkitError: there is no such folder, it is no checkpoint, or a damaged one.
+    """
+    source = job.checkpoint.source
+    path = job.job_directory / source
+    if not source or (_has_image(job) and not path.is_relative_to(job.job_directory)):
+        return
+    if last_value_of((*job.job.sbatch, *options), "dependency", "d"):
+        return
+    from toolkit.checkpoint.errors import CorruptCheckpointError
+    from toolkit.checkpoint.folder.choice import good_manifest
+
+    where = job.origin("checkpoint.source").place("checkpoint.source")
+    try:
+        if said := _no_checkpoint(path):
+            raise ToolkitError(said, where=where, fix=_fix_of(path, source))
+        good_manifest(path)
+    except CorruptCheckpointError as error:
+        fix = f"name another; `toolkit ckpt verify {shlex.quote(str(path))}` says all that is wrong with this one"
+        raise ToolkitError(f"{path} is damaged: {error.message}", where=where, fix=fix) from None
+    except ToolkitError as error:
+        place = error.where if error.where != where else ""
+        raise ToolkitError(": ".join(filter(None, (place, error.message))), where=where, fix=error.fix) from None
+    except OSError as error:
+        fix = "name a folder that this host and you may read"
+        raise ToolkitError(f"{path} cannot be read here: {error.strerror}", where=where, fix=fix) from None
+
+
+def check_codec(job: ResolvedJob) -> None:
+    """Look for what `checkpoint.compression` needs. The ranks run in the environment of this command, or a copy of it.
+
+    Raises:
+        ToolkitError: it is not installed here.
+    """
+    if job.checkpoint.compression != "zstd" or _has_image(job) or isinstance(job.env.stage, str):
+        return
+    from toolkit.checkpoint.format.filters import check_compression
+
+    try:
+        check_compression(job.checkpoint.compression)
+    except ToolkitError as error:
+        raise ToolkitError(
+            f"{error.message}, and {sys.executable}, which the ranks run in, too, does not have it",
+            where=job.origin("checkpoint.compression").place("checkpoint.compression"),
+            fix=f'{error.fix}, or compression = "gzip"',
+        ) from None
+
+
+def _no_checkpoint(path: Path) -> str:
+    """Why a path cannot be a checkpoint; "" where there is a manifest."""
+    if not path.exists():
+        return f"there is no folder {path}"
+    if not path.is_dir():
+        return f"{path} is a file, and a checkpoint is a folder"
+    if (path / "manifest.json").exists():
+        return ""
+    return (
+        f"{path} {'holds checkpoints and is none' if _newest_in(path) else 'is no checkpoint: it has no manifest.json'}"
+    )
+
+
+def _fix_of(path: Path, source: str) -> str:
+    if inside := _newest_in(path):
+        return f"name one of them, as in source = {str(Path(source) / inside)!r}"
+    if beside := _newest_in(path.parent):
+        return f"name one that is there, such as {str(path.parent / beside)!r}"
+    return (
+        "give the path of a step-... folder; `toolkit ckpt ls RUN` shows those of a run, and `toolkit ckpt import` makes "
+        "one of other formats"
+    )
+
+
+def _newest_in(path: Path) -> Path | None:
+    """The newest checkpoint in a `checkpoints` folder or in a run, as a path from there."""
+    from toolkit.checkpoint.format.layout import committed_steps
+
+    for folder in (path, path / "checkpoints"):
+        if steps := committed_steps(folder):
+            return steps[max(steps)].relative_to(path)
+    return None
+
+
+def _has_image(job: ResolvedJob) -> bool:
+    return bool(job.container.image or job.site_container.image)
