@@ -327,7 +327,7 @@ def test_another_optimizer_model_or_schedule_is_refused_with_all_that_differs(tm
     step(state)
     saved(state, tmp_path)
     with pytest.raises(
-        ToolkitError, match=r"0\.weight\.exp_avg, .*2\.bias\.exp_avg_sq, for which this job has no place"
+        ToolkitError, match=r"0\.weight\.exp_avg, .*2\.bias\.step and 2 more, for which this job has no place"
     ):
         resumed(fresh(lambda model: torch.optim.SGD(model.parameters(), lr=0.1)), tmp_path)
     with pytest.raises(ToolkitError, match=r"lacks optimizer\.0\.weight\.max_exp_avg_sq, .*2\.bias\.max_exp_avg_sq"):
@@ -336,6 +336,31 @@ def test_another_optimizer_model_or_schedule_is_refused_with_all_that_differs(tm
         resumed(fresh(model=net()[:2]), tmp_path)
     with pytest.raises(ToolkitError, match="schedule: the checkpoint holds taken, and this job keeps T_max"):
         resumed(scheduled("cosine"), tmp_path)
+
+
+def test_a_model_of_other_shapes_is_refused_with_all_of_them(tmp_path):
+    state = fresh()
+    step(state)
+    saved(state, tmp_path)
+    first, second, third = net()
+    wider = nn.Sequential(nn.Linear(first.in_features, first.out_features + 1), second)
+    wider.append(nn.Linear(first.out_features + 1, third.out_features)).append(nn.Linear(third.out_features, 5))
+    with pytest.raises(ToolkitError) as refused:
+        resumed(fresh(model=wider), tmp_path)
+    assert refused.value.message.startswith(
+        "the checkpoint lacks model.3.bias, model.3.weight; has other shapes: model.0.weight (["
+    )
+    for name in ("model.0.bias", "model.2.weight", "optimizer.0.weight.exp_avg", "optimizer.2.weight.exp_avg_sq"):
+        assert f"{name} ([" in str(refused.value)
+
+
+def test_of_many_tensors_that_differ_the_first_ten_are_named(tmp_path):
+    deep = lambda width: fresh(model=nn.Sequential(*(nn.Linear(width, width) for _ in range(6))))  # noqa: E731
+    saved(deep(2), tmp_path)
+    with pytest.raises(ToolkitError) as refused:
+        resumed(deep(3), tmp_path)
+    assert refused.value.message.count(" there, ") == 10
+    assert refused.value.message.endswith("model.4.bias ([2] there, [3] here) and 2 more")
 
 
 def test_an_optimizer_with_foreign_parameters_is_refused(tmp_path):

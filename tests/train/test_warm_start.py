@@ -121,6 +121,17 @@ def test_all_that_does_not_fit_is_named_at_once_and_no_weight_is_touched(source,
         begin(state_of(Body(), 1), tmp_path, folder, without=["haed"])
 
 
+def test_of_many_weights_that_do_not_fit_the_first_ten_are_named(tmp_path):
+    def state(width: int) -> TrainingState:
+        return state_of(nn.Sequential(*(nn.Linear(width, width) for _ in range(6))), 0)
+
+    folder = state(2).save(Checkpointer(tmp_path / "old", ALONE), ALONE)
+    with pytest.raises(ToolkitError) as refused:
+        begin(state(3), tmp_path, folder)
+    assert refused.value.message.count(" there, ") == 10
+    assert refused.value.message.endswith("4.weight ([2, 2] there, [3, 3] here) and 2 more")
+
+
 def test_a_source_that_is_damaged_missing_or_the_runs_own_is_refused(source, tmp_path):
     _, folder = source
     with pytest.raises(NotFoundError, match="is no checkpoint folder"):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.format.manifest_file import read_manifest
+from toolkit.checkpoint.loading.differing import both_shapes, difference
 from toolkit.errors import NotFoundError, ToolkitError
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ def left_over(stored: Stored, tensors: Mapping[str, Any]) -> list[str]:
             partly += absent
     if extra or partly:
         raise ToolkitError(
-            _sentence(lacking=partly, extra=extra, differing=[]),
+            difference(lacking=partly, extra=extra),
             where=str(stored.folder),
             fix="resume with the model and the optimizer that were saved, or begin a run with its weights alone "
             '(checkpoint.source and checkpoint.take = "weights")',
@@ -76,7 +77,7 @@ def check_weights(stored: Stored, wanted: Mapping[str, Shape], without: Sequence
     """Compare a model's tensors with those of a checkpoint, but for the names in `without` and all below them.
 
     Raises:
-        ToolkitError: with every name that is missing, too much or of another shape; when one of `without` names
+        ToolkitError: with all that is missing, too much or of another shape, of many the first; when one of `without` names
             nothing on either side.
     """
     found = stored.below("model")
@@ -94,13 +95,13 @@ def check_weights(stored: Stored, wanted: Mapping[str, Shape], without: Sequence
     wanted, found = without_names(wanted, without), without_names(found, without)
     lacking, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     differing = [
-        f"{name} ({list(found[name] or ())} there, {list(wanted[name] or ())} here)"
+        both_shapes(name, found[name], wanted[name])
         for name in sorted(wanted.keys() & found.keys())
         if wanted[name] != found[name]
     ]
     if lacking or extra or differing:
         raise ToolkitError(
-            _sentence(lacking, extra, differing),
+            difference(lacking, extra, differing),
             where=str(stored.folder),
             fix="name what is to stay as this job makes it in checkpoint.without",
         )
@@ -138,17 +139,6 @@ def _memory(value: Any) -> int:
 def shapes_of(values: Mapping[str, Any]) -> dict[str, Shape]:
     """Global shapes by name."""
     return {name: tuple(value.shape) if isinstance(value, Tensor) else None for name, value in values.items()}
-
-
-def _sentence(lacking: Sequence[str], extra: Sequence[str], differing: Sequence[str]) -> str:
-    said = []
-    if lacking:
-        said.append(f"lacks {', '.join(lacking)}")
-    if extra:
-        said.append(f"holds {', '.join(extra)}, for which this job has no place")
-    if differing:
-        said.append(f"has other shapes: {', '.join(differing)}")
-    return "; ".join(said)
 
 
 def _names(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -148,8 +148,8 @@ def test_errors_of_loading_reach_every_rank(saved):
     (folder / "checkpoints" / "step-00000003.bad-2").rename(folder / "damaged")
     answers = run_ranks(2, load_what_cannot_be, folder)
     assert answers[0] == answers[1]
-    assert "does not hold nothing" in answers[0]["key"]
-    assert "plain.even: has shape [16, 8] in the checkpoint and [16, 9] in memory" in answers[0]["shape"]
+    assert "step-00000002: the checkpoint lacks nothing. Fix: " in answers[0]["key"]
+    assert "the checkpoint has other shapes: plain.even ([16, 8] there, [16, 9] here). Fix: " in answers[0]["shape"]
     assert "is float64 in the checkpoint and int64 in memory" in answers[0]["type"]
     assert "block 0" in answers[0]["damaged"]
 

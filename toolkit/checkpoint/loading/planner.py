@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.boxes import chunk_of
+from toolkit.checkpoint.loading.differing import both_shapes, difference
 from toolkit.errors import ToolkitError
 
 
@@ -36,7 +37,7 @@ class KeptTensors:
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, but chosen keys may be missing from the checkpoint, and the others are named at once.
+    """DCP's planner, but chosen keys may be missing from the checkpoint. All else that differs is named at once.
 
     Args:
         optional: keys that may be missing; each stands for all keys below it too.
@@ -51,14 +52,7 @@ class LoadPlanner(DefaultLoadPlanner):
         """DCP's plan of the keys that exist."""
         assert self.metadata is not None
         self.missing = tuple(sorted(set(self.state_dict) - set(self.metadata.state_dict_metadata)))
-        required = [name for name in self.missing if not is_optional(name, self._optional)]
-        if required:
-            raise ToolkitError(
-                f"the checkpoint does not hold {', '.join(required)}",
-                fix="load a checkpoint of this model, or name these keys in `optional`",
-            )
-        for name, tensor in self.state_dict.items():
-            self._check_shape(name, tensor)
+        self._refuse_what_differs()
         # DCP's way takes a millisecond for a DTensor, and works out the place of some uneven parts wrongly (`boxes`).
         placed = {name: tensor for name, tensor in self.state_dict.items() if self._is_placed(name, tensor)}
         others = {name: value for name, value in self.state_dict.items() if name not in placed}
@@ -89,23 +83,26 @@ class LoadPlanner(DefaultLoadPlanner):
         assert isinstance(record, TensorStorageMetadata)
         return create_read_items_for_chunk_list(name, record, [chunk_of(tensor, name)])
 
-    def _check_shape(self, name: str, tensor: object) -> None:
+    def _refuse_what_differs(self) -> None:
+        lacking = [name for name in self.missing if not is_optional(name, self._optional)]
+        shapes = [said for name, value in self.state_dict.items() if (said := self._differing(name, value))]
+        if lacking or shapes:
+            raise ToolkitError(
+                f"the checkpoint {difference(lacking, shapes=shapes)}",
+                fix="load a checkpoint of this model"
+                + (", or name what it may lack in `optional`" if lacking else "")
+                + (", or give the model the saved shapes" if shapes else ""),
+            )
+
+    def _differing(self, name: str, value: object) -> str:
+        """A tensor of another shape than the checkpoint's, or one that is a tensor on one side alone."""
         assert self.metadata is not None
         record = self.metadata.state_dict_metadata.get(name)
-        if record is not None and isinstance(record, TensorStorageMetadata) != isinstance(tensor, torch.Tensor):
-            kinds = ("a tensor", "a plain value")
-            stored, here = kinds if isinstance(record, TensorStorageMetadata) else kinds[::-1]
-            raise ToolkitError(
-                f"is {stored} in the checkpoint and {here} in memory", where=name, fix=f"make it {stored} in the state"
-            )
-        if not isinstance(record, TensorStorageMetadata) or not isinstance(tensor, torch.Tensor):
-            return
-        if record.size != tensor.size():
-            raise ToolkitError(
-                f"has shape {list(record.size)} in the checkpoint and {list(tensor.size())} in memory",
-                where=name,
-                fix="load a checkpoint of this model, or give the model the saved shape",
-            )
+        if record is None:
+            return ""
+        there = tuple(record.size) if isinstance(record, TensorStorageMetadata) else None
+        here = tuple(value.size()) if isinstance(value, torch.Tensor) else None
+        return both_shapes(name, there, here) if there != here else ""
 
 
 def _own_key(place: Any, part: str | int) -> Any:
