@@ -20,7 +20,7 @@ from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
 from toolkit.checkpoint.failures import RankFailure, load_error, save_error
 from toolkit.checkpoint.folder.choice import good_manifest, others_beside, step_of_any
 from toolkit.checkpoint.folder.commit import set_aside, take_over
-from toolkit.checkpoint.folder.deletion import await_deletions, discard, discard_at_end, discard_later, tell
+from toolkit.checkpoint.folder.deletion import await_deletions, discard, discard_at_end, discard_later
 from toolkit.checkpoint.folder.one_writer import refuse_others
 from toolkit.checkpoint.folder.retention import Retention, retain
 from toolkit.checkpoint.folder.verify import verify_quickly
@@ -37,6 +37,7 @@ from toolkit.checkpoint.saving.finish import Description
 from toolkit.checkpoint.saving.plan import SavePlanning
 from toolkit.checkpoint.saving.prepared import PreparedSave, prepare, threads_for
 from toolkit.checkpoint.saving.staging import StagingBuffer
+from toolkit.checkpoint.telling import tell
 from toolkit.checkpoint.tensors import written_by
 from toolkit.errors import ToolkitError
 from toolkit.world.facts import World

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit.checkpoint.format.layout import step_folder
+from toolkit.checkpoint.telling import tell
 from toolkit.metrics.checkpoints import SaveLog, SaveRecord
 from toolkit.rundir.files import utc_now
 from toolkit.world.facts import World
@@ -101,9 +100,3 @@ def _size_of(folder: Path) -> int | None:
     except OSError as error:
         tell(f"the size of {folder} is not known: {error}")
         return None
-
-
-def tell(text: str) -> None:
-    with suppress(OSError):  # the rank's log lies on the disk that may be full
-        sys.stderr.write(f"toolkit: {text}\n")
-        sys.stderr.flush()

@@ -14,10 +14,11 @@ from torch import Tensor
 from toolkit.checkpoint.advice import warning_line
 from toolkit.checkpoint.agreement import from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.telling import tell
 from toolkit.config.metric import TRAINING_LOSS
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
-from toolkit.train.save_notes import SaveNotes, tell
+from toolkit.train.save_notes import SaveNotes
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
 from toolkit.world.health import HealthWatch

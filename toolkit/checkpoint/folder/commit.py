@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
-from toolkit.checkpoint.folder.deletion import discard_later, tell
+from toolkit.checkpoint.folder.deletion import discard_later
 from toolkit.checkpoint.folder.one_writer import Writer, given_up, hold_folder, is_of_a_run, refuse_others
 from toolkit.checkpoint.format.layout import (
     INDEX,
@@ -26,6 +26,7 @@ from toolkit.checkpoint.format.layout import (
     step_of,
 )
 from toolkit.checkpoint.format.manifest_file import read_manifest
+from toolkit.checkpoint.telling import tell
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import make_folder, sync
 

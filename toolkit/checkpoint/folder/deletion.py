@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import atexit
 import shutil
-import sys
 import threading
 import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
+
+from toolkit.checkpoint.telling import tell
 
 LAST_DELETIONS_S = 5.0  # at the end of a rank; launchers end ranks that stay much longer than the others
 _THREAD = "checkpoint deletion"
@@ -72,9 +72,3 @@ def await_deletions(timeout_s: float) -> bool:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return not any(thread.is_alive() for thread in threads)
-
-
-def tell(text: str) -> None:
-    """One line on stderr."""
-    with suppress(OSError):  # the log may lie on the disk that is full, and what is told must not fail what is done
-        sys.stderr.write(f"toolkit: {text}\n")

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from toolkit.checkpoint.folder.commit import set_aside
-from toolkit.checkpoint.folder.deletion import tell
 from toolkit.checkpoint.folder.verify import is_whole
 from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.layout import MANIFEST, committed_steps
 from toolkit.checkpoint.format.manifest_file import read_body
+from toolkit.checkpoint.telling import tell
 from toolkit.errors import OwnFailureError, ToolkitError
 
 METRIC = "metric"  # in a manifest's `state`: {"metric": {"name": "loss", "value": 1.23}}
