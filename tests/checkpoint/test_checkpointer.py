@@ -135,6 +135,28 @@ def test_a_script_that_ends_gives_the_last_deletion_time(tmp_path):
     assert list(tmp_path.glob("step-*")) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((1, [torch.ones(1)], {}), "rank 0: tensors: is a list and no dict; there is no earlier checkpoint. Fix: give a dict by name, as in "),
+        ((1, torch.ones(1), {}), "rank 0: tensors: is a Tensor and no dict; "),
+        ((1, x(1), [1]), "rank 0: state: is a list and no dict; "),
+        ((1, x(1), None), "rank 0: state: is a NoneType and no dict; "),
+        (("1", x(1), {}), "step: '1' is no step. Fix: give the optimizer steps done, 0 or more"),
+        ((1.0, x(1), {}), "step: 1.0 is no step. Fix: "),
+    ],
+)  # fmt: skip
+def test_an_argument_of_another_kind_is_named_and_nothing_is_written(tmp_path, given, said):
+    checkpoints = Checkpointer(tmp_path, world())
+    for save in (checkpoints.save, checkpoints.save_in_background):
+        with pytest.raises(ToolkitError) as refused:
+            save(*given)
+        assert type(refused.value) is ToolkitError and said in str(refused.value)
+    with pytest.raises(ToolkitError, match=r"when_busy: 'later' is no answer\. Fix: give \"wait\" or \"skip\""):
+        checkpoints.save_in_background(1, x(1), {}, when_busy="later")
+    assert not list(tmp_path.glob("step-*"))
+
+
 def test_a_step_saved_twice_by_one_attempt_is_kept_as_it_is(tmp_path):
     checkpoints = Checkpointer(tmp_path, world())
     first = checkpoints.save(1, x(1), {})

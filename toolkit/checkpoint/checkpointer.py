@@ -142,13 +142,12 @@ class Checkpointer:
             ToolkitError: the same on every rank, when any rank could not save, now or in the background before.
         """
         self.wait()
-        final = step_folder(self._directory, step)
         if not self._is_saved(step):
             with self._told_as_one(step):
                 prepared = self._prepare(step, tensors, state)
                 prepared.write(self._ranks, threads=threads_for(self._ranks))
             self._saved(step)
-        return final
+        return step_folder(self._directory, step)
 
     @torch.no_grad()  # or each look into a DTensor makes a node of a graph
     @without_collection()
@@ -176,6 +175,8 @@ class Checkpointer:
         Raises:
             ToolkitError: the same on every rank, when the state cannot be saved, or the save before this one failed.
         """
+        if when_busy not in ("wait", "skip"):
+            raise ToolkitError(f"{when_busy!r} is no answer", where="when_busy", fix='give "wait" or "skip"')
         if when_busy == "skip" and self.is_any_busy():
             return False
         self.wait()
@@ -215,8 +216,8 @@ class Checkpointer:
         self._background.wait()
 
     def _is_saved(self, step: int) -> bool:
-        if step < 0:
-            raise ToolkitError(f"{step} is no step", where="step", fix="give the optimizer steps done, 0 or more")
+        if not isinstance(step, int) or step < 0:
+            raise ToolkitError(f"{step!r} is no step", where="step", fix="give the optimizer steps done, 0 or more")
         if step != self._at_step:
             return False
         return self._ranks.from_rank_zero(lambda: _exists(step_folder(self._directory, step)))
