@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
 import pytest
 import torch
 import xxhash
-from ckpt_runs import SHARD, flip, save, two_steps, typed
+from ckpt_runs import SHARD, disk_of_one_mib, flip, save, two_steps, typed
 from click.testing import CliRunner
 
 from toolkit.checkpoint.format.digests import BLOCK_BYTES
 from toolkit.cli.main import cli
+from toolkit.errors import ToolkitError
 
 WITHOUT_TORCH = """
 import sys
@@ -71,6 +75,13 @@ def test_ls_tells_committed_from_not(run):
     assert answers[1]["world_size"] == 1 and answers[1]["size_bytes"] > 24
 
 
+def test_ls_takes_a_step_as_the_other_commands_do(run):
+    (run / "checkpoints" / "step-00000020.bad-1").mkdir()
+    for words in ([f"{run}:20"], [run, "--step", 20], [f"{run}:20", "--step", "20"], [f"{run}/checkpoints:20"]):
+        answers = json.loads(invoke("ls", *words, "--json")[1])
+        assert [Path(answer["path"]).name for answer in answers] == ["step-00000020", "step-00000020.bad-1"], words
+
+
 def test_a_run_is_found_by_its_name(run, tmp_path):
     runs = tmp_path / "runs" / "train"
     runs.mkdir(parents=True)
@@ -87,6 +98,50 @@ def test_index_is_made_anew(run):
     assert text == f"{lost}\n"
     with h5py.File(lost) as file:
         assert file["tensors/model.a%2F[b]"][:].tolist() == [[1.0] * 3] * 4
+
+
+def test_a_full_disk_is_said_with_a_way_out_that_helps(run, tmp_path):
+    """The folder is given by its path: another --runs would change nothing."""
+    with disk_of_one_mib(tmp_path / "small") as disk:
+        shutil.copytree(run, disk / "run")
+        folder = disk / "run" / "checkpoints" / "step-00000020"
+        (folder / "index.h5").unlink()
+        with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        done = typed("index", disk / "run")
+        assert (done.returncode, done.stdout) == (125, "") and done.stderr.count("\n") == 1
+        assert f"toolkit: {folder / 'index.h5'}: cannot be written: No space left on device." in done.stderr
+        assert "Fix: make room there; `toolkit ckpt prune RUN` can\n" in done.stderr
+        assert typed("prune", disk / "run", "--keep-last", 1).returncode == 0
+        assert typed("index", disk / "run").returncode == 0
+
+
+def test_a_disk_that_can_only_be_read_is_said(run, tmp_path):
+    with disk_of_one_mib(tmp_path / "small") as disk:
+        shutil.copytree(run, disk / "run")
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        for words, verb in ((["index"], "written"), (["prune", "--keep-last", 1], "removed")):
+            done = typed(*words, disk / "run")
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+            said = f"cannot be {verb}: Read-only file system. Fix: do it on a host that can write there"
+            assert said in done.stderr and "--runs" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_where_nothing_can_be_renamed_the_folder_is_named(run, monkeypatch, number):
+    """File systems that copy on write may need room to rename."""
+    error = OSError(number, os.strerror(number), "step")
+    monkeypatch.setattr("toolkit.checkpoint.folder.prune.set_aside", raising(error))
+    with pytest.raises(ToolkitError, match=r"cannot be removed: .* delete it by hand, rm -r .*/step-00000010$"):
+        invoke("prune", run, "--keep-last", 1)
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 def test_verify_exits_1_and_names_file_block_and_tensor(run):
@@ -196,6 +251,8 @@ HERE = "{run}/checkpoints/step-00000010"
         (["ls", "{run}/empty"], 4, "there is no checkpoint here"),
         (["show", "{run}", "--step", "7"], 4, "no committed checkpoint of step 7. Fix: choose one of the steps 10, 20"),
         (["show", "{run}:7"], 4, "no committed checkpoint of step 7"),
+        (["ls", "{run}:7"], 4, "there is no checkpoint of step 7. Fix: choose one of the steps 10, 20"),
+        (["ls", "{run}:10", "--step", "20"], 2, "names step 10, and --step says 20"),
         (["show", "{run}:10", "--step", "20"], 2, "names step 10, and --step says 20"),
         (["verify", f"{HERE}/manifest.json"], 4, "is a file, and no checkpoint's folder"),
         (["show", "{run}/odd:5"], 4, "there is no checkpoint here"),

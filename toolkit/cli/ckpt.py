@@ -13,7 +13,7 @@ import click
 
 from toolkit.cli.ckpt_convert import export, import_
 from toolkit.cli.ckpt_diff import diff
-from toolkit.cli.ckpt_places import all_folders, committed_folders, manifest_of, one_folder
+from toolkit.cli.ckpt_places import all_folders, changing, committed_folders, manifest_of, one_folder
 from toolkit.cli.ckpt_print import plain, print_out, reading_bar, size, speed
 from toolkit.cli.ckpt_prune import prune
 from toolkit.cli.ckpt_show import show
@@ -57,12 +57,13 @@ def ckpt() -> None:
 @ckpt.command()
 @click.argument("run")
 @runs_option
+@step_option
 @json_option
-def ls(run: str, runs: Path | None, as_json: bool) -> None:
+def ls(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
     """List a run's checkpoints and what else stands in their folder."""
     from toolkit.checkpoint.folder.listing import summarise
 
-    summaries = [summarise(folder) for folder in all_folders(run, runs)]
+    summaries = [summarise(folder) for folder in all_folders(run, runs, step)]
     if as_json:
         click.echo(json.dumps([_summary_json(summary) for summary in summaries], indent=2))
         return
@@ -205,15 +206,12 @@ def _print_counts(found: list[Verified], *, full: bool) -> None:
 def index(run: str, runs: Path | None, step: int | None) -> None:
     """Write index.h5 of one checkpoint (the newest) anew, and print its path."""
     from toolkit.checkpoint.format.index import write_index
+    from toolkit.checkpoint.format.layout import INDEX
 
     folder = one_folder(run, runs, step)
     manifest = manifest_of(folder)
-    try:
+    with changing(folder / INDEX, "written", when_full="make room there; `toolkit ckpt prune RUN` can"):
         click.echo(write_index(folder, manifest))
-    except PermissionError as error:
-        raise ToolkitError(
-            f"the index cannot be written: {error.strerror}", where=str(folder), fix="ask the owner of the run"
-        ) from None
 
 
 ckpt.add_command(show)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.cli.options import site_runs
-from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
@@ -16,16 +19,30 @@ _WITH_STEP = re.compile(r"(.+):(\d{1,18})")
 _STEPS_SHOWN = 20
 
 
-def all_folders(named: str, runs: Path | None) -> list[Path]:
-    """All checkpoint folders that RUN means, committed or not, the oldest step first.
+def all_folders(named: str, runs: Path | None, step: int | None = None) -> list[Path]:
+    """All checkpoint folders that RUN means, committed or not, the oldest step first; of a step those of its name.
 
     Raises:
-        NotFoundError: there are none.
+        NotFoundError: there are none, or none of that step.
         OwnFailureError: this host may not read them, or cannot.
     """
     from toolkit.checkpoint.folder.listing import checkpoint_folders
+    from toolkit.checkpoint.format.layout import aside_of, step_of
 
-    return checkpoint_folders(folder_of(named, runs))
+    named, step = with_step(named, step)
+    folders = checkpoint_folders(folder_of(named, runs))
+    if step is None:
+        return folders
+    asides = {folder: aside_of(folder) for folder in folders}
+    steps = {
+        folder: step_of(folder if aside is None else folder.with_name(aside[0])) for folder, aside in asides.items()
+    }
+    found = [folder for folder in folders if steps[folder] == step]
+    if not found:
+        known = list(dict.fromkeys(number for number in steps.values() if number is not None))
+        fix = f"choose one of the steps {_listed(known)}" if known else "leave the step out"
+        raise NotFoundError(f"there is no checkpoint of step {step}", where=named, fix=fix)
+    return found
 
 
 def committed_folders(named: str, runs: Path | None, step: int | None) -> list[Path]:
@@ -38,7 +55,7 @@ def committed_folders(named: str, runs: Path | None, step: int | None) -> list[P
     from toolkit.checkpoint.folder.listing import checkpoint_folders
     from toolkit.checkpoint.format.layout import step_of
 
-    named, step = _with_step(named, step)
+    named, step = with_step(named, step)
     place = folder_of(named, runs)
     folders = checkpoint_folders(place)
     if folders == [place] and (step is None or step == step_of(place)):
@@ -67,20 +84,36 @@ def manifest_of(folder: Path) -> Manifest:
         CorruptCheckpointError: its manifest is missing or damaged; the steps beside it are named.
         OwnFailureError: this host may not read it, or cannot.
     """
-    from toolkit.checkpoint.errors import CorruptCheckpointError
     from toolkit.checkpoint.folder.verify import open_manifest
+
+    with another_named(folder):
+        return open_manifest(folder)
+
+
+@contextmanager
+def another_named(folder: Path) -> Iterator[None]:
+    """While a checkpoint is read: where it is damaged, the steps beside it are named.
+
+    Raises:
+        CorruptCheckpointError: it is damaged.
+    """
+    from toolkit.checkpoint.errors import CorruptCheckpointError
     from toolkit.checkpoint.format.layout import committed_steps
 
     try:
-        return open_manifest(folder)
+        yield
     except CorruptCheckpointError as error:
         beside = [step for step, other in committed_steps(folder.parent).items() if other.name != folder.name]
         fix = f"choose another step: {_listed(beside)}" if beside else "no other checkpoint stands beside it"
         raise CorruptCheckpointError(error.message, where=error.where, fix=fix) from None
 
 
-def _with_step(named: str, step: int | None) -> tuple[str, int | None]:
-    """`RUN:400` as RUN and 400; a colon may also be a part of a path."""
+def with_step(named: str, step: int | None = None) -> tuple[str, int | None]:
+    """`RUN:400` as RUN and 400; a colon may also be a part of a path.
+
+    Raises:
+        ToolkitError: `step` is another one.
+    """
     match = _WITH_STEP.fullmatch(named)
     if match is None or Path(named).exists():
         return named, step
@@ -97,14 +130,39 @@ def folder_of(named: str, runs: Path | None) -> Path:
     if path.is_dir():
         return path.absolute()
     if path.exists():
+        from toolkit.checkpoint.convert.imports import format_of_name
+
         inside = (path.parent / "manifest.json").exists()
         fix = f"name its folder, {path.parent}" if inside else "name a run, its checkpoints folder or one step folder"
+        if format_of_name(path) is not None and not inside:
+            fix += "; `toolkit ckpt import` makes a checkpoint of other files"
         raise NotFoundError("is a file, and no checkpoint's folder", where=named, fix=fix)
     if "/" in named and path.parent.is_dir():
         there = sorted(folder.name for folder in path.parent.iterdir() if folder.name.startswith("step-"))
         fix = f"there are: {_listed(there)}" if there else f"look into {path.parent}"
         raise NotFoundError("there is no such folder", where=named, fix=fix)
     return find_run(named, site_runs(runs))
+
+
+@contextmanager
+def changing(folder: Path, verb: str, *, when_full: str) -> Iterator[None]:
+    """What the system refuses while something in `folder` is changed; `verb` says what was to be done, as "removed".
+
+    Raises:
+        ToolkitError: this user may not, or nothing can be written there.
+        OwnFailureError: the disk is full; `when_full` is the fix.
+    """
+    try:
+        yield
+    except OSError as error:
+        where, message = str(folder), f"cannot be {verb}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OwnFailureError(message, where=where, fix=when_full) from None
+        if error.errno == errno.EROFS:
+            raise ToolkitError(message, where=where, fix="do it on a host that can write there") from None
+        if not isinstance(error, PermissionError):
+            raise
+        raise ToolkitError(message, where=where, fix="ask the owner of the run") from None
 
 
 def _listed(names: list[int] | list[str]) -> str:
