@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.ckpt_places import folder_of
+from toolkit.cli.ckpt_places import changing, folder_of, with_step
 from toolkit.cli.ckpt_print import plain, size
 from toolkit.cli.options import json_option, runs_option
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
 
 if TYPE_CHECKING:
-    from toolkit.checkpoint.folder.prune import Removal
+    from toolkit.checkpoint.folder.prune import Look, Removal
     from toolkit.checkpoint.folder.retention import Retention
     from toolkit.rundir.layout import RunDirectory
 
@@ -43,28 +43,38 @@ class Place:
     "--keep-best", type=click.IntRange(min=0), metavar="N", help="Keep the N with the best metric [as the run]."
 )
 @click.option("--aside", is_flag=True, help="Also what was set aside to be looked at: .bad, .left and .aside.")
+@click.option("--full", is_flag=True, help="Read every byte of the checkpoints that are counted, before any goes.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @runs_option
 @json_option
 def prune(
-    run: str, keep_last: int | None, keep_every: int | None, keep_best: int | None, aside: bool, dry_run: bool,
-    runs: Path | None, as_json: bool,
+    run: str, keep_last: int | None, keep_every: int | None, keep_best: int | None, aside: bool, full: bool,
+    dry_run: bool, runs: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Remove the checkpoints of RUN that are not kept, and what cut off saves left behind.
 
-    What is kept is what the run keeps itself ([checkpoint] in its job file), unless an option says otherwise.
+    What is kept is what the run keeps itself ([checkpoint] in its job file), unless an option says otherwise. Only
+    checkpoints that are whole count as kept: by a quick look (names, sizes, manifests), or with --full by every byte.
     """
-    from toolkit.checkpoint.folder.prune import removals
+    from toolkit.checkpoint.folder.prune import Look, removals
 
+    _refuse_step(run)
     place = _place(folder_of(run, runs))
     options = {"last": keep_last, "every": keep_every, "best": keep_best}
     retention, source = _retention(place, {key: value for key, value in options.items() if value is not None})
     if not dry_run:
         _refuse_living(place)
-    planned = removals(place.directory, retention, source, unfinished=place.run is not None, aside=aside)
+    look = Look(full=full, before_reading=lambda folder: _say(f"reading all of {folder.name}"))
+    planned = removals(place.directory, retention, source, unfinished=place.run is not None, aside=aside, look=look)
     left = [] if dry_run else _remove(place, planned)
-    _print(place, planned, left, dry_run=dry_run, as_json=as_json)
+    _print(place, planned, left, look, dry_run=dry_run, as_json=as_json)
     return OWN_FAILURE if left else 0
+
+
+def _refuse_step(named: str) -> None:
+    run, step = with_step(named)
+    if step is not None:
+        raise ToolkitError("names one step, and prune chooses among all", where=named, fix=f"toolkit ckpt prune {run}")
 
 
 def _place(path: Path) -> Place:
@@ -142,19 +152,23 @@ def _remove(place: Place, planned: Sequence[Removal]) -> list[Removal]:
             raise CheckFailedError(
                 "the run began anew meanwhile", where=str(place.directory), fix="prune it when it has ended"
             )
+        when_full = f"the disk is too full to rename it: delete it by hand, rm -r {removal.folder}"
         try:
-            if not remove(removal, max(attempts, default=0)):
-                left.append(removal)
+            with changing(removal.folder, "removed", when_full=when_full):
+                if not remove(removal, max(attempts, default=0)):
+                    left.append(removal)
         except FileNotFoundError:
             continue  # another prune was faster
-        except PermissionError as error:
-            raise ToolkitError(
-                f"cannot be removed: {error.strerror}", where=str(removal.folder), fix="ask the owner of the run"
-            ) from None
     return left
 
 
-def _print(place: Place, planned: Sequence[Removal], left: Sequence[Removal], *, dry_run: bool, as_json: bool) -> None:
+def _say(text: str) -> None:
+    click.echo(plain(f"toolkit: {text}"), err=True)
+
+
+def _print(
+    place: Place, planned: Sequence[Removal], left: Sequence[Removal], look: Look, *, dry_run: bool, as_json: bool
+) -> None:
     from toolkit.checkpoint.format.layout import committed_steps
 
     gone = {removal.folder for removal in planned} - {removal.folder for removal in left}
@@ -163,6 +177,8 @@ def _print(place: Place, planned: Sequence[Removal], left: Sequence[Removal], *,
         answer: dict[str, Any] = {
             "directory": str(place.directory),
             "dry_run": dry_run,
+            "look": "full" if look.full else "quick",
+            "damaged": [{"path": str(folder), "what": wrong} for folder, wrong in look.damaged.items()],
             "removed": [
                 {"path": str(one.folder), "why": one.why, "size_bytes": one.size_bytes, "left": one in left}
                 for one in planned
@@ -171,6 +187,8 @@ def _print(place: Place, planned: Sequence[Removal], left: Sequence[Removal], *,
         }
         click.echo(json.dumps(answer, indent=2))
         return
+    for folder, wrong in look.damaged.items():
+        click.echo(plain(f"{folder.name}: counts for none that is kept: {wrong}"))
     for one in planned:
         click.echo(
             plain(f"{one.folder.name}: {size(one.size_bytes)}, {one.why}") + (": NOT DELETED" if one in left else "")
@@ -179,4 +197,6 @@ def _print(place: Place, planned: Sequence[Removal], left: Sequence[Removal], *,
     count = len(planned) - len(left)
     folders = "1 folder" if count == 1 else f"{count} folders"
     steps = ", ".join(map(str, stay)) or "none"
+    quick = "a quick look (names, sizes, manifests); --full reads every byte"
+    click.echo(f"which are whole was found by {'reading every byte' if look.full else quick}")
     click.echo(f"{'would remove' if dry_run else 'removed'} {folders}, {size(freed)}; steps that stay: {steps}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ckpt_runs import SHARD, save
+from ckpt_runs import SHARD, flip, save
 
 from toolkit.checkpoint.folder.one_writer import WRITER
 from toolkit.checkpoint.format.layout import committed_steps
@@ -46,7 +46,42 @@ def test_what_the_run_keeps_is_kept(toolkit, run):
     assert steps(run) == [20, 30, 40, 50] == [int(name[5:]) for name in names(run)]
     lines = text.splitlines()
     assert lines[0].startswith("step-00000010: ") and lines[0].endswith(" kB, more than are kept")
-    assert lines[1].startswith("removed 1 folder, ") and lines[1].endswith("steps that stay: 20, 30, 40, 50")
+    assert lines[-1].startswith("removed 1 folder, ") and lines[-1].endswith("steps that stay: 20, 30, 40, 50")
+    assert "by a quick look (names, sizes, manifests); --full reads every byte" in lines[1]
+
+
+def test_one_that_verifies_stays_when_all_bytes_are_read(toolkit, run):
+    """The newest two look whole, and are not: by names and sizes alone every good one would go."""
+    for step in (40, 50):
+        flip(run / "checkpoints" / f"step-000000{step}" / SHARD, -1)
+    planned = toolkit.ok("ckpt", "prune", "last", "--keep-last", 1, "--dry-run")
+    assert planned.splitlines()[-1].endswith("steps that stay: 50") and "counts for none" not in planned
+    said = toolkit("ckpt", "prune", "last", "--keep-last", 1, "--full")
+    assert said.code == 0 and steps(run) == [30, 40, 50]
+    assert "which are whole was found by reading every byte\n" in said.out
+    assert f"step-00000050: counts for none that is kept: {SHARD} block 0: was changed" in said.out
+    assert said.err.splitlines() == [f"toolkit: reading all of step-000000{step}" for step in (50, 40, 30)]
+
+
+def test_where_fewer_verify_than_are_kept_none_goes(toolkit, run):
+    for step in (10, 20, 30, 40):
+        flip(run / "checkpoints" / f"step-000000{step}" / SHARD, -1)
+    answer = json.loads(toolkit.ok("ckpt", "prune", "last", "--keep-last", 2, "--full", "--json"))
+    assert answer["look"] == "full" and answer["removed"] == [] and answer["steps"] == [10, 20, 30, 40, 50]
+    assert [Path(one["path"]).name[-2:] for one in answer["damaged"]] == ["40", "30", "20", "10"]
+
+
+def test_a_replaced_one_stays_where_the_newer_one_does_not_verify(toolkit, run):
+    put(run, "step-00000050.replaced-0")
+    flip(run / "checkpoints" / "step-00000050" / SHARD, -1)
+    toolkit.ok("ckpt", "prune", "last", "--full")
+    assert "step-00000050.replaced-0" in names(run)
+
+
+def test_a_step_is_not_pruned_and_the_right_command_is_named(toolkit, run):
+    said = toolkit("ckpt", "prune", "last:20", "--keep-last", 1)
+    assert (said.code, said.out) == (2, "") and said.err.endswith("Fix: toolkit ckpt prune last\n")
+    assert steps(run) == [10, 20, 30, 40, 50]
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.checkpoint.folder.commit import set_aside
 from toolkit.checkpoint.folder.deletion import discard
 from toolkit.checkpoint.folder.listing import checkpoint_folders
-from toolkit.checkpoint.folder.retention import Retention, surplus_folders
-from toolkit.checkpoint.folder.verify import verify_quickly
-from toolkit.checkpoint.format.layout import aside_of, step_of
+from toolkit.checkpoint.folder.retention import Retention, recorded_metric, surplus_steps
+from toolkit.checkpoint.folder.verify import verify_fully, verify_quickly
+from toolkit.checkpoint.format.layout import aside_of, committed_steps, step_of
 from toolkit.errors import OwnFailureError, ToolkitError
 
 _LEFT_BEHIND = {
@@ -39,8 +39,54 @@ class Removal:
     size_bytes: int
 
 
+class Look:
+    """Looks at the checkpoints that decide what stays, each once, and remembers what was wrong.
+
+    Args:
+        full: read every byte, and not names, sizes and manifests alone.
+        before_reading: told each checkpoint before all of it is read.
+    """
+
+    def __init__(self, *, full: bool = False, before_reading: Callable[[Path], None] = lambda folder: None) -> None:
+        self.full = full
+        self._before_reading = before_reading
+        self._wrong: dict[Path, str] = {}
+
+    @property
+    def damaged(self) -> dict[Path, str]:
+        """What was looked at and counts for nothing, and why; of several problems the first."""
+        return {folder: wrong for folder, wrong in self._wrong.items() if wrong}
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether nothing wrong is found.
+
+        Raises:
+            OwnFailureError: this host may not read it, or cannot.
+        """
+        if folder not in self._wrong:
+            self._wrong[folder] = self._what_is_wrong(folder)
+        return not self._wrong[folder]
+
+    def _what_is_wrong(self, folder: Path) -> str:
+        if self.full:
+            self._before_reading(folder)
+        try:
+            _, problems = (verify_fully if self.full else verify_quickly)(folder)
+        except OwnFailureError:
+            raise
+        except ToolkitError as error:  # of another version of the format, which nobody here can look into
+            return error.message
+        return str(problems[0]) if problems else ""
+
+
 def removals(
-    directory: Path, retention: Retention, source: Path | None = None, *, unfinished: bool, aside: bool
+    directory: Path,
+    retention: Retention,
+    source: Path | None = None,
+    *,
+    unfinished: bool,
+    aside: bool,
+    look: Look | None = None,
 ) -> list[Removal]:
     """What goes, the oldest step first; nothing is touched.
 
@@ -50,6 +96,7 @@ def removals(
         source: the one that its run was told to begin from; it stays, since the next attempt may need it.
         unfinished: also `.part-*`, which somebody may be writing.
         aside: also what was set aside for somebody to look at: `.bad-*`, `.left-*` and `.aside-*`.
+        look: how it is found out which checkpoints are whole; quickly, if not given.
 
     Raises:
         NotFoundError: there is nothing in the folder.
@@ -58,33 +105,32 @@ def removals(
     words = _LEFT_BEHIND | (_UNFINISHED if unfinished else {}) | (_SET_ASIDE if aside else {})
     kept = source if source is not None and source.parent.resolve() == directory.resolve() else None
     step = step_of(kept) if kept is not None else None
-    surplus = set(surplus_folders(directory, retention, [] if step is None else [step]))
+    look = look or Look()
+    surplus = _surplus(directory, retention, [] if step is None else [step], look)
     found = []
     for folder in checkpoint_folders(directory):
-        why = "more than are kept" if folder in surplus else _why_left_behind(folder, words)
+        why = "more than are kept" if folder in surplus else _why_left_behind(folder, words, look)
         if why and (kept is None or folder.name != kept.name):
             found.append(Removal(folder, why, size_of(folder)))
     return found
 
 
-def _why_left_behind(folder: Path, words: dict[str, str]) -> str:
+def _surplus(directory: Path, retention: Retention, in_use: list[int], look: Look) -> set[Path]:
+    folders = committed_steps(directory)
+    metrics = {step: recorded_metric(folder) if retention.best else None for step, folder in folders.items()}
+    steps = surplus_steps(metrics, lambda step: look.is_whole(folders[step]), retention, in_use)
+    return {folders[step] for step in steps}
+
+
+def _why_left_behind(folder: Path, words: dict[str, str], look: Look) -> str:
     """Why a folder with a suffix goes; "" where it stays."""
     aside = aside_of(folder)
     if aside is None:
         return ""
     committed, word, _ = aside
-    if word == "replaced" and not _is_whole(folder.with_name(committed)):
+    if word == "replaced" and not look.is_whole(folder.with_name(committed)):
         return ""  # the newer save never came: the next attempt gives it its name back
     return words.get(word, "")
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        return not verify_quickly(folder)[1]
-    except OwnFailureError:
-        raise
-    except ToolkitError:  # of another version of the format, which nobody can look into
-        return False
 
 
 def size_of(folder: Path) -> int:
