@@ -13,12 +13,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from toolkit.checkpoint.convert.source_files import beginning_of, reading_source
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.errors import ToolkitError
 
 METADATA = ".metadata"
 _LONGEST_BYTES = 1_000_000_000
 _TORCH = "torch.distributed.checkpoint"
+_FETCH_AGAIN = "copy or fetch the whole folder again"
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,10 @@ class _RefusedError(Exception):
     """What the file says is not what DCP writes."""
 
 
+class _IncompleteError(Exception):
+    """What the file says may be true, and the folder is not whole."""
+
+
 def read_dcp_metadata(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredValue]]:
     """The tensors and values of a DCP folder by key. Pieces have room for their elements, and their files are there.
 
@@ -97,25 +103,27 @@ def read_dcp_metadata(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, 
         ToolkitError: it is not what DCP writes, or says what cannot be so.
     """
     path = folder / METADATA
+    size, _ = beginning_of(path, "a folder of dcp.save")
     try:
-        if path.is_symlink() or path.stat().st_size > _LONGEST_BYTES:
+        if path.is_symlink() or size > _LONGEST_BYTES:
             raise _RefusedError("it is a link, or too long")
-        with path.open("rb") as file:
+        with reading_source(path), path.open("rb") as file:
             metadata = _Unpickler(file).load()
         return _contents(metadata, folder)
     except _RefusedError as error:
-        raise _not_dcp(path, str(error)) from None
-    except OSError:
+        fix = "save it again with a torch of today, or turn it into a file there (dcp_to_torch_save) and import that"
+        raise _not_dcp(path, str(error), fix) from None
+    except _IncompleteError as error:
+        raise ToolkitError(str(error), where=str(path), fix=_FETCH_AGAIN) from None
+    except (ToolkitError, OSError):
         raise
     except Exception as error:  # noqa: BLE001 - a broken pickle raises almost anything
-        raise _not_dcp(path, f"{type(error).__name__}: {error!s:.80}") from None
+        raise _not_dcp(path, f"{type(error).__name__}: {error!s:.80}", f"{_FETCH_AGAIN}, or save it again") from None
 
 
-def _not_dcp(path: Path, why: str) -> ToolkitError:
+def _not_dcp(path: Path, why: str, fix: str) -> ToolkitError:
     return ToolkitError(
-        f"is no metadata of torch.distributed.checkpoint that can be read safely: {why}",
-        where=str(path),
-        fix="save it again with a torch of today, or turn it into a file there (dcp_to_torch_save) and import that",
+        f"is no metadata of torch.distributed.checkpoint that can be read safely: {why}", where=str(path), fix=fix
     )
 
 
@@ -166,10 +174,10 @@ def _item(info: _Record, folder: Path) -> StoredItem:
         raise _RefusedError(f"it names the file {file!r:.80}, which is none of this folder")
     path = folder / file
     if path.is_symlink() or not path.is_file():
-        raise _RefusedError(f"it names the file {file}, which is missing or no file of its own")
+        raise _IncompleteError(f"names the file {file}, which is missing or no file of its own")
     begin, length = _counts((begin, length))
     if begin + length > path.stat().st_size:
-        raise _RefusedError(f"it names bytes behind the end of {file}")
+        raise _IncompleteError(f"names bytes behind the end of {file}, which may have been cut")
     return StoredItem(file, begin, length)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from toolkit.checkpoint.contents.stored_tensors import runs
 from toolkit.checkpoint.convert.lone_writer import NewTensor
 from toolkit.checkpoint.convert.safetensors_format import LONGEST_HEADER_BYTES, Entry, read_header
+from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, beginning_of, reading_source
 from toolkit.checkpoint.format.elements import element
 from toolkit.errors import NotFoundError, ToolkitError
 
@@ -66,10 +67,12 @@ def _tensors_of_index(index: Path) -> dict[str, NewTensor]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Which file holds which tensor. Only plain names of files beside the index pass: no path leads anywhere else."""
-    if not index.is_file() or index.stat().st_size > LONGEST_HEADER_BYTES:
+    size, _ = beginning_of(index, "an index of safetensors files")
+    if size > LONGEST_HEADER_BYTES:
         raise ToolkitError("is no index of safetensors files", where=str(index), fix="fetch the folder again")
     try:
-        body: Any = json.loads(index.read_text(encoding="utf-8"))
+        with reading_source(index):
+            body: Any = json.loads(index.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ToolkitError(f"is not JSON: {error!s:.80}", where=str(index), fix="fetch the folder again") from None
     weight_map = body.get("weight_map") if isinstance(body, dict) else None
@@ -102,14 +105,16 @@ def _pieces(path: Path, data: int, name: str, entry: Entry) -> Callable[[], Iter
     def read() -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
         if 0 in entry.shape:
             yield (0,) * len(entry.shape), np.empty(entry.shape, kind.memory)
-        with path.open("rb") as file:
+        with reading_source(path), path.open("rb") as file:
             file.seek(data + entry.begin)
             for offset, shape in runs(entry.shape, kind.size_bytes, _SLICE_BYTES):
                 content = file.read(prod(shape) * kind.size_bytes)
                 if len(content) != prod(shape) * kind.size_bytes:
-                    raise ToolkitError(f"ended in {name!r:.80}", where=str(path), fix="let it be written, then import")
+                    raise ToolkitError(f"ended in {name!r:.80}", where=str(path), fix=FETCH_AGAIN)
                 if entry.dtype == "bool" and content.translate(None, b"\0\1"):
-                    raise ToolkitError(f"{name!r:.80} is BOOL and holds other bytes than 0 and 1", where=str(path))
+                    raise ToolkitError(
+                        f"{name!r:.80} is BOOL and holds other bytes than 0 and 1", where=str(path), fix=FETCH_AGAIN
+                    )
                 yield offset, np.frombuffer(content, kind.memory).reshape(shape)
 
     return read

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import zipfile
@@ -20,9 +21,14 @@ import torch
 from toolkit.checkpoint.convert.dcp_metadata import StoredItem, StoredTensor, read_dcp_metadata
 from toolkit.checkpoint.convert.lone_writer import NewTensor
 from toolkit.checkpoint.convert.nesting import joined, leaves
+from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, beginning_of, reading_source
 from toolkit.checkpoint.format.manifest import ObjectRecord
 from toolkit.checkpoint.tensors import as_numpy, dtype_name
 from toolkit.errors import ToolkitError
+
+_TAKE_MORE = "take what is around it, or leave --only out"
+_ZIP = b"PK\x03\x04"
+_BEFORE_1_6 = bytes.fromhex("6cfc9c46f9206aa85019")  # torch's magic number as a pickle holds it
 
 
 @dataclass
@@ -42,12 +48,12 @@ def found_in_file(source: Path, only: str = "") -> Found:
     Raises:
         ToolkitError: it holds something other than tensors and plain values, or is no such file.
     """
-    mapped = zipfile.is_zipfile(source)  # older files than those of torch 1.6 are read into memory
+    mapped = _is_zip(source)  # older files than those of torch 1.6 are read into memory
     if mapped:
         _refuse_compressed(source, str(source))
     state = _loaded(partial(torch.load, source, mmap=mapped), str(source))
     found = Found()
-    for path, value in leaves(_part(state, only, source), _is_tensor):
+    for path, value in leaves(_part(state, only, source), _is_tensor, where=str(source)):
         key = joined(path)
         if key in found.tensors or key in found.values:
             raise ToolkitError(f"two of its keys are {key}", where=str(source), fix="save it with other keys")
@@ -74,25 +80,50 @@ def found_in_dcp(source: Path) -> Found:
     )
 
 
+def _is_zip(source: Path) -> bool:
+    """True of a file of torch.save, False of one older than torch 1.6.
+
+    Raises:
+        NotFoundError, ToolkitError: it is neither; what it is instead.
+    """
+    _, start = beginning_of(source, "a file of torch.save")
+    if not start.startswith(_ZIP):
+        if _BEFORE_1_6 not in start:
+            fix = "name another file, or say with --format what this one is"
+            raise ToolkitError("does not begin as a file of torch.save", where=str(source), fix=fix)
+        return False
+    if not zipfile.is_zipfile(source):
+        raise ToolkitError(
+            "was cut: its end, which says what is in it, is not there", where=str(source), fix=FETCH_AGAIN
+        )
+    return True
+
+
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _part(state: Any, only: str, source: Path) -> Any:
-    """The part of a nested state that `only` names; keys may have dots of their own."""
+def _part(state: Any, only: str, source: Path, above: str = "") -> Any:
+    """The part of a nested state that `only` names, below `above`; keys may have dots of their own."""
     if not isinstance(state, dict):
-        raise ToolkitError(f"holds a {type(state).__name__} and no dict", where=str(source), fix="save a state dict")
+        raise ToolkitError(
+            f"holds a {type(state).__name__} and no dict", where=str(source), fix="save a dict of names and tensors"
+        )
     if not only:
         return state
     for key, value in state.items():
         if str(key) == only:
+            if not isinstance(value, (dict, list)):
+                kind = type(value).__name__
+                raise ToolkitError(f"{above}{only} is one {kind}, and no part", where=str(source), fix=_TAKE_MORE)
             return value
         if only.startswith(f"{key}.") and isinstance(value, dict):
-            return _part(value, only.removeprefix(f"{key}."), source)
-    below = {key.removeprefix(f"{only}."): value for key, value in state.items() if str(key).startswith(f"{only}.")}
+            return _part(value, only.removeprefix(f"{key}."), source, f"{above}{key}.")
+    names = {str(key): value for key, value in state.items()}
+    below = {name.removeprefix(f"{only}."): value for name, value in names.items() if name.startswith(f"{only}.")}
     if not below:
-        known = ", ".join(map(str, list(state)[:20]))
-        raise ToolkitError(f"holds nothing below {only!r}", where=str(source), fix=f"choose one of: {known}")
+        known = ", ".join(f"{above}{name}" for name in list(names)[:20])
+        raise ToolkitError(f"holds nothing below {above + only!r}", where=str(source), fix=f"choose one of: {known}")
     return below
 
 
@@ -130,7 +161,7 @@ def _dcp_pieces(folder: Path, name: str, tensor: StoredTensor) -> Iterator[tuple
 
 
 def _dcp_item(folder: Path, name: str, item: StoredItem) -> Any:
-    with (folder / item.file).open("rb") as file:
+    with reading_source(folder / item.file), (folder / item.file).open("rb") as file:
         file.seek(item.begin)
         content = io.BytesIO(file.read(item.length))
     where = f"{folder / item.file}: {name}"
@@ -154,20 +185,19 @@ def _refuse_compressed(source: Path | io.BytesIO, where: str) -> None:
 def _loaded(load: Callable[..., Any], where: str) -> Any:
     try:
         return load(map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001 - torch raises almost anything for a broken file
-        raise ToolkitError(
-            f"cannot be read as tensors and plain values: {_reason(error)}",
-            where=where,
-            fix="save the state dict alone, of tensors, numbers, text, lists and dicts",
-        ) from None
+    except Exception as error:  # torch raises almost anything for a broken file
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which seeks in a broken file give
+            raise
+        plain = "save the state dict alone, of tensors, numbers, text, lists and dicts"
+        if asked := re.search(r"GLOBAL (\S+)", str(error)):
+            why, fix = f"it asks for {asked.group(1)}", plain
+        else:
+            why, fix = f"it is damaged, or holds something else ({_reason(error)})", f"{FETCH_AGAIN}, or {plain}"
+        raise ToolkitError(f"cannot be read as tensors and plain values: {why}", where=where, fix=fix) from None
 
 
 def _reason(error: Exception) -> str:
-    """Torch's own text begins with advice to trust the file."""
+    """The first sentence of torch's own text, which begins with advice to trust the file."""
     text = str(error)
-    if asked := re.search(r"GLOBAL (\S+)", text):
-        return f"it asks for {asked.group(1)}"
     told = text.partition("WeightsUnpickler error:")[2].strip() or text
-    return f"{type(error).__name__}: {told.splitlines()[0] if told else ''}"[:200]
+    return f"{type(error).__name__}: {told.splitlines()[0].partition('. ')[0] if told else ''}"[:120].removesuffix(": ")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import stat
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,9 @@ from toolkit.checkpoint.convert.dcp_metadata import METADATA
 from toolkit.checkpoint.convert.destination import told_in_words
 from toolkit.checkpoint.convert.import_safetensors import tensors_of_safetensors
 from toolkit.checkpoint.convert.lone_writer import NewTensor, write_checkpoint
-from toolkit.checkpoint.convert.selection import path_below
+from toolkit.checkpoint.convert.selection import below, refuse_unknown_prefix
+from toolkit.checkpoint.convert.source_files import reading_source
+from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.layout import MANIFEST, step_folder
 from toolkit.checkpoint.format.manifest import Manifest, ObjectRecord
 from toolkit.errors import NotFoundError, ToolkitError
@@ -34,22 +37,31 @@ def format_of(source: Path) -> str:
         NotFoundError: nothing is there.
         ToolkitError: it tells none, or is a checkpoint already.
     """
-    _need(source)
-    if (source / MANIFEST).is_file():
-        raise ToolkitError("is a checkpoint already", where=str(source), fix="use it as it is")
-    if source.is_dir():
-        if (source / METADATA).is_file():
-            return "dcp"
-        if any(source.glob("*.safetensors*")):
-            return "safetensors"
-    elif (known := format_of_name(source)) is not None:
-        return known
-    raise ToolkitError("does not tell its format", where=str(source), fix=f"give --format {' or '.join(FORMATS)}")
+    with reading_source(source):
+        if not stat.S_ISDIR(source.stat().st_mode):
+            known = format_of_name(source)
+        elif (source / MANIFEST).is_file():
+            raise ToolkitError("is a checkpoint already", where=str(source), fix="use it as it is")
+        else:
+            known = _format_of_folder(source)
+    if known is None:
+        fix = f"give --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise ToolkitError("does not tell its format", where=str(source), fix=fix)
+    return known
 
 
-def _need(source: Path) -> None:
-    if not source.exists():
-        raise NotFoundError("is not there", where=str(source), fix="name a file or a folder")
+def _format_of_folder(source: Path) -> str:
+    inside = sorted(path for path in source.iterdir())
+    if (source / METADATA) in inside:
+        return "dcp"
+    if any(".safetensors" in path.name for path in inside):
+        return "safetensors"
+    files = [path for path in inside if format_of_name(path) == "torch" and path.is_file()]
+    raise ToolkitError(
+        f"is a folder with neither a {METADATA} of dcp.save nor safetensors",
+        where=str(source),
+        fix=f"name the file to import, as {files[0]}" if files else "name a file, or the folder that holds these",
+    )
 
 
 def import_checkpoint(
@@ -68,9 +80,11 @@ def import_checkpoint(
         OwnFailureError: the disk is full.
     """
     final = step_folder(_outside_of_runs(destination), step)
-    tensors, values = _found(source, kind, only)
+    with reading_source(source):
+        tensors, values = _found(source, kind, only)
     if not tensors and not values:
         raise ToolkitError("holds nothing", where=str(source), fix="name another source")
+    _refuse_unplain(values, source)
     with told_in_words(final):
         written = write_checkpoint(final, step, _put(tensors, under), _put(values, under), made_from=source.name)
     return final, written
@@ -87,41 +101,43 @@ def _outside_of_runs(destination: Path) -> Path:
 
 
 def _found(source: Path, kind: str, only: str) -> tuple[Mapping[str, NewTensor], Mapping[str, ObjectRecord]]:
-    _need(source)
     if kind == "safetensors":
-        return _below(tensors_of_safetensors(source), only, source), {}
+        tensors = tensors_of_safetensors(source)
+        refuse_unknown_prefix(only, tensors.keys(), where=str(source))
+        return _below(tensors, only), {}
     # Torch is imported here, because only these formats need it.
     from toolkit.checkpoint.convert.import_torch import found_in_dcp, found_in_file
 
     if kind == "torch":
-        if not source.is_file():
-            raise ToolkitError("is no regular file", where=str(source), fix="name a file of torch.save")
         found = found_in_file(source, only)
         return found.tensors, found.values
+    if not stat.S_ISDIR(source.stat().st_mode):
+        fix = f"name the folder with {METADATA}; a file is imported with --format torch or safetensors"
+        raise ToolkitError("is a file, and dcp.save makes folders", where=str(source), fix=fix)
     if not (source / METADATA).is_file():
         raise NotFoundError(f"holds no {METADATA}", where=str(source), fix="name a folder of dcp.save")
     found = found_in_dcp(source)
-    known = (*found.tensors, *found.values)
-    return _below(found.tensors, only, source, known), _below(found.values, only, source, known)
+    refuse_unknown_prefix(only, [*found.tensors, *found.values], where=str(source))
+    return _below(found.tensors, only), _below(found.values, only)
 
 
-def _below(
-    records: Mapping[str, Record], only: str, source: Path, known: Iterable[str] | None = None
-) -> dict[str, Record]:
-    """What lies below `only`, under its shorter keys. `known` are the keys of the whole source, by default these."""
-    if not only:
-        return dict(records)
-    found = {
-        key.removeprefix(f"{only}."): replace(record, path=path_below(only, record.path))
-        for key, record in records.items()
-        if key.startswith(f"{only}.")
-    }
-    if not any(key.startswith(f"{only}.") for key in known or records):
-        first = sorted({key.partition(".")[0] for key in known or records if "." in key})
-        raise NotFoundError(
-            f"holds nothing below {only!r}", where=str(source), fix=f"choose one of: {', '.join(first[:20]) or 'none'}"
-        )
-    return found
+def _below(records: Mapping[str, Record], only: str) -> dict[str, Record]:
+    """What lies below `only`, under its shorter keys."""
+    return {one.name: replace(records[one.key], path=one.path) for one in below(only, records)}
+
+
+def _refuse_unplain(values: Mapping[str, ObjectRecord], source: Path) -> None:
+    """Refuse values that no checkpoint holds, before anything is written."""
+    for key, record in values.items():
+        try:
+            jsonvalues.encode(record.value, key)
+        except ToolkitError as error:
+            raise ToolkitError(
+                error.message,
+                where=f"{source}: {error.where}",
+                fix="save it as numbers, text, lists or dicts (a tensor in a list or a dict), "
+                "or take another part with --only",
+            ) from None
 
 
 def _put(records: Mapping[str, Record], under: str) -> dict[str, Record]:

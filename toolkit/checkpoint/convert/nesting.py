@@ -14,8 +14,8 @@ from toolkit.errors import ToolkitError
 Path = tuple[str | int, ...]
 
 
-def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The tensors and values of a nested state with their paths.
+def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = (), *, where: str) -> Iterator[tuple[Path, Any]]:
+    """The tensors and values of a nested state with their paths. `where` names what holds it.
 
     Raises:
         ToolkitError: a key is neither text nor a whole number.
@@ -25,13 +25,13 @@ def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = ()) -> Ite
             if not isinstance(key, (str, int)) or isinstance(key, bool):
                 raise ToolkitError(
                     f"{key!r:.80} is a key, which neither text nor a whole number is",
-                    where=joined(path),
-                    fix="save this part with other keys, or leave it out with --only",
+                    where=f"{where}: {joined(path)}" if path else where,
+                    fix="save this part with other keys, or take another part with --only",
                 )
-            yield from leaves(value, is_tensor, (*path, str(key)))
+            yield from leaves(value, is_tensor, (*path, str(key)), where=where)
     elif isinstance(state, list) and _is_entered(state, is_tensor):
         for place, value in enumerate(state):
-            yield from leaves(value, is_tensor, (*path, place))
+            yield from leaves(value, is_tensor, (*path, place), where=where)
     else:
         yield path, state
 

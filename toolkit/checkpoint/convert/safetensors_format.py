@@ -7,7 +7,6 @@ stand here: its library can write a file only from tensors that are all in memor
 from __future__ import annotations
 
 import json
-import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, beginning_of, reading_source
 from toolkit.checkpoint.format.elements import ELEMENTS, element
-from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.errors import ToolkitError
 
 _LENGTH = struct.Struct("<Q")
 LONGEST_HEADER_BYTES = 100_000_000  # the limit of the library
 MOST_DIMENSIONS = 32  # HDF5's limit
 _OWN_KEY = "__metadata__"
+_ZIP = b"PK\x03\x04"  # how files of torch.save begin
 
 # float8_e8m0fnu is left out: the library lists it, and its readers give it back neither to torch nor to numpy.
 CODES: dict[str, str] = {
@@ -95,13 +96,13 @@ def read_header(path: Path) -> tuple[int, dict[str, Entry]]:
         NotFoundError: there is no such file.
         ToolkitError: it is no such file, or holds a type that a checkpoint has not.
     """
-    size = _size_of(path)
+    size, start = beginning_of(path, "a safetensors file")
+    if start.startswith(_ZIP):
+        raise ToolkitError("begins as a file of torch.save does", where=str(path), fix="give --format torch")
     try:
-        with path.open("rb") as file:
-            start = file.read(_LENGTH.size)
-            length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else None
-            if length is None or length > min(LONGEST_HEADER_BYTES, size - _LENGTH.size):
-                raise _RefusedError(f"its {size} bytes have no room for a header of {length} bytes")
+        length = _header_bytes(start, size)
+        with reading_source(path), path.open("rb") as file:
+            file.seek(_LENGTH.size)
             header = json.loads(file.read(length).decode(), object_pairs_hook=_without_doubles)
         return _LENGTH.size + length, _entries(header, size - _LENGTH.size - length)
     except _RefusedError as error:
@@ -115,18 +116,19 @@ class _RefusedError(Exception):
 
 
 def _not_safetensors(path: Path, why: str) -> ToolkitError:
-    return ToolkitError(f"is no good safetensors file: {why}", where=str(path), fix="fetch or write the file again")
+    return ToolkitError(f"is no good safetensors file: {why}", where=str(path), fix=FETCH_AGAIN)
 
 
-def _size_of(path: Path) -> int:
-    """Links are followed: a snapshot in Hugging Face's cache is made of them."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        raise NotFoundError("is missing", where=str(path), fix="name a file that is there") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise ToolkitError("is no regular file", where=str(path), fix="name a safetensors file")
-    return found.st_size
+def _header_bytes(start: bytes, size: int) -> int:
+    """The length of the header of a file of `size` bytes that begins with `start`."""
+    if len(start) < _LENGTH.size:
+        raise _RefusedError(f"it has {size} bytes, and a length alone takes {_LENGTH.size}")
+    length: int = _LENGTH.unpack(start[: _LENGTH.size])[0]
+    if length > LONGEST_HEADER_BYTES:
+        raise _RefusedError(f"it begins with {start[: _LENGTH.size]!r}, which is no length of a header")
+    if length > size - _LENGTH.size:
+        raise _RefusedError(f"it was cut: its header has {length} bytes, and {size - _LENGTH.size} are there")
+    return length
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -147,7 +149,8 @@ def _entries(header: Any, data_bytes: int) -> dict[str, Entry]:
             raise _RefusedError(f"{name!r:.80} begins at byte {entry.begin} of the data, where byte {place} is next")
         place = entry.end
     if place != data_bytes:
-        raise _RefusedError(f"its tensors have {place} bytes, and {data_bytes} follow its header")
+        cut = "it was cut: " if place > data_bytes else ""
+        raise _RefusedError(f"{cut}its tensors have {place} bytes, and {data_bytes} follow its header")
     return ordered
 
 

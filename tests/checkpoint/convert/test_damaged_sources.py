@@ -1,0 +1,148 @@
+"""Sources of an import that are damaged, or something else: one line that names the file, what is wrong, and the fix."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from ckpt_runs import typed
+from safetensors.torch import save_file
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+AGAIN = "copy or fetch the whole file again"
+CUT = "was cut: its end, which says what is in it, is not there"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
+NO_FOLDER = "is a folder with neither a .metadata of dcp.save nor safetensors"
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder with a good file of each format, and others made of them."""
+    torch.save({"a": torch.ones(100, 100), "set": {1, 2}, 5: {(1, 2): 3}}, tmp_path / "odd.pt")
+    torch.save({"a": torch.ones(100, 100), "n": {"m": 1}}, tmp_path / "good.pt")
+    torch.save({"a": torch.ones(100, 100)}, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    torch.save({"a": object}, tmp_path / "class.pt")
+    torch.save({1, 2}, tmp_path / "set.pt")
+    torch.save({"a": {"b": {1, 2}}}, tmp_path / "inside.pt")
+    torch.save({"a": {(1, 2): 3}}, tmp_path / "key.pt")
+    save_file({"a": torch.ones(100)}, tmp_path / "good.safetensors")
+    for name, of, size in (("cut.pt", "good.pt", 20_000), ("cut.bin", "old.bin", 20_000)):
+        (tmp_path / name).write_bytes((tmp_path / of).read_bytes()[:size])
+    content = (tmp_path / "good.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(content[:-7])
+    (tmp_path / "header.safetensors").write_bytes(content[:30])
+    (tmp_path / "text.safetensors").write_bytes(b"<html>not found</html>")
+    (tmp_path / "zip.safetensors").write_bytes((tmp_path / "good.pt").read_bytes())
+    for name in ("pointer.pt", "pointer.safetensors"):
+        (tmp_path / name).write_bytes(POINTER)
+    for name in ("empty.pt", "empty.safetensors"):
+        (tmp_path / name).touch()
+    for name in ("folder.pt", "folder.safetensors", "none"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "folder.pt" / "inner.pth").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "what", "fix"),
+    [
+        ("cut.pt", 2, CUT, AGAIN),
+        ("cut.bin", 2, "it is damaged, or holds something else", f"{AGAIN}, or save the state dict alone"),
+        ("empty.pt", 2, "is empty", AGAIN),
+        ("pointer.pt", 2, "is a pointer of Git LFS", "`git lfs pull` in its folder"),
+        ("class.pt", 2, "it asks for object", "save the state dict alone"),
+        ("set.pt", 2, "holds a set and no dict", "save a dict of names and tensors"),
+        ("inside.pt: a.b", 2, "a value of type builtins.set cannot be stored", "save it as numbers, text, lists"),
+        ("key.pt: a", 2, "(1, 2) is a key", "save this part with other keys"),
+        ("folder.pt", 2, NO_FOLDER, "name the file to import, as {folder}/folder.pt/inner.pth"),
+        ("missing.pt", 4, "is not there", "name a file or a folder that is there"),
+        ("empty.safetensors", 2, "is empty", AGAIN),
+        ("pointer.safetensors", 2, "is a pointer of Git LFS", "`git lfs pull`"),
+        ("header.safetensors", 2, "it was cut: its header has 64 bytes, and 22 are there", AGAIN),
+        ("cut.safetensors", 2, "it was cut: its tensors have 400 bytes, and 393 follow its header", AGAIN),
+        ("text.safetensors", 2, "it begins with b'<html>no', which is no length of a header", AGAIN),
+        ("zip.safetensors", 2, "begins as a file of torch.save does", "give --format torch"),
+        ("folder.safetensors", 2, NO_FOLDER, "name a file, or the folder that holds these"),
+        ("missing.safetensors", 4, "is not there", "name a file or a folder that is there"),
+        ("none", 2, NO_FOLDER, "name a file"),
+    ],
+)
+def test_a_source_is_refused_in_one_line(toolkit, sources: Path, name: str, code: int, what: str, fix: str) -> None:
+    said = toolkit("ckpt", "import", sources / name.partition(":")[0], sources / "new")
+    message, _, told = said.err.partition(". Fix: ")
+    assert said.code == code and said.out == "" and said.err.count("\n") == 1, said
+    assert message.startswith(f"toolkit: {sources / name}: ") and what in message, said
+    assert told.startswith(fix.format(folder=sources)), said
+    assert not (sources / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "what", "fix"),
+    [
+        ("folder.pt", "torch", "is a folder", "name a file of torch.save in it"),
+        ("good.safetensors", "torch", "does not begin as a file of torch.save", "name another file, or say with"),
+        ("good.pt", "dcp", "is a file, and dcp.save makes folders", "name the folder with .metadata"),
+        ("good.pt", "safetensors", "begins as a file of torch.save does", "give --format torch"),
+        ("none", "dcp", "holds no .metadata", "name a folder of dcp.save"),
+        ("none", "safetensors", "holds no safetensors file", "name the file or its folder"),
+    ],
+)
+def test_a_format_that_is_not_the_sources_is_refused(
+    toolkit, sources: Path, name: str, kind: str, what: str, fix: str
+) -> None:
+    said = toolkit("ckpt", "import", sources / name, sources / "new", "--format", kind)
+    assert f"toolkit: {sources / name}: {what}. Fix: {fix}" in said.err and said.err.count("\n") == 1, said
+
+
+@pytest.mark.parametrize("only", ["a", "n.m"])
+def test_one_tensor_or_value_is_no_part(toolkit, sources: Path, only: str) -> None:
+    said = toolkit("ckpt", "import", sources / "good.pt", sources / "new", "--only", only)
+    assert said.code == 2 and f"good.pt: {only} is one " in said.err and "leave --only out" in said.err, said
+
+
+def test_a_damaged_folder_of_dcp_is_to_be_fetched_again(toolkit, tmp_path: Path) -> None:
+    folder = tmp_path / "dcp"
+    dcp.save({"w": torch.ones(4, 2)}, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
+    metadata, data = folder / ".metadata", folder / "__0_0.distcp"
+    whole = metadata.read_bytes(), data.read_bytes()
+    for path, content, what in [
+        (data, whole[1][:100], "names bytes behind the end of __0_0.distcp, which may have been cut"),
+        (data, None, "names the file __0_0.distcp, which is missing"),
+        (metadata, whole[0][:-9], "is no metadata of torch.distributed.checkpoint that can be read safely"),
+        (metadata, b"", "is empty"),
+    ]:
+        path.unlink() if content is None else path.write_bytes(content)
+        said = toolkit("ckpt", "import", folder, tmp_path / "new")
+        assert said.code == 2 and f"{metadata}: {what}" in said.err and said.err.count("\n") == 1, said
+        assert "Fix: copy or fetch the whole f" in said.err
+        data.write_bytes(whole[1])
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may enter; those of pytest are for its user alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_what_this_user_may_not_read_is_said_so(open_folder: Path) -> None:
+    torch.save({"a": torch.ones(1)}, open_folder / "closed.pt")
+    save_file({"a": torch.ones(1)}, open_folder / "closed.safetensors")
+    for path in (open_folder / "closed.pt", open_folder / "closed.safetensors"):
+        path.chmod(0)
+        done = typed("import", path, open_folder / "new", unprivileged=True)
+        fix = "Fix: ask its owner for the right to read it (chmod), or name a copy"
+        assert (done.returncode, done.stderr) == (2, f"toolkit: {path}: cannot be read: Permission denied. {fix}\n")
+
+
+def test_a_header_as_long_as_no_file_takes_no_memory(toolkit, tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", 99_000_000) + b"{}")
+    said = toolkit("ckpt", "import", tmp_path / "m.safetensors", tmp_path / "new")
+    assert "it was cut: its header has 99000000 bytes, and 2 are there" in said.err
