@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.ckpt_places import manifest_of, one_folder
+from toolkit.cli.ckpt_places import another_named, manifest_of, one_folder
 from toolkit.cli.options import runs_option
 from toolkit.errors import ToolkitError
 
@@ -59,21 +59,36 @@ def export(
     manifest = manifest_of(folder)
     selection = _selection(manifest, folder, kind, only)
     dest = dest.resolve()
-    if kind == "safetensors":
-        from toolkit.checkpoint.convert.export_safetensors import export_safetensors
 
-        most = _bytes(max_shard_size or "5GB")
-        export_safetensors(folder, manifest, selection, dest, dtype=dtype, most_shard_bytes=most, replace=force)
-    else:
-        _need_torch(kind)
-        from toolkit.checkpoint.convert.export_torch import export_dcp, export_torch
+    def tell() -> None:
+        _say(_taken(selection, manifest, folder, kind))
 
-        (export_torch if kind == "torch" else export_dcp)(folder, manifest, selection, dest, replace=force)
+    with another_named(folder):
+        if kind == "safetensors":
+            from toolkit.checkpoint.convert.export_safetensors import export_safetensors
+
+            most = _bytes(max_shard_size or "5GB")
+            export_safetensors(
+                folder,
+                manifest,
+                selection,
+                dest,
+                dtype=dtype,
+                most_shard_bytes=most,
+                replace=force,
+                before_reading=tell,
+            )
+        else:
+            _need_torch(kind)
+            from toolkit.checkpoint.convert.export_torch import export_dcp, export_torch
+
+            write = export_torch if kind == "torch" else export_dcp
+            write(folder, manifest, selection, dest, replace=force, before_reading=tell)
     click.echo(dest)
 
 
 @click.command(name="import")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=click.Path(path_type=Path, readable=False))
 @click.argument("dest", type=click.Path(path_type=Path))
 @click.option("--format", "kind", type=_FORMATS, help="By default what SOURCE's name or its files say.")
 @click.option("--step", type=click.IntRange(min=0), default=0, show_default=True, help="The step that it gets.")
@@ -101,21 +116,25 @@ def _refuse_unfit(kind: str, dtype: str | None, max_shard_size: str | None, dest
 
 
 def _selection(manifest: Manifest, folder: Path, kind: str, only: str | None) -> Selection:
-    """What to export. What it is, and what it is not, is said on stderr."""
+    """What to export: what --only says, and of a checkpoint with a model the model where only tensors are taken."""
     from toolkit.checkpoint.convert.selection import select
 
     if only is None:
         has_model = any(key.startswith(f"{_MODEL}.") for key in manifest.tensors)
         only = _MODEL if kind == "safetensors" and has_model else ""
-    selection = select(manifest, only, where=str(folder))
-    said = f"{len(selection.tensors)} of {len(manifest.tensors)} tensors" + (f" (below `{only}`)" if only else "")
+    return select(manifest, only, where=str(folder))
+
+
+def _taken(selection: Selection, manifest: Manifest, folder: Path, kind: str) -> str:
+    """What is exported, and what is not."""
+    below = f" (below `{selection.prefix}`)" if selection.prefix else ""
+    said = f"{len(selection.tensors)} of {len(manifest.tensors)} tensors{below}"
     if kind == "safetensors":
         names = ", ".join(one.key for one in selection.values[:3])
         said += f", without {len(selection.values)} values that are no tensors: {names}" if names else ""
     else:
         said += f" and {len(selection.values)} of {len(manifest.objects)} values"
-    _say(f"{said} of {folder}")
-    return selection
+    return f"{said} of {folder}"
 
 
 def _bytes(text: str) -> int:

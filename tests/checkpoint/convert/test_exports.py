@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.contents.stored_tensors import StoredTensors
+from toolkit.checkpoint.convert import memory
+from toolkit.checkpoint.convert.export_torch import export_dcp
 from toolkit.checkpoint.convert.rounding import convert
 from toolkit.checkpoint.convert.safetensors_format import CODES
+from toolkit.checkpoint.convert.selection import select
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.world.facts import World
@@ -235,6 +240,10 @@ def test_a_damaged_block_is_named_and_nothing_is_left(toolkit, tmp_path: Path, k
     for out in (tmp_path / "out", tmp_path / "there" if kind != "torch" else tmp_path / "out"):
         said = toolkit("ckpt", "export", folder, out, "--format", kind)
         assert said.code == 1 and "block 1" in said.err and str(shard) in said.err and "Traceback" not in said.err
+        assert said.err.endswith("Fix: no other checkpoint stands beside it\n")
+    save(tmp_path, {"model": {"a": torch.ones(10)}}, 8)
+    said = toolkit("ckpt", "export", f"{tmp_path}:7", tmp_path / "out", "--format", kind)
+    assert said.code == 1 and said.err.endswith("Fix: choose another step: 8\n")
     assert sorted(path.name for path in tmp_path.rglob("*") if "checkpoints" not in path.parts) == ["there"]
 
 
@@ -250,6 +259,7 @@ def test_what_is_no_regular_file_is_never_replaced(toolkit, saved: Path, tmp_pat
 
 
 def test_wrong_words_are_one_line_with_a_fix(toolkit, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "there.pt").touch()
     for words, code, part in [
         ([saved, tmp_path / "out"], 2, "give --format safetensors, torch or dcp"),
         ([saved, tmp_path / "o.safetensors", "--max-shard-size", "1GB"], 2, "name a folder"),
@@ -260,6 +270,7 @@ def test_wrong_words_are_one_line_with_a_fix(toolkit, saved: Path, tmp_path: Pat
         ([saved, saved / "manifest.json", "--format", "dcp"], 2, "is a file. Fix: name a folder"),
         ([saved, saved / "manifest.json" / "x.pt"], 2, "Fix: name a place that you can write to"),
         ([tmp_path / "nothing", tmp_path / "o.pt"], 4, "Fix:"),
+        ([tmp_path / "there.pt", tmp_path / "o.pt"], 4, "`toolkit ckpt import` makes a checkpoint of other files"),
     ]:
         said = toolkit("ckpt", "export", *words)
         assert said.code == code and part in said.err.splitlines()[-1], said
@@ -289,3 +300,80 @@ def test_safetensors_are_exported_without_torch_in_bounded_memory(tmp_path: Path
     assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
     with safe_open(out, framework="pt") as file:
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in model.items())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_refusal_comes_before_what_is_taken(toolkit, tmp_path: Path, kind: str) -> None:
+    """Who reads what is taken believes that it begins."""
+    save(tmp_path, {"model": {"w": torch.ones(2)}})
+    words = ("ckpt", "export", tmp_path, tmp_path / "out", "--format", kind)
+    assert "1 of 1 tensors" in toolkit(*words).err
+    said = toolkit(*words)
+    assert said.code == 2 and "already" in said.err and said.err.count("\n") == 1, said
+
+
+def test_dcp_is_written_file_after_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than one file's tensors are alive at any time, and one tensor may be larger than a file."""
+    model = {f"w{number}": torch.full((250,), float(number)) for number in range(10)} | {"long": torch.ones(1000)}
+    folder = save(tmp_path, {"model": model, "lr": 0.5, "groups": [{"n": torch.ones(250)}]})
+    alive: list[weakref.ref[np.ndarray]] = []
+    most = 0
+    read_one = StoredTensors.read
+
+    def read(stored: StoredTensors, name: str) -> np.ndarray:
+        nonlocal most
+        array = read_one(stored, name)
+        alive.append(weakref.ref(array))
+        most = max(most, sum(found.nbytes for one in alive if (found := one()) is not None))
+        return array
+
+    monkeypatch.setattr(StoredTensors, "read", read)
+    manifest = read_manifest(folder)
+    export_dcp(folder, manifest, select(manifest, "", where=""), tmp_path / "dcp", most_file_bytes=3000)
+    assert len(alive) == 12 and most <= 4000
+    assert len(list((tmp_path / "dcp").glob("__*_0.distcp"))) == 6
+    target = {
+        "model": {n: torch.zeros_like(t) for n, t in model.items()},
+        "lr": 0.0,
+        "groups": [{"n": torch.zeros(250)}],
+    }
+    dcp.load(target, storage_reader=dcp.FileSystemReader(tmp_path / "dcp"), no_dist=True)
+    assert all(torch.equal(target["model"][name], tensor) for name, tensor in model.items())
+    assert target["lr"] == 0.5 and target["groups"][0]["n"].tolist() == [1.0] * 250
+
+
+def meminfo(root: Path, free_kib: int, limit_bytes: int) -> Path:
+    """A node's free memory and a job's limit, as the kernel tells them."""
+    files = {
+        "proc/meminfo": f"MemTotal: 900 kB\nMemAvailable: {free_kib} kB\n",
+        "proc/self/cgroup": "0::/job\n",
+        "sys/fs/cgroup/job/memory.max": f"{limit_bytes}\n",
+        "sys/fs/cgroup/job/memory.current": "1000\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("kind", "free_kib", "limit_bytes", "who"),
+    [
+        ("torch", 7, 100_000, "torch.save writes 8e-06 GB from memory, and the node has 7.17e-06 GB free"),
+        ("torch", 100, 8_000, "torch.save writes 8e-06 GB from memory, and the cgroup /job has 7e-06 GB free"),
+        ("dcp", 7, 100_000, "a file of DCP takes 8e-06 GB from memory, and the node has 7.17e-06 GB free"),
+    ],
+)
+def test_what_does_not_fit_in_memory_is_refused_before_it_is_read(
+    toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, free_kib: int, limit_bytes: int, who: str
+) -> None:
+    save(tmp_path, {"model": {"w": torch.ones(1000), "v": torch.ones(1000)}})
+    root = meminfo(tmp_path / "root", free_kib, limit_bytes)
+    monkeypatch.setattr(memory, "ROOT", root)
+    monkeypatch.setattr(StoredTensors, "read", None)
+    said = toolkit("ckpt", "export", tmp_path, tmp_path / "out", "--format", kind)
+    assert said.code == 125 and who in said.err and said.err.count("\n") == 1, said
+    fix = "safetensors or dcp" if kind == "torch" else "safetensors"
+    assert f"Fix: export with --format {fix}, or on a host with more memory" in said.err
+    assert not (tmp_path / "out").exists()
+    toolkit.ok("ckpt", "export", tmp_path, tmp_path / "o.safetensors")

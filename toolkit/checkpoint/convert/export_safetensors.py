@@ -6,7 +6,7 @@ Neither torch nor the whole of a tensor is needed: verified slices go straight f
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -60,6 +60,7 @@ def export_safetensors(
     dtype: str | None = None,
     most_shard_bytes: int = 5_000_000_000,
     replace: bool = False,
+    before_reading: Callable[[], None] = lambda: None,
 ) -> Exported:
     """Write the selected tensors into the folder `destination`, or into one file if its name ends in `.safetensors`.
 
@@ -67,6 +68,7 @@ def export_safetensors(
         dtype: floating-point tensors are rounded to this type; see `rounding`.
         most_shard_bytes: files of a folder hold at most this, or one tensor.
         replace: whether an earlier export may be replaced.
+        before_reading: called when nothing stands in the way, before the first tensor is read.
 
     Raises:
         CorruptCheckpointError: a block of the checkpoint is damaged.
@@ -78,10 +80,12 @@ def export_safetensors(
     with StoredTensors(folder, manifest) as stored:
         if destination.suffix == ".safetensors":
             with new_file(destination, replace=replace) as path:
+                before_reading()
                 _write_file(path, tensors, stored)
             return Exported((destination,), len(tensors), total)
         shards = _named_shards(tensors, most_shard_bytes)
         with new_files(destination, _NAMES, replace=replace, last=lambda name: name in (SINGLE, INDEX)) as part:
+            before_reading()
             for name, members in shards.items():
                 _write_file(part / name, members, stored)
             if len(shards) > 1:

@@ -1,92 +1,187 @@
 """A checkpoint as torch's own files: one that `torch.load` reads, or a folder that `dcp.load` reads.
 
-Both hold the nested state dict that was saved, tensors and values. Torch writes them from memory: all that is exported
-is in memory at once.
+Both hold the nested state dict that was saved, tensors and values. `torch.save` writes from memory, and all that is
+exported is in memory at once. The folder is written one file after the other, and memory holds the tensors of one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors
+from toolkit.checkpoint.convert.dcp_metadata import METADATA
 from toolkit.checkpoint.convert.destination import new_file, new_files
-from toolkit.checkpoint.convert.nesting import nested
+from toolkit.checkpoint.convert.memory import refuse_more_than_is_free
+from toolkit.checkpoint.convert.nesting import joined, nested
 from toolkit.checkpoint.convert.selection import Selection
 from toolkit.checkpoint.format.manifest import Manifest
+from toolkit.errors import ToolkitError
 
-_DCP_METADATA = ".metadata"
+_DCP_FILE_BYTES = 1_000_000_000
 
 
 def export_torch(
-    folder: Path, manifest: Manifest, selection: Selection, destination: Path, *, replace: bool = False
+    folder: Path,
+    manifest: Manifest,
+    selection: Selection,
+    destination: Path,
+    *,
+    replace: bool = False,
+    before_reading: Callable[[], None] = lambda: None,
 ) -> None:
     """Write one file for `torch.load(weights_only=True)`.
 
+    Args:
+        before_reading: called when nothing stands in the way, before the first tensor is read.
+
     Raises:
         CorruptCheckpointError: a block of the checkpoint is damaged.
         ToolkitError: the destination is taken, or the keys make no nested state.
-        OwnFailureError: the disk is full.
+        OwnFailureError: the disk is full, or the memory too small.
     """
-    with new_file(destination, replace=replace) as path:
-        state = _state(folder, manifest, selection)
-        try:
-            # Through a file of Python's: torch's own says nothing about why it could not write.
-            with path.open("xb") as file:
-                torch.save(state, file)
-        except RuntimeError as error:
-            raise _of_the_system(error) or error from None
+    _refuse_no_state(selection)
+    needed = sum(_sizes(manifest, selection))
+    refuse_more_than_is_free(needed, "torch.save writes", where=str(folder), fix="--format safetensors or dcp")
+    with new_file(destination, replace=replace) as path, _causes_told():
+        before_reading()
+        with StoredTensors(folder, manifest) as stored:
+            state = _state(manifest, selection, lambda key: _read(stored, key))
+        # Through a file of Python's: torch's own says nothing about why it could not write.
+        with path.open("xb") as file:
+            torch.save(state, file)
 
 
 def export_dcp(
-    folder: Path, manifest: Manifest, selection: Selection, destination: Path, *, replace: bool = False
+    folder: Path,
+    manifest: Manifest,
+    selection: Selection,
+    destination: Path,
+    *,
+    most_file_bytes: int = _DCP_FILE_BYTES,
+    replace: bool = False,
+    before_reading: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write a folder for `dcp.load(storage_reader=FileSystemReader(destination))`.
+    """Write a folder for `dcp.load(storage_reader=FileSystemReader(destination))`; otherwise as `export_torch`.
 
-    Raises:
-        CorruptCheckpointError: a block of the checkpoint is damaged.
-        ToolkitError: the destination is taken, or the keys make no nested state.
-        OwnFailureError: the disk is full.
+    Args:
+        most_file_bytes: a file holds at most this, or one tensor; so much is in memory at once.
     """
-    patterns = (_DCP_METADATA, "__*.distcp")
-    with new_files(destination, patterns, replace=replace, last=lambda name: name == _DCP_METADATA) as part:
-        state = _state(folder, manifest, selection)
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                dcp.save(state, storage_writer=FileSystemWriter(part), no_dist=True)
-        except CheckpointException as failure:
-            raise _of_the_system(failure.failures[0][0]) or failure from None
+    _refuse_no_state(selection)
+    needed = min(sum(_sizes(manifest, selection)), max(most_file_bytes, *_sizes(manifest, selection), 0))
+    refuse_more_than_is_free(needed, "a file of DCP takes", where=str(folder), fix="--format safetensors")
+    patterns = (METADATA, "__*.distcp")
+    with new_files(destination, patterns, replace=replace, last=lambda name: name == METADATA) as part, _causes_told():
+        before_reading()
+        with StoredTensors(folder, manifest) as stored, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.save(
+                _state(manifest, selection, lambda key: _without_data(manifest, key)),
+                storage_writer=_SeveralFilesWriter(part, most_file_bytes),
+                planner=_ReadingPlanner({joined(one.path): one.key for one in selection.tensors}, stored),
+                no_dist=True,
+            )
 
 
-def _state(folder: Path, manifest: Manifest, selection: Selection) -> dict[str, Any]:
-    """What was selected as the nested state that was saved."""
-    # The paths first: what makes no state must not cost the reading of it.
+class _ReadingPlanner(DefaultSavePlanner):
+    """Plans with tensors that have no data, and reads each when it is written."""
+
+    def __init__(self, keys: Mapping[str, str], stored: StoredTensors) -> None:
+        """`keys`: what a tensor is called in the checkpoint, by DCP's name for it."""
+        super().__init__()
+        self._keys = keys
+        self._stored = stored
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        if index.fqn in self._keys:
+            return _read(self._stored, self._keys[index.fqn])
+        return super().lookup_object(index)
+
+
+class _SeveralFilesWriter(FileSystemWriter):
+    """Writes file after file, since DCP keeps all tensors of a file in memory until the file is complete."""
+
+    def __init__(self, path: Path, most_file_bytes: int) -> None:
+        super().__init__(path)
+        self._most_file_bytes = most_file_bytes
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results: list[WriteResult] = []
+        for number, items in enumerate(_by_file(plan.items, self._most_file_bytes)):
+            names = dataclasses.replace(plan.storage_data, prefix=f"__{number}_")
+            results += super().write_data(dataclasses.replace(plan, items=items, storage_data=names), planner).wait()
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+
+def _by_file(items: Sequence[WriteItem], most_bytes: int) -> list[list[WriteItem]]:
+    files: list[list[WriteItem]] = [[]]
+    filled = 0
+    for item in items:
+        size = item.tensor_storage_size() or 0
+        if files[-1] and filled + size > most_bytes:
+            files.append([])
+            filled = 0
+        files[-1].append(item)
+        filled += size
+    return files
+
+
+def _refuse_no_state(selection: Selection) -> None:
+    """What makes no nested state must not cost the reading of it."""
     nested({one.path: None for one in (*selection.tensors, *selection.values)})
-    with StoredTensors(folder, manifest) as stored:
-        entries: dict[Any, Any] = {
-            one.path: _as_tensor(stored.read(one.key), manifest.tensors[one.key].dtype) for one in selection.tensors
-        }
-    entries |= {one.path: manifest.objects[one.key].value for one in selection.values}
-    return nested(entries)
 
 
-def _as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    """The same bits as torch's type; the memory is shared."""
+def _sizes(manifest: Manifest, selection: Selection) -> list[int]:
+    return [manifest.tensors[one.key].size_bytes for one in selection.tensors]
+
+
+def _state(manifest: Manifest, selection: Selection, tensor: Callable[[str], torch.Tensor]) -> dict[str, Any]:
+    """What was selected as the nested state that was saved, with the tensor that each key gets."""
+    entries: dict[Any, Any] = {one.path: tensor(one.key) for one in selection.tensors}
+    return nested(entries | {one.path: manifest.objects[one.key].value for one in selection.values})
+
+
+def _without_data(manifest: Manifest, key: str) -> torch.Tensor:
+    record = manifest.tensors[key]
+    return torch.empty(record.shape, dtype=getattr(torch, record.dtype), device="meta")
+
+
+def _read(stored: StoredTensors, key: str) -> torch.Tensor:
+    """The same bits as torch's type; the memory is numpy's."""
+    array = stored.read(key)
     # Through bytes: torch has types that numpy has not.
     plain = torch.from_numpy(array.reshape(-1).view(np.uint8))
-    return plain.view(getattr(torch, dtype)).reshape(array.shape)
+    return plain.view(getattr(torch, stored.manifest.tensors[key].dtype)).reshape(array.shape)
 
 
-def _of_the_system(error: BaseException) -> OSError | None:
-    """The system's error behind one of torch's, which does not tell the cause."""
-    while not isinstance(error, OSError):
+@contextmanager
+def _causes_told() -> Iterator[None]:
+    """The error of the system or of the checkpoint behind one of torch's, which does not tell it."""
+    try:
+        yield
+    except CheckpointException as failure:
+        raise _behind(failure.failures[0][0]) or failure from None
+    except RuntimeError as error:
+        raise _behind(error) or error from None
+
+
+def _behind(error: BaseException) -> OSError | ToolkitError | None:
+    while not isinstance(error, (OSError, ToolkitError)):
         behind = error.__cause__ or error.__context__
         if behind is None:
             return None
