@@ -48,13 +48,13 @@ class HealthWatch:
 
 def low_memory(root: Path = Path("/")) -> str:
     """What is said of a memory that is nearly used up; "" where there is enough, or nothing is known."""
-    for what, free, limit in _memories(root):
+    for what, free, limit in memories(root):
         if free < LEAST_FREE * limit:
             return f"{what} has {free >> 20} of {limit >> 20} MiB left"
     return ""
 
 
-def _memories(root: Path) -> Iterator[tuple[str, int, int]]:
+def memories(root: Path) -> Iterator[tuple[str, int, int]]:
     """(what, free bytes, limit in bytes) of the cgroups around this process and of the node."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.errors import OwnFailureError
-from toolkit.world.health import _memories as memories
+from toolkit.world.health import memories
 
 ROOT = Path("/")  # where proc and sys are found
 

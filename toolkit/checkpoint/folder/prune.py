@@ -10,9 +10,9 @@ from pathlib import Path
 from toolkit.checkpoint.folder.commit import set_aside
 from toolkit.checkpoint.folder.deletion import discard
 from toolkit.checkpoint.folder.listing import checkpoint_folders
-from toolkit.checkpoint.folder.retention import Retention, recorded_metric, surplus_steps
+from toolkit.checkpoint.folder.retention import Retention, surplus_folders
 from toolkit.checkpoint.folder.verify import verify_fully, verify_quickly
-from toolkit.checkpoint.format.layout import aside_of, committed_steps, step_of
+from toolkit.checkpoint.format.layout import aside_of, step_of
 from toolkit.errors import OwnFailureError, ToolkitError
 
 _LEFT_BEHIND = {
@@ -106,20 +106,13 @@ def removals(
     kept = source if source is not None and source.parent.resolve() == directory.resolve() else None
     step = step_of(kept) if kept is not None else None
     look = look or Look()
-    surplus = _surplus(directory, retention, [] if step is None else [step], look)
+    surplus = set(surplus_folders(directory, retention, [] if step is None else [step], look.is_whole))
     found = []
     for folder in checkpoint_folders(directory):
         why = "more than are kept" if folder in surplus else _why_left_behind(folder, words, look)
         if why and (kept is None or folder.name != kept.name):
             found.append(Removal(folder, why, size_of(folder)))
     return found
-
-
-def _surplus(directory: Path, retention: Retention, in_use: list[int], look: Look) -> set[Path]:
-    folders = committed_steps(directory)
-    metrics = {step: recorded_metric(folder) if retention.best else None for step, folder in folders.items()}
-    steps = surplus_steps(metrics, lambda step: look.is_whole(folders[step]), retention, in_use)
-    return {folders[step] for step in steps}
 
 
 def _why_left_behind(folder: Path, words: dict[str, str], look: Look) -> str:

@@ -103,15 +103,21 @@ def _first(steps: list[int], is_whole: Callable[[int], bool], count: int) -> lis
     return found
 
 
-def surplus_folders(directory: Path, retention: Retention, in_use: Collection[int] = ()) -> list[Path]:
+def surplus_folders(
+    directory: Path, retention: Retention, in_use: Collection[int] = (), is_whole: Callable[[Path], bool] | None = None
+) -> list[Path]:
     """The committed checkpoints in a `checkpoints` folder that go, oldest first; nothing is touched.
+
+    Args:
+        is_whole: tells whether a checkpoint counts as kept; by a quick look, if not given.
 
     Raises:
         OwnFailureError: this host cannot read one that decides.
     """
     folders = committed_steps(directory)
     metrics = {step: recorded_metric(folder) if retention.best else None for step, folder in folders.items()}
-    return [folders[step] for step in surplus_steps(metrics, lambda step: _is_whole(folders[step]), retention, in_use)]
+    whole = is_whole or _is_whole
+    return [folders[step] for step in surplus_steps(metrics, lambda step: whole(folders[step]), retention, in_use)]
 
 
 def retain(directory: Path, retention: Retention, attempt: int, in_use: Collection[int] = ()) -> list[Path]:
