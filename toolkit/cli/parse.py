@@ -34,6 +34,7 @@ KINDS = {
         "toolkit.slurm.parse_show", "parse_show_partition", "PARTITION_KEYS", "scontrol show partition"
     ),
     "hostlist": Kind("toolkit.slurm.parse_hostlist", "parse_hostlist", "KEYS", "a list of hosts"),
+    "lscpu": Kind("toolkit.topology.parsers.lscpu", "answer_lscpu", "KEYS", "lscpu"),
 }  # fmt: skip
 Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 

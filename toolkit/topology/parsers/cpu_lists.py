@@ -1,0 +1,50 @@
+"""Lists and masks of processors as Linux prints them: "0-3,8" and "00000000,0000010f"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_LIST = re.compile(r"[0-9]{1,6}(?:-[0-9]{1,6})?(?:,[0-9]{1,6}(?:-[0-9]{1,6})?)*", re.ASCII)
+_MASK = re.compile(r"(?:0x)?[0-9a-f]{1,8}(?:,(?:0x)?[0-9a-f]{8})*", re.ASCII)
+LARGEST_CPU = 65535  # Linux numbers far fewer; a larger one is two numbers that ran together
+
+
+def read_cpu_list(text: str) -> tuple[int, ...] | None:
+    """The processors of a list that ascends, none for an empty text; None where it is no such list."""
+    if not text.strip():
+        return ()
+    if not _LIST.fullmatch(text.strip()):
+        return None
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        low, high = int(first), int(last or first)
+        if (
+            low > high
+            or high > LARGEST_CPU
+            or (cpus and low <= cpus[-1])
+            or part != str(low) + f"-{high}" * ("-" in part)
+        ):
+            return None
+        cpus.extend(range(low, high + 1))
+    return tuple(cpus)
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """Processors as a list with ranges, as the kernel writes it."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in runs)
+
+
+def read_cpu_mask(text: str) -> tuple[int, ...] | None:
+    """The processors of a mask; None where it is no mask."""
+    if not _MASK.fullmatch(text.strip()):
+        return None
+    bits = bin(int(text.replace("0x", "").replace(",", "").strip(), 16))[:1:-1]
+    return tuple(cpu for cpu, bit in enumerate(bits) if bit == "1")
