@@ -54,6 +54,7 @@ def _joined(words: list[str], others: set[int]) -> tuple[tuple[int, ...] | None,
     for place in range(len(words) - 1):
         whole = words[place] + words[place + 1]
         cpus = _ascending([*words[:place], whole, *words[place + 2 :]])
-        if cpus is not None and not others & set(cpus):
+        rest = {int(word) for word in words[:place] + words[place + 2 :] if word.isdecimal()}
+        if cpus is not None and not others & set(cpus) and int(whole) <= max(others | rest, default=0) + 1:
             ways.append((cpus, f"have a number cut in two, read as {whole}"))
     return ways[0] if len(ways) == 1 else (None, "do not ascend or are another's, too; none is believed")
