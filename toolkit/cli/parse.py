@@ -36,6 +36,7 @@ KINDS = {
     "hostlist": Kind("toolkit.slurm.parse_hostlist", "parse_hostlist", "KEYS", "a list of hosts"),
     "lscpu": Kind("toolkit.topology.parsers.lscpu", "answer_lscpu", "KEYS", "lscpu"),
     "numactl-H": Kind("toolkit.topology.parsers.numactl", "answer_numactl", "KEYS", "numactl -H"),
+    "lstopo": Kind("toolkit.topology.parsers.lstopo", "answer_lstopo", "KEYS", "lstopo -v"),
 }  # fmt: skip
 Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 
