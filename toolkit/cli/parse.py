@@ -37,6 +37,7 @@ KINDS = {
     "lscpu": Kind("toolkit.topology.parsers.lscpu", "answer_lscpu", "KEYS", "lscpu"),
     "numactl-H": Kind("toolkit.topology.parsers.numactl", "answer_numactl", "KEYS", "numactl -H"),
     "lstopo": Kind("toolkit.topology.parsers.lstopo", "answer_lstopo", "KEYS", "lstopo -v"),
+    "sysfs": Kind("toolkit.topology.parsers.sysfs", "answer_sysfs", "KEYS", "grep -r . /sys/devices/system/node"),
 }  # fmt: skip
 Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 

@@ -170,7 +170,7 @@ def test_damage_of_a_table_is_named(old, new, said):
         ("CPU(s):     4-7,12-15", "CPU(s):", "line 17: NUMA node 1 has no processors"),
         ("per core:  2\n", "per core:  2", "line 7: not one key with its value"),
         ("Socket(s):           2\n", "Socket(s):           2\nSocket(s):           2\n", "a key that stands in line 9"),
-        ("barriers\n", "barr", "line 17: no line end behind it"),
+        ("barriers\n", "barr", "line 17: has no line end"),
     ],
 )
 def test_damage_of_a_summary_is_named(old, new, said):

@@ -84,7 +84,7 @@ def test_a_line_wrap_goes_on_and_a_number_that_it_cut_is_put_together():
         (TWO[TWO.index("node dist"):], "", "line 10: there are no distances", ("distances",)),
         ("available: 3", "available: 2", "line 1: 2 nodes (0-1,8), but lines of 0-1,8", None),
         ("available: 3 nodes (0-1,8)\n", "", "0 lines 'available:'", ("available",)),
-        ("10\n", "10", "line 15: no line end behind it", ("distances", 2, 0)),
+        ("10\n", "10", "line 15: has no line end", ("distances", 2, 0)),
     ],
 )  # fmt: skip
 def test_damage_is_named_and_its_facts_are_unknown(old, new, said, key):
