@@ -38,6 +38,10 @@ KINDS = {
     "numactl-H": Kind("toolkit.topology.parsers.numactl", "answer_numactl", "KEYS", "numactl -H"),
     "lstopo": Kind("toolkit.topology.parsers.lstopo", "answer_lstopo", "KEYS", "lstopo -v"),
     "sysfs": Kind("toolkit.topology.parsers.sysfs", "answer_sysfs", "KEYS", "grep -r . /sys/devices/system/node"),
+    "nccl-topo-xml": Kind(
+        "toolkit.topology.parsers.nccl_topo_xml", "answer_nccl_topo_xml", "KEYS", "NCCL with NCCL_TOPO_DUMP_FILE=FILE"
+    ),
+    "nccl-log": Kind("toolkit.topology.parsers.nccl_log", "answer_nccl_log", "KEYS", "NCCL with NCCL_DEBUG=INFO"),
 }  # fmt: skip
 Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 

@@ -11,7 +11,9 @@ from typing import Any
 Rule = Callable[[Any, Mapping[str, Any], str], bool]
 
 # (kind, sample): {key: (the right value, why the sidecar is wrong)}.
-WRONG: dict[tuple[str, str], dict[str, tuple[Any, str]]] = {}
+WRONG: dict[tuple[str, str], dict[str, tuple[Any, str]]] = {
+    ("lstopo", "007"): {"osdevs": (10, "ten lines OSDev are printed, and `Special depth -6: 10 OSDev` counts them")},
+}  # fmt: skip
 
 # (kind, sample): what a right warning says of a text that is complete, and why.
 WARNED: dict[tuple[str, str], tuple[str, str]] = {
@@ -54,6 +56,29 @@ def length_of(key: str) -> Rule:
     return lambda value, answer, text: value == len(answer[key])
 
 
+def at_most_lines(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    """A count of lines that are there, or a number that stands on one."""
+    return value <= sum(bool(line.strip()) for line in text.split("\n")) or _stand(value, answer, text)
+
+
+def _stand(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    """Each number of it stands in the text, within a range of processors, or in two parts with blanks between them."""
+    words = {int(word) for word in re.findall("[0-9]{1,7}", text)}
+    ranges = [(int(low), int(high)) for low, high in re.findall("([0-9]{1,6})-([0-9]{1,6})", text)]
+    return all(
+        int(number) in words
+        or any(low <= int(number) <= high for low, high in ranges)
+        or bool(re.search(r"\s+".join(number), text))
+        or any(re.search(rf"\b{number[:cut]}\s+{number[cut:]}\b", text) for cut in range(1, len(number)))
+        for number in re.findall("[0-9]+", str(value))
+    )
+
+
+def _product(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    """Cores of all sockets: a count of lines, or so many that the processors are a multiple."""
+    return at_most_lines(value, answer, text) or answer["cpus"] % value == 0
+
+
 def _digest(value: Any, answer: Mapping[str, Any], text: str) -> bool:
     return value == hashlib.sha1("\n".join(answer["expansion"]).encode()).hexdigest()
 
@@ -63,5 +88,19 @@ DERIVED: dict[str, dict[str, Rule]] = {
     "hostlist": {"expected": word("reject"), "count": length_of("expansion"), "expansion_sha1": _digest},
     "squeue": {"rows": matches(r"^.*\S")},
     "sinfo": {"rows": matches(r"^.*\S")},
+    "lscpu": {
+        **dict.fromkeys(("cpus", "sockets", "numa_nodes", "threads_per_core"), at_most_lines),
+        "cores": _product, "node0_cpus": _stand, "node_cpus": _stand,
+    },
+    "numactl-H": {"cpus": _stand},
+    "lstopo": dict.fromkeys(
+        ("packages", "numa_nodes", "cores", "pus", "l3", "host_bridges", "pci", "groups", "osdevs", "memory_only_nodes"),
+        at_most_lines,
+    ),
+    "sysfs": {"pci_devices": at_most_lines, "numa_node_minus_one": matches(r"/numa_node: ?-1$")},
+    "nccl-topo-xml": {
+        **{f"{name}_elements": matches(f"<{name} ") for name in ("gpu", "pci")},
+        "pci_gpu_class": matches('class="0x030[02]'), "pci_ib_class": matches('class="0x0207'),
+    },
     "sacct": {"physical_lines": matches(r"^"), "columns": FREE, "rows_with_other_field_count": FREE},
 }  # fmt: skip

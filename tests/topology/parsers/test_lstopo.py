@@ -144,7 +144,7 @@ def test_names_of_hwloc_1():
         ("(P#1)\n          PU", "(P#1)          PU", "line 10: no object of hwloc", "pus"),
         (" depth 1:        1 P", " depth 1:        2 P", "line 19: 2 Package, but 1 are printed", "packages"),
         ("Special depth -6:  2 OSDev (type #18)\n", "", "no line below the tree says how many OSDev", None),
-        ("      L3Cache", "        L3Cache", "line 6: indented by 8, below an object at 6", None),
+        ("      L3Cache", "         L3Cache", "line 6: indented by 9, below an object at 6", None),
         ("     1    13    10", "     1    14    10", "line 31: from node 1 to 0 it is 14, back 13", None),
         ("     1    13    10\n", "", "there is no row of distances of node 1", None),
         ("Machine (P#0 total=96GiB DMIBoardName=\"X + Y (Z)\" HostName=n1)\n", "", "does not begin with the machine", None),
