@@ -42,6 +42,7 @@ KINDS = {
         "toolkit.topology.parsers.nccl_topo_xml", "answer_nccl_topo_xml", "KEYS", "NCCL with NCCL_TOPO_DUMP_FILE=FILE"
     ),
     "nccl-log": Kind("toolkit.topology.parsers.nccl_log", "answer_nccl_log", "KEYS", "NCCL with NCCL_DEBUG=INFO"),
+    "nccl-tests": Kind("toolkit.topology.parsers.nccl_tests", "answer_nccl_tests", "KEYS", "all_reduce_perf"),
 }  # fmt: skip
 Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 

@@ -13,6 +13,7 @@ Rule = Callable[[Any, Mapping[str, Any], str], bool]
 # (kind, sample): {key: (the right value, why the sidecar is wrong)}.
 WRONG: dict[tuple[str, str], dict[str, tuple[Any, str]]] = {
     ("lstopo", "007"): {"osdevs": (10, "ten lines OSDev are printed, and `Special depth -6: 10 OSDev` counts them")},
+    ("nccl-tests", "013"): {"nodes": (None, "the rows say by their ratio how many ranks there are, nothing says where")},
 }  # fmt: skip
 
 # (kind, sample): what a right warning says of a text that is complete, and why.
@@ -74,6 +75,11 @@ def _stand(value: Any, answer: Mapping[str, Any], text: str) -> bool:
     )
 
 
+def _ring_or_stands(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    """Ranks: a number that stands there, or the last rank of a ring."""
+    return _stand(value, answer, text) or _stand(value - 1, answer, text)
+
+
 def _product(value: Any, answer: Mapping[str, Any], text: str) -> bool:
     """Cores of all sockets: a count of lines, or so many that the processors are a multiple."""
     return at_most_lines(value, answer, text) or answer["cpus"] % value == 0
@@ -101,6 +107,13 @@ DERIVED: dict[str, dict[str, Rule]] = {
     "nccl-topo-xml": {
         **{f"{name}_elements": matches(f"<{name} ") for name in ("gpu", "pci")},
         "pci_gpu_class": matches('class="0x030[02]'), "pci_ib_class": matches('class="0x0207'),
+    },
+    "nccl-log": {"nranks": _ring_or_stands},
+    "nccl-tests": {
+        "collective": word("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf", "broadcast_perf",
+                           "reduce_perf"),
+        "nranks": FREE, "nodes": matches(" Rank "), "result_rows": at_most_lines,
+        "busbw_over_algbw_expected": FREE, "busbw_over_algbw_seen": FREE,
     },
     "sacct": {"physical_lines": matches(r"^"), "columns": FREE, "rows_with_other_field_count": FREE},
 }  # fmt: skip

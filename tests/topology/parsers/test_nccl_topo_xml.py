@@ -70,7 +70,7 @@ def test_a_dump():
 @pytest.mark.parametrize(
     ("old", "new", "said", "key"),
     [
-        ("</system>\n", "", "line 32: no well-formed XML", ("gpu_elements",)),
+        ("</system>\n", "", "no well-formed XML: no element found", ("gpu_elements",)),
         ('class="0x020700"', 'class="0x02070"', "line 9: class of pci is '0x02070'", ("pci_ib_class",)),
         ('speed="400000"', 'speed="400k"', "line 11: speed of net is '400k'", ("net_speeds", 0)),
         (' speed="400000"', "", "line 11: net has no attribute speed", ("net_speeds", 0)),

@@ -93,7 +93,7 @@ def test_what_grep_prints_has_no_blank():
     [
         ("node0/cpulist: 0-1", "node0/cpulist: 0-2", "line 23: list and mask of node 0", ("nodes", "0", "cpulist")),
         ("node0/cpulist: 0-1", "node0/cpulist: 1-0", "line 23: cpulist of node 0 holds '1-0'", ("nodes", "0", "cpulist")),
-        ("node0/cpulist: 0-1\n", "", "line 23: node 0 has no file cpulist", ("nodes", "0", "cpulist")),
+        ("/sys/devices/system/node/node0/cpulist: 0-1\n", "", "line 23: node 0 has no file cpulist", ("nodes", "0", "cpulist")),
         ("distance: 10 21", "distance: 10 22", "from node 5 to 0 it is 21, back 22", ("nodes", "0", "distance")),
         ("distance: 10 21", "distance: 10", "1 distances of node 0 for 2 nodes", ("nodes", "0", "distance")),
         ("node/online: 0,5", "node/online: 0-5", "line 31: nodes 0-5 are online, but files of 0,5", None),
@@ -101,7 +101,7 @@ def test_what_grep_prints_has_no_blank():
         ("cpu3/topology/core_id: 1\n", "cpu3/topology/\n", "processor 3 has other files than others: ['core_id']", None),
         ("cpu3/topology/thread_siblings_list: 2-3", "cpu3/topology/thread_siblings_list: 0-1", "line 21: ", None),
         ("cpu/online: 0-3", "cpu/online: 0-7", "line 22: '0-7' are online, but files of 0-3", None),
-        ("numa_node: -1\n", "", "line 8: PCI device 0000:44:00.0 has no file numa_node", None),
+        ("/sys/devices/pci0000:40/0000:40:03.0/0000:44:00.0/numa_node: -1\n", "", "line 8: PCI device 0000:44:00.0 has no file numa_node", None),
         ("numa_node: 5\n", "numa_node: 3\n", "line 6: 0000:43:00.0 is next to node 3, which is not listed", None),
         ("local_cpus: 0000000f", "local_cpus: 0000000e", "line 11: list and mask of 0000:44:00.0", None),
         ("vendor: 0x15b3", "vendor: 0x15", "line 7: vendor of 0000:43:00.0 holds '0x15'", None),

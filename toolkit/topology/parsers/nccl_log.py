@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.errors import CheckFailedError
-from toolkit.topology.parsers.host_lines import read_lines
+from toolkit.topology.parsers.host_lines import read_lines_with_hosts
 from toolkit.topology.parsers.nccl_log_lines import LogReader
 
 KEYS = {
@@ -50,7 +50,7 @@ def parse_nccl_log(text: str) -> tuple[NcclLog, tuple[str, ...]]:
     Raises:
         CheckFailedError: no line of it is NCCL's.
     """
-    lines, warnings = read_lines(text)
+    lines, warnings = read_lines_with_hosts(text)
     reader = LogReader(warnings)
     for line in lines:
         reader.read(line)

@@ -13,9 +13,13 @@ from toolkit.topology.parsers.host_lines import Line
 
 _NCCL = re.compile(r"NCCL (?:INFO|WARN|TRACE|ABORT|VERSION|DEBUG) (.*)")
 _PROCESS = re.compile(r"(?:^|[ \])>:])([A-Za-z0-9][A-Za-z0-9_.-]*):([0-9]{1,9}):([0-9]{1,9}) \[[0-9]{1,4}\] ", re.ASCII)
-_FRAGMENT = re.compile(r"\bINFO\b|NET/|set by environment|\bn[rR]anks\b|coll channels|:[0-9]+:[0-9]+ \[[0-9]+\]|Using network")
+_FRAGMENT = re.compile(
+    r"\bINFO\b|NET/|set by environment|\bn[rR]anks\b|coll channels|:[0-9]+:[0-9]+ \[[0-9]+\]|Using network"
+)
 _RANKS = re.compile(r"\bcomm 0x[0-9a-f]+ (?:rank ([0-9]{1,7}) )?n[rR]anks ([0-9]{1,7})\b(?! of)", re.ASCII)
-_NODES = re.compile(r"n[rR]anks ([0-9]{1,7}) nNodes ([0-9]{1,6}) localRanks ([0-9]{1,4}) localRank ([0-9]{1,4})\b", re.ASCII)
+_NODES = re.compile(
+    r"n[rR]anks ([0-9]{1,7}) nNodes ([0-9]{1,6}) localRanks ([0-9]{1,4}) localRank ([0-9]{1,4})\b", re.ASCII
+)
 _NETWORK = re.compile(r"Using network ([A-Za-z][\w -]*)")
 _ANY_NETWORK = re.compile(r"NET/(IB|OFI|Socket|UCX|IBext\w*|FastSocket)\b(?! : No device)")
 _DEVICES = re.compile(r"NET/IB ?: Using (\[0\].*?) ?(?:\[RO\])? ?; ?OOB ([\w.-]+)(?::[0-9a-fA-F.:%\w]+<[0-9]+>)?")
@@ -24,7 +28,7 @@ _RING = re.compile(r"Channel ([0-9]{1,3})/([0-9]{1,3}) :((?:\s+[0-9]{1,7})+)", r
 _COLLECTIVE = re.compile(
     r"([0-9]{1,3}) coll channels(?:, [0-9]{1,3} (?:collnet|nvls) channels)*, [0-9]{1,3} p2p channels, [0-9]{1,3} p2p channels per peer"
 )
-_ENVIRONMENT = re.compile(r"([A-Z][A-Z0-9_]+) set by environment to (.*?)(\.?)")
+_ENVIRONMENT = re.compile(r"((?:NCCL|RCCL|OFI|FI|HSA|CUDA)_[A-Z0-9_]+) set (?:by environment )?to (.*?)(\.?)")
 
 
 class LogReader:
@@ -93,14 +97,16 @@ class LogReader:
             self._name(line, "not the numbers of channels")
         if variable := _ENVIRONMENT.fullmatch(said):
             self._variable(line, variable)
-        elif re.search(r"environment to|set by env", said):
+        elif re.search(r"^\S*[A-Z]_[A-Z0-9_]+ .*\b(set|environment)\b|environment to|set by env", said):
             self._name(line, "not a variable of the environment")
 
     def _communicator(self, line: Line, said: str, ranks: re.Match[str]) -> None:
         count = int(ranks[2])
         nodes = _NODES.search(said)
         local = nodes and (int(nodes[2]), int(nodes[3]), int(nodes[4]))
-        if (ranks[1] and int(ranks[1]) >= count) or (local and not (0 < local[0] <= count and local[2] < local[1] <= count)):
+        if (ranks[1] and int(ranks[1]) >= count) or (
+            local and not (0 < local[0] <= count and local[2] < local[1] <= count)
+        ):
             self._name(line, "ranks that do not fit one another")
             return
         if "nNodes" in said and not nodes:
@@ -158,12 +164,16 @@ class LogReader:
         for length in set(self.ring_lengths) - counts if counts else ():
             self.warnings.append(f"line {last}: a ring of {length} ranks, but communicators of {sorted(counts)}")
         if self._dots[True] and self._dots[False]:
-            self.warnings += [f"line {number}: no full stop at its end, as on other lines" for number in self._dots[False]]
+            self.warnings += [
+                f"line {number}: no full stop at its end, as on other lines" for number in self._dots[False]
+            ]
         if self.collective and self.rings and not set(self.collective) & set(self.rings):
             self.warnings.append(f"line {last}: {self.rings[0]} channels, but {self.collective[0]} for collectives")
         for name in ("network", "devices", "interface"):
             if len(set(self._found[name])) > 1:
-                self.warnings.append(f"line {last}: lines differ in the {name}: {sorted(map(str, set(self._found[name])))[:4]}")
+                self.warnings.append(
+                    f"line {last}: lines differ in the {name}: {sorted(map(str, set(self._found[name])))[:4]}"
+                )
 
     def one(self, name: str) -> Any:
         """What all lines say alike; None where they differ or none says it."""
@@ -180,7 +190,9 @@ class LogReader:
     def of_largest(self, which: int) -> int | None:
         """One of the other numbers of the largest communicator: the first line that has it."""
         most = self.rank_count()
-        return next((entry[which] for entry in self.communicators if entry[0] == most and entry[which] is not None), None)
+        return next(
+            (entry[which] for entry in self.communicators if entry[0] == most and entry[which] is not None), None
+        )
 
 
 def _is_part(short: str, name: str) -> bool:

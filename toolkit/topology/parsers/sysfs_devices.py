@@ -37,7 +37,7 @@ def read_pci(
                 found[match[1]].setdefault("", file)
     if not found:
         return () if any(path.startswith("/sys/devices/") for path in files) else None
-    expected = {name for name in _FORMS if sum(name in parts for parts in found.values()) > len(found) / 2}
+    expected = {name for name in _FORMS if sum(name in parts for parts in found.values()) >= len(found) / 2}
     for address, parts in found.items():
         if missing := sorted(expected - parts.keys()):
             at = min(file.line for file in parts.values())
