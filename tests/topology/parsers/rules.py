@@ -20,6 +20,7 @@ WRONG: dict[tuple[str, str], dict[str, tuple[Any, str]]] = {
 WARNED: dict[tuple[str, str], tuple[str, str]] = {
     ("squeue", "001"): ("no header", "printed with --noheader"),
     ("sinfo", "001"): ("fields under", "one of its rows has a field more than the header"),
+    ("nccl-tests", "009"): ("that of the rows", "its author took rows, columns and settings out"),
 }  # fmt: skip
 
 _ROWS = frozenset({"line dropped", "lines swapped"})
@@ -112,6 +113,7 @@ DERIVED: dict[str, dict[str, Rule]] = {
     "nccl-tests": {
         "collective": word("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf", "broadcast_perf",
                            "reduce_perf"),
+        "{}": word(*(f"{half}_{what}" for half in ("oop", "ip") for what in ("time_us", "algbw", "busbw", "wrong"))),
         "nranks": FREE, "nodes": matches(" Rank "), "result_rows": at_most_lines,
         "busbw_over_algbw_expected": FREE, "busbw_over_algbw_seen": FREE,
     },

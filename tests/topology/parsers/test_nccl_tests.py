@@ -97,7 +97,7 @@ def test_wrong_values_are_kept_as_printed():
         ("41.94   62.91", "41.9   62.91", "line 16: not 13 cells of results that agree", "last_row"),
         ("41.94   62.91", "41.94   52.91", "line 16: bandwidths whose ratio is not 1.5", "last_row"),
         ("41.94   62.91", "41.94", "line 16: not 13 cells", "last_size"),
-        (" 4194304       1048576", " 4194304       104857", "line 16: not 13 cells", "last_row"),
+        (" 4194304       1048576", " 4194304       104857", "line 16: bandwidths whose ratio is not 1.50000, or another count", "last_row"),
         ("     2097152        524288     float     sum      -1    100.0   20.97   31.46      0    100.0   20.97   31.46      0\n",
          "", "line 15: rows of other sizes than the settings say", None),
         ("Pid    101", "Pd    101", "line 7: not a line of nccl-tests", "nranks"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolkit.errors import CheckFailedError
 from toolkit.topology.parsers.host_lines import read_lines
-from toolkit.topology.parsers.nccl_tests_collective import bus_factor, collective_of, ranks_of
+from toolkit.topology.parsers.nccl_tests_collective import OF_ALL_DATA, bus_factor, collective_of, ranks_of
 from toolkit.topology.parsers.nccl_tests_lines import RunReader
 from toolkit.topology.parsers.nccl_tests_rows import Half, ResultRow
 
@@ -65,7 +65,7 @@ def parse_nccl_tests(text: str) -> tuple[CollectiveRun, tuple[str, ...]]:
     if rank_count is None and not reader.ranks:
         rank_count = ranks_of(collective, rows)
         warnings.append(f"line {last}: no line lists the ranks; by the bandwidths there are {rank_count or 'none'}")
-    fits = reader.compare_bandwidths(bus_factor(collective, rank_count))
+    fits = reader.compare_bandwidths(bus_factor(collective, rank_count), whole=collective in OF_ALL_DATA)
     rank_count = rank_count if fits else None
     hosts = tuple(dict.fromkeys(host for _, host in reader.ranks.values()))
     whole = tuple(row for _, row in reader.rows if row is not None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from toolkit.topology.parsers.nccl_tests_rows import DATA_BYTES, ResultRow
+from toolkit.topology.parsers.nccl_tests_rows import ResultRow
 
 _ROUNDING = 0.005  # GB/s; bandwidths are printed with two decimals
 
@@ -32,6 +32,10 @@ FACTORS: dict[str, Callable[[int], float]] = {
 }
 
 
+# Of these the column of the count has all elements; of the others the part of one rank.
+OF_ALL_DATA = frozenset({"all_reduce_perf", "broadcast_perf", "reduce_perf"})
+
+
 def bus_factor(collective: str | None, ranks: int | None) -> float | None:
     """How bus bandwidth stands to bandwidth; None where it is not known of which collective or ranks."""
     return FACTORS[collective](ranks) if collective in FACTORS and ranks else None
@@ -41,10 +45,10 @@ def collective_of(named: str | None, rows: Sequence[ResultRow], ranks: int | Non
     """The program: by its own line, else by what all rows have alike."""
     if named in FACTORS:
         return named
-    kinds = {(row.operation != "none", row.root, _share(row, ranks)) for row in rows if row.operation}
-    if len(kinds) != 1:
+    kinds = [(row.operation != "none", row.root, _share(row, ranks)) for row in rows if row.operation]
+    reduces, root, share = max(kinds, key=kinds.count, default=(False, None, ""))
+    if kinds.count((reduces, root, share)) * 2 <= len(rows):
         return None
-    reduces, root, share = kinds.pop()
     wrong = {row.in_place.wrong for row in rows if row.in_place}
     checked = wrong != {"N/A"}  # what has no variant in place says so there
     if reduces and root in (None, -1) and checked:
@@ -59,7 +63,7 @@ def collective_of(named: str | None, rows: Sequence[ResultRow], ranks: int | Non
 
 def _share(row: ResultRow, ranks: int | None) -> str:
     """Whether the count of elements is that of all data or of one rank's part of it."""
-    count = row.size_bytes // DATA_BYTES[row.data_type]
+    count = row.elements
     if row.count == count:
         return "whole"
     if ranks is None:

@@ -97,7 +97,11 @@ class RunReader:
         titles = tuple(text.lstrip("# ").split())
         self.headers += 1
         self._one(line, "titles")
-        if titles[:3] != _USUAL[:3] or set(titles) - set(_TITLES) or titles.count("time") not in (1, 2):
+        if (
+            titles[:3] != _USUAL[:3]
+            or set(titles) - set(_TITLES)
+            or {titles.count(name) for name in _TIMES} not in ({1}, {2})
+        ):
             self._name(line, "not the titles of the table")
             return
         self._titles = titles
@@ -132,7 +136,9 @@ class RunReader:
         if whole and self._settings:
             expected = _sizes(*self._settings, limit=len(sizes) + 1)
             if [size for _, size in sizes] != expected[: len(sizes)] or len(sizes) != len(expected):
-                self.warnings.append(f"line {sizes[-1][0]}: rows of other sizes than the settings say: {self._settings}")
+                self.warnings.append(
+                    f"line {sizes[-1][0]}: rows of other sizes than the settings say: {self._settings}"
+                )
         elif any(low >= high for (_, low), (_, high) in pairwise(sizes)):
             self.warnings.append(f"line {sizes[-1][0]}: the sizes of the rows do not ascend")
         steps = {high // low for (_, low), (_, high) in pairwise(sizes) if low}
@@ -143,17 +149,27 @@ class RunReader:
             values = [half.bus_gb_per_s for half in halves if half.bus_gb_per_s is not None]
             mean = sum(values) / max(1, len(values))
             if abs(mean - self.average) > 0.005 + 1e-4 * self.average:
-                self.warnings.append(f"line {self._once['average']}: the average is {self.average}, that of the rows {mean:.4f}")
+                self.warnings.append(
+                    f"line {self._once['average']}: the average is {self.average}, that of the rows {mean:.4f}"
+                )
 
-    def compare_bandwidths(self, factor: float | None) -> bool:
-        """Whether collective and number of ranks fit the bandwidths; a few rows that do not fit are not read."""
+    def compare_bandwidths(self, factor: float | None, *, whole: bool) -> bool:
+        """Whether collective and number of ranks fit the rows; a few rows that do not fit are not read.
+
+        `whole`: of this collective the count of elements is that of all data, not of a rank's part.
+        """
         odd = {place: row for place, (_, row) in enumerate(self.rows) if row and factor and not row.has_ratio(factor)}
         if len(odd) > 1 and len(odd) * 2 > len(self.rows):
             number = self.rows[-1][0]
             self.warnings.append(f"line {number}: the bandwidths are of another number of ranks or another collective")
             return False
+        odd |= {place: row for place, (_, row) in enumerate(self.rows) if row and whole and row.count != row.elements}
+        ratio = "unknown" if factor is None else f"{factor:.5f}"
         for place, row in odd.items():
-            self.warnings.append(f"line {row.line}: bandwidths whose ratio is not {factor:.5f}; nothing is read from it")
+            self.warnings.append(
+                f"line {row.line}: bandwidths whose ratio is not {ratio}, or another count of elements; "
+                "nothing is read from it"
+            )
             self.rows[place] = (row.line, None)
         return True
 

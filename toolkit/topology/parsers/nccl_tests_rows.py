@@ -39,6 +39,11 @@ class ResultRow:
     out_of_place: Half | None
     in_place: Half | None
 
+    @property
+    def elements(self) -> int:
+        """How many elements there are in all data."""
+        return self.size_bytes // DATA_BYTES[self.data_type]
+
     def has_ratio(self, factor: float) -> bool:
         """Whether bus bandwidth is so many times the bandwidth, as far as two decimals tell."""
         halves = [half for half in (self.out_of_place, self.in_place) if half]
@@ -52,7 +57,9 @@ class ResultRow:
 
 def row_of(place: int, line: int, cells: Sequence[str], titles: Sequence[str]) -> ResultRow | None:
     """A row whose numbers agree with one another; None for any other."""
-    single = {title: cell for title, cell in zip(titles, cells, strict=True) if titles.count(title) == 1 or title == "size"}
+    single = {
+        title: cell for title, cell in zip(titles, cells, strict=True) if titles.count(title) == 1 or title == "size"
+    }
     root = single.get("root", "-1")
     if not (cells[0].isdecimal() and cells[1].isdecimal() and re.fullmatch(r"-1|[0-9]{1,7}", root)):
         return None
@@ -62,7 +69,11 @@ def row_of(place: int, line: int, cells: Sequence[str], titles: Sequence[str]) -
     begins = [number for number, title in enumerate(titles) if title == "time"]
     halves = [_half(cells[begin:], titles[begin:], size) for begin in begins]
     elements = size // DATA_BYTES[cells[2]]
-    if None in halves or count > elements or (count and abs(round(elements / count) * count - elements) >= 16 * round(elements / count)):
+    if (
+        None in halves
+        or count > elements
+        or (count and abs(round(elements / count) * count - elements) >= 16 * round(elements / count))
+    ):
         return None
     return ResultRow(
         place=place,
