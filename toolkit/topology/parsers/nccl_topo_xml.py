@@ -122,6 +122,7 @@ def _name_repeats(elements: tuple[Element, ...], warnings: list[str]) -> None:
         "nic": lambda e: e.parent,
     }
     seen: dict[Any, int] = {}
+    parents = {element.parent for element in elements}
     for place, element in enumerate(elements):
         if element.name not in keys:
             continue
@@ -129,7 +130,7 @@ def _name_repeats(elements: tuple[Element, ...], warnings: list[str]) -> None:
         if key in seen:
             warnings.append(f"line {element.line}: the same {element.name} as in line {seen[key]}")
         seen.setdefault(key, element.line)
-        inside = {other.name for other in elements[place + 1 :] if other.parent == place}
+        inside = place in parents
         if element.name in ("nic", "cpu") and not inside:
             warnings.append(f"line {element.line}: {element.name} with nothing in it")
         if element.name == "pci" and not inside and element.attributes.get("class", "").startswith("0x0604"):

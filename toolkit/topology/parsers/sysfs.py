@@ -7,7 +7,7 @@ node and for all: what does not agree is named.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,12 +132,8 @@ def _compare_processors(files: Mapping[str, File], nodes: Mapping[int, NumaNode]
                 warnings.append(f"line {file.line}: {path} has not processor {match[1]} in it: {file.value[:60]!r}")
             elif match[2].endswith("_id") and not re.fullmatch("-?[0-9]{1,6}", file.value):
                 warnings.append(f"line {file.line}: {path} is no number: {file.value[:60]!r}")
-    expected = {
-        name
-        for names in found.values()
-        for name in names
-        if sum(name in its for its in found.values()) > len(found) / 2
-    }
+    counts = Counter(name for names in found.values() for name in names)
+    expected = {name for name, count in counts.items() if count > len(found) / 2}
     last = max(file.line for file in files.values())
     for cpu, names in found.items():
         if names != expected:
