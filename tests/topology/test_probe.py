@@ -45,6 +45,12 @@ def test_a_failing_and_a_missing_command_say_why(on_path):
     assert run_command(("no-such-command",)).missing == "no-such-command: No such file or directory"
 
 
+def test_an_answer_without_a_matrix_says_why(on_path):
+    on_path("nvidia-smi", "echo 'Failed to initialize NVML: Unknown Error'")
+    links = probe_node(Fact("node7", "test"), environ={}).gpu_links
+    assert links.value is None and "no header with GPU columns: 'Failed to initialize NVML" in links.missing
+
+
 def test_warnings_name_their_source(on_path):
     on_path("ibstat", "echo \"CA 'mlx5_0'\"; echo oops")
     facts = probe_node(

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Fact, NodeFacts
 from toolkit.topology.parsers.ibstat import Adapter, parse_ibstat
 from toolkit.topology.parsers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
@@ -92,7 +93,10 @@ def _probe_gpus(timeout_s: float) -> tuple[Fact[LinkMatrix], tuple[str, ...]]:
     result = run_command(GPU_COMMAND, timeout_s)
     if result.output is None:
         return Fact(None, source, result.missing), ()
-    matrix, warnings = parse_nvidia_smi_topo(result.output)
+    try:
+        matrix, warnings = parse_nvidia_smi_topo(result.output)
+    except ToolkitError as error:
+        return Fact(None, source, error.message), ()
     if not matrix.gpus:
         return Fact(None, source, "the output names no GPU"), _named(source, warnings)
     return Fact(matrix, source), _named(source, warnings)

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.topology import links
 from toolkit.topology.parsers.ibstat import parse_ibstat
-from toolkit.topology.parsers.nvidia_smi_topo import parse_nvidia_smi_topo
 
 CORPUS = Path(__file__).parents[4] / "shared" / "corpus"
 
@@ -19,32 +17,6 @@ def samples(kind):
 def read(sidecar):
     record = json.loads(sidecar.read_text())
     return (sidecar.parent / record["file"]).read_text(), record
-
-
-@pytest.mark.parametrize("sidecar", samples("nvidia-smi-topo-m"))
-def test_nvidia_smi_topo_finds_what_the_sidecar_says(sidecar):
-    text, record = read(sidecar)
-    matrix, warnings = parse_nvidia_smi_topo(text)
-    found = {
-        "gpu_count": len(matrix.gpus),
-        "nic_count": len(matrix.nics),
-        "nic_columns": list(matrix.nics),
-        "nic_legend": {n: d for n, d in zip(matrix.nics, matrix.nic_devices, strict=True) if d},
-        "gpu_pair_link_counts": links.pair_counts(matrix),
-        "gpu_link_summary": links.summary(matrix),
-        "one_nvlink_clique": links.nvlink_cliques(matrix) == (tuple(range(len(matrix.gpus))),),
-        "nvlink_maximal_cliques": [list(clique) for clique in links.nvlink_cliques(matrix)],
-        "nvlink_components": [list(component) for component in links.nvlink_components(matrix)],
-        "gpu_cpu_affinity": dict(zip(matrix.gpus, matrix.cpu_affinity, strict=True)),
-        "gpu_numa_affinity": dict(zip(matrix.gpus, matrix.numa_affinity, strict=True)),
-        "gpu_numa_id": dict(zip(matrix.gpus, matrix.gpu_numa_id, strict=True)),
-        "closest_nics": {n.gpu: {"level": n.level, "nics": list(n.nics)} for n in links.nearest_nics(matrix)},
-    }
-    assert found == {key: record["truth"][key] for key in found}
-    if "damaged" in record["genuine"]:
-        assert warnings
-    elif record["complete"]:
-        assert not warnings
 
 
 @pytest.mark.parametrize("sidecar", samples("ibstat"))
