@@ -33,6 +33,18 @@ KINDS = {
     "scontrol-show-partition": Kind(
         "toolkit.slurm.parse_show", "parse_show_partition", "PARTITION_KEYS", "scontrol show partition"
     ),
+    "nvidia-smi-topo-m": Kind("toolkit.topology.links", "answer_nvidia_smi_topo", "KEYS", "nvidia-smi topo -m"),
+    "nvidia-smi-nvlink": Kind(
+        "toolkit.topology.parsers.nvidia_smi_nvlink", "answer_nvidia_smi_nvlink", "KEYS", "nvidia-smi nvlink --status"
+    ),
+    "nvidia-smi-q": Kind("toolkit.topology.parsers.nvidia_smi_q", "answer_nvidia_smi_q", "KEYS", "nvidia-smi -q"),
+    "nvidia-smi-query-gpu": Kind(
+        "toolkit.topology.parsers.nvidia_smi_query", "answer_nvidia_smi_query", "KEYS",
+        "nvidia-smi --query-gpu=... --format=csv",
+    ),
+    "rocm-smi-showtopo": Kind(
+        "toolkit.topology.parsers.rocm_smi_topo", "answer_rocm_smi_topo", "KEYS", "rocm-smi --showtopo"
+    ),
     "hostlist": Kind("toolkit.slurm.parse_hostlist", "parse_hostlist", "KEYS", "a list of hosts"),
     "lscpu": Kind("toolkit.topology.parsers.lscpu", "answer_lscpu", "KEYS", "lscpu"),
     "numactl-H": Kind("toolkit.topology.parsers.numactl", "answer_numactl", "KEYS", "numactl -H"),

@@ -27,7 +27,13 @@ _ROWS = frozenset({"line dropped", "lines swapped"})
 _COLUMNS = frozenset({"column swapped", "column lost"})
 _IN_ROW = frozenset({"cells swapped"})
 # kind: [(accidents, the lines that they must not touch, why the text is as valid as before)].
-VALID: dict[str, list[tuple[frozenset[str], str, str]]] = {}
+VALID: dict[str, list[tuple[frozenset[str], str, str]]] = {
+    "nvidia-smi-query-gpu": [
+        (_COLUMNS, r"^$", "fields may be asked for in any order and number"),
+        (frozenset({"line dropped"}), r"^[a-z]|^0, ", "no line says how many GPUs there are"),
+        (frozenset({"line duplicated"}), r"^[a-z]|, 0000|GPU-", "GPUs without an index may have equal rows"),
+    ]
+}
 
 
 def leaves_valid_text(kind: str, name: str, touched: list[str]) -> bool:
@@ -90,6 +96,11 @@ def _digest(value: Any, answer: Mapping[str, Any], text: str) -> bool:
     return value == hashlib.sha1("\n".join(answer["expansion"]).encode()).hexdigest()
 
 
+def across_blanks(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    """A list that a wrapped terminal cut in two."""
+    return str(value) in re.sub(r"\s", "", text)
+
+
 # kind: key, at the top or below: how its values follow from the text.
 DERIVED: dict[str, dict[str, Rule]] = {
     "hostlist": {"expected": word("reject"), "count": length_of("expansion"), "expansion_sha1": _digest},
@@ -117,5 +128,18 @@ DERIVED: dict[str, dict[str, Rule]] = {
         "nranks": FREE, "nodes": matches(" Rank "), "result_rows": at_most_lines,
         "busbw_over_algbw_expected": FREE, "busbw_over_algbw_seen": FREE,
     },
+    "nvidia-smi-topo-m": {
+        "gpu_pair_link_counts": FREE, "gpu_link_summary": FREE, "nvlink_maximal_cliques": FREE,
+        "nvlink_components": FREE,
+        "gpu_count": length_of("gpu_cpu_affinity"), "nic_count": length_of("nic_columns"),
+        "gpu_cpu_affinity": across_blanks, "gpu_numa_affinity": across_blanks,
+    },
+    "nvidia-smi-nvlink": {
+        "gpu_count": length_of("gpus"), "active": matches(r"Link .*GB/s"), "speeds": matches(r"Link .*GB/s"),
+        "inactive": matches("Link .*<inactive>"),
+    },
+    "nvidia-smi-q": {"gpu_blocks": length_of("bus_ids")},
+    "nvidia-smi-query-gpu": {"gpu_count": matches(r"^.*\S")},
+    "rocm-smi-showtopo": {"gpu_count": matches(r"GPU ?\[?[0-9]"), "link_summary": FREE},
     "sacct": {"physical_lines": matches(r"^"), "columns": FREE, "rows_with_other_field_count": FREE},
 }  # fmt: skip
