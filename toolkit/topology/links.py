@@ -75,7 +75,7 @@ def nvlink_cliques(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
     """Maximal sets of two or more GPU indices in which every pair has NVLink, ordered.
 
     Bron and Kerbosch, "Algorithm 457: finding all cliques of an undirected graph", CACM 16 (1973), with the pivot of
-    Tomita, Tanaka and Takahashi (2006): without it a machine of 32 GPUs that are all joined takes hours.
+    Tomita, Tanaka and Takahashi (2006): without it every subset of GPUs that are all joined is visited.
     """
     neighbours = _nvlink_neighbours(matrix)
     cliques: list[tuple[int, ...]] = []
