@@ -58,8 +58,17 @@ def test_warnings_name_their_source(on_path):
         environ={"SLURM_TOPOLOGY_ADDR": "leaf2.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.node"},
     )
     assert facts.adapters.value[0].name == "mlx5_0"
-    assert facts.warnings == ("ibstat: line 2: not part of an adapter: 'oops'",)
+    assert facts.warnings[0] == "ibstat: line 2: not part of an adapter: 'oops'"
     assert facts.switches.value.leaf == "leaf2"
+
+
+@pytest.mark.parametrize(
+    ("said", "value", "missing"), [("echo", (), ""), ("echo banner", None, "not what ibstat prints: 'banner'")]
+)
+def test_no_adapters_and_no_answer_of_ibstat_are_told_apart(said, value, missing, on_path):
+    on_path("ibstat", said)
+    adapters = probe_node(Fact("node7", "test"), environ={}).adapters
+    assert (adapters.value, adapters.missing) == (value, missing)
 
 
 def test_topo_show_prints_facts_with_sources_without_torch(on_path):

@@ -55,6 +55,7 @@ KINDS = {
     ),
     "nccl-log": Kind("toolkit.topology.parsers.nccl_log", "answer_nccl_log", "KEYS", "NCCL with NCCL_DEBUG=INFO"),
     "nccl-tests": Kind("toolkit.topology.parsers.nccl_tests", "answer_nccl_tests", "KEYS", "all_reduce_perf"),
+    "ibstat": Kind("toolkit.topology.parsers.ibstat", "answer_ibstat", "KEYS", "ibstat"),
 }  # fmt: skip
 Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 

@@ -107,5 +107,10 @@ def _probe_adapters(timeout_s: float) -> tuple[Fact[tuple[Adapter, ...]], tuple[
     result = run_command(ADAPTER_COMMAND, timeout_s)
     if result.output is None:
         return Fact(None, source, result.missing), ()
-    adapters, warnings = parse_ibstat(result.output)
+    if not result.output.strip():
+        return Fact((), source), ()  # ibstat prints nothing where there is no adapter
+    try:
+        adapters, warnings = parse_ibstat(result.output)
+    except ToolkitError as error:
+        return Fact(None, source, error.message), ()
     return Fact(adapters, source), _named(source, warnings)
