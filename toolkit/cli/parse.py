@@ -56,6 +56,8 @@ KINDS = {
     "nccl-log": Kind("toolkit.topology.parsers.nccl_log", "answer_nccl_log", "KEYS", "NCCL with NCCL_DEBUG=INFO"),
     "nccl-tests": Kind("toolkit.topology.parsers.nccl_tests", "answer_nccl_tests", "KEYS", "all_reduce_perf"),
     "ibstat": Kind("toolkit.topology.parsers.ibstat", "answer_ibstat", "KEYS", "ibstat"),
+    "ibstatus": Kind("toolkit.topology.parsers.ibstatus", "answer_ibstatus", "KEYS", "ibstatus"),
+    "ibv_devinfo": Kind("toolkit.topology.parsers.ibv_devinfo", "answer_ibv_devinfo", "KEYS", "ibv_devinfo"),
 }  # fmt: skip
 Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 

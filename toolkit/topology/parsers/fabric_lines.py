@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolkit.errors import CheckFailedError
@@ -49,7 +50,7 @@ def read_lines(
     numbered = _without_prefix(numbered, evidence)
     if not any(evidence.match(line) for _, line in numbered):
         raise CheckFailedError(f"not what {command} prints: {numbered[0][1][:60]!r}", where=f"line {numbered[0][0]}")
-    if raw[-1].strip():
+    if raw[-1]:
         warnings.append(f"line {len(raw)}: no line end stands behind it, so that it may be cut")
     return [
         Line(number, line, number == len(raw))
@@ -66,6 +67,17 @@ def strange(line: Line, of: str) -> str:
 def is_odd_device(name: str) -> bool:
     """Whether a name begins as those of a common driver do and goes on as none does: a part of it is lost."""
     return any(name.startswith(begin) and not form.fullmatch(name) for begin, form in _DEVICES.items())
+
+
+def out_of_order(names: Sequence[str]) -> int | None:
+    """The place of the first name that a sorted list would not have there, as text nor by number."""
+
+    def by_number(name: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name) if part]
+
+    if list(names) in (sorted(names), sorted(names, key=by_number)):
+        return None
+    return next(place for place in range(1, len(names)) if by_number(names[place - 1]) > by_number(names[place]))
 
 
 def _without_prefix(numbered: list[tuple[int, str]], evidence: re.Pattern[str]) -> list[tuple[int, str]]:

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.topology.parsers.fabric_lines import Line, is_odd_device, read_lines, strange
-from toolkit.topology.parsers.key_sections import Keys, Section, one_of
+from toolkit.topology.parsers.fabric_lines import out_of_order, read_lines, strange
+from toolkit.topology.parsers.key_sections import Devices, Keys, Section, one_of
 
 KEYS = {
     "ca_count": "how many adapters are printed",
@@ -137,64 +137,28 @@ def answer_ibstat(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def _read(text: str) -> tuple[list[Section], tuple[str, ...]]:
     warnings: list[str] = []
-    sections: list[Section] = []
-    adapter: Section | None = None  # None also below keys of an adapter whose header is lost
+    devices = Devices(ADAPTER_KEYS, PORT_KEYS, warnings)
     for line in read_lines(text, EVIDENCE, "ibstat", warnings):
         if match := ADAPTER_LINE.fullmatch(line.text):
-            if adapter and adapter.name == match[1] and not adapter.values and not adapter.parts:
-                warnings.append(f"line {line.number}: the header of {match[1]} is printed a second time")
-                continue
-            adapter = Section(match[1], line.number)
-            sections.append(adapter)
+            devices.begin_device(match[1], line)
         elif match := PORT_LINE.fullmatch(line.text):
-            adapter = _begin_port(adapter, match[1], line, warnings)
-        elif (match := KEY_LINE.fullmatch(line.text)) and match[1] in (*ADAPTER_KEYS.forms, *PORT_KEYS.forms):
-            adapter = _put(adapter, match[1], match[2], line, warnings)
+            devices.begin_port(match[1], line)
+        elif (match := KEY_LINE.fullmatch(line.text)) and devices.knows(match[1]):
+            devices.put(match[1], match[2].strip(), line)
         else:
             warnings.append(strange(line, "an adapter"))
-    _check(sections, warnings)
-    return sections, tuple(warnings)
-
-
-def _begin_port(adapter: Section | None, number: str, line: Line, warnings: list[str]) -> Section | None:
-    """The adapter that the port belongs to."""
-    last = adapter.parts[-1] if adapter and adapter.parts else None
-    if adapter is None:
-        warnings.append(f"line {line.number}: port {number} belongs to no adapter; it is not read")
-    elif last and last.name == number and not last.values:
-        warnings.append(f"line {line.number}: the header of port {number} is printed a second time")
-    elif last and int(last.name) >= int(number):
-        warnings.append(f"line {line.number}: port {number} behind port {last.name}: an adapter's header is lost")
-        return None
-    else:
-        adapter.parts.append(Section(number, line.number))
-    return adapter
-
-
-def _put(adapter: Section | None, key: str, value: str, line: Line, warnings: list[str]) -> Section | None:
-    """Read one key; the adapter that the next lines belong to, None where its header must be lost."""
-    if key in ADAPTER_KEYS.forms and adapter and not adapter.parts:
-        ADAPTER_KEYS.put(adapter, key, value.strip(), line, warnings)
-        return adapter
-    if key in PORT_KEYS.forms and adapter and adapter.parts:
-        PORT_KEYS.put(adapter.parts[-1], key, value.strip(), line, warnings)
-        return adapter
-    warnings.append(f"line {line.number}: {key} belongs to nothing above it; it is not read")
-    return adapter if key in PORT_KEYS.forms else None
+    devices.check("Number of ports")
+    _check(devices.sections, warnings)
+    return devices.sections, tuple(warnings)
 
 
 def _check(sections: list[Section], warnings: list[str]) -> None:
     """What one line says against another."""
-    names = [section.name for section in sections]
-    for place, section in enumerate(sections):
-        if section.name in names[:place]:
-            warnings.append(f"line {section.line}: {section.name} is printed a second time")
-        if is_odd_device(section.name):
-            warnings.append(f"line {section.line}: {section.name!r} is no usual name of an adapter")
-        count = section.number("Number of ports")
-        if count is not None and count != len(section.parts):
-            here = len(section.parts)
-            warnings.append(f"line {section.line}: {section.name} has {count} ports but {here} are printed")
+    place = out_of_order([section.name for section in sections])
+    if place is not None:
+        section = sections[place]
+        warnings.append(f"line {section.line}: {section.name} does not follow {sections[place - 1].name}")
+    for section in sections:
         for key, form in FORMS_OF_MLX5.items() if section.name.startswith("mlx5_") else ():
             value = section.get(key)
             if value is not None and not form.fullmatch(value):
@@ -202,8 +166,6 @@ def _check(sections: list[Section], warnings: list[str]) -> None:
                 section.values[key] = None
         for port in section.parts:
             warnings.extend(f"line {port.line}: {section.name} port {port.name}: {said}" for said in _against(port))
-    ADAPTER_KEYS.warn_of_missing([one for one in sections if one.values or not one.parts], "adapter", warnings)
-    PORT_KEYS.warn_of_missing([port for section in sections for port in section.parts], "port", warnings)
 
 
 def _against(port: Section) -> list[str]:

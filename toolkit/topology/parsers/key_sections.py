@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from toolkit.topology.parsers.fabric_lines import Line
+from toolkit.topology.parsers.fabric_lines import Line, is_odd_device
 
 
 @dataclass
@@ -75,3 +75,72 @@ class Keys:
 def one_of(*words: str) -> re.Pattern[str]:
     """The form of a value that is one of some words."""
     return re.compile("|".join(map(re.escape, words)))
+
+
+class Devices:
+    """Devices that are read line by line, with keys of their own and keys of the ports that are their parts.
+
+    What stands below a header that is lost is given to nobody.
+    """
+
+    def __init__(self, device_keys: Keys, port_keys: Keys, warnings: list[str]) -> None:
+        self.sections: list[Section] = []
+        self._device_keys, self._port_keys, self._warnings = device_keys, port_keys, warnings
+        self._here: Section | None = None  # the device that the next line belongs to
+
+    def knows(self, key: str) -> bool:
+        """Whether it is a key of a device or of a port."""
+        return key in self._device_keys.forms or key in self._port_keys.forms
+
+    def begin_device(self, name: str, line: Line) -> None:
+        """Read a device's header."""
+        last = self._here
+        if last and last.name == name and not last.values and not last.parts:
+            self._warn(line.number, f"the header of {name} is printed a second time")
+            return
+        if any(section.name == name for section in self.sections):
+            self._warn(line.number, f"{name} is printed a second time")
+        if is_odd_device(name):
+            self._warn(line.number, f"{name!r} is no usual name of a device")
+        self._here = Section(name, line.number)
+        self.sections.append(self._here)
+
+    def begin_port(self, number: str, line: Line) -> None:
+        """Read a port's header."""
+        last = self._here.parts[-1] if self._here and self._here.parts else None
+        if self._here is None:
+            self._warn(line.number, f"port {number} belongs to no device; it is not read")
+        elif last and last.name == number and not last.values:
+            self._warn(line.number, f"the header of port {number} is printed a second time")
+        elif last and int(last.name) >= int(number):
+            self._warn(line.number, f"port {number} behind port {last.name}: a device's header is lost")
+            self._here = None
+        else:
+            self._here.parts.append(Section(number, line.number))
+
+    def put(self, key: str, value: str, line: Line) -> None:
+        """Read a key of a device or of a port."""
+        of_device = key in self._device_keys.forms
+        if self._here and of_device and not self._here.parts:
+            self._device_keys.put(self._here, key, value, line, self._warnings)
+        elif self._here and not of_device and self._here.parts:
+            self._port_keys.put(self._here.parts[-1], key, value, line, self._warnings)
+        else:
+            self._warn(line.number, f"{key} belongs to nothing above it; it is not read")
+            if of_device:
+                self._here = None
+
+    def check(self, count_key: str) -> None:
+        """Look for missing keys, and for as many ports as `count_key` says."""
+        for section in self.sections:
+            count, here = section.number(count_key), len(section.parts)
+            if count is not None and count != here:
+                self._warn(section.line, f"{section.name} has {count} ports but {here} are printed")
+        # A port that was asked for alone stands under the bare name of its device.
+        devices = [section for section in self.sections if section.values or not section.parts]
+        self._device_keys.warn_of_missing(devices, "device", self._warnings)
+        ports = [port for section in self.sections for port in section.parts]
+        self._port_keys.warn_of_missing(ports, "port", self._warnings)
+
+    def _warn(self, number: int, what: str) -> None:
+        self._warnings.append(f"line {number}: {what}")
