@@ -58,6 +58,8 @@ KINDS = {
     "ibstat": Kind("toolkit.topology.parsers.ibstat", "answer_ibstat", "KEYS", "ibstat"),
     "ibstatus": Kind("toolkit.topology.parsers.ibstatus", "answer_ibstatus", "KEYS", "ibstatus"),
     "ibv_devinfo": Kind("toolkit.topology.parsers.ibv_devinfo", "answer_ibv_devinfo", "KEYS", "ibv_devinfo"),
+    "ibdev2netdev": Kind("toolkit.topology.parsers.ibdev2netdev", "answer_ibdev2netdev", "KEYS", "ibdev2netdev"),
+    "ibnetdiscover": Kind("toolkit.topology.parsers.ibnetdiscover", "answer_ibnetdiscover", "KEYS", "ibnetdiscover"),
 }  # fmt: skip
 Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 

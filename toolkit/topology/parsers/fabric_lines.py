@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolkit.errors import CheckFailedError
@@ -11,16 +10,6 @@ from toolkit.errors import CheckFailedError
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # The prompt at which the command was given.
 _PROMPT = re.compile(r"(\[[^\]]*\]|[\w.@:~/-]+)?[$#%>] \S.*")
-# Drivers' names of devices, by how they begin; udev and sites choose others, of which nothing is known.
-_DEVICES = {
-    "mlx": re.compile(r"mlx[45]_(?:[a-zA-Z]\w*)?[0-9]+"),
-    "hfi1": re.compile("hfi1_[0-9]+"),
-    "bnxt": re.compile(r"bnxt_re(?:_?[a-z]\w*)?[0-9]+"),
-    "irdma": re.compile("irdma[0-9]+"),
-    "cxi": re.compile("cxi[0-9]+"),
-    "enp": re.compile(r"enp[0-9]+s[0-9]+(?:f[0-9]+)?(?:d[0-9]+)?(?:np[0-9]+)?(?:v[0-9]+)?(?:[.:][0-9]+)?"),
-    "rdmap": re.compile("rdmap[0-9]+s[0-9]+(?:-.*)?"),
-}
 
 
 @dataclass(frozen=True)
@@ -62,22 +51,6 @@ def read_lines(
 def strange(line: Line, of: str) -> str:
     """The warning for a line that is nothing of the format."""
     return f"line {line.number}: not part of {of}: {line.text[:60]!r}"
-
-
-def is_odd_device(name: str) -> bool:
-    """Whether a name begins as those of a common driver do and goes on as none does: a part of it is lost."""
-    return any(name.startswith(begin) and not form.fullmatch(name) for begin, form in _DEVICES.items())
-
-
-def out_of_order(names: Sequence[str]) -> int | None:
-    """The place of the first name that a sorted list would not have there, as text nor by number."""
-
-    def by_number(name: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name) if part]
-
-    if list(names) in (sorted(names), sorted(names, key=by_number)):
-        return None
-    return next(place for place in range(1, len(names)) if by_number(names[place - 1]) > by_number(names[place]))
 
 
 def _without_prefix(numbered: list[tuple[int, str]], evidence: re.Pattern[str]) -> list[tuple[int, str]]:

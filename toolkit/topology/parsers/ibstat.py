@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.topology.parsers.fabric_lines import out_of_order, read_lines, strange
+from toolkit.topology.parsers.device_names import out_of_order
+from toolkit.topology.parsers.fabric_lines import read_lines, strange
 from toolkit.topology.parsers.key_sections import Devices, Keys, Section, one_of
 
 KEYS = {

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.topology.parsers.fabric_lines import is_odd_device, out_of_order, read_lines, strange
+from toolkit.topology.parsers.device_names import is_odd_device, out_of_order
+from toolkit.topology.parsers.fabric_lines import read_lines, strange
 from toolkit.topology.parsers.key_sections import Keys, Section, one_of
 
 KEYS = {

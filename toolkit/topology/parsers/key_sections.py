@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from toolkit.topology.parsers.fabric_lines import Line, is_odd_device
+from toolkit.topology.parsers.device_names import is_odd_device
+from toolkit.topology.parsers.fabric_lines import Line
 
 
 @dataclass
