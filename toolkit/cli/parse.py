@@ -60,6 +60,8 @@ KINDS = {
     "ibv_devinfo": Kind("toolkit.topology.parsers.ibv_devinfo", "answer_ibv_devinfo", "KEYS", "ibv_devinfo"),
     "ibdev2netdev": Kind("toolkit.topology.parsers.ibdev2netdev", "answer_ibdev2netdev", "KEYS", "ibdev2netdev"),
     "ibnetdiscover": Kind("toolkit.topology.parsers.ibnetdiscover", "answer_ibnetdiscover", "KEYS", "ibnetdiscover"),
+    "opainfo": Kind("toolkit.topology.parsers.opainfo", "answer_opainfo", "KEYS", "opainfo"),
+    "fi_info": Kind("toolkit.topology.parsers.fi_info", "answer_fi_info", "KEYS", "fi_info"),
 }  # fmt: skip
 Reader = Callable[[str], tuple[dict[str, Any], tuple[str, ...]]]
 

@@ -33,6 +33,12 @@ def is_odd_device(name: str) -> bool:
     return (bool(forms) and not any(form.fullmatch(name) for form in forms)) or not name[0].isalpha()
 
 
+def is_left_of(short: str, long: str) -> bool:
+    """Whether `short` is `long` without some of its letters."""
+    letters = iter(long)
+    return all(letter in letters for letter in short)
+
+
 def odd_ones(names: Sequence[str]) -> list[int]:
     """The places of names that are others' names without some letters."""
     stems = [re.sub("[0-9]", "", name) for name in names]
@@ -45,7 +51,7 @@ def odd_ones(names: Sequence[str]) -> list[int]:
         if is_whole(name) or name.startswith(("en", "ib", "et", "ro")):
             continue
         others = {stem for stem in stems if len(stem) > len(stems[place])}
-        if _TAIL_OF_A_SLOT.fullmatch(name) or any(_is_left_of(stems[place], stem) for stem in others):
+        if _TAIL_OF_A_SLOT.fullmatch(name) or any(is_left_of(stems[place], stem) for stem in others):
             odd.append(place)
     return odd
 
@@ -74,9 +80,3 @@ def after_a_gap(names: Sequence[str]) -> list[int]:
 
 def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split("([0-9]+)", name) if part]
-
-
-def _is_left_of(short: str, long: str) -> bool:
-    """Whether `short` is `long` without some of its letters."""
-    letters = iter(long)
-    return all(letter in letters for letter in short)
