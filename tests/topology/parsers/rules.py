@@ -21,6 +21,9 @@ WARNED: dict[tuple[str, str], tuple[str, str]] = {
     ("squeue", "001"): ("no header", "printed with --noheader"),
     ("sinfo", "001"): ("fields under", "one of its rows has a field more than the header"),
     ("nccl-tests", "009"): ("that of the rows", "its author took rows, columns and settings out"),
+    ("ibstat", "007"): ("ibpanic", "the command ended so, behind whole adapters"),
+    ("ibnetdiscover", "001"): ("no link", "a topology without links"),
+    ("fi_info", "003"): ("without version", "its author shortened it"),
 }  # fmt: skip
 
 _ROWS = frozenset({"line dropped", "lines swapped"})
@@ -33,6 +36,7 @@ VALID: dict[str, list[tuple[frozenset[str], str, str]]] = {
         (frozenset({"line dropped"}), r"^[a-z]|^0, ", "no line says how many GPUs there are"),
         (frozenset({"line duplicated"}), r"^[a-z]|, 0000|GPU-", "GPUs without an index may have equal rows"),
     ]
+    "ibdev2netdev": [(frozenset({"line dropped"}), r"(?!)", "each line is a port, and none says how many there are")]
 }
 
 
@@ -90,6 +94,18 @@ def _ring_or_stands(value: Any, answer: Mapping[str, Any], text: str) -> bool:
 def _product(value: Any, answer: Mapping[str, Any], text: str) -> bool:
     """Cores of all sockets: a count of lines, or so many that the processors are a multiple."""
     return at_most_lines(value, answer, text) or answer["cpus"] % value == 0
+def parts_of(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    """Put together from words of the text: mlx5_0:1 Down/Disabled."""
+    return all(part in text for part in re.split("[:/ ]", value))
+
+
+def hexadecimal(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    """A number that is printed with 0x and letters."""
+    return value in {int(digits, 16) for digits in re.findall("0x([0-9a-fA-F]+)", text)}
+
+
+def _lanes(value: Any, answer: Mapping[str, Any], text: str) -> bool:
+    return float(value) == float(answer["lane_speed"].removesuffix("Gb")) * answer["width"]
 
 
 def _digest(value: Any, answer: Mapping[str, Any], text: str) -> bool:
@@ -141,5 +157,14 @@ DERIVED: dict[str, dict[str, Rule]] = {
     "nvidia-smi-q": {"gpu_blocks": length_of("bus_ids")},
     "nvidia-smi-query-gpu": {"gpu_count": matches(r"^.*\S")},
     "rocm-smi-showtopo": {"gpu_count": matches(r"GPU ?\[?[0-9]"), "link_summary": FREE},
+    "ibstat": {
+        "ca_count": matches(r"CA '"), "port_count": matches(r"Port [0-9]+:"), "active_ports": matches(r"State: Active"),
+        "active_infiniband": parts_of, "active_ethernet": parts_of, "not_active": parts_of,
+    },
+    "ibstatus": {"port_count": matches(r"Infiniband device"), "active": matches(r"ACTIVE")},
+    "ibv_devinfo": {"device_count": matches(r"hca_id:"), "active_ports": parts_of},
+    "ibdev2netdev": {"rows": matches(r"==>")},
+    "ibnetdiscover": {"switch_lines": matches(r"^\s*Switch"), "ca_lines": matches(r"^\s*Ca")},
+    "opainfo": {"ports": matches(r"PortG"), "rate_gbps": _lanes, "lid": hexadecimal, "sm_lid": hexadecimal},
     "sacct": {"physical_lines": matches(r"^"), "columns": FREE, "rows_with_other_field_count": FREE},
 }  # fmt: skip

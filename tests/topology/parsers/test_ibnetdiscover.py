@@ -4,7 +4,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import CheckFailedError
@@ -105,6 +105,7 @@ def test_lists_of_nodes():
             '"S-aaaa000000000002"[34]',
             "line 12: the other end of port 33 does not lead back",
         ),
+        ('"S-aaaa000000000002"[33]', '"S-aaaa000000000002"[1]', "line 12: the other end of port 33 does not lead back"),
         ('"S-aaaa000000000002"[33]', '"S-aaaa000000000009"[33]', "line 12: 1 links lead to nodes that are not printed"),
         ("# Initiated", "# Initiate", "line 1: no heading 'Initiated from node'"),
         (
@@ -119,6 +120,11 @@ def test_lists_of_nodes():
 def test_one_line_against_another(said, instead, warning):
     found = parse_ibnetdiscover(TEXT.replace(said, instead, 1))[1]
     assert any(one.startswith(warning) or warning in one for one in found), found
+
+
+def test_a_node_with_two_guids_has_none():
+    nodes, _ = parse_ibnetdiscover(TEXT.replace("switchguid=0xaaaa000000000001", "switchguid=0xaaaa000000000003"))
+    assert (nodes[0].guid, nodes[0].lid, nodes[1].guid) == (None, 11, 0xAAAA000000000002)
 
 
 def test_nodes_twice_and_nodes_without_links():
@@ -151,6 +157,7 @@ def test_texts_of_something_else_are_refused():
             answer_ibnetdiscover(text)
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(TEXT)), st.integers(0, 80), st.text(max_size=5), st.randoms(use_true_random=False))
 def test_damage_never_raises_nor_counts_what_is_not_there(begin, count, put, rng: random.Random):
     lines = (TEXT[:begin] + put + TEXT[begin + count :]).split("\n")

@@ -4,7 +4,7 @@ import contextlib
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import CheckFailedError
@@ -107,11 +107,16 @@ def test_a_lost_header_gives_no_port_to_another_adapter():
     assert facts["cas"] == answer_ibstat(ONE)[0]["cas"]
     assert any("line 18: CA type belongs to nothing" in warning for warning in warnings)
 
-    # Both headers: the keys of the second port stand under the first, so that neither port's own count.
+    # Both headers: what stands below a key that is printed again is not the first port's.
     facts, warnings = answer_ibstat("".join(lines[:17] + lines[25:]))
+    assert facts["cas"] == answer_ibstat(ONE)[0]["cas"]
+    assert any("line 18: State is printed a second time" in warning for warning in warnings)
+
+    # From the middle of one port to the middle of the other: nothing says which of two values is whose.
+    facts, warnings = answer_ibstat("".join(lines[:12] + lines[28:]))
     (port,) = facts["cas"][0]["ports"]
-    assert (port["base_lid"], port["rate"]) == (None, 400)
-    assert any("a second Base lid" in warning for warning in warnings)
+    assert port == {"port": 1, "state": "Active", "phys": "LinkUp", "rate": 400, "base_lid": None}
+    assert any("line 13: a second Base lid" in warning for warning in warnings)
 
 
 def test_joined_repeated_and_swapped_lines_are_named():
@@ -164,6 +169,7 @@ def test_texts_of_something_else_are_refused():
         assert error.value.where == "line 1"
 
 
+@settings(deadline=None)
 @given(
     st.tuples(st.integers(0, len(TWO)), st.integers(0, 60), st.sampled_from(["", "X", "\t", "\n", "²", "9" * 30, "'"]))
 )
@@ -173,6 +179,7 @@ def test_damage_never_raises(damage):
     assert all(re.match(r"line \d+: ", warning) for warning in warnings)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text):
     with contextlib.suppress(CheckFailedError):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import CheckFailedError
@@ -82,6 +82,12 @@ def test_a_lost_header_gives_no_facts_to_another_port():
     assert any("the header of a port is lost" in warning for warning in warnings)
 
 
+def test_every_repeated_line_is_named_and_counts_once():
+    for line in ONE.rstrip().splitlines(keepends=True):
+        facts, warnings = answer_ibstatus(ONE.replace(line, line.rstrip("\n") + "\n" + line, 1))
+        assert facts == answer_ibstatus(ONE)[0] and any("second time" in warning for warning in warnings), line
+
+
 def test_contradictions_between_lines_are_named():
     for text, said in [
         (ONE.replace("5: LinkUp", "3: Disabled"), "does not go with"),
@@ -95,6 +101,7 @@ def test_contradictions_between_lines_are_named():
         assert said in "".join(answer_ibstatus(text)[1])
 
 
+@settings(deadline=None)
 @given(st.integers(1, len(TWO) - 1))
 def test_a_text_that_is_cut_states_nothing_new(size):
     try:
@@ -107,6 +114,7 @@ def test_a_text_that_is_cut_states_nothing_new(size):
         assert all(value in (None, right[key]) for key, value in port.items())
 
 
+@settings(deadline=None)
 @given(st.text(max_size=60), st.integers(0, len(TWO)))
 def test_any_text_is_read_or_refused(text, place):
     answer_ibstatus(ONE + text + TWO[place:])

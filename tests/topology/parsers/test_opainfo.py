@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import CheckFailedError
@@ -102,6 +102,7 @@ def test_every_lost_joined_or_repeated_line_is_named():
     assert facts == answer_opainfo(ONE)[0] and "line 12: the header of a port is lost" in warnings
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(ONE)))
 def test_a_text_that_is_cut_states_nothing_new(size):
     try:
@@ -113,6 +114,7 @@ def test_a_text_that_is_cut_states_nothing_new(size):
     assert all(value in (None, whole[key]) or key == "ports" for key, value in facts.items())
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(ONE)), st.integers(0, 60), st.text(max_size=5))
 def test_damage_never_raises(begin, count, put):
     try:

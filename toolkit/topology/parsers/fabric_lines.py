@@ -1,4 +1,8 @@
-"""The lines of an output of a fabric command, without what terminals, logs and mails put around them."""
+"""The lines of an output of a fabric command, without what terminals, logs and mails put around them.
+
+What stands before each line is told by the lines that only the command prints: a name and a colon alone may be a part of
+the text here (0000:1a:00.0 of `ibdev2netdev -v`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 from toolkit.errors import CheckFailedError
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]")
 # The prompt at which the command was given.
 _PROMPT = re.compile(r"(\[[^\]]*\]|[\w.@:~/-]+)?[$#%>] \S.*")
 
@@ -32,7 +36,7 @@ def read_lines(
     Raises:
         CheckFailedError: no line is the command's.
     """
-    raw = [_ESCAPES.sub("", line).replace("\r", "") for line in text.split("\n")]
+    raw = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n" if "\n" not in text else "").split("\n")
     numbered = [(number, line.strip()) for number, line in enumerate(raw, 1) if line.strip()]
     if not numbered:
         raise CheckFailedError(f"nothing that {command} prints: the text is empty", where="line 1")
@@ -40,7 +44,7 @@ def read_lines(
     if not any(evidence.match(line) for _, line in numbered):
         raise CheckFailedError(f"not what {command} prints: {numbered[0][1][:60]!r}", where=f"line {numbered[0][0]}")
     if raw[-1]:
-        warnings.append(f"line {len(raw)}: no line end stands behind it, so that it may be cut")
+        warnings.append(f"line {len(raw)}: has no line end, so that it may be cut: {raw[-1].strip()[-60:]!r}")
     return [
         Line(number, line, number == len(raw))
         for number, line in numbered

@@ -52,7 +52,7 @@ def parse_ibdev2netdev(text: str) -> tuple[tuple[Interface, ...], tuple[str, ...
                 warnings.append(strange(line, "the table"))
             continue
         match = ROW.fullmatch(" ".join(line.text.split()))
-        if match is None:
+        if match is None or _are_swapped(match):
             warnings.append(f"line {line.number}: no device with its interface can be read from {line.text[:60]!r}")
             interfaces.append(Interface(None, None, None, None, None))
         else:
@@ -83,6 +83,10 @@ def answer_ibdev2netdev(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         ],
     }
     return facts, warnings
+
+
+def _are_swapped(match: re.Match[str]) -> bool:
+    return match["device"].startswith(("en", "eth", "bond")) or (match["interface"] or "").startswith(("mlx", "hfi1_"))
 
 
 def _interface(match: re.Match[str]) -> Interface:

@@ -113,7 +113,7 @@ def _read(text: str) -> tuple[list[Section], tuple[str, ...]]:
                 warnings.append(f"line {line.number}: the header of a port is lost")
                 here = None
             if here:
-                PORT_KEYS.put(here, match[1], match[2], line, warnings)
+                here = here if PORT_KEYS.put(here, match[1], match[2], line, warnings) else None
             else:
                 warnings.append(f"line {line.number}: {match[1]} belongs to no port; it is not read")
         else:

@@ -47,15 +47,15 @@ class Keys:
     forms: Mapping[str, re.Pattern[str]]
     whole: frozenset[str] = frozenset()
 
-    def put(self, section: Section, key: str, value: str, line: Line, warnings: list[str]) -> None:
-        """Read one line into the section."""
+    def put(self, section: Section, key: str, value: str, line: Line, warnings: list[str]) -> bool:
+        """Read one line into the section; False where it begins another one, whose header is lost."""
         if key in section.values:
             if section.values[key] == value:
                 warnings.append(f"line {line.number}: {key} is printed a second time")
-            else:
-                warnings.append(f"line {line.number}: a second {key} in one section, so that neither counts")
-                section.values[key] = None
-            return
+                return key == next(reversed(section.values))  # a line that is doubled follows itself
+            warnings.append(f"line {line.number}: a second {key} in one section, so that neither counts")
+            section.values[key] = None
+            return False
         order = list(self.forms)
         if any(order.index(other) > order.index(key) for other in section.values):
             warnings.append(f"line {line.number}: {key} stands behind keys that are printed after it")
@@ -63,6 +63,7 @@ class Keys:
         if not fits:
             warnings.append(f"line {line.number}: {key} is not read from {value[:60]!r}")
         section.values[key] = value if fits and (not line.cut or key in self.whole) else None
+        return True
 
     def warn_of_missing(self, sections: Sequence[Section], what: str, warnings: list[str]) -> None:
         """Name the sections without a key that others have; one that stands alone should have all of them."""
@@ -123,13 +124,14 @@ class Devices:
         """Read a key of a device or of a port."""
         of_device = key in self._device_keys.forms
         if self._here and of_device and not self._here.parts:
-            self._device_keys.put(self._here, key, value, line, self._warnings)
+            goes_on = self._device_keys.put(self._here, key, value, line, self._warnings)
         elif self._here and not of_device and self._here.parts:
-            self._port_keys.put(self._here.parts[-1], key, value, line, self._warnings)
+            goes_on = self._port_keys.put(self._here.parts[-1], key, value, line, self._warnings)
         else:
             self._warn(line.number, f"{key} belongs to nothing above it; it is not read")
-            if of_device:
-                self._here = None
+            goes_on = not of_device
+        if not goes_on:
+            self._here = None
 
     def check(self, count_key: str) -> None:
         """Look for missing keys, and for as many ports as `count_key` says."""

@@ -93,7 +93,7 @@ def parse_opainfo(text: str) -> tuple[tuple[OmniPathPort, ...], tuple[str, ...]]
                 warnings.append(f"line {line.number}: the header of a port is lost")
                 here = None
             if here:
-                PORT_KEYS.put(here, match[1], match[2], line, warnings)
+                here = here if PORT_KEYS.put(here, match[1], match[2], line, warnings) else None
             else:
                 warnings.append(f"line {line.number}: {match[1]} belongs to no port; it is not read")
         elif not CABLE.fullmatch(line.text):
