@@ -35,8 +35,8 @@ VALID: dict[str, list[tuple[frozenset[str], str, str]]] = {
         (_COLUMNS, r"^$", "fields may be asked for in any order and number"),
         (frozenset({"line dropped"}), r"^[a-z]|^0, ", "no line says how many GPUs there are"),
         (frozenset({"line duplicated"}), r"^[a-z]|, 0000|GPU-", "GPUs without an index may have equal rows"),
-    ]
-    "ibdev2netdev": [(frozenset({"line dropped"}), r"(?!)", "each line is a port, and none says how many there are")]
+    ],
+    "ibdev2netdev": [(frozenset({"line dropped"}), r"(?!)", "each line is a port, and none says how many there are")],
 }
 
 
@@ -94,6 +94,8 @@ def _ring_or_stands(value: Any, answer: Mapping[str, Any], text: str) -> bool:
 def _product(value: Any, answer: Mapping[str, Any], text: str) -> bool:
     """Cores of all sockets: a count of lines, or so many that the processors are a multiple."""
     return at_most_lines(value, answer, text) or answer["cpus"] % value == 0
+
+
 def parts_of(value: Any, answer: Mapping[str, Any], text: str) -> bool:
     """Put together from words of the text: mlx5_0:1 Down/Disabled."""
     return all(part in text for part in re.split("[:/ ]", value))
