@@ -16,9 +16,9 @@ import pytest
 import torch
 from ckpt_runs import ALONE, SHARD, flip
 
-from toolkit.checkpoint import Checkpointer
-from toolkit.checkpoint import checkpointer as module
+from toolkit.checkpoint import Checkpointer, checkpointer
 from toolkit.checkpoint.folder.one_writer import WRITER, Writer
+from toolkit.checkpoint.loading import falling_back, one_checkpoint
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import utc_now
 from toolkit.supervise.allocation import process_start_ticks
@@ -53,7 +53,8 @@ def test_a_step_that_was_saved_before_an_older_one_was_loaded_is_saved_anew(tmp_
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, name: str, happens) -> None:
-    """Something happens once, just before the checkpointer calls a function."""
+    """Something happens once, just before a load calls a function."""
+    module = falling_back if name == "verify_quickly" else one_checkpoint
     function, once = getattr(module, name), [happens]
 
     def late(*given, **named):
@@ -165,7 +166,7 @@ def test_a_full_stderr_fails_no_retention(tmp_path, monkeypatch):
     def fail(*_given):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(module, "retain", fail)
+    monkeypatch.setattr(checkpointer, "retain", fail)
     monkeypatch.setattr(sys, "stderr", FullDisk())
     checkpoints.save(2, x(2), {})
     assert names_in(tmp_path) == ["step-00000001", "step-00000002"]

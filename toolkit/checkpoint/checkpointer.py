@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,21 +15,17 @@ from typing import Any, Literal
 import torch
 
 from toolkit.checkpoint.agreement import Ranks
-from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
-from toolkit.checkpoint.failures import RankFailure, load_error, save_error
-from toolkit.checkpoint.folder.choice import good_manifest, others_beside, step_of_any
-from toolkit.checkpoint.folder.commit import set_aside, take_over
+from toolkit.checkpoint.failures import RankFailure, save_error
+from toolkit.checkpoint.folder.choice import step_of_any
+from toolkit.checkpoint.folder.commit import take_over
 from toolkit.checkpoint.folder.deletion import await_deletions, discard, discard_at_end, discard_later
 from toolkit.checkpoint.folder.one_writer import refuse_others
 from toolkit.checkpoint.folder.retention import Retention, retain
-from toolkit.checkpoint.folder.verify import verify_quickly
 from toolkit.checkpoint.format.filters import Compression, check_compression
-from toolkit.checkpoint.format.layout import aside_of, committed_steps, new_token, part_folder, step_folder
-from toolkit.checkpoint.format.manifest import Manifest
+from toolkit.checkpoint.format.layout import committed_steps, new_token, part_folder, step_folder
 from toolkit.checkpoint.format.manifest_file import read_manifest
-from toolkit.checkpoint.loading.planned import planned_load
-from toolkit.checkpoint.loading.planner import KeptTensors, LoadPlanner
-from toolkit.checkpoint.loading.shared_checks import share_of_checks
+from toolkit.checkpoint.loading.falling_back import FallingBack
+from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, Wanted, load_exactly
 from toolkit.checkpoint.quiet import without_collection
 from toolkit.checkpoint.saving.background import Background, OnEnd
 from toolkit.checkpoint.saving.finish import Description
@@ -43,22 +38,6 @@ from toolkit.errors import ToolkitError
 from toolkit.world.facts import World
 
 _DELETIONS_S = 60.0  # all ranks wait so long at most, far less than a collective may take
-
-
-@dataclass(frozen=True)
-class LoadedCheckpoint:
-    """What `load` found: `state` as it was saved, `world_size` of the ranks that saved it.
-
-    `missing` names the optional tensors that the checkpoint does not hold; they were left as they are. `bytes_read`
-    are those that this rank asked of the shard files.
-    """
-
-    step: int
-    state: dict[str, Any]
-    world_size: int
-    path: Path
-    missing: tuple[str, ...] = ()
-    bytes_read: int = 0
 
 
 class Checkpointer:
@@ -220,7 +199,7 @@ class Checkpointer:
             raise ToolkitError(f"{step!r} is no step", where="step", fix="give the optimizer steps done, 0 or more")
         if step != self._at_step:
             return False
-        return self._ranks.from_rank_zero(lambda: _exists(step_folder(self._directory, step)))
+        return self._ranks.from_rank_zero(lambda: step in committed_steps(self._directory))
 
     def _prepare(
         self, step: int, tensors: dict[str, Any], state: dict[str, Any], staging: StagingBuffer | None = None
@@ -284,6 +263,7 @@ class Checkpointer:
         source: Path | None = None,
         optional: Iterable[str] = (),
         newer_than: Path | None = None,
+        otherwise: Path | None = None,
     ) -> LoadedCheckpoint | None:
         """Fill `tensors` in place, on all ranks, from the newest checkpoint that is good, or from `source`.
 
@@ -296,78 +276,38 @@ class Checkpointer:
             source: a checkpoint folder; this one and no other.
             newer_than: a checkpoint; of the run's own only those of later steps are tried. Where it is another
                 run's, all are.
+            otherwise: a checkpoint folder, which is loaded where the run has none to load.
             optional: keys that the checkpoint need not hold: "random.rank-00003", or "random" for all below. Those
                 that it does not hold stay as they are.
 
         Returns:
-            None when there is no checkpoint, or none newer than `newer_than`.
+            None when there is no checkpoint, or none newer than `newer_than`; the tensors are as they were.
 
         Raises:
             ToolkitError: when a tensor is missing or of another shape, the same on every rank.
-            CorruptCheckpointError: when `source` is damaged, with the others beside it that look whole; when
+            OwnFailureError: when a damaged checkpoint may have written into a large tensor that the one before it lacks.
+                The next attempt loads that one.
+            CorruptCheckpointError: when `source` or `otherwise` is damaged, with the others beside it that look whole; when
                 all that the run has was found damaged, now or by an earlier attempt.
         """
         self.wait()
         self._at_step = None  # the state is another one from here on
-        wanted = tuple(optional)
+        wanted = Wanted(tensors, tuple(optional), threads_for(self._ranks))
         if source is not None:
-            return self._load_exactly(Path(source), tensors, wanted)
-        after = self._step_of_own(newer_than)
-        try:
-            kept = self._ranks.together(lambda: KeptTensors(tensors, wanted))
-        except RankFailure as failure:
-            raise load_error(self._directory, failure) from failure
-        passed: set[Path] = set()  # on rank 0
-        while (newest := self._ranks.from_rank_zero(partial(self._newest_good, after, passed))) is not None:
-            folder, manifest = newest
-            try:
-                loaded = self._load_from(folder, manifest, tensors, wanted)
-            except CorruptCheckpointError as error:
-                self._ranks.from_rank_zero(partial(self._pass_over, folder, str(error), passed))
-                kept.restore()
-                continue
-            self._at_step = loaded.step
-            return loaded
-        if newer_than is None:
-            self._ranks.from_rank_zero(partial(self._refuse_to_forget, passed))
-        return None
-
-    def _refuse_to_forget(self, passed: set[Path]) -> None:
-        """Where only damaged checkpoints are left, a start from zero is the user's decision and not ours."""
-        aside = {path: aside_of(path) for path in sorted(self._directory.glob("step-*"))}
-        bad = [path for path, found in aside.items() if path in passed or (found is not None and found[1] == "bad")]
-        if bad:
-            raise CorruptCheckpointError(
-                f"all checkpoints are damaged: {', '.join(path.name for path in bad)}",
-                where=str(self._directory),
-                fix=f"{others_beside(bad[-1])}, or remove them to begin from zero",
-            )
-
-    def _load_exactly(self, source: Path, tensors: dict[str, Any], optional: tuple[str, ...]) -> LoadedCheckpoint:
-        try:
-            manifest = self._ranks.from_rank_zero(lambda: good_manifest(source))
-            return self._load_from(source, manifest, tensors, optional)
-        except CorruptCheckpointError as error:
-            fix = self._ranks.from_rank_zero(lambda: others_beside(source))
-            place = f"{Path(error.where).name}: " if error.where else ""
-            message = f"checkpoint {source.name} is damaged: {place}{error.message}"
-            raise CorruptCheckpointError(message, where=str(source.parent), fix=fix) from None
-
-    def _load_from(
-        self, folder: Path, manifest: Manifest, tensors: dict[str, Any], optional: tuple[str, ...]
-    ) -> LoadedCheckpoint:
-        ranks = self._ranks
-        planner = LoadPlanner(optional)
-        try:
-            planned = ranks.together(lambda: planned_load(folder, manifest, tensors, planner))
-            touched = planned.touched_blocks()
-            of_node = ranks.exchange_on_node(touched)
-            others = share_of_checks(touched, of_node, ranks.place_on_node)
-            bytes_read = ranks.together(lambda: planned.read(threads=threads_for(ranks), checked_by_others=others))
-        except RankFailure as failure:
-            raise load_error(folder, failure) from failure
-        self._in_use = frozenset({self._step_of_own(folder)})
-        return LoadedCheckpoint(manifest.step, manifest.state, manifest.world_size, folder, planner.missing, bytes_read)
+            loaded: LoadedCheckpoint | None = load_exactly(self._ranks, Path(source), wanted)
+        else:
+            after = self._step_of_own(newer_than)
+            falling = FallingBack(self._ranks, self._directory, self._attempt, wanted, after=after)
+            loaded = falling.load_newest()
+            if loaded is not None:
+                self._at_step = loaded.step
+            elif otherwise is not None:
+                loaded = falling.load_instead(Path(otherwise))
+            else:
+                falling.load_nothing(may_forget=newer_than is not None)
+        if loaded is not None:
+            self._in_use = frozenset({self._step_of_own(loaded.path)})
+        return loaded
 
     def _step_of_own(self, folder: Path | None) -> int:
         """The step of one of this run's checkpoints, -1 for none and for another run's."""
@@ -375,32 +315,6 @@ class Checkpointer:
         if folder is None or step is None or folder.parent.resolve() != self._directory.resolve():
             return -1
         return step
-
-    def _newest_good(self, after: int, passed: set[Path]) -> tuple[Path, Manifest] | None:
-        """The newest checkpoint of a step later than `after` that is whole at a quick look, and was not passed over."""
-        while True:
-            steps = committed_steps(self._directory)  # anew: whoever saves here may have let go what was looked at
-            step = max((step for step, folder in steps.items() if step > after and folder not in passed), default=None)
-            if step is None:
-                return None
-            manifest, problems = verify_quickly(steps[step])
-            if manifest is not None and not problems:
-                return steps[step], manifest
-            self._pass_over(steps[step], "; ".join(map(str, problems)), passed)
-
-    def _pass_over(self, folder: Path, reason: str, passed: set[Path]) -> None:
-        """Put a damaged checkpoint out of the way, where that is this process's business."""
-        passed.add(folder)
-        if not _exists(folder):  # whoever writes here let it go meanwhile
-            tell(f"checkpoint {folder.name} went away while it was read")
-            return
-        try:
-            refuse_others(self._directory, self._attempt)
-            aside = set_aside(folder, "bad", self._attempt)
-        except (OSError, ToolkitError) as error:
-            tell(f"checkpoint {folder.name} is damaged: {reason}; it stays where it is: {error}")
-        else:
-            tell(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
 
     def _retain(self) -> None:
         """Retention, on rank 0. The new checkpoint is committed, so trouble here is told and not raised."""
@@ -414,10 +328,3 @@ class Checkpointer:
         if gone:  # its files are written over by the next save, which takes new ones half the time
             self._spare = gone[-1]
             discard_at_end(gone[-1])
-
-
-def _exists(folder: Path) -> bool:
-    try:
-        return folder.exists()
-    except OSError as error:  # a stale handle of NFS, say
-        raise host_cannot_read(error, folder) from None

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from toolkit.checkpoint.agreement import from_rank_zero
-from toolkit.checkpoint.checkpointer import Checkpointer, LoadedCheckpoint
-from toolkit.checkpoint.loading.planner import KeptTensors
+from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint
 from toolkit.checkpoint.saving.background import OnEnd
 from toolkit.errors import ToolkitError
 from toolkit.train.matching import Stored, check_weights, left_over, refuse_tied, shapes_of, without_names
@@ -134,13 +134,9 @@ class TrainingState:
         make_room(self.optimizer)
         drawn = self._streams(world).states()
         tensors = self._tensors() | {"random": {_stream_key(world.rank): drawn}}
-        # Begins anew where the run's own are damaged: what a load has written by then must not stay.
-        made = KeptTensors(tensors if take == "weights" else {}, ("model", "modules"))
-        loaded = checkpointer.load(tensors, newer_than=source, optional=_OPTIONAL)
-        if loaded is None and source is not None and take == "all":
-            loaded = checkpointer.load(tensors, source=source, optional=_OPTIONAL)
+        otherwise = source if take == "all" else None
+        loaded = checkpointer.load(tensors, newer_than=source, otherwise=otherwise, optional=_OPTIONAL)
         if loaded is None:
-            made.restore()
             self.optimizer.state.clear()
             self.optimizer.state.update(before)
             if source is None:

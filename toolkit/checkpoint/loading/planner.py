@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
@@ -18,22 +17,6 @@ from torch.distributed.tensor import DTensor
 from toolkit.checkpoint.boxes import chunk_of
 from toolkit.checkpoint.loading.differing import both_shapes, difference
 from toolkit.errors import ToolkitError
-
-
-class KeptTensors:
-    """Copies of what a checkpoint need not hold: a load that found damage halfway may have written into it."""
-
-    def __init__(self, tensors: dict[str, Any], optional: tuple[str, ...]) -> None:
-        flat, _ = flatten_state_dict(tensors)
-        self._copies = [
-            (value, value.detach().clone())
-            for name, value in flat.items()
-            if is_optional(name, optional) and isinstance(value, torch.Tensor)
-        ]
-
-    def restore(self) -> None:
-        for tensor, copy in self._copies:
-            tensor.detach().copy_(copy)
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -61,11 +44,9 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Put a value where it was. DCP makes text of every key, and a dict may have numbers for keys."""
-        *above, last = self.mappings[read_item.dest_index.fqn]
-        place: Any = self.original_state_dict
-        for part in above:
-            place = place[_own_key(place, part)]
-        place[_own_key(place, last)] = torch.load(value, weights_only=True)
+        put_value(
+            self.original_state_dict, self.mappings[read_item.dest_index.fqn], torch.load(value, weights_only=True)
+        )
 
     def _is_placed(self, name: str, value: object) -> bool:
         """Whether it is a DTensor of which this rank has a part."""
@@ -103,6 +84,14 @@ class LoadPlanner(DefaultLoadPlanner):
         there = tuple(record.size) if isinstance(record, TensorStorageMetadata) else None
         here = tuple(value.size()) if isinstance(value, torch.Tensor) else None
         return both_shapes(name, there, here) if there != here else ""
+
+
+def put_value(tree: Any, path: Sequence[str | int], value: object) -> None:
+    """Set what stands at DCP's path in nested dicts and lists."""
+    *above, last = path
+    for part in above:
+        tree = tree[_own_key(tree, part)]
+    tree[_own_key(tree, last)] = value
 
 
 def _own_key(place: Any, part: str | int) -> Any:

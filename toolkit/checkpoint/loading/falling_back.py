@@ -1,0 +1,134 @@
+"""The newest good checkpoint of a run: a damaged one goes out of the way, the one before it is tried, none is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolkit.checkpoint.agreement import Ranks
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.failures import RankFailure, load_error
+from toolkit.checkpoint.folder.choice import others_beside
+from toolkit.checkpoint.folder.commit import set_aside
+from toolkit.checkpoint.folder.one_writer import refuse_others
+from toolkit.checkpoint.folder.verify import verify_quickly
+from toolkit.checkpoint.format.layout import aside_of, committed_steps
+from toolkit.checkpoint.format.manifest import Manifest
+from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, Wanted, load_exactly, load_one
+from toolkit.checkpoint.loading.start_values import StartValues
+from toolkit.checkpoint.telling import tell
+from toolkit.errors import ToolkitError
+
+_START_AGAIN = "start again: the damaged one is out of the way, so that the next attempt begins cleanly"
+
+
+class Candidates:
+    """The checkpoints of one folder of which the newest good one may be loaded. On rank 0 alone.
+
+    Args:
+        after: only those of later steps.
+    """
+
+    def __init__(self, directory: Path, attempt: int, *, after: int) -> None:
+        self._directory, self._attempt, self._after = directory, attempt, after
+        self._passed: set[Path] = set()
+
+    def newest_good(self) -> tuple[Path, Manifest] | None:
+        """The newest that is whole at a quick look and was not passed over; those that are not are passed over."""
+        while True:
+            steps = committed_steps(self._directory)  # anew: whoever saves here may have let go what was looked at
+            tried = (step for step, folder in steps.items() if step > self._after and folder not in self._passed)
+            step = max(tried, default=None)
+            if step is None:
+                return None
+            manifest, problems = verify_quickly(steps[step])
+            if manifest is not None and not problems:
+                return steps[step], manifest
+            self.pass_over(steps[step], "; ".join(map(str, problems)))
+
+    def pass_over(self, folder: Path, reason: str) -> bool:
+        """Put a damaged checkpoint out of the way, where that is this process's business; whether it is."""
+        self._passed.add(folder)
+        if folder not in committed_steps(self._directory).values():  # whoever writes here let it go meanwhile
+            tell(f"checkpoint {folder.name} went away while it was read")
+            return True
+        try:
+            refuse_others(self._directory, self._attempt)
+            aside = set_aside(folder, "bad", self._attempt)
+        except (OSError, ToolkitError) as error:
+            tell(f"checkpoint {folder.name} is damaged: {reason}; it stays where it is: {error}")
+            return False
+        tell(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
+        return True
+
+    def refuse_to_forget(self) -> None:
+        """Where only damaged checkpoints are left, a start from zero is the user's decision and not ours."""
+        aside = {path: aside_of(path) for path in sorted(self._directory.glob("step-*"))}
+        bad = [
+            path for path, found in aside.items() if path in self._passed or (found is not None and found[1] == "bad")
+        ]
+        if bad:
+            raise CorruptCheckpointError(
+                f"all checkpoints are damaged: {', '.join(path.name for path in bad)}",
+                where=str(self._directory),
+                fix=f"{others_beside(bad[-1])}, or remove them to begin from zero",
+            )
+
+
+class FallingBack:
+    """A load, on all ranks, from the newest of these checkpoints that is good."""
+
+    def __init__(self, ranks: Ranks, directory: Path, attempt: int, wanted: Wanted, *, after: int = -1) -> None:
+        """Copy what a fall-back may need.
+
+        Raises:
+            ToolkitError: this rank or another could not.
+        """
+        self._ranks, self._directory, self._wanted = ranks, directory, wanted
+        self._candidates = Candidates(directory, attempt, after=after)
+        self._fix = _START_AGAIN
+        try:
+            self._start = ranks.together(lambda: StartValues(wanted.tensors, wanted.optional))
+        except RankFailure as failure:
+            raise load_error(directory, failure) from failure
+
+    def load_newest(self) -> LoadedCheckpoint | None:
+        """Fill the tensors; None where there is no checkpoint that is good.
+
+        Raises:
+            OwnFailureError: a damaged one has written into a tensor that the next one lacks, and that is too large to be
+                copied beforehand.
+        """
+        while (newest := self._ranks.from_rank_zero(self._candidates.newest_good)) is not None:
+            folder, manifest = newest
+            self._restore(folder, manifest)
+            try:
+                return load_one(self._ranks, folder, manifest, self._wanted)
+            except CorruptCheckpointError as error:
+                self._pass_over(folder, manifest, str(error))
+        return None
+
+    def load_instead(self, source: Path) -> LoadedCheckpoint:
+        """Fill the tensors from a folder that somebody named, after `load_newest` found nothing."""
+        return load_exactly(self._ranks, source, self._wanted, before=lambda manifest: self._restore(source, manifest))
+
+    def load_nothing(self, *, may_forget: bool) -> None:
+        """Leave the tensors as they were before `load_newest`, which found nothing.
+
+        Raises:
+            CorruptCheckpointError: there are damaged ones, and the run may not begin anew beside them.
+        """
+        if not may_forget:
+            self._ranks.from_rank_zero(self._candidates.refuse_to_forget)
+        self._restore(self._directory, None)
+
+    def _pass_over(self, folder: Path, manifest: Manifest, reason: str) -> None:
+        self._start.may_be_overwritten_by(folder, manifest)
+        is_gone = self._ranks.from_rank_zero(lambda: self._candidates.pass_over(folder, reason))
+        if not is_gone:
+            self._fix = f"move {folder.name} out of the way, which this process may not, and start again"
+
+    def _restore(self, folder: Path, following: Manifest | None) -> None:
+        try:
+            self._ranks.together(lambda: self._start.restore(following, fix=self._fix))
+        except RankFailure as failure:
+            raise load_error(folder, failure) from failure

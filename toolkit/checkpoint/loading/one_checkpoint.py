@@ -1,0 +1,84 @@
+"""One checkpoint into the tensors of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.checkpoint.agreement import Ranks
+from toolkit.checkpoint.errors import CorruptCheckpointError
+from toolkit.checkpoint.failures import RankFailure, load_error
+from toolkit.checkpoint.folder.choice import good_manifest, others_beside
+from toolkit.checkpoint.format.manifest import Manifest
+from toolkit.checkpoint.loading.planned import planned_load
+from toolkit.checkpoint.loading.planner import LoadPlanner
+from toolkit.checkpoint.loading.shared_checks import share_of_checks
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What `load` found: `state` as it was saved, `world_size` of the ranks that saved it.
+
+    `missing` names the optional tensors that the checkpoint does not hold; they were left as they are. `bytes_read`
+    are those that this rank asked of the shard files.
+    """
+
+    step: int
+    state: dict[str, Any]
+    world_size: int
+    path: Path
+    missing: tuple[str, ...] = ()
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a load is to fill: `tensors`, of which those below `optional` keys may be missing. `threads` read at a time."""
+
+    tensors: dict[str, Any]
+    optional: tuple[str, ...]
+    threads: int
+
+
+def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> LoadedCheckpoint:
+    """Fill this rank's tensors, on all ranks.
+
+    Raises:
+        ToolkitError: when a tensor is missing or of another shape, the same on every rank.
+        CorruptCheckpointError: it is damaged, the same on every rank.
+    """
+    planner = LoadPlanner(wanted.optional)
+    try:
+        planned = ranks.together(lambda: planned_load(folder, manifest, wanted.tensors, planner))
+        touched = planned.touched_blocks()
+        of_node = ranks.exchange_on_node(touched)
+        others = share_of_checks(touched, of_node, ranks.place_on_node)
+        bytes_read = ranks.together(lambda: planned.read(threads=wanted.threads, checked_by_others=others))
+    except RankFailure as failure:
+        raise load_error(folder, failure) from failure
+    return LoadedCheckpoint(manifest.step, manifest.state, manifest.world_size, folder, planner.missing, bytes_read)
+
+
+def load_exactly(
+    ranks: Ranks, source: Path, wanted: Wanted, *, before: Callable[[Manifest], None] | None = None
+) -> LoadedCheckpoint:
+    """As `load_one`, from a folder that somebody named; a damaged one stays where it is.
+
+    Args:
+        before: is called on all ranks before anything is loaded.
+
+    Raises:
+        CorruptCheckpointError: with the others beside it that look whole.
+    """
+    try:
+        manifest = ranks.from_rank_zero(lambda: good_manifest(source))
+        if before is not None:
+            before(manifest)
+        return load_one(ranks, source, manifest, wanted)
+    except CorruptCheckpointError as error:
+        fix = ranks.from_rank_zero(lambda: others_beside(source))
+        place = f"{Path(error.where).name}: " if error.where else ""
+        message = f"checkpoint {source.name} is damaged: {place}{error.message}"
+        raise CorruptCheckpointError(message, where=str(source.parent), fix=fix) from None
