@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import Layout, Model
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, SavePlan
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -181,3 +181,53 @@ def test_a_rank_without_rows_takes_none_from_the_others():
     shares, _ = SavePlanner().create_global_plan(plans)
     stored = [item.tensor_data.chunk.sizes[0] for share in shares for item in share.items]
     assert sum(stored) == rows and 0 not in stored
+
+
+def rows_of(count: int) -> Tensor:
+    return torch.arange(count * 5, dtype=torch.float32).reshape(count, 5) + 1
+
+
+def loaded_by(rows: int, folder: Path, rank: int) -> str:
+    """What the reader says to the plan of torch's planner; what is not refused, and our planner's, are the own rows."""
+    tensors, said = tensors_on_six(rank, rows), ""
+    (first, _), (count, _) = box_of(tensors["x"], "x")
+    reader = HDF5StorageReader(folder)
+    for planner in (LoadPlanner(()), DefaultLoadPlanner()):
+        tensors["x"].to_local().zero_()
+        planner.set_up_planner(tensors, reader.read_metadata(), is_coordinator=rank == 0)
+        try:
+            reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+        except ToolkitError as error:
+            assert not isinstance(planner, LoadPlanner), error
+            said = str(error)
+        else:
+            own = rows_of(rows)[first : first + count]
+            assert torch.equal(tensors["x"].to_local(), own), f"rank {rank} has others' rows"
+    return said
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_parts_that_a_planner_would_read_from_elsewhere_are_refused(tmp_path):
+    rows, folder = 7, tmp_path / "step-00000001"
+    dcp.save({"x": rows_of(rows)}, storage_writer=HDF5StorageWriter(folder), no_dist=True)
+    refused = [said for said in play(partial(loaded_by, rows, folder), range(6)) if said]
+    assert refused
+    assert all("would not read this rank's part" in said and "LoadPlanner(())" in said for said in refused)
+
+
+def boxes_in_turn(ranks: tuple[int, ...]) -> list[int]:
+    """Where the part of a process begins that is one rank, and then, in another group, another one."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    begins = []
+    for rank in ranks:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+        mesh = init_device_mesh("cpu", (2,))
+        part = DTensor.from_local(torch.zeros(3), mesh, [Shard(0)], run_check=False, shape=(6,), stride=(1,))
+        begins.append(box_of(part, "x")[0][0])
+        dist.destroy_process_group()
+    return begins
+
+
+def test_a_process_that_is_another_rank_from_now_on_has_that_ranks_part():
+    assert play(boxes_in_turn, [(0, 1, 0)]) == [[0, 3, 0]]
