@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +15,28 @@ from toolkit.errors import OwnFailureError
 from toolkit.world.facts import World
 
 T = TypeVar("T")
+_GONE = re.compile(r"connection (closed|reset|refused)|broken pipe|socket closed", re.IGNORECASE)
+_PLACE = re.compile(r"^\[\S+:\d+\] ")  # in gloo's source
+
+
+@contextmanager
+def _hearing_of_the_lost() -> Iterator[None]:
+    """gloo tells of a lost connection by a RuntimeError like any other; what it says stays in the message and the chain.
+
+    Raises:
+        RanksLostError: a rank has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        said = _PLACE.sub("", str(error)).partition(". ")[0]  # behind it stands general advice
+        if not _GONE.search(said):  # ranks that are only late are another matter
+            raise
+        raise RanksLostError(f"a rank went away ({said})", fix="`toolkit explain RUN` says how it ended") from error
+
+
+class RanksLostError(OwnFailureError):
+    """Another rank has ended in the middle of an exchange. Nobody could agree on this: each rank hears its own words."""
 
 
 class Ranks:
@@ -63,6 +87,7 @@ class Ranks:
         """
         return self.together_any(lambda: (work(), False))[0]
 
+    @_hearing_of_the_lost()
     def together_any(self, work: Callable[[], tuple[T, bool]]) -> tuple[T, bool]:
         """As `together`, for work that also answers a question: whether any rank says yes."""
         result, failure = _attempt(self.rank, work)
@@ -78,6 +103,7 @@ class Ranks:
         assert result is not None
         return result
 
+    @_hearing_of_the_lost()
     def collect(self, work: Callable[[], bytes], size_bytes: int, finish: Callable[[list[bytes]], None]) -> None:
         """Every rank works and hands `size_bytes` to rank 0, which finishes with what all handed in.
 
@@ -98,6 +124,7 @@ class Ranks:
         elif failure is not None:
             raise failure
 
+    @_hearing_of_the_lost()
     def _gather(self, payload: bytes) -> list[bytes]:
         """The payload of every rank, all of one length, on rank 0; an empty list on the others."""
         if self.size == 1:
@@ -107,6 +134,7 @@ class Ranks:
         dist.gather(own, found, dst=0, group=self._group)
         return [bytes(tensor.numpy()) for tensor in found or []]
 
+    @_hearing_of_the_lost()
     def gather_objects(self, value: Any) -> list[Any]:
         """The value of every rank on rank 0; an empty list on the others."""
         if self.size == 1:
@@ -115,6 +143,7 @@ class Ranks:
         dist.gather_object(value, found, dst=0, group=self._group)
         return found or []
 
+    @_hearing_of_the_lost()
     def gather_everywhere(self, value: Any) -> list[Any]:
         """The value of every rank, on all of them."""
         if self.size == 1:
@@ -123,6 +152,7 @@ class Ranks:
         dist.all_gather_object(found, value, group=self._group)
         return found
 
+    @_hearing_of_the_lost()
     def scatter_objects(self, values: list[Any]) -> Any:
         """Each rank's own of the values that rank 0 gives."""
         if self.size == 1:
@@ -131,6 +161,7 @@ class Ranks:
         dist.scatter_object_list(own, values if self.rank == 0 else None, src=0, group=self._group)
         return own[0]
 
+    @_hearing_of_the_lost()
     def exchange_on_node(self, value: Any) -> list[Any]:
         """The value of every rank of this node, on all of them, in the order of their ranks."""
         if self.on_node == 1:
@@ -159,8 +190,9 @@ def _from_rank_zero(rank: int, size: int, work: Callable[[], T], group: dist.Pro
             answer[0] = work()
         except Exception as error:  # noqa: BLE001
             answer[1] = error
-    # Objects travel only between our own ranks.
-    dist.broadcast_object_list(answer, src=0, group=group)
+    with _hearing_of_the_lost():
+        # Objects travel only between our own ranks.
+        dist.broadcast_object_list(answer, src=0, group=group)
     if answer[1] is not None:
         raise answer[1]
     result: T = answer[0]

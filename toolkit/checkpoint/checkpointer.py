@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from toolkit.checkpoint.agreement import Ranks
+from toolkit.checkpoint.agreement import Ranks, RanksLostError
 from toolkit.checkpoint.failures import RankFailure, save_error
 from toolkit.checkpoint.folder.choice import step_of_any
 from toolkit.checkpoint.folder.commit import take_over
@@ -169,12 +169,12 @@ class Checkpointer:
         with self._told_as_one(step):
             prepared = self._prepare(step, tensors, state, staging=self._staging)
 
-        def work() -> None:
-            with self._told_as_one(step, ranks):
-                prepared.write(ranks, threads=1)  # the other cores are the training's
-            self._saved(step)
+            def work() -> None:
+                with self._told_as_one(step, ranks):
+                    prepared.write(ranks, threads=1)  # the other cores are the training's
+                self._saved(step)
 
-        self._background.start(work, on_end)
+            self._background.start(work, on_end, agree=self._ranks.together)
         return True
 
     def is_any_busy(self) -> bool:
@@ -191,6 +191,7 @@ class Checkpointer:
 
         Raises:
             ToolkitError: the same on every rank, when it failed.
+            RanksLostError: another rank has ended meanwhile; each that is left tells what it saw.
         """
         self._background.wait()
 
@@ -227,12 +228,23 @@ class Checkpointer:
             ranks: whose exchanges serve, by default the training's.
         """
         try:
-            yield
+            with self._told_of_the_lost(step):
+                yield
         except RankFailure as failure:
-            cause, kept = (ranks or self._ranks).from_rank_zero(partial(self._why_failed, failure))
+            with self._told_of_the_lost(step):
+                cause, kept = (ranks or self._ranks).from_rank_zero(partial(self._why_failed, failure))
             if self._ranks.rank == 0:  # what was written may fill the disk; the others need not wait for its end
                 discard(part_folder(step_folder(self._directory, step), self._attempt, self._token))
             raise save_error(self._directory, step, kept, RankFailure.from_json(cause)) from failure
+
+    @contextmanager
+    def _told_of_the_lost(self, step: int) -> Iterator[None]:
+        """That a rank ended in the middle of a save, with what stands in the folder as this rank sees it."""
+        try:
+            yield
+        except RanksLostError as lost:
+            message = f"{lost.message} while step {step} was saved; {self._what_stands()}"
+            raise RanksLostError(message, where=str(self._directory), fix=lost.fix) from lost
 
     def _why_failed(self, failure: RankFailure) -> tuple[str, str]:
         """On rank 0: why a save failed, for all, and what stands in the folder."""
@@ -242,12 +254,14 @@ class Checkpointer:
                 refuse_others(self._directory, self._attempt)
         except ToolkitError as error:
             failure = RankFailure(0, error)
+        return failure.to_json(), self._what_stands()
+
+    def _what_stands(self) -> str:
         try:
             last = self.latest()
         except ToolkitError as error:
-            return failure.to_json(), error.message
-        kept = "there is no earlier checkpoint" if last is None else f"step {last} is the last good checkpoint"
-        return failure.to_json(), kept
+            return error.message
+        return "there is no earlier checkpoint" if last is None else f"step {last} is the last good checkpoint"
 
     def _saved(self, step: int) -> None:
         self._at_step = step

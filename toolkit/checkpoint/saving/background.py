@@ -6,12 +6,16 @@ import concurrent.futures.thread  # noqa: F401 - its own end must be registered 
 import sys
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from weakref import WeakSet
+
+from toolkit.errors import OwnFailureError
 
 _ALL: WeakSet[Background] = WeakSet()
 
 # Hears, in the thread, that the work is over, and how it failed.
 OnEnd = Callable[[Exception | None], None]
+Agree = Callable[[Callable[[], None]], object]
 
 
 class Background:
@@ -31,10 +35,21 @@ class Background:
         """The work is over and failed, and nobody was told."""
         return not self.is_busy and self._failure is not None
 
-    def start(self, work: Callable[[], None], on_end: OnEnd | None = None) -> None:
+    def start(self, work: Callable[[], None], on_end: OnEnd | None = None, *, agree: Agree) -> None:
+        """Begin, where all that work together can.
+
+        Args:
+            agree: runs what it is given here and in the other processes, and raises where it failed in any.
+
+        Raises:
+            Exception: what `agree` raised; the work does not begin.
+        """
         assert self._thread is None, "wait() comes first"
+        may_begin: SimpleQueue[bool] = SimpleQueue()
 
         def run() -> None:
+            if not may_begin.get():  # others could not, and would not answer
+                return
             failure = None
             try:
                 work()
@@ -46,8 +61,12 @@ class Background:
 
         # No daemon: a process that ends waits for its last save.
         thread = threading.Thread(target=run, name="checkpoint save")
-        thread.start()
-        self._thread = thread
+        agreed = False
+        try:
+            agree(lambda: _start(thread))
+            self._thread, agreed = thread, True
+        finally:
+            may_begin.put(agreed)
 
     def wait(self) -> None:
         """Wait for the work.
@@ -61,6 +80,17 @@ class Background:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise OwnFailureError(
+            f"no thread could be started for it: {error}",
+            fix="raise the host's limit of threads (`ulimit -u`, or pids.max of the cgroup), or save with `save`, as "
+            "checkpoint.background = false does",
+        ) from error
 
 
 def wait_for_all() -> None:
