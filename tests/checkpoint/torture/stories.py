@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from committed_states import Name
 
+from toolkit.checkpoint.format.filters import Compression
+
 
 @dataclass(frozen=True)
 class Story:
@@ -20,6 +22,7 @@ class Story:
     older: tuple[Name, ...]
     leftover: bool = False
     in_background: bool = False
+    compression: Compression = "none"
 
     @property
     def loadable(self) -> list[Name]:
@@ -30,6 +33,8 @@ STORIES = {
     "first steps": Story((), (1, 2), ()),
     "new steps": Story((1, 2), (3, 4), ((2, 0),)),
     "new steps in the background": Story((1, 2), (3, 4), ((2, 0),), in_background=True),
+    # HDF5 writes these, in places that follow from what came before; zlib is there wherever Python is.
+    "new steps, compressed": Story((1, 2), (3, 4), ((2, 0),), compression="gzip"),
     "same step": Story((1, 3), (3, 4), ((3, 0),)),
     "back to an earlier step": Story((1, 5), (3, 4), ((1, 0), (5, 0)), leftover=True),
 }

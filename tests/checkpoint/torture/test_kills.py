@@ -44,7 +44,11 @@ class Scene:
         self._numbers = count()
         self._before = self.folder / "before"
         (ended, *_) = run_ranks(
-            self.folder / "first", save_all, (self._before, list(self.story.before)), size=self.size, attempt=0
+            self.folder / "first",
+            save_all,
+            (self._before, list(self.story.before), False, False, self.story.compression),
+            size=self.size,
+            attempt=0,
         )
         assert ended.code == 0, ended.stderr
         if self.story.leftover:
@@ -56,7 +60,7 @@ class Scene:
         directory = self.folder / str(number) / "checkpoints"
         shutil.copytree(self._before, directory)
         tracing = Tracing(faults=faults) if kill_after_s is None else None
-        arguments = (directory, list(self.story.steps), False, self.story.in_background)
+        arguments = (directory, list(self.story.steps), False, self.story.in_background, self.story.compression)
         ended = run_ranks(
             directory.parent / "ranks", save_all, arguments, size=self.size, tracing=tracing, kill_after_s=kill_after_s
         )

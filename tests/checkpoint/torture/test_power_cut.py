@@ -30,13 +30,9 @@ from toolkit.checkpoint.format.layout import committed_steps
 from toolkit.world.facts import World
 
 
-def save_aloud(
-    world: World, tell: Callable[[Any], None], directory: Path, steps: list[int], in_background: bool
-) -> None:
+def save_aloud(world: World, tell: Callable[[Any], None], directory: Path, steps: list[int], *how: Any) -> None:
     """As `save_all`, told on stderr, so that the telling stands among the recorded calls."""
-    save_all(
-        world, lambda said: os.write(2, json.dumps(said).encode()) and None, directory, steps, False, in_background
-    )
+    save_all(world, lambda said: os.write(2, json.dumps(said).encode()) and None, directory, steps, False, *how)
 
 
 @dataclass
@@ -103,13 +99,12 @@ def record(folder: Path, story: Story, size: int) -> Recording:
     root = folder / "root"
     root.mkdir()
     if story.before:
-        (ended, *_) = run_ranks(
-            folder / "first", save_all, (root / "checkpoints", list(story.before)), size=size, attempt=0
-        )
+        arguments = (root / "checkpoints", list(story.before), False, False, story.compression)
+        (ended, *_) = run_ranks(folder / "first", save_all, arguments, size=size, attempt=0)
         assert ended.code == 0, ended
     before = Tree.of(root)
     tracing = Tracing(CALLS, OPTIONS)
-    arguments = (root / "checkpoints", list(story.steps), story.in_background)
+    arguments = (root / "checkpoints", list(story.steps), story.in_background, story.compression)
     ended = run_ranks(folder / "ranks", save_aloud, arguments, size=size, tracing=tracing)
     assert all(rank.code == 0 for rank in ended), ended
     cut = PowerCut(before, changes_of(tracing.logs, root, before))
@@ -119,7 +114,7 @@ def record(folder: Path, story: Story, size: int) -> Recording:
 
 
 # Each takes ten seconds of a core, whatever the scale.
-SAMPLE = [("new steps", 2), ("new steps in the background", 1)]
+SAMPLE = [("new steps", 2), ("new steps in the background", 1), ("new steps, compressed", 1)]
 
 
 @pytest.mark.timeout(1800)
@@ -154,9 +149,16 @@ FORGOTTEN = {
 }
 
 
-def test_a_forgotten_fsync_is_found(in_memory, tally: Tally):
-    recording = record(in_memory, STORIES["new steps"], 1)
+@pytest.mark.parametrize(
+    ("story", "names"),
+    [
+        pytest.param("new steps", list(FORGOTTEN), id="new steps"),
+        pytest.param("new steps, compressed", list(FORGOTTEN)[:1], id="compressed", marks=pytest.mark.evidence),
+    ],
+)
+def test_a_forgotten_fsync_is_found(in_memory, story, names, tally: Tally):
+    recording = record(in_memory, STORIES[story], 1)
     assert recording.broken(cases(60, 4)) is None
-    for name, forgotten in FORGOTTEN.items():
-        assert recording.without(forgotten).broken(60), name
-        tally.case(f"without: {name}", "found")
+    for name in names:
+        assert recording.without(FORGOTTEN[name]).broken(60), name
+        tally.case(f"{story}, without: {name}", "found")

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from committed_states import ALONE
 
+from toolkit.checkpoint.format.filters import Compression
 from toolkit.errors import ToolkitError
 from toolkit.world.facts import World
 
@@ -249,6 +250,7 @@ def save_all(
     steps: list[int],
     large: bool = False,
     in_background: bool = False,
+    compression: Compression = "none",
 ) -> None:
     """Save steps one after the other; tell of each that begins and of each whose save has returned.
 
@@ -259,7 +261,7 @@ def save_all(
     from toolkit.checkpoint import Checkpointer
     from toolkit.checkpoint.folder.deletion import await_deletions
 
-    checkpoints = Checkpointer(directory, world, keep_last=2)
+    checkpoints = Checkpointer(directory, world, keep_last=2, compression=compression)
     for step in steps:
         name = (step, world.attempt)
         tell({"begun": name})
