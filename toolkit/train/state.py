@@ -120,6 +120,7 @@ class TrainingState:
 
         Raises:
             CorruptCheckpointError: `source` is damaged.
+            OwnFailureError: a damaged checkpoint may have written into what the next one lacks; another attempt succeeds.
             ToolkitError: the checkpoint is of another model or optimizer; all names that do not fit are given.
         """
         own = from_rank_zero(world, checkpointer.latest) is not None
