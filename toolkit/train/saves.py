@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from toolkit.checkpoint.advice import warning_line
-from toolkit.checkpoint.agreement import from_rank_zero
+from toolkit.checkpoint.agreement import RanksLostError, from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.telling import tell
 from toolkit.config.metric import TRAINING_LOSS
@@ -163,7 +163,7 @@ class Saves:
             self._notes.write_ended()
 
     def _go_on_after(self, error: ToolkitError) -> None:
-        if self._settings.on_error == "end":
+        if self._settings.on_error == "end" or isinstance(error, RanksLostError):  # without them no step is made
             raise error
         self._tell(f"the run goes on without this checkpoint: {error}")
 
