@@ -86,6 +86,6 @@ def test_a_record_that_ends_early_is_named():
     read = reader_of("scontrol-show-node")[0]
     assert read(node.format(1) + node.format(2))[1] == ()
     cut = "".join((node.format(1) + node.format(2)).splitlines(keepends=True)[:7])
-    assert read(cut)[1] == ("line 6: the record ends early, without RealMemory, State",)
+    assert read(cut)[1] == ("line 6: the record ends early, without RealMemory, State, Sockets",)
     # What `grep -e NodeName -e State` leaves lacks nothing that its other records have.
     assert read("NodeName=n1 CPUTot=2\n   State=IDLE\nNodeName=n2 CPUTot=2\n   State=DOWN\n")[1] == ()

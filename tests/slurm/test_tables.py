@@ -12,7 +12,7 @@ QUEUE = """\
              JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)
         77_[2-9%2]       gpu my job 1     alma PD       0:00      4 (Nodes required for job are DOWN, DRAINED)
            78+0 x        gpu      het     alma  R       0:05      1 n1
-              79+0       gpu      het     alma  R 1-00:00:05      1 n[1-2]
+              79+0       gpu      het     alma  R 1-00:00:05      2 n[1-2]
                 80 long-part  a_name_      bob CG       0:01      1
 """
 
@@ -27,14 +27,16 @@ def test_blanks_in_cells_empty_cells_and_full_columns():
     assert read == [
         ("77_[2-9%2]", "gpu", "my job 1", "alma", "PD", "0:00", "4", "(Nodes required for job are DOWN, DRAINED)"),
         (None,) * 8,
-        ("79+0", "gpu", "het", "alma", "R", "1-00:00:05", "1", "n[1-2]"),
+        ("79+0", "gpu", "het", "alma", "R", "1-00:00:05", "2", "n[1-2]"),
         ("80", "long-part", "a_name_", "bob", "CG", "0:01", "1", ""),
     ]  # fmt: skip
     assert len(warnings) == 1 and warnings[0].startswith("line 3:")
 
 
 def test_a_paste_without_the_blanks_before_it():
-    assert jobs(QUEUE.strip()) == jobs(QUEUE)
+    read, warnings = jobs(QUEUE.strip())
+    assert (read, warnings[:-1]) == jobs(QUEUE)
+    assert warnings[-1].startswith("line 5: has no line end, so that it may be cut: '80 long-part")
 
 
 def test_the_long_form_with_its_time_a_prompt_a_second_header_and_windows_line_ends():
@@ -242,6 +244,7 @@ def test_sacct_with_dashes_and_with_line_ends_in_a_field():
 JOB = """\
 JobId=9 HetJobId=9 HetJobOffset=0 JobName=my job a=b
    UserId=alma(1000) GroupId=users(100) MCS_label=N/A
+   Priority=1 Nice=0 Account=(null) QOS=normal SubmitTime=2026-01-02T03:04:05 TRES=cpu=8,mem=8G,node=2
    JobState=PENDING Reason=Dependency Dependency=afterok:8(unfulfilled)
    Requeue=1 Restarts=3 BatchFlag=1 Reboot=0 ExitCode=0:0
    RunTime=00:00:00 TimeLimit=1-00:00:00 TimeMin=N/A
@@ -259,7 +262,7 @@ second=2 line Switches=1@00:10:00
 def test_a_job_with_odd_words(form):
     text = JOB
     if form == "one line":
-        text = " ".join(line.strip() for line in JOB.splitlines())
+        text = " ".join(line.strip() for line in JOB.splitlines()) + "\n"
     if form == "indented":
         text = "".join("      " + line for line in JOB.splitlines(keepends=True))
     facts, warnings = parse_show_job("\n" + text + "\n\n" + text.replace("=9", "=10"))
@@ -287,7 +290,7 @@ def test_a_name_cannot_say_what_state_a_job_is_in():
 
 
 def test_lines_of_each_node_are_not_the_job_or_partition():
-    detail = "JobId=1 JobName=x\n   JobState=RUNNING ExitCode=0:0 TimeLimit=10 Partition=p NumNodes=2 NumCPUs=2\n   JOB_GRES=gpu:2\n"
+    detail = "JobId=1 JobName=x\n   JobState=RUNNING ExitCode=0:0 TimeLimit=00:10:00 Partition=p NumNodes=2 NumCPUs=2\n   JOB_GRES=gpu:2\n"
     detail += "     Nodes=n1 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)\n     Nodes=n2 CPU_IDs=1 Mem=1 GRES=gpu:1(IDX:1)\n"
     facts, warnings = parse_show_job(detail)
     assert (facts["jobs"][0]["JobState"], warnings) == ("RUNNING", ())

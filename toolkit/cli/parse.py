@@ -45,6 +45,15 @@ KINDS = {
     "rocm-smi-showtopo": Kind(
         "toolkit.topology.parsers.rocm_smi_topo", "answer_rocm_smi_topo", "KEYS", "rocm-smi --showtopo"
     ),
+    "scontrol-show-topology": Kind(
+        "toolkit.topology.parsers.slurm_topology", "parse_slurm_topology", "KEYS", "scontrol show topology"
+    ),
+    "slurm-topology-conf": Kind(
+        "toolkit.topology.parsers.slurm_topology", "parse_slurm_topology", "KEYS", "cat /etc/slurm/topology.conf"
+    ),
+    "slurm-topology-addr": Kind(
+        "toolkit.topology.parsers.topology_address", "parse_topology_address", "KEYS", "env | grep SLURM_TOPOLOGY"
+    ),
     "hostlist": Kind("toolkit.slurm.parse_hostlist", "parse_hostlist", "KEYS", "a list of hosts"),
     "lscpu": Kind("toolkit.topology.parsers.lscpu", "answer_lscpu", "KEYS", "lscpu"),
     "numactl-H": Kind("toolkit.topology.parsers.numactl", "answer_numactl", "KEYS", "numactl -H"),

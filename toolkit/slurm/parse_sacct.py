@@ -25,7 +25,7 @@ def parse_sacct(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     Raises:
         CheckFailedError: it is no output of sacct.
     """
-    table = read_table(text, _KNOWN, "sacct", several_lines=True)
+    table = read_table(text, _KNOWN, "sacct", unique={"JOBID", "JOBIDRAW"}, several_lines=True)
     columns = table.columns
     return {
         "physical_lines": table.lines,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
 from typing import Any
 
+from toolkit.slurm.show_damage import Sort, made_of, noticed, of_job, of_node, of_partition
 from toolkit.slurm.show_fields import Block, show_fields
 from toolkit.slurm.states import STATES
+from toolkit.slurm.table_damage import cut_end
 
 _JOB = """JobId ArrayJobId ArrayTaskId JobName JobState Partition NodeList NumNodes NumCPUs TRES AllocTRES RunTime TimeLimit
     Restarts ExitCode""".split()  # noqa: SIM905
@@ -24,11 +25,22 @@ NODE_KEYS = {
     "nodes": f"each of them: {', '.join(_NODE)}{_PRINTED}; Reason without who set it and when",
 }
 PARTITION_KEYS = {"partitions": f"each of them: {', '.join(_PARTITION)}{_PRINTED}"}
-# What scontrol prints of every job, node and partition, whatever its version; of the last one it is missing where the
-# text ends early.
-_ALWAYS_OF_JOB = ("JobState", "Partition", "TimeLimit", "NumNodes", "NumCPUs", "ExitCode")
-_ALWAYS_OF_NODE = ("CPUTot", "RealMemory", "State")
-_ALWAYS_OF_PARTITION = ("Nodes", "State", "TotalCPUs", "TotalNodes")
+# What scontrol prints of every job, node and partition, Slurm 17.11 to 24.11, the surest first; "|": one of them.
+_ALWAYS_OF_JOB = ("JobState", "Partition", "TimeLimit", "NumNodes", "NumCPUs", "ExitCode", "JobName|Name", "UserId", "Priority",
+                  "Restarts", "RunTime", "SubmitTime", "NodeList", "NumTasks", "CPUs/Task", "TRES|ReqTRES|AllocTRES")  # fmt: skip
+_ALWAYS_OF_NODE = ("CPUTot", "RealMemory", "State", "CPUAlloc", "CoresPerSocket", "Sockets", "ThreadsPerCore", "Boards", "TmpDisk",
+                   "Weight", "NodeAddr", "NodeHostName", "CPULoad", "AllocMem", "Owner", "MCS_label", "Gres", "ActiveFeatures|Features", "CfgTRES", "AllocTRES")  # fmt: skip
+_ALWAYS_OF_PARTITION = (
+    "Nodes",
+    "State",
+    "TotalCPUs",
+    "TotalNodes",
+    "Default",
+    "MaxTime",
+    "MinNodes",
+    "AllowGroups",
+    "AllocNodes",
+)
 # scontrol(1) and slurm_node_state_string_complete(), Slurm 17.11 to 24.11: a node's base state, and flags behind "+".
 _NODE_STATES = frozenset(
     """ALLOCATED BLOCKED CLOUD COMPLETING DOWN DRAIN DRAINED DRAINING DYNAMIC_FUTURE DYNAMIC_NORM ERROR EXTERNAL FAIL FAILING
@@ -37,6 +49,10 @@ _NODE_STATES = frozenset(
     RES RESUME UNDRAIN UNKNOWN""".split()  # noqa: SIM905
 )
 _PARTITION_STATES = frozenset({"UP", "DOWN", "DRAIN", "INACTIVE"})
+_JOBS = Sort("JobId", _ALWAYS_OF_JOB, {"ReqTRES": ("AllocTRES",), "ArrayJobId": ("ArrayTaskId",), "ArrayTaskId": ("ArrayJobId",)},
+             ("JobState", STATES), of_job)  # fmt: skip
+_NODES = Sort("NodeName", _ALWAYS_OF_NODE, {"Arch": ("OS",), "Version": ("OS",)}, ("State", _NODE_STATES), of_node)
+_PARTITIONS = Sort("PartitionName", _ALWAYS_OF_PARTITION, {}, ("State", _PARTITION_STATES), of_partition)
 _OLD_NAMES = {"JobName": ("JobName", "Name"), "Features": ("ActiveFeatures", "Features")}
 _WHO_AND_WHEN = re.compile(r"\s*\[[^\[\]]*@[^\[\]]*\]\s*$")
 
@@ -49,8 +65,7 @@ def parse_show_job(text: str) -> Facts:
     Raises:
         CheckFailedError: no job is printed.
     """
-    blocks, warnings = show_fields(text, "JobId")
-    warnings += _at_the_end(text, blocks, ("JobState", STATES), _ALWAYS_OF_JOB)
+    blocks, warnings = _read(text, _JOBS)
     return {"job_count": len(blocks), "jobs": [_chosen(block, _JOB) for block in blocks]}, warnings
 
 
@@ -60,8 +75,7 @@ def parse_show_node(text: str) -> Facts:
     Raises:
         CheckFailedError: no node is printed.
     """
-    blocks, warnings = show_fields(text, "NodeName")
-    warnings += _at_the_end(text, blocks, ("State", _NODE_STATES), _ALWAYS_OF_NODE)
+    blocks, warnings = _read(text, _NODES)
     nodes = [_chosen(block, _NODE) for block in blocks]
     for node in nodes:
         node["Reason"] = None if node["Reason"] is None else _WHO_AND_WHEN.sub("", node["Reason"])
@@ -74,35 +88,23 @@ def parse_show_partition(text: str) -> Facts:
     Raises:
         CheckFailedError: no partition is printed.
     """
-    blocks, warnings = show_fields(text, "PartitionName")
-    warnings += _at_the_end(text, blocks, ("State", _PARTITION_STATES), _ALWAYS_OF_PARTITION)
+    blocks, warnings = _read(text, _PARTITIONS)
     return {"partitions": [_chosen(block, _PARTITION) for block in blocks]}, warnings
 
 
-def _at_the_end(
-    text: str, blocks: Sequence[Block], state: tuple[str, Collection[str]], always: Sequence[str]
-) -> tuple[str, ...]:
-    """Warnings where the text ends in the middle of its last record, which loses a state that is cut.
+def _read(text: str, sort: Sort) -> tuple[list[Block], tuple[str, ...]]:
+    """The records, without the values that are damaged, and all warnings in the order of their lines.
 
-    `state` is the key of the record's state and the words that it is made of; `always` are keys that no record lacks,
-    unless all records of this text do, as behind a grep.
+    A state at the end of a text is lost where it is cut.
     """
-    *others, last = blocks
-    key, known = state
-    value = last.get(key)
-    warnings = []
-    if value is not None and text.rstrip(" ").endswith(f"{key}={value}") and not _made_of(value, known):
-        del last.values[key]
-        warnings.append(f"line {text.count(chr(10)) + 1}: {key}={value[:60]} is cut, or no state of Slurm's")
-    printed = [name for name in always if not others or any(name in block.values for block in others)]
-    missing = [name for name in printed if name not in last.values and name not in last.contested]
-    if missing:
-        warnings.append(f"line {last.line}: the record ends early, without {', '.join(missing)}")
-    return tuple(warnings)
-
-
-def _made_of(value: str, known: Collection[str]) -> bool:
-    return all(word.rstrip("*~#!%$@^-") in known for word in re.split(r"[+,]", value))
+    blocks, warnings = show_fields(text, sort.first)
+    warnings += noticed(blocks, sort)
+    key, known = sort.state
+    value = blocks[-1].get(key)
+    if value is not None and text.rstrip(" ").endswith(f"{key}={value}") and not made_of(value, known):
+        del blocks[-1].values[key]
+    ordered = sorted(warnings, key=lambda warning: int(warning.removeprefix("line ").partition(":")[0]))
+    return blocks, (*ordered, *cut_end(text))
 
 
 def _chosen(block: Block, keys: list[str]) -> dict[str, str | None]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from toolkit.slurm.table_damage import other_count
 from toolkit.slurm.tables import COUNT, ONE_WORD, Row, Table, chosen, read_table
 
 KEYS = {
@@ -25,14 +26,16 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "nodelist_reason": ("NODELIST(REASON)",),
 }
 _STATE = re.compile(r"[A-Z_]+")
+_TIME = re.compile(r"[0-9][0-9:-]*|INVALID|UNLIMITED|N/A|NOT_SET", re.IGNORECASE)
 _NODES_OR_REASON = re.compile(r"\(.*\)|[^\s(]\S*")
 _LAST_AND_CUT = re.compile(_NODES_OR_REASON.pattern + r"|\([^)]*")  # `%.20R`
 _FORMS = {
-    "PARTITION": ONE_WORD, "USER": ONE_WORD, "ST": _STATE, "STATE": _STATE, "TIME": ONE_WORD, "NODES": COUNT,
+    "PARTITION": ONE_WORD, "USER": ONE_WORD, "ST": _STATE, "STATE": _STATE, "TIME": _TIME, "NODES": COUNT,
     "NODELIST(REASON)": _NODES_OR_REASON, "NODELIST": ONE_WORD,
 }  # fmt: skip
 _APART: dict[str, tuple[str, ...]] = {"nodes_alone": ("NODELIST",), "reason_alone": ("REASON",)}
 _KNOWN = frozenset(name for names in _COLUMNS.values() for name in names) | {"NODELIST", "REASON", "ACCOUNT", "QOS"}
+_LOSES_NODES = frozenset({"CG", "COMPLETING"})  # the list has those that are not free yet
 _JOB_ID = re.compile(r"[0-9]+(_([0-9]+|\[.*|\*))?(\+[0-9]+)?(\.\S+)?")
 
 
@@ -42,7 +45,7 @@ def parse_squeue(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     Raises:
         CheckFailedError: it is no output of squeue.
     """
-    table = read_table(text, _KNOWN, "squeue", key=_JOB_ID)
+    table = read_table(text, _KNOWN, "squeue", unique={"JOBID", "JOBARRAYID"}, key=_JOB_ID)
     warnings = list(table.warnings)
     if table.columns is None:
         return {"rows": len(table.rows), "jobs": None}, tuple(warnings)
@@ -62,4 +65,6 @@ def _job(table: Table, row: Row, forms: Mapping[str, re.Pattern[str]], warnings:
         # As squeue's own column of both: the nodes, and while there are none the reason. A job that runs has no reason.
         waits_for = f"({reason})" if reason and (reason != "None" or nodes is not None) else nodes
         job["nodelist_reason"] = nodes or waits_for
+    if job["st"] not in _LOSES_NODES:
+        warnings += other_count(row.line, job["nodes"], job["nodelist_reason"])
     return job

@@ -41,6 +41,7 @@ KNOWN = FREE_TEXT | frozenset(
     SelectTypeParameters JobDefaults DefMemPerNode DefMemPerCPU MaxMemPerNode MaxMemPerCPU TRESBillingWeights ResumeTimeout
     SuspendTimeout PowerDownOnIdle Topology""".split()  # noqa: SIM905
 )
+KEYS_ON_ONE_LINE = 10  # no line of the long form has as many
 # One for each node, or each group of nodes, below `scontrol show job -d`.
 REPEATED = frozenset({"Nodes", "CPU_IDs", "Mem", "GRES"})
 _KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/()-]*)=")
@@ -48,24 +49,34 @@ _KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/()-]*)=")
 
 @dataclass
 class Block:
-    """What scontrol says of one thing. `values` as printed, without the blanks around them."""
+    """What scontrol says of one thing. `values` as printed, without the blanks around them; `lines` where they stand."""
 
     line: int
     values: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
     contested: set[str] = field(default_factory=set)  # keys with two values, which therefore have none
+    damage: list[str] = field(default_factory=list)  # warnings
+
+    @property
+    def seen(self) -> set[str]:
+        """Every key that stands there."""
+        return set(self.lines)
 
     def get(self, *keys: str) -> str | None:
         """The value of the first key that was printed."""
         return next((self.values[key] for key in keys if key in self.values), None)
 
-    def add(self, key: str, value: str) -> None:
+    def add(self, key: str, value: str, line: int) -> None:
         if key in REPEATED and key in self.values:
             return
         if key in self.contested or self.values.get(key, value) != value:
             self.contested.add(key)
             self.values.pop(key, None)
+        elif key in self.values:
+            self.damage.append(f"line {line}: {key} stands on line {self.lines[key]}, too")
         else:
             self.values[key] = value
+        self.lines.setdefault(key, line)
 
     def go_on(self, key: str, text: str) -> None:
         """A further line of a value."""
@@ -82,18 +93,29 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
     blocks: list[Block] = []
     warnings: list[str] = []
     last = ""  # the key whose value goes on in a line that begins without one
+    on_one_line = False
     for number, line in enumerate(lines_of(text), 1):
         before, fields = _fields(line)
-        if fields and fields[0][0] == first and not before:
+        keys = [key for key, _ in fields]
+        if keys[:1] == [first] and not before:
             blocks.append(Block(number))
+            on_one_line |= len(keys) >= KEYS_ON_ONE_LINE
+        elif first in keys and not before and not (last in FREE_TEXT and blocks and not on_one_line):
+            warnings.append(f"line {number}: {first} does not stand first")
+            blocks.append(Block(number))
+        elif on_one_line and len(keys) >= KEYS_ON_ONE_LINE:
+            warnings.append(f"line {number}: a record without {first}; nothing is read from it")
+            continue
         if before and blocks and last in FREE_TEXT:
             blocks[-1].go_on(last, before)
         elif before or (fields and not blocks):
             warnings.append(f"line {number}: belongs to no key or no block: {line.strip()[:60]!r}")
         if blocks:
+            strange = [key for key in keys if key[0].islower() and last not in FREE_TEXT]
+            warnings += [f"line {number}: scontrol has no key {key[:60]}" for key in strange]
             for key, value in fields:
-                blocks[-1].add(key, value)
-            last = fields[-1][0] if fields else last
+                blocks[-1].add(key, value, number)
+            last = keys[-1] if keys else last
         if not line.strip():
             last = ""
     if not blocks:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolkit.errors import CheckFailedError
 from toolkit.slurm.fixed_width import cut_rows
+from toolkit.slurm.table_damage import beside_header, cut_end, printed_twice, second_headers
 
 DELIMITERS = ("|#", "\x1f", "\x1e", "|", "\t", ";", "^", "!", "~", ",")
 ONE_WORD = re.compile(r"\S+")
@@ -70,16 +71,39 @@ def lines_of(text: str) -> list[str]:
 
 
 def read_table(
-    text: str, known: Collection[str], command: str, *, several_lines: bool = False, key: re.Pattern[str] | None = None
+    text: str,
+    known: Collection[str],
+    command: str,
+    *,
+    unique: Collection[str],
+    several_lines: bool = False,
+    key: re.Pattern[str] | None = None,
 ) -> Table:
     """Read a table whose header holds at least one of the `known` column names, as Slurm writes them.
 
     `several_lines`: a field may hold line ends, so that a record may be printed on several lines. `key`: what each row
-    begins with, by which rows without a header are known.
+    begins with, by which rows without a header are known. `unique`: no two rows are alike where one of these columns is
+    printed.
 
     Raises:
         CheckFailedError: no line of it looks like a table.
     """
+    table, header = _found(text, known, command, several_lines=several_lines, key=key)
+    lines = lines_of(text)
+    warnings = [*table.warnings, *second_headers(lines, header, _is_heading)] if header else [*table.warnings]
+    if table.columns is None or set(unique) & {name.upper() for name in table.columns}:
+        warnings += printed_twice(lines, [row.line for row in table.rows])
+    return replace(table, warnings=(*sorted(warnings, key=_line_of), *cut_end(text)))
+
+
+def _line_of(warning: str) -> int:
+    return int(warning.removeprefix("line ").partition(":")[0])
+
+
+def _found(
+    text: str, known: Collection[str], command: str, *, several_lines: bool, key: re.Pattern[str] | None
+) -> tuple[Table, str]:
+    """The table and its header, "" where none is printed."""
     lines = lines_of(text)
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
@@ -93,10 +117,10 @@ def read_table(
             body = list(enumerate(lines[number:], number + 1)) if several_lines else numbered[place + 1 :]
             body = [entry for entry in body if not _is_heading(entry[1])]
             if delimiter is None:
-                return _fixed(line, body, len(lines), warnings, key)
+                return _fixed(line, body, len(lines), warnings, key), line
             body = [entry for entry in body if entry[1].strip() != line.strip()]
-            return _delimited(line, delimiter, body, len(lines), warnings, join=several_lines)
-    return _without_header(numbered, len(lines), command, key)
+            return _delimited(line, delimiter, body, len(lines), warnings, join=several_lines), line
+    return _without_header(numbered, len(lines), command, key), ""
 
 
 def chosen(
@@ -179,6 +203,8 @@ def _fixed(
     for line, section in _sections(header, body):
         cut = cut_rows(line, [text for _, text in section], key=key)
         rows += [Row(number, cells) for (number, _), cells in zip(section, cut, strict=True) if cells != ()]
+        whole = zip(section, cut, strict=True)
+        warnings += beside_header(line, [(number, text, cells) for (number, text), cells in whole if cells])
     rows.sort(key=lambda row: row.line)
     warnings += [f"line {row.line}: {_UNTOLD}" for row in rows if row.cells is None]
     return Table(tuple(header.split()), tuple(rows), lines, (), tuple(warnings))

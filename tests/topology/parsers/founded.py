@@ -21,6 +21,7 @@ from toolkit.errors import ToolkitError
 from toolkit.slurm.hostlist import expand_hostlist
 
 NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|0x[0-9a-fA-F]+")
+WORD = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 HOSTS = re.compile(r"[A-Za-z0-9._-]*(?:\[[0-9,\s-]+\][A-Za-z0-9._-]*)+")
 MOST_LINES_OF_RANGES = 4000
 SLACK = 2  # further lines of a record that has several: one may be doubled, or put between them
@@ -46,9 +47,10 @@ class Text:
 
     def _find_name(self, value: str) -> frozenset[int]:
         name = " ".join(value.split())
+        if name in self.words or name in self.hosts:
+            return frozenset(self.words.get(name, set()) | self.hosts.get(name, set()))
         pattern = re.compile(_edge(name[:1], "(?<!{})") + re.escape(name) + _edge(name[-1:], "(?!{})"))
         found = {number for number, line in enumerate(self.lines) if name in line and pattern.search(line)}
-        found = found or self.hosts.get(name, set())
         if not found and pattern.search(self.whole):
             found = set(range(len(self.lines)))
         return frozenset(found)
@@ -62,6 +64,14 @@ class Text:
         for number, line in enumerate(self.lines):
             for word in NUMBER.findall(line):
                 found.setdefault(float(int(word, 16) if word.startswith("0x") else float(word)), set()).add(number)
+        return found
+
+    @cached_property
+    def words(self) -> dict[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        for number, line in enumerate(self.lines):
+            for word in WORD.findall(line):
+                found.setdefault(word, set()).add(number)
         return found
 
     @cached_property

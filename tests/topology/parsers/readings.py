@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rules import leaves_valid_text
+from rules import VALID
 from text_mutations import Mutation
 
 from toolkit.cli.parse import KINDS, reader_of
@@ -83,13 +83,12 @@ def is_structural(sample: Sample, whole: Reading, mutation: Mutation, now: Readi
     """Whether a reader must notice: the answer is another one, or a rule of every format is broken.
 
     No accident is structural that leaves a text that the command might have printed: only blanks differ, a value became
-    another one of the same form, or what `rules.VALID` names with the reason. Rules of every format: a text does not end
+    another one of the same form, or `rules.VALID` finds it valid. Rules of every format: a text does not end
     within a line, and a line that says something does not stand there twice.
     """
-    touched = [line for number, line in enumerate(sample.text.split("\n")) if number in mutation.touched]
     if mutation.same_text(sample.text) or mutation.same_form:
         return False
-    if leaves_valid_text(sample.kind, mutation.name, touched):
+    if any(is_valid(mutation.text, sample.text) for is_valid in VALID.get(sample.kind, ())):
         return False
     if now.answer != whole.answer or mutation.mid_line:
         return True

@@ -19,7 +19,7 @@ class Mutation:
     name: str
     text: str
     touched: tuple[int, ...]
-    same_form: bool = False  # a word became another word of the same form, such as 256 and 26: no format tells
+    same_form: bool = False  # a word stands for another one of its form, such as 26 for 256: no format tells
     mid_line: bool = False  # the text ends within a line
 
     def same_text(self, whole: str) -> bool:
@@ -140,11 +140,13 @@ def _in_rows(
             row += step
     if whole_column and len(rows) == 1:
         return None
+    same_form = True
     for row in rows:
         its = _cells(lines[row])
+        same_form = same_form and change is _swap and _form(its[here]) == _form(its[there])
         change(its, here, there)
         lines[row] = "".join(its)
-    return _of_lines(name, lines, tuple(sorted(rows)))
+    return Mutation(name, "\n".join(lines), tuple(sorted(rows)), same_form=same_form)
 
 
 def _cells(line: str) -> list[str]:
