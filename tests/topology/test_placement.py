@@ -1,0 +1,148 @@
+"""Which rank stands where: groups in the tiers where they belong, and clear words where they cannot."""
+
+from __future__ import annotations
+
+import time
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolkit.errors import ToolkitError
+from toolkit.topology.machines import MACHINES, cluster_of
+from toolkit.topology.placement import DIMENSIONS, as_launched, groups_of, place
+from toolkit.topology.tiers import Link, Tiers, tiers_of
+from toolkit.topology.traffic import Traffic, dimension_cost
+
+
+def shuffled(tiers: Tiers, order: np.ndarray) -> Tiers:
+    """The same cluster with ranks dealt to it in another order."""
+    return tiers_of([(level.name, level.group_of[order].tolist(), level.link) for level in tiers.levels])
+
+
+def cyclic(tiers: Tiers, nodes: int) -> Tiers:
+    return shuffled(tiers, np.arange(tiers.size).reshape(nodes, -1).T.ravel())
+
+
+def tiers_met(tiers: Tiers, placement, dimension: str) -> set[str]:
+    return {tiers.names[at] for at, count in enumerate(placement.costs[dimension].groups_at) if count}
+
+
+@pytest.mark.parametrize(
+    ("machine", "leaves", "sizes", "where"),
+    [
+        ("dgx-a100", [4], {"tp": 8, "shard": 4}, {"tp": {"clique"}, "shard": {"leaf"}}),
+        ("dgx-1", [4], {"tp": 4, "shard": 2, "replicate": 4}, {"tp": {"clique"}, "shard": {"node"}}),
+        ("gb200", [18, 18], {"tp": 8, "replicate": 18}, {"tp": {"clique"}, "replicate": {"cluster"}}),
+        ("pcie-8", [2], {"tp": 2, "shard": 4, "replicate": 2}, {"tp": {"switch"}}),
+        ("dgx-a100", [4, 4], {"ep": 8, "shard": 32, "replicate": 2}, {"ep": {"clique"}, "shard": {"leaf"}}),
+        ("dgx-a100", [2, 2], {"tp": 8, "pp": 2, "shard": 2}, {"tp": {"clique"}, "shard": {"leaf"}, "pp": {"cluster"}}),
+    ],
+)
+@pytest.mark.parametrize("launched", ["block", "cyclic"])
+def test_each_dimension_lies_where_it_belongs(machine, leaves, sizes, where, launched):
+    tiers = cluster_of(MACHINES[machine], leaves)
+    if launched == "cyclic":
+        tiers = cyclic(tiers, sum(leaves))
+    placement = place(tiers, sizes)
+    assert {name: tiers_met(tiers, placement, name) for name in where} == where
+    assert not placement.compromises
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> tuple[Tiers, dict[str, int]]:
+    """Any cluster of any machines' nodes with any mesh that fills it, ranks dealt in any order."""
+    machine = MACHINES[draw(st.sampled_from(sorted(MACHINES)))]
+    tiers = cluster_of(machine, draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    left, sizes = tiers.size, {}
+    for name in draw(st.permutations(("tp", "shard", "pp", "cp"))):
+        divisors = [n for n in range(1, left + 1) if left % n == 0 and (name != "tp" or machine.gpus % n == 0)]
+        sizes[name] = draw(st.sampled_from(divisors))
+        left //= sizes[name]
+    sizes["replicate"] = left
+    order = np.random.default_rng(draw(st.integers(0, 99))).permutation(tiers.size)
+    return shuffled(tiers, order), sizes
+
+
+@settings(max_examples=60, deadline=None)
+@given(meshes())
+def test_a_placement_holds_every_rank_once_and_is_never_dearer_than_the_launchers_order(case):
+    tiers, sizes = case
+    placement = place(tiers, sizes)
+    assert placement.mesh.shape == tuple(sizes.get(name, 1) for name in DIMENSIONS)
+    assert sorted(placement.mesh.ravel().tolist()) == list(range(tiers.size))
+    assert placement.seconds <= as_launched(tiers, sizes).seconds
+    if sizes["tp"] > 1:  # it divides the node: no group of it leaves one, or the clique of nodes
+        around = max(tiers.names.index(name) for name in ("clique", "node") if name in tiers.names)
+        node = tiers.levels[around].group_of
+        groups = groups_of(placement.mesh, "tp")
+        assert (node[groups] == node[groups][:, :1]).all()
+
+
+def test_seven_of_eight_gpus_are_refused_where_tensor_parallel_groups_would_cross_nodes():
+    tiers = cluster_of(MACHINES["dgx-a100"], [8], ranks_per_node=7)
+    with pytest.raises(ToolkitError, match=r"tp = 4 does not divide the 7 ranks of a node") as refused:
+        place(tiers, {"tp": 4, "shard": 14})
+    assert refused.value.fix == "set tp = 1, or ask for 4 ranks a node"
+    assert not place(tiers, {"tp": 7, "shard": 8}).compromises
+
+
+def test_a_group_wider_than_its_clique_is_a_stated_compromise():
+    tiers = cluster_of(MACHINES["dgx-1"], [2])
+    (said,) = place(tiers, {"tp": 8, "shard": 2}).compromises
+    assert said == "2 of 2 tp groups of 8 leave their clique (4 ranks) and meet in one node"
+
+
+def test_uneven_leaves_are_a_stated_compromise():
+    tiers = cluster_of(MACHINES["dgx-a100"], [3, 5])
+    placement = place(tiers, {"tp": 8, "shard": 4, "replicate": 2})
+    assert "8 of 16 shard groups of 4 meet only in one cluster, the others in a finer tier" in placement.compromises
+
+
+def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_numbers():
+    tiers = cluster_of(MACHINES["dgx-a100"], [2])
+    with pytest.raises(ToolkitError, match="shard 4 x tp 8 is 32 ranks, and there are 16"):
+        place(tiers, {"tp": 8, "shard": 4})
+    with pytest.raises(ToolkitError, match="ep = 3 does not divide shard x cp = 16"):
+        place(tiers, {"ep": 3, "shard": 16})
+
+
+def test_the_bytes_of_a_dimension_decide_what_lies_near():
+    tiers = cluster_of(MACHINES["dgx-a100"], [4])
+    heavy, light = Traffic("all-reduce", 1e9), Traffic("all-reduce", 1e6)
+    sizes = {"shard": 8, "replicate": 4}
+    near = place(tiers, sizes, {"shard": heavy, "replicate": light})
+    assert tiers_met(tiers, near, "shard") == {"clique"}
+    sizes = {"shard": 4, "replicate": 8}
+    far = place(tiers, sizes, {"shard": light, "replicate": heavy})
+    assert (tiers_met(tiers, far, "replicate"), tiers_met(tiers, far, "shard")) == ({"clique"}, {"leaf"})
+
+
+def test_a_ring_costs_what_its_busiest_link_carries():
+    """Two nodes of two ranks: a ring that crosses twice, and one that crosses at every step."""
+    link = {"node": Link(0, 100.0, ""), "cluster": Link(0, 10.0, "")}
+    tiers = tiers_of([("node", [0, 0, 1, 1], link["node"]), ("cluster", [0] * 4, link["cluster"])])
+    traffic = Traffic("all-reduce", 1000.0)
+    block = dimension_cost(tiers, np.array([[0, 1, 2, 3]]), traffic)
+    dealt = dimension_cost(tiers, np.array([[0, 2, 1, 3]]), traffic)
+    # 2 x 3/4 x 1000 bytes over each edge; the two ranks of a node share its 20 bytes a second.
+    assert (block.seconds, dealt.seconds) == (1500 / 20, 2 * 1500 / 20)
+    assert tiers.names[block.busiest] == "cluster" and block.groups_at == (0, 1)
+
+
+def test_tiers_that_do_not_nest_are_refused():
+    link = Link(0, 1, "")
+    with pytest.raises(ToolkitError, match="a clique lies in two of node"):
+        tiers_of([("clique", [0, 0], link), ("node", [0, 1], link), ("cluster", [0, 0], link)])
+
+
+def test_16384_ranks_are_placed_within_a_second():
+    tiers = cyclic(cluster_of(MACHINES["dgx-a100"], [32] * 64), 2048)
+    sizes = {"tp": 8, "pp": 8, "shard": 16, "replicate": 16}
+    assert prod(sizes.values()) == tiers.size == 16384
+    start = time.process_time()
+    placement = place(tiers, sizes)
+    assert time.process_time() - start < 1.0
+    assert tiers_met(tiers, placement, "tp") == {"clique"} and tiers_met(tiers, placement, "shard") == {"leaf"}
