@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
 import click
+
+from toolkit.cli.options import flags_of, job_options
+
+if TYPE_CHECKING:
+    from toolkit.config.parallel import ParallelTable
+    from toolkit.config.resolved import ResolvedJob
+    from toolkit.topology.tiers import Tiers
+    from toolkit.topology.traffic import Traffic
 
 
 @click.group()
@@ -24,3 +36,137 @@ def show(as_json: bool) -> None:
     click.echo(facts_as_json(facts) if as_json else "\n".join(facts_as_lines(facts)))
     for warning in facts.warnings:
         click.echo(f"warning: {warning}", err=True)
+
+
+@topo.command()
+@click.argument("job")
+@job_options
+@click.option("--machine", metavar="NAME", help="Kind of the nodes: dgx-a100, dgx-1, gb200 or pcie-8.")
+@click.option("--leaves", metavar="N,N", help="Nodes below each leaf switch; all below one, when not given.")
+@click.option("--bytes", "payloads", multiple=True, metavar="DIM=BYTES", help="What a rank exchanges for it in a step.")
+@click.option("--explain", is_flag=True, help="Say what each tier carries, and the order of ranks.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/topology.md has the keys.")
+def groups(
+    job: str,
+    settings: tuple[str, ...],
+    machine: str | None,
+    leaves: str | None,
+    payloads: tuple[str, ...],
+    explain: bool,
+    as_json: bool,
+    **shape: Any,
+) -> None:
+    """Show which ranks of JOB talk over which links: as they are launched, and as they are placed.
+
+    \b
+    toolkit topo groups train_lm.toml --machine dgx-a100 -N 8 --leaves 4,4 --explain
+    """
+    from toolkit.config.layers import resolve_job
+    from toolkit.config.shipped import find_job
+    from toolkit.topology.groups_shown import groups_as_json
+    from toolkit.topology.placement import as_launched, place
+
+    path = find_job(job)
+
+    def nodes_before() -> int | str:
+        return resolve_job(path, site=None, environ=os.environ, settings=settings).job.nodes
+
+    resolved = resolve_job(path, site=None, environ=os.environ, settings=settings, flags=flags_of(shape, nodes_before))
+    tiers = _tiers(resolved, machine, leaves)
+    sizes = _sizes(resolved.parallel, tiers.size)
+    traffic = _traffic(payloads)
+    before, after = as_launched(tiers, sizes, traffic), place(tiers, sizes, traffic)
+    if as_json:
+        click.echo(json.dumps(groups_as_json(tiers, before, after), indent=1))
+        return
+    _print_groups(tiers, before, after, explain)
+
+
+def _tiers(resolved: ResolvedJob, machine: str | None, leaves: str | None) -> Tiers:
+    from toolkit.errors import ToolkitError
+    from toolkit.topology.machines import MACHINES, cluster_of
+
+    if machine not in MACHINES:
+        raise ToolkitError(
+            "nothing says what the nodes are" if machine is None else f"no machine {machine!r} is known",
+            where="--machine",
+            fix=f"give one of {', '.join(MACHINES)}",
+        )
+    below = _leaves(leaves) if leaves else [resolved.job.max_nodes]
+    if sum(below) != resolved.job.max_nodes:
+        raise ToolkitError(
+            f"{leaves} is {sum(below)} nodes, and the job has {resolved.job.max_nodes}",
+            where="--leaves",
+            fix=f"give numbers that add up to {resolved.job.max_nodes}, or -N {sum(below)}",
+        )
+    return cluster_of(MACHINES[machine], below, resolved.job.ranks_per_node)
+
+
+def _leaves(text: str) -> list[int]:
+    from toolkit.errors import ToolkitError
+
+    words = text.split(",")
+    if not all(word.strip().isascii() and word.strip().isdigit() and int(word) for word in words):
+        raise ToolkitError(f"{text!r} is no list of numbers", where="--leaves", fix="give nodes of each leaf: 4,4")
+    return [int(word) for word in words]
+
+
+def _sizes(mesh: ParallelTable, ranks: int) -> dict[str, int]:
+    replicate = mesh.replicate or max(1, ranks // mesh.model_ranks)
+    return {"pp": mesh.pp, "replicate": replicate, "shard": mesh.shard, "cp": mesh.cp, "tp": mesh.tp, "ep": mesh.ep}
+
+
+def _traffic(payloads: tuple[str, ...]) -> dict[str, Traffic]:
+    from dataclasses import replace
+
+    from toolkit.errors import ToolkitError
+    from toolkit.topology.placement import NOMINAL_TRAFFIC
+
+    traffic = dict(NOMINAL_TRAFFIC)
+    for text in payloads:
+        name, _, number = text.partition("=")
+        try:
+            payload_bytes = float(number)
+        except ValueError:
+            payload_bytes = -1.0
+        if name not in traffic or not 0 <= payload_bytes < float("inf"):
+            raise ToolkitError(
+                f"{text!r} is not DIM=BYTES",
+                where="--bytes",
+                fix=f"give for instance tp=4e9; DIM is {', '.join(traffic)}",
+            )
+        traffic[name] = replace(traffic[name], payload_bytes=payload_bytes)
+    return traffic
+
+
+def _print_groups(tiers: Tiers, before: Any, after: Any, explain: bool) -> None:
+    from rich.table import Table
+
+    from toolkit.cli.ckpt_print import print_out
+    from toolkit.topology.groups_shown import groups_as_rows
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("DIMENSION", "GROUPS", "AS LAUNCHED", "MS", "PLACED", "MS"):
+        table.add_column(title, justify="right" if title == "MS" else "left")
+    for row in groups_as_rows(tiers, before, after):
+        table.add_row(*row)
+    print_out(table)
+    order = "as launched" if not after.packed else f"packed {', '.join(after.packed)}"
+    click.echo(f"a step's exchanges: {before.seconds * 1e3:.1f} ms as launched, {after.seconds * 1e3:.1f} ms {order}")
+    for line in after.compromises:
+        click.echo(f"compromise: {line}")
+    if explain:
+        for level in tiers.levels:
+            link = level.link
+            click.echo(
+                f"{level.name}: {int(level.group_of.max()) + 1} groups, {link.latency_s * 1e6:g} us, "
+                f"{link.bytes_per_s / 1e9:g} GB/s a rank [{link.source}]"
+            )
+        click.echo(f"order of ranks: {_ranges(after.mesh.ravel().tolist())}")
+
+
+def _ranges(ranks: list[int]) -> str:
+    """Ranks in their order, with stretches of equal distance in short: 0-7, 16-30:2."""
+    from toolkit.topology.groups_shown import stretches
+
+    return ", ".join(stretches(ranks))
