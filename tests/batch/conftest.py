@@ -7,23 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from toolkit.batch import follow, logs
-from toolkit.checkpoint.format.layout import step_folder
-from toolkit.checkpoint.format.manifest import Manifest
-from toolkit.checkpoint.format.manifest_file import manifest_text
-
-
-@pytest.fixture
-def whole_checkpoint():
-    """Make a checkpoint without tensors; of what is in `files`, only its manifest knows."""
-
-    def make(directory, step, *files):
-        folder = step_folder(directory, step)
-        folder.mkdir(parents=True)
-        manifest = Manifest(step, 0, 1, "2026-11-20T14:22:33Z", "by hand", files=files)
-        (folder / "manifest.json").write_text(manifest_text(manifest))
-        return folder
-
-    return make
 
 
 @pytest.fixture

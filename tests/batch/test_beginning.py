@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from whole_checkpoints import make_whole_checkpoint
 
 from toolkit.checkpoint.format import filters
 from toolkit.checkpoint.format.manifest import FileRecord
@@ -19,13 +20,13 @@ def job_with(toolkit, checkpoint_table: str) -> Path:
 
 
 @pytest.fixture
-def sources(tmp_path: Path, whole_checkpoint) -> Path:
+def sources(tmp_path: Path) -> Path:
     """Folders of several kinds, beside the job file."""
     for step in (9, 10):
-        whole_checkpoint(tmp_path / "old" / "checkpoints", step)
+        make_whole_checkpoint(tmp_path / "old" / "checkpoints", step)
     (tmp_path / "other").mkdir()
     (tmp_path / "file").touch()
-    whole_checkpoint(
+    make_whole_checkpoint(
         tmp_path / "cut", 7, *(FileRecord(f"shard-00000-of-00001.{end}", 9, "0" * 32) for end in ("h5", "digest"))
     )
     shutil.copytree(tmp_path / "cut" / "step-00000007", tmp_path / "edited" / "step-00000007")
@@ -85,16 +86,14 @@ def test_what_only_the_ranks_can_know_is_left_to_them(toolkit, dev_cluster_conf,
     assert toolkit("render", job_with(toolkit, 'source = "data/step-00000001"'), "--site", site).code == 2
 
 
-def test_a_resume_needs_the_source_only_where_the_run_has_saved_nothing_since(
-    toolkit, tmp_path, whole_checkpoint
-) -> None:
-    source = whole_checkpoint(tmp_path / "old", 5)
+def test_a_resume_needs_the_source_only_where_the_run_has_saved_nothing_since(toolkit, tmp_path) -> None:
+    source = make_whole_checkpoint(tmp_path / "old", 5)
     run = toolkit.submit(job_with(toolkit, f'source = "{source}"'), "--wait")
     shutil.rmtree(source)
     said = toolkit("resume", "last", "--wait")
     assert (said.code, f"checkpoint.source: there is no folder {source}" in said.err) == (2, True)
     assert not run.resumed(1).exists()
-    whole_checkpoint(run.checkpoints, 6)
+    make_whole_checkpoint(run.checkpoints, 6)
     toolkit.ok("resume", "last", "--wait")
     said = toolkit("resume", "last", "--set", f"checkpoint.source={source.parent}/step-00000004")
     assert (said.code, "there is no folder" in said.err) == (2, True)

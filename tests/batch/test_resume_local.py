@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from whole_checkpoints import make_whole_checkpoint
 
 # A job that shows its shape and settings, and saves nothing.
 SHOW = 'cat $TOOLKIT_RESOLVED_JOB > "$TOOLKIT_RUN_DIR/seen-$TOOLKIT_ATTEMPT.json"; echo ranks $TOOLKIT_WORLD_SIZE'
@@ -22,9 +23,7 @@ def ended(toolkit):
 
 def checkpoints(run, *steps: int) -> list[str]:
     for step in steps:
-        folder = run.checkpoints / f"step-{step:08}"
-        folder.mkdir()
-        (folder / "manifest.json").write_text("{}")
+        make_whole_checkpoint(run.checkpoints, step)
     return names(run)
 
 
@@ -67,8 +66,8 @@ def test_from_a_named_checkpoint(toolkit, ended) -> None:
     assert seen(ended, 2)["checkpoint"]["source"] == ""  # only that one resume began there
 
 
-def test_a_run_that_began_with_anothers_weights_goes_on_from_its_own_with_everything(toolkit, whole_checkpoint) -> None:
-    source = whole_checkpoint(toolkit.folder / "old", 900)
+def test_a_run_that_began_with_anothers_weights_goes_on_from_its_own_with_everything(toolkit) -> None:
+    source = make_whole_checkpoint(toolkit.folder / "old", 900)
     taken = f'[checkpoint]\nsource = "{source}"\ntake = "weights"\nwithout = ["head"]\n'
     run = toolkit.submit(toolkit.job(SHOW, more=taken))
     assert toolkit("wait", run.run_id).code == 0
@@ -89,9 +88,7 @@ def test_from_behind_a_symbolic_link(toolkit, ended) -> None:
 
 def test_from_another_runs_checkpoint(toolkit, ended) -> None:
     checkpoints(ended, 10)
-    other = toolkit.folder / "step-00000500"
-    other.mkdir()
-    (other / "manifest.json").write_text("{}")
+    other = make_whole_checkpoint(toolkit.folder, 500)
     assert toolkit("resume", "last", "--from", other, "--wait").code == 0
     assert names(ended) == ["step-00000010.aside-001"]
 
@@ -167,3 +164,12 @@ def test_a_resume_after_a_start_by_hand_is_the_newest_job(toolkit) -> None:
     assert toolkit("wait", "last").code == 0
     assert json.loads(toolkit.ok("status", "--json"))["job_id"] == job_id
     assert Path(path / "submitted-001.json").exists()
+
+
+def test_from_a_damaged_checkpoint_is_refused_before_newer_ones_are_set_aside(toolkit, ended) -> None:
+    before = checkpoints(ended, 10, 20)
+    (ended.checkpoints / "step-00000010" / "manifest.json").write_text("{}")
+    said = toolkit("resume", "last", "--from", "10")
+    assert (said.code, names(ended)) == (2, before)
+    assert "--from: " in said.err and "step-00000010 is damaged: manifest.json: is not a manifest" in said.err
+    assert ended.start_numbers() == [0]

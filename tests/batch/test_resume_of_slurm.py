@@ -4,6 +4,7 @@ import json
 
 import pytest
 from queued_runs import claim, end_attempt, files_of, states_of, submitted
+from whole_checkpoints import make_whole_checkpoint
 
 from toolkit.batch import follow
 from toolkit.rundir.claims import end_start
@@ -19,8 +20,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(toolkit, squeue, sbatch, tmp_
     claim(run, job_id="7")
     (run.control / "cancel").write_text("2026-11-21T02:48:01.000Z\n")
     for step in (10, 20):
-        (run.checkpoints / f"step-{step:08}").mkdir()
-        (run.checkpoints / f"step-{step:08}" / "manifest.json").write_text("{}")
+        make_whole_checkpoint(run.checkpoints, step)
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2; exit 1\n")
     squeue()
     seen = [toolkit.ok("status", run.run_id), toolkit.ok("explain", run.run_id), files_of(run)]
@@ -36,8 +36,7 @@ def test_a_refused_resume_of_a_task_leaves_it_as_it_was(toolkit, squeue, sbatch,
     claim(task, job_id="7_1")
     (task.control / "cancel").touch()
     for step in (10, 20):
-        (task.checkpoints / f"step-{step:08}").mkdir()
-        (task.checkpoints / f"step-{step:08}" / "manifest.json").write_text("{}")
+        make_whole_checkpoint(task.checkpoints, step)
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2; exit 1\n")
     squeue()
     seen = [toolkit.ok("status", run.run_id, "--json"), files_of(run)]

@@ -157,6 +157,14 @@ def test_an_argument_of_another_kind_is_named_and_nothing_is_written(tmp_path, g
     assert not list(tmp_path.glob("step-*"))
 
 
+@pytest.mark.parametrize("source", [False, True])
+def test_a_load_into_no_dict_is_refused_with_the_fix(tmp_path, source):
+    saved = Checkpointer(tmp_path, world()).save(1, x(1), {})
+    with pytest.raises(ToolkitError, match=r"tensors: is a list and no dict\. Fix: give a dict by name") as refused:
+        Checkpointer(tmp_path, world()).load([torch.ones(1)], source=saved if source else None)
+    assert type(refused.value) is ToolkitError
+
+
 def test_a_step_saved_twice_by_one_attempt_is_kept_as_it_is(tmp_path):
     checkpoints = Checkpointer(tmp_path, world())
     first = checkpoints.save(1, x(1), {})

@@ -27,23 +27,32 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
         return
     if last_value_of((*job.job.sbatch, *options), "dependency", "d"):
         return
+    where = job.origin("checkpoint.source").place("checkpoint.source")
+    if said := _no_checkpoint(path):
+        raise ToolkitError(said, where=where, fix=_fix_of(path, source))
+    check_whole(path, where=where)
+
+
+def check_whole(checkpoint: Path, *, where: str) -> None:
+    """Look at a checkpoint quickly, as ranks do before they begin from it.
+
+    Raises:
+        ToolkitError: it is damaged, or cannot be read here; `where` stands in it as the place.
+    """
     from toolkit.checkpoint.errors import CorruptCheckpointError
     from toolkit.checkpoint.folder.choice import good_manifest
 
-    where = job.origin("checkpoint.source").place("checkpoint.source")
     try:
-        if said := _no_checkpoint(path):
-            raise ToolkitError(said, where=where, fix=_fix_of(path, source))
-        good_manifest(path)
+        good_manifest(checkpoint)
     except CorruptCheckpointError as error:
-        fix = f"name another; `toolkit ckpt verify {shlex.quote(str(path))}` says all that is wrong with this one"
-        raise ToolkitError(f"{path} is damaged: {error.message}", where=where, fix=fix) from None
+        fix = f"name another; `toolkit ckpt verify {shlex.quote(str(checkpoint))}` says all that is wrong with this one"
+        raise ToolkitError(f"{checkpoint} is damaged: {error.message}", where=where, fix=fix) from None
     except ToolkitError as error:
         place = error.where if error.where != where else ""
         raise ToolkitError(": ".join(filter(None, (place, error.message))), where=where, fix=error.fix) from None
     except OSError as error:
         fix = "name a folder that this host and you may read"
-        raise ToolkitError(f"{path} cannot be read here: {error.strerror}", where=where, fix=fix) from None
+        raise ToolkitError(f"{checkpoint} cannot be read here: {error.strerror}", where=where, fix=fix) from None
 
 
 def check_codec(job: ResolvedJob) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.batch.bad_nodes import nodes_left_out
-from toolkit.batch.beginning import check_codec, check_source
+from toolkit.batch.beginning import check_codec, check_source, check_whole
 from toolkit.batch.script import render_script
 from toolkit.batch.settle import tasks_in
 from toolkit.batch.state import RunStatus, require_submitted, run_status
@@ -72,6 +72,8 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
     # After the count: a resume that was done in between is seen here or at the claim.
     status = _require_ended(run.whole)
     source = find_checkpoint(run, changes.checkpoint) if changes.checkpoint is not None else None
+    if source is not None:
+        check_whole(source, where="--from")  # before newer ones are set aside for it
     job = _changed_job(run, status, changes, source)
     _claim_number(run.whole, number, job)
     parts = (run, *map(run.task, run.task_numbers()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -88,3 +88,12 @@ def meshes_of(tensors: Iterable[Any]) -> list[dict[str, Any]]:
             if described not in found:
                 found.append(described)
     return found
+
+
+def refuse_no_dict(value: object, where: str) -> None:
+    """Raise a ToolkitError for what is given in place of a dict by name."""
+    if not isinstance(value, Mapping):
+        fix = (
+            'give a dict by name, as in {"model": model.state_dict()}' if where == "tensors" else "give a dict by name"
+        )
+        raise ToolkitError(f"is a {type(value).__name__} and no dict", where=where, fix=fix)

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 
 from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
 from toolkit.checkpoint.loading.shard_reader import ShardReader, WantedBox
-from toolkit.checkpoint.tensors import as_numpy, dtype_name, shared_numpy
+from toolkit.checkpoint.tensors import as_numpy, dtype_name, refuse_no_dict, shared_numpy
 from toolkit.errors import ToolkitError
 
 Blocks = Mapping[str, Collection[int]]  # of each shard file
@@ -99,8 +99,9 @@ def planned_load(folder: Path, manifest: Manifest, tensors: dict[str, Any], plan
     """What this rank needs of a checkpoint to fill its tensors, by DCP's planner.
 
     Raises:
-        ToolkitError: a tensor is missing, or of another shape or kind.
+        ToolkitError: a tensor is missing, or of another shape or kind; `tensors` is no dict.
     """
+    refuse_no_dict(tensors, "tensors")
     planner.set_up_planner(tensors, metadata_of(manifest), is_coordinator=False)
     return PlannedLoad(folder, manifest, planner.finish_plan(planner.create_local_plan()), planner)
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.planner import is_optional, put_value
+from toolkit.checkpoint.tensors import refuse_no_dict
 from toolkit.errors import OwnFailureError
 
 MOST_BYTES_EACH = 1 << 20
@@ -32,6 +33,7 @@ class StartValues:
     """
 
     def __init__(self, tensors: dict[str, Any], optional: tuple[str, ...]) -> None:
+        refuse_no_dict(tensors, "tensors")
         self._tensors, self._optional = tensors, optional
         flat, self._paths = flatten_state_dict(tensors)
         self._values = {name: value for name, value in flat.items() if not isinstance(value, torch.Tensor)}

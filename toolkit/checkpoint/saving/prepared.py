@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +23,8 @@ from toolkit.checkpoint.saving.node_file import write_with_node
 from toolkit.checkpoint.saving.plan import FlatState, RankPlan, SavePlanning
 from toolkit.checkpoint.saving.shard_writer import write_shard
 from toolkit.checkpoint.saving.staging import StagingBuffer
-from toolkit.checkpoint.tensors import bytes_of
-from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.checkpoint.tensors import bytes_of, refuse_no_dict
+from toolkit.errors import OwnFailureError
 
 _MOST_THREADS = 4
 # A rank's shard file, its pieces, where they are, and what `finish_save` must know of the file.
@@ -110,9 +110,9 @@ def prepare(
 
     def begin() -> tuple[FlatState, bool]:
         nonlocal kept
-        _refuse_no_dict(tensors, "tensors")
+        refuse_no_dict(tensors, "tensors")
         if ranks.rank == 0:  # on the others it is not looked at
-            _refuse_no_dict(description.state, "state")
+            refuse_no_dict(description.state, "state")
         state = planning.look(tensors)
         if staging is not None and ranks.rank == 0:  # lists and dicts change as tensors do
             kept = replace(description, state=deepcopy(description.state))
@@ -132,14 +132,6 @@ def prepare(
     values = _values_of_all(state, mine, ranks, copied=staging is not None) if mine.any_values else {}
     kept = replace(kept, mesh=planning.meshes)
     return PreparedSave(kept, mine, planning.whole, values, _data_of(state, mine, staging), compression)
-
-
-def _refuse_no_dict(value: object, where: str) -> None:
-    if not isinstance(value, Mapping):
-        fix = (
-            'give a dict by name, as in {"model": model.state_dict()}' if where == "tensors" else "give a dict by name"
-        )
-        raise ToolkitError(f"is a {type(value).__name__} and no dict", where=where, fix=fix)
 
 
 def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks, *, copied: bool) -> dict[str, Any]:
