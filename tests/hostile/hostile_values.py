@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from whole_checkpoints import make_whole_checkpoint
+
 VALUES = {
     "empty": "",
     "blank": " ",
@@ -122,6 +124,7 @@ def write_job(folder: Path, python: str, *, tables: str = "") -> Path:
     words = ", ".join(map(toml, [python, str(folder / "show.py"), *VALUES.values()]))
     table = ", ".join(f"{name} = {toml(value)}" for name, value in variables().items())
     arguments = "\n".join(f"{toml(name)} = {toml(value)}" for name, value in VALUES.items())
+    make_whole_checkpoint(folder, 1, name=VALUES["substitution"])  # what is none would be refused
     path = folder / "hostile.toml"
     path.write_text(
         f'[job]\nname = "hostile"\nentry = [{words}]\n{tables}\n[env]\nvars = {{ {table} }}\n'

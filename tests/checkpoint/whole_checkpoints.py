@@ -9,9 +9,13 @@ from toolkit.checkpoint.format.manifest import FileRecord, Manifest
 from toolkit.checkpoint.format.manifest_file import manifest_text
 
 
-def make_whole_checkpoint(directory: Path, step: int, *files: FileRecord) -> Path:
-    """Make a checkpoint without tensors; of what is in `files`, only its manifest knows."""
-    folder = step_folder(directory, step)
+def make_whole_checkpoint(directory: Path, step: int, *files: FileRecord, name: str = "") -> Path:
+    """Make a checkpoint without tensors; of what is in `files`, only its manifest knows.
+
+    Args:
+        name: of the folder, in place of the step's.
+    """
+    folder = directory / name if name else step_folder(directory, step)
     folder.mkdir(parents=True)
     manifest = Manifest(step, 0, 1, "2026-11-20T14:22:33Z", "by hand", files=files)
     (folder / "manifest.json").write_text(manifest_text(manifest))
