@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,14 @@ class Counters:
                 old.payload_bytes + payload_bytes,
                 old.seconds + (seconds or 0.0),
             )
+
+    @contextmanager
+    def timed(self, kind: str, tensor: torch.Tensor) -> Iterator[None]:
+        """Count one call that puts `tensor` in; its seconds are those of the block, unless it runs on a GPU."""
+        start = time.monotonic()
+        yield
+        seconds = time.monotonic() - start if tensor.device.type == "cpu" else None
+        self.add(kind, tensor.numel() * tensor.element_size(), seconds)
 
     def totals(self) -> dict[str, Count]:
         """The totals so far."""

@@ -8,10 +8,8 @@ node. After the 2D-torus all-reduce of Mikami et al., "Massively Distributed SGD
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,6 +17,7 @@ import torch.distributed as dist
 from toolkit.comm.compat import all_gather_single, reduce_scatter_single
 from toolkit.comm.counters import Counters
 from toolkit.comm.ordered_thread import OrderedThread
+from toolkit.comm.reductions import BACKEND_OPS, OPS, backend_all_reduce, fold_rows
 from toolkit.topology.groups import GroupPlan, RankGroups
 
 NODE_REDUCE_SCATTER = "node reduce-scatter"
@@ -36,26 +35,37 @@ class HierarchicalReducer:
     """
 
     def __init__(
-        self, plan: GroupPlan, counters: Counters | None = None, *, segment_bytes: int = SEGMENT_BYTES
+        self,
+        plan: GroupPlan,
+        counters: Counters | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        timeout_s: float | None = None,
     ) -> None:
-        """Make the groups of a hierarchical plan. Collective over all ranks."""
+        """Make the groups of a hierarchical plan. Collective over all ranks; `timeout_s` None is torch's own."""
         assert plan.hierarchical, plan.reason
         self.counters = counters or Counters()
         self._segment_bytes = segment_bytes
-        self._scatter_group = _own_group(plan.node_groups)
-        self._cross_group = _own_group(plan.cross_groups)
-        self._gather_group = _own_group(plan.node_groups)
+        self._scatter_group = own_group(plan.node_groups, timeout_s)
+        self._cross_group = own_group(plan.cross_groups, timeout_s)
+        self._gather_group = own_group(plan.node_groups, timeout_s)
         self._scatter, self._cross, self._gather = (
             OrderedThread(kind) for kind in (NODE_REDUCE_SCATTER, CROSS_ALL_REDUCE, NODE_ALL_GATHER)
         )
         self._local_size = self._scatter_group.size()
         self.size = self._local_size * self._cross_group.size()
 
+    def close(self) -> None:
+        """Let the threads end. The groups stay torch's."""
+        for stage in (self._scatter, self._cross, self._gather):
+            stage.close()
+
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> None:
         """Reduce `tensor` in place over all ranks; every rank ends with the same bits.
 
         Any shape (the same on all ranks), strides and number of elements; any dtype that the backend adds up.
-        "avg" divides by the number of ranks before the sum, as DDP does, so that half precision does not overflow.
+        "sum", "min", "max", "product", or "avg", which divides by the number of ranks before the sum, as DDP does, so
+        that half precision does not overflow.
 
         Raises:
             ValueError: an unknown op, or an average of integers.
@@ -67,17 +77,18 @@ class HierarchicalReducer:
 
         On a GPU everything is put on the current stream, and the future is done when that has happened.
         """
-        if op not in ("sum", "avg"):
-            raise ValueError(f"op {op!r} is neither 'sum' nor 'avg'")
+        if op not in OPS:
+            raise ValueError(f"op {op!r} is none of {', '.join(OPS)}")
         if op == "avg" and not tensor.is_floating_point():
             raise ValueError(f"an average of {tensor.dtype} is not defined; use op 'sum'")
         tensor = tensor.detach()
         if op == "avg":
             tensor.div_(self.size)
+            op = "sum"
         padding = -tensor.numel() % self._local_size
         in_place = tensor.is_contiguous() and not padding
         flat = tensor.view(-1) if in_place else torch.nn.functional.pad(tensor.reshape(-1), (0, padding))
-        segments = [self._start_segment(segment) for segment in self._segments(flat)]
+        segments = [self._start_segment(segment, op) for segment in self._segments(flat)]
 
         def finish() -> torch.Tensor:
             for segment in segments:
@@ -97,45 +108,45 @@ class HierarchicalReducer:
         part = max(self._segment_bytes // flat.element_size() // self._local_size, 1)
         return flat.split(part * self._local_size)
 
-    def _start_segment(self, segment: torch.Tensor) -> Future[torch.Tensor]:
+    def _start_segment(self, segment: torch.Tensor, op: str) -> Future[torch.Tensor]:
         if segment.device.type != "cpu":
-            return _done(self._all_gather(segment, self._all_reduce(self._reduce_scatter(segment))))
-        scattered = self._scatter.submit(lambda: self._reduce_scatter(segment))
-        crossed = self._cross.submit(lambda: self._all_reduce(scattered.result()))
+            return _done(self._all_gather(segment, self._all_reduce(self._reduce_scatter(segment, op), op)))
+        scattered = self._scatter.submit(lambda: self._reduce_scatter(segment, op))
+        crossed = self._cross.submit(lambda: self._all_reduce(scattered.result(), op))
         return self._gather.submit(lambda: self._all_gather(segment, crossed.result()))
 
-    def _reduce_scatter(self, segment: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the node's sum, shape (segment.numel() / local size,)."""
-        with self._counted(NODE_REDUCE_SCATTER, segment):
-            if segment.device.type != "cpu":
-                part = segment.new_empty(segment.numel() // self._local_size)
-                reduce_scatter_single(part, segment, group=self._scatter_group)
-                return part
-            # gloo's reduce-scatter takes twice as long as an exchange of parts that each owner adds up.
-            parts = torch.empty_like(segment)
-            dist.all_to_all_single(parts, segment, group=self._scatter_group)
-            return parts.view(self._local_size, -1).sum(dim=0, dtype=segment.dtype)
+    def _reduce_scatter(self, segment: torch.Tensor, op: str) -> torch.Tensor:
+        """Return this rank's part of the node's result, shape (segment.numel() / local size,)."""
+        with self.counters.timed(NODE_REDUCE_SCATTER, segment):
+            return node_reduce_scatter(segment, op, self._scatter_group)
 
-    def _all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        with self._counted(CROSS_ALL_REDUCE, part):
-            dist.all_reduce(part, group=self._cross_group)
+    def _all_reduce(self, part: torch.Tensor, op: str) -> torch.Tensor:
+        with self.counters.timed(CROSS_ALL_REDUCE, part):
+            backend_all_reduce(part, op, self._cross_group)
         return part
 
     def _all_gather(self, segment: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        with self._counted(NODE_ALL_GATHER, part):
+        with self.counters.timed(NODE_ALL_GATHER, part):
             all_gather_single(segment, part, group=self._gather_group)
         return segment
 
-    @contextmanager
-    def _counted(self, kind: str, tensor: torch.Tensor) -> Iterator[None]:
-        start = time.monotonic()
-        yield
-        seconds = time.monotonic() - start if tensor.device.type == "cpu" else None
-        self.counters.add(kind, tensor.numel() * tensor.element_size(), seconds)
+
+def node_reduce_scatter(segment: torch.Tensor, op: str, group: dist.ProcessGroup) -> torch.Tensor:
+    """This rank's part of the group's result, shape (segment.numel() / ranks of the group,)."""
+    if segment.device.type != "cpu":
+        part = segment.new_empty(segment.numel() // group.size())
+        reduce_scatter_single(part, segment, op=BACKEND_OPS[op], group=group)
+        return part
+    # gloo's reduce-scatter takes twice as long as an exchange of parts that each owner adds up.
+    parts = torch.empty_like(segment)
+    dist.all_to_all_single(parts, segment, group=group)
+    return fold_rows(parts.view(group.size(), -1), op)
 
 
-def _own_group(groups: RankGroups) -> dist.ProcessGroup:
-    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])
+def own_group(groups: RankGroups, timeout_s: float | None = None) -> dist.ProcessGroup:
+    """Make these groups and return this rank's. Collective over all ranks."""
+    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups], timeout=timeout)
     return group
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 
 class OrderedThread:
-    """Runs work in the order of `submit`, for as long as the process lives.
+    """Runs work in the order of `submit`, until it is closed or the process ends.
 
     It is a daemon, unlike the threads of concurrent.futures: a rank that fails must be able to end while this
     thread still waits in a collective for its peers.
     """
 
     def __init__(self, name: str) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, work: Callable[[], Any]) -> Future[Any]:
@@ -26,9 +26,13 @@ class OrderedThread:
         self._waiting.put((future, work))
         return future
 
+    def close(self) -> None:
+        """Let the thread end when it has done what was submitted before."""
+        self._waiting.put(None)
+
     def _run(self) -> None:
-        while True:
-            future, work = self._waiting.get()
+        while (item := self._waiting.get()) is not None:
+            future, work = item
             try:
                 future.set_result(work())
             except BaseException as error:  # noqa: BLE001 - raised again where the future is read

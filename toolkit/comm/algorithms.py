@@ -1,0 +1,77 @@
+"""The table of all-reduce algorithms. All have one signature, so that they can be measured and chosen by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from toolkit.comm.direct import direct_all_reduce
+from toolkit.comm.flat import flat_all_reduce
+from toolkit.comm.leader import leader_all_reduce
+from toolkit.comm.peers import Peers
+from toolkit.comm.ring import double_buffered_ring_all_reduce, pipelined_ring_all_reduce, ring_all_reduce
+from toolkit.comm.tree import tree_all_reduce
+from toolkit.errors import ToolkitError
+
+# Reduce `data` in place over all peers; every rank ends with the same bits. `data` is contiguous, of shape (elements,)
+# and not empty; its type and the op ("sum", "min", "max", "product") are what `reductions.to_working` leaves.
+AllReduce = Callable[[torch.Tensor, str, Peers], None]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to all-reduce. `needs` says what `Peers` must know: nothing, the nodes, or an even layout of them."""
+
+    run: AllReduce
+    needs: str = ""
+
+
+def hierarchical_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
+    """Reduce-scatter in the node, all-reduce across nodes, all-gather in the node; see hierarchical.py."""
+    assert peers.reducer is not None
+    peers.reducer.all_reduce(data, op)
+
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
+    {
+        "flat": Algorithm(flat_all_reduce),
+        "ring": Algorithm(ring_all_reduce),
+        "double-buffered ring": Algorithm(double_buffered_ring_all_reduce),
+        "pipelined ring": Algorithm(pipelined_ring_all_reduce),
+        "tree": Algorithm(tree_all_reduce),
+        "direct": Algorithm(direct_all_reduce),
+        "leader": Algorithm(leader_all_reduce, needs="nodes"),
+        "hierarchical": Algorithm(hierarchical_all_reduce, needs="even nodes"),
+    }
+)
+
+
+def available(peers: Peers) -> tuple[str, ...]:
+    """The names of the algorithms that these peers can run."""
+    have = {"": True, "nodes": bool(peers.nodes), "even nodes": peers.reducer is not None}
+    return tuple(name for name, algorithm in ALGORITHMS.items() if have[algorithm.needs])
+
+
+def find_algorithm(name: str, peers: Peers) -> Algorithm:
+    """Look up an algorithm that these peers can run.
+
+    Raises:
+        ToolkitError: there is none of that name, or the layout of ranks does not allow it.
+    """
+    if name not in ALGORITHMS:
+        raise ToolkitError(f"all-reduce algorithm {name!r} is not known", fix=f"one of {', '.join(ALGORITHMS)}")
+    if name not in available(peers):
+        known = "the nodes of the ranks are unknown" if not peers.nodes else "the nodes are not alike"
+        needs = (
+            "where each rank runs"
+            if ALGORITHMS[name].needs == "nodes"
+            else ("two or more nodes with the same number of ranks, two or more each, and a group of all ranks")
+        )
+        raise ToolkitError(
+            f"all-reduce algorithm {name!r} needs {needs}; {known}",
+            fix=f"Communicator(world, topology=gather_topology(world)), or one of {', '.join(available(peers))}",
+        )
+    return ALGORITHMS[name]

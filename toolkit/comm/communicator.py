@@ -1,0 +1,252 @@
+"""The collectives of one group of ranks: every operation, numbered, counted, and explained when it fails."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+
+import torch
+import torch.distributed as dist
+
+from toolkit.comm.algorithms import available
+from toolkit.comm.asynchronous import AsynchronousCollectives
+from toolkit.comm.compat import count_groups, world_store
+from toolkit.comm.counters import Counters
+from toolkit.comm.failures import is_transport_error
+from toolkit.comm.hierarchical import HierarchicalReducer
+from toolkit.comm.issuer import Issuer, Ticket
+from toolkit.comm.peers import Peers
+from toolkit.comm.presence import BEAT_S, Presence
+from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.topology.facts import Topology
+from toolkit.topology.groups import RankGroups, plan_groups
+from toolkit.world.facts import World
+
+TIMEOUT_S = 600.0
+
+
+class Communicator:
+    """Collectives over the ranks of one group.
+
+    All ranks make the same calls in the same order. `start` holds the same methods, which return a `Handle` at once:
+    `communicator.start.all_reduce(tensor).wait()`. Roots and peers are ranks of the group. Tensors may have any
+    strides, no elements or one; data is moved whatever its type, and reduced where that has a meaning.
+
+    A collective that does not finish within `timeout_s` raises a CollectiveError, which names the ranks that did not
+    come. The communicator cannot be used after that.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        group: dist.ProcessGroup | None = None,
+        *,
+        topology: Topology | None = None,
+        counters: Counters | None = None,
+        timeout_s: float = TIMEOUT_S,
+        beat_s: float = BEAT_S,
+    ) -> None:
+        """Make process groups of its own for the ranks of `group` (None: all). Collective over these ranks.
+
+        Args:
+            topology: where ranks run, from `gather_topology`; the leader and hierarchical all-reduce need it.
+            beat_s: how often each rank shows at the store that it lives.
+
+        Raises:
+            CollectiveError: a rank did not come within `timeout_s`.
+        """
+        self.counters = counters or Counters()
+        self.timeout_s = timeout_s
+        self._world = world
+        if world.size > 1 and not dist.is_initialized():
+            raise OwnFailureError(
+                f"{world.size} ranks have no process group",
+                fix="start through `toolkit run`, or call toolkit.world.rendezvous.start_groups(world) before",
+            )
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD) if dist.is_initialized() else [0]
+        if world.rank not in ranks:
+            raise ToolkitError(
+                f"rank {world.rank} is not in the group of ranks {ranks}", fix="make it on the ranks of the group only"
+            )
+        self.rank = ranks.index(world.rank)
+        self.size = len(ranks)
+        presence = self._presence(ranks, beat_s) if self.size > 1 else None
+        where = f"rank {world.rank} on {world.host}"
+        self._issuer = Issuer(ranks, where, presence, self.counters, timeout_s)
+        self._peers = self._join(ranks, topology)
+        self.start = AsynchronousCollectives(self._peers, self._issuer, self._backend)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The names of the all-reduce algorithms that this layout of ranks allows."""
+        return available(self._peers)
+
+    @property
+    def sent_bytes(self) -> dict[int, int]:
+        """Bytes that this rank sent to each rank of the group; what backends send in "flat" ways is not known."""
+        return dict(self._peers.sent_bytes)
+
+    def close(self) -> None:
+        """End its threads and leave the board; the process groups end with torch's."""
+        self._issuer.close()
+        if self._peers.reducer is not None:
+            self._peers.reducer.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum", algorithm: str = "flat") -> torch.Tensor:
+        """Reduce `tensor` in place over all ranks and return it; every rank ends with the same bits.
+
+        Args:
+            op: "sum", "avg", "min", "max" or "product". A NaN on any rank makes a NaN. 8 and 16 bit integers never
+                wrap: a result that does not fit is an error on every rank, and the tensor stays as it was.
+            algorithm: one of `self.algorithms`.
+
+        Raises:
+            ToolkitError: the op has no meaning for the type, the layout does not allow the algorithm, or an overflow.
+        """
+        return self.start.all_reduce(tensor, op, algorithm).wait()
+
+    def all_reduce_many(
+        self, tensors: Sequence[torch.Tensor], op: str = "sum", algorithm: str = "flat", bucket_bytes: int | None = None
+    ) -> None:
+        """All-reduce many tensors in place: side by side in one call for each type, or in buckets of so many bytes.
+
+        Buckets are filled from the last tensor to the first, as a backward pass makes gradients.
+        """
+        buckets = self.start.buckets(op, algorithm, bucket_bytes)
+        for tensor in reversed(tensors):
+            buckets.put(tensor)
+        buckets.finish()
+
+    def reduce_scatter(
+        self, tensor: torch.Tensor, op: str = "sum", lengths: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Reduce over all ranks and return this rank's part along dimension 0.
+
+        Parts are equal, or have these `lengths`, the same on all ranks; zero is allowed.
+        """
+        return self.start.reduce_scatter(tensor, op, lengths).wait()
+
+    def reduce(self, tensor: torch.Tensor, root: int, op: str = "sum") -> torch.Tensor | None:
+        """Reduce over all ranks and return the result on the root, None elsewhere; `tensor` stays as it is."""
+        return self.start.reduce(tensor, root, op).wait()
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Join the tensors of all ranks, equal in shape, along dimension 0; one number each makes a row of them."""
+        return self.start.all_gather(tensor).wait()
+
+    def all_gather_unequal(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks; their first dimension may differ."""
+        return self.start.all_gather_unequal(tensor).wait()
+
+    def gather(self, tensor: torch.Tensor, root: int) -> list[torch.Tensor] | None:
+        """The tensors of all ranks on the root, None elsewhere; their first dimension may differ."""
+        return self.start.gather(tensor, root).wait()
+
+    def scatter(self, tensors: Sequence[torch.Tensor] | None, like: torch.Tensor, root: int) -> torch.Tensor:
+        """Return this rank's one of the root's `tensors`, which all have the shape and type of `like`."""
+        return self.start.scatter(tensors, like, root).wait()
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Send the i-th of equal parts along dimension 0 to rank i, and join what comes in the order of ranks."""
+        return self.start.all_to_all(tensor).wait()
+
+    def all_to_all_unequal(self, tensor: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+        """Send parts of these lengths along dimension 0 to the ranks, and return what came from each."""
+        return self.start.all_to_all_unequal(tensor, lengths).wait()
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> torch.Tensor:
+        """Bring the root's tensor to all ranks, in place, and return it."""
+        return self.start.broadcast(tensor, root).wait()
+
+    def broadcast_many(self, tensors: Sequence[torch.Tensor], roots: Sequence[int]) -> list[torch.Tensor]:
+        """Bring each tensor from its own root to all ranks, in place; the trees work at the same time."""
+        return self.start.broadcast_many(tensors, roots).wait()
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        """Send to one rank; returns when the data may be changed."""
+        self.start.send(tensor, to).wait()
+
+    def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Fill `tensor`, which has the sender's shape and type, with what one rank sends, and return it."""
+        return self.start.receive(tensor, source).wait()
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Return when every rank has come.
+
+        Raises:
+            CollectiveError: some did not within `timeout_s` (None: the communicator's); it names them.
+        """
+        self.start.barrier().wait(timeout_s)
+
+    def _presence(self, ranks: Sequence[int], beat_s: float) -> Presence:
+        """A board of its own: ranks count how many they made together, each for itself."""
+        store = world_store()
+        board = f"communicator/{zlib.crc32(repr(ranks).encode())}"
+        number = store.add(f"{board}/made by {self._world.rank}", 1)
+        return Presence(dist.PrefixStore(f"{board}/{number}", store), self.rank, self.size, beat_s=beat_s)
+
+    def _join(self, ranks: list[int], topology: Topology | None) -> Peers:
+        """Make the groups, and explain it when a rank does not come."""
+        members = tuple(range(self.size))
+        if self.size == 1:
+            return Peers(None, members, 0)
+        nodes = _nodes(ranks, topology)
+        start = time.monotonic()
+        try:
+            group = self._own_group(ranks)
+            reducer = None
+            if topology is not None and self.size == self._world.size and (plan := plan_groups(topology)).hierarchical:
+                reducer = HierarchicalReducer(plan, self.counters, timeout_s=self.timeout_s)
+            peers = Peers(group, members, self.rank, nodes, reducer)
+            if self._world.device.startswith("cuda"):
+                # NCCL asks for a collective of all ranks before two of them may speak alone.
+                dist.all_reduce(torch.zeros(1, device=self._world.device), group=group)
+        except RuntimeError as error:
+            if not is_transport_error(error):
+                raise
+            raise self._issuer.explained(Ticket("making the communicator", 0), time.monotonic() - start) from error
+        return peers
+
+    def _own_group(self, ranks: list[int]) -> dist.ProcessGroup:
+        timeout = timedelta(seconds=self.timeout_s)
+        if len(ranks) == dist.get_world_size():
+            group: dist.ProcessGroup = dist.new_group(timeout=timeout)
+            return group
+        # torch names such a group by how many a rank knows: ranks that know unequally many would never meet.
+        store = dist.PrefixStore("communicator/groups", world_store())
+        key = f"{zlib.crc32(repr(ranks).encode())}/{store.add(f'{ranks}/{self._world.rank}', 1)}"
+        store.set(f"{key}/{self._world.rank}", str(count_groups()))
+        store.set_timeout(timeout)
+        counts = {rank: int(store.get(f"{key}/{rank}")) for rank in ranks}
+        if len(set(counts.values())) > 1:
+            raise ToolkitError(
+                "; ".join(f"rank {rank} knows {count} process groups" for rank, count in counts.items()),
+                where=f"rank {self._world.rank} on {self._world.host}",
+                fix="make process groups and communicators of part of the ranks on all ranks, equally many on each",
+            )
+        own: dist.ProcessGroup = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+        return own
+
+    def _backend(self, device: torch.device) -> str:
+        if self._peers.group is None:
+            return "one rank"
+        names = dist.get_backend_config(self._peers.group)
+        return dict(pair.split(":") for pair in names.split(",")).get(device.type, names)
+
+
+def _nodes(ranks: Sequence[int], topology: Topology | None) -> RankGroups:
+    """The places in the group on each node, none where a rank's node is unknown."""
+    if topology is None or topology.conflicts:
+        return ()
+    places = {rank: place for place, rank in enumerate(ranks)}
+    nodes = [tuple(places[rank] for rank in on_host if rank in places) for on_host in topology.ranks_by_host.values()]
+    return tuple(node for node in nodes if node) if sum(map(len, nodes)) == len(ranks) else ()

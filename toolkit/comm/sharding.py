@@ -1,0 +1,148 @@
+"""FSDP2's all-gather and reduce-scatter in two tiers, through the plugs that torch has for them.
+
+Each node hears the same number of bytes for every layout of ranks: with N nodes of L ranks and S bytes of parameters,
+(N-1)/N S enter and leave a node. A flat ring moves (NL-1)/NL S over each node's edge when neighbours in rank are
+neighbours on nodes, L times as much when ranks are dealt to nodes in turn.
+
+torch 2.11 and 2.13 have the same plugs, `FSDPModule.set_custom_all_gather` and `set_custom_reduce_scatter`. The
+classes that these name as arguments are private; the two methods below are all that torch calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from toolkit.comm.compat import all_gather_single
+from toolkit.comm.counters import Counters
+from toolkit.comm.hierarchical import node_reduce_scatter, own_group
+from toolkit.errors import ToolkitError
+from toolkit.topology.facts import Topology
+from toolkit.topology.groups import GroupPlan, plan_reduction
+from toolkit.world.facts import World
+
+CROSS_ALL_GATHER = "sharding cross all-gather"
+NODE_ALL_GATHER = "sharding node all-gather"
+NODE_REDUCE_SCATTER = "sharding node reduce-scatter"
+CROSS_REDUCE_SCATTER = "sharding cross reduce-scatter"
+
+
+def choose_sharding_collectives(
+    model: FSDPModule, world: World, setting: str, topology: Topology, counters: Counters | None = None
+) -> str:
+    """Plug the two-tier collectives into `model` and all its shards when `setting` and `topology` say so.
+
+    Collective, call once after `fully_shard`, for a model that is sharded over all ranks. `setting` is that of
+    `[parallel] reduction`. Returns one line that says which is used and why; rank 0 prints it on stderr too.
+
+    Raises:
+        ToolkitError: `setting` is "hierarchical" and the layout does not allow it.
+    """
+    plan = plan_reduction(topology, setting)
+    if plan.hierarchical:
+        tiers = ShardingTiers(plan, counters)
+        assert isinstance(model, torch.nn.Module)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_all_gather(AllGatherInTiers(tiers))  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(ReduceScatterInTiers(tiers))  # type: ignore[arg-type]
+    line = f"sharding collectives: {'hierarchical' if plan.hierarchical else 'flat'} ({plan.reason})"
+    if world.rank == 0:
+        sys.stderr.write(line + "\n")
+    return line
+
+
+class ShardingTiers:
+    """The groups of both tiers, each with one use only: FSDP gathers and scatters at the same time on a GPU."""
+
+    def __init__(self, plan: GroupPlan, counters: Counters | None = None) -> None:
+        """Make the groups of a hierarchical plan. Collective over all ranks."""
+        assert plan.hierarchical, plan.reason
+        self.counters = counters or Counters()
+        self.plan = plan
+        self.gather_cross, self.scatter_cross = own_group(plan.cross_groups), own_group(plan.cross_groups)
+        self.gather_node, self.scatter_node = own_group(plan.node_groups), own_group(plan.node_groups)
+        self._orders: dict[tuple[dist.ProcessGroup, torch.device], torch.Tensor] = {}
+
+    def order(self, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
+        """Where each rank stands in `group`, ranks sorted by local index, then node; shape (ranks,).
+
+        Raises:
+            ToolkitError: the model is not sharded over all ranks.
+        """
+        if (group, device) not in self._orders:
+            ranks = dist.get_process_group_ranks(group)
+            sorted_ranks = [rank for across in self.plan.cross_groups for rank in across]
+            if sorted(ranks) != sorted(sorted_ranks):
+                raise ToolkitError(
+                    f"the model is sharded over {len(ranks)} of {len(sorted_ranks)} ranks",
+                    where="parallel.reduction",
+                    fix='set reduction = "flat", or shard over all ranks',
+                )
+            self._orders[group, device] = torch.tensor([ranks.index(rank) for rank in sorted_ranks], device=device)
+        return self._orders[group, device]
+
+
+class _Allocates:
+    """Memory for one call, as torch's own plugs take it."""
+
+    def __init__(self, tiers: ShardingTiers) -> None:
+        self._tiers = tiers
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return an empty tensor."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class AllGatherInTiers(_Allocates):
+    """Across nodes first, each rank its own part, then all parts in the node."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        """Fill `output_tensor` with the parts of all ranks, in the group's order. Always done on return."""
+        tiers = self._tiers
+        order = tiers.order(group, input_tensor.device)
+        across = input_tensor.new_empty(tiers.gather_cross.size() * input_tensor.numel())
+        with tiers.counters.timed(CROSS_ALL_GATHER, input_tensor):
+            all_gather_single(across, input_tensor, group=tiers.gather_cross)
+        parts = torch.empty_like(output_tensor)
+        with tiers.counters.timed(NODE_ALL_GATHER, across):
+            all_gather_single(parts, across, group=tiers.gather_node)
+        output_tensor.view(len(order), -1).index_copy_(0, order, parts.view(len(order), -1))
+
+
+class ReduceScatterInTiers(_Allocates):
+    """In the node first, so that only the node's sum crosses the network."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> None:
+        """Fill `output_tensor` with this rank's part of the sum or average. Always done on return.
+
+        Raises:
+            ToolkitError: another op.
+        """
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ToolkitError(
+                f"the hierarchical reduce-scatter of FSDP has sum and avg, not {op}",
+                fix="call set_force_sum_reduction_for_comms(True) on the model",
+            )
+        tiers = self._tiers
+        order = tiers.order(group, input_tensor.device)
+        sorted_parts = input_tensor.view(len(order), -1).index_select(0, order).view(-1)
+        with tiers.counters.timed(NODE_REDUCE_SCATTER, sorted_parts):
+            node_part = node_reduce_scatter(sorted_parts, "sum", tiers.scatter_node)
+        with tiers.counters.timed(CROSS_REDUCE_SCATTER, node_part):
+            output_tensor.copy_(node_reduce_scatter(node_part, "sum", tiers.scatter_cross))
+        if op == dist.ReduceOp.AVG:
+            output_tensor.div_(len(order))
