@@ -61,9 +61,8 @@ def _serve(rank: int, layout: tuple[int, ...], folder: str, connection: Any) -> 
             function, arguments = case
             try:
                 connection.send((True, function(state, *arguments)))
-            except BaseException:
-                connection.send((False, traceback.format_exc()))
-                return
+            except Exception:
+                connection.send((False, traceback.format_exc()))  # and on: hypothesis looks for a smaller case
     dist.destroy_process_group()
 
 

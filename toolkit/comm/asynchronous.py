@@ -61,17 +61,19 @@ class AsynchronousCollectives:
     ) -> Handle[torch.Tensor]:
         """Reduce, and keep this rank's part along dimension 0."""
         reductions.check_reducible(tensor.dtype, op, self._backend(tensor.device))
-        lengths = self._lengths(tensor, lengths)
+        parts_lengths = self._lengths(tensor, lengths)
         row = tensor[:1].numel() if tensor.shape[0] else 0
 
         def work() -> torch.Tensor:
             working = reductions.to_working(tensor, op, self._peers.size)
             wide = working.numel() // max(tensor.numel(), 1)  # a complex number is two
-            parts = list(working.split([length * row * wide for length in lengths]))
+            parts = list(working.split([length * row * wide for length in parts_lengths]))
             parts[self._peers.place] = parts[self._peers.place].clone()
             part = direct_reduce_scatter(parts, _left(op), self._peers)
             self._agree_on_overflow(part, tensor.dtype, op)
-            return reductions.from_working(part, tensor.dtype, op).view(-1, *tensor.shape[1:])
+            return reductions.from_working(part, tensor.dtype, op).view(
+                parts_lengths[self._peers.place], *tensor.shape[1:]
+            )
 
         return self._issuer.start("reduce-scatter (direct)", [tensor], work)
 

@@ -70,4 +70,5 @@ class Peers:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as uint8, shape (bytes,): every backend carries that, whatever the type. Contiguous only."""
-    return tensor.detach().view(-1).view(torch.uint8)
+    # One element counts as contiguous whatever its stride, which a view of another type then refuses.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
