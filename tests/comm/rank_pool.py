@@ -45,7 +45,7 @@ class RankState:
     communicator: Communicator
 
 
-def _serve(rank: int, layout: tuple[int, ...], folder: str, connection: Any) -> None:
+def _serve(rank: int, layout: tuple[int, ...], folder: str, connection: Any, timing: dict[str, float]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -55,7 +55,7 @@ def _serve(rank: int, layout: tuple[int, ...], folder: str, connection: Any) -> 
         timeout=timedelta(seconds=PATIENCE_S),
     )
     world = world_of(rank, layout)
-    with Communicator(world, topology=topology_of(layout), timeout_s=PATIENCE_S) as communicator:
+    with Communicator(world, topology=topology_of(layout), **timing) as communicator:
         state = RankState(world, communicator)
         while (case := connection.recv()) is not None:
             function, arguments = case
@@ -69,7 +69,8 @@ def _serve(rank: int, layout: tuple[int, ...], folder: str, connection: Any) -> 
 class RankPool:
     """Ranks over one layout of simulated nodes."""
 
-    def __init__(self, layout: tuple[int, ...]) -> None:
+    def __init__(self, layout: tuple[int, ...], **timing: float) -> None:
+        """`timing` is for the communicator: timeout_s, beat_s."""
         self.size = sum(layout)
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("forkserver")
@@ -77,22 +78,27 @@ class RankPool:
         self._ranks = []
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, layout, self._folder.name, theirs), daemon=True)
+            process = context.Process(
+                target=_serve,
+                args=(rank, layout, self._folder.name, theirs, {"timeout_s": PATIENCE_S, **timing}),
+                daemon=True,
+            )
             process.start()
             theirs.close()
             self._ranks.append((process, ours))
 
     def run(self, function: Any, *arguments: Any) -> list[Any]:
-        """Every rank's answer; the first rank's traceback when one failed."""
-        for _, connection in self._ranks:
-            connection.send((function, arguments))
-        answers = [
-            connection.recv() if connection.poll(PATIENCE_S + 30) else (False, "no answer")
-            for _, connection in self._ranks
-        ]
+        """Every rank's answer; the tracebacks when one failed."""
+        answers = self.outcomes(function, *arguments)
         failures = [f"rank {rank}:\n{answer}" for rank, (well, answer) in enumerate(answers) if not well]
         assert not failures, "\n".join(failures)
         return [answer for _, answer in answers]
+
+    def outcomes(self, function: Any, *arguments: Any) -> list[tuple[bool, Any]]:
+        """Of every rank whether it was well, and its answer, its traceback, or "ended"."""
+        for _, connection in self._ranks:
+            connection.send((function, arguments))
+        return [_received(connection) for _, connection in self._ranks]
 
     def close(self) -> None:
         """End the ranks in order, or kill what does not end."""
@@ -105,3 +111,11 @@ class RankPool:
             process.join(10)
             process.kill()
         self._folder.cleanup()
+
+
+def _received(connection: Any) -> tuple[bool, Any]:
+    try:
+        answer: tuple[bool, Any] = connection.recv() if connection.poll(PATIENCE_S + 30) else (False, "no answer")
+    except (EOFError, ConnectionResetError):
+        return False, "ended"
+    return answer

@@ -160,7 +160,10 @@ class Issuer:
 
     def _queue(self, lane: str, ticket: Ticket, tensors: Sequence[torch.Tensor], work: Callable[[], T]) -> Handle[T]:
         def late(seconds: float) -> CollectiveError:
-            return self.explained(ticket, seconds)
+            error = self.explained(ticket, seconds)
+            if seconds >= self.timeout_s:  # the transport gives up now, too
+                self._broken = self._broken or error
+            return error
 
         devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
         if devices:
@@ -171,6 +174,7 @@ class Issuer:
         return Handle(self._lanes[lane].submit(lambda: self._do(ticket, tensors, work)), late, self.timeout_s)
 
     def _do(self, ticket: Ticket, tensors: Sequence[torch.Tensor], work: Callable[[], T]) -> T:
+        self._refuse_if_broken(ticket.kind)
         if ticket.peer is None and self._presence is not None:
             self._presence.enter(ticket.sequence, ticket.kind)
         start = time.monotonic()
