@@ -131,7 +131,7 @@ def check_model_gradients(world, topology):
 
 def check_error_reaches_backward(plan):
     class Failing(HierarchicalReducer):
-        def _all_reduce(self, part):
+        def _all_reduce(self, part, op):
             raise RuntimeError("link went down")
 
     model = DistributedDataParallel(torch.nn.Linear(4, 4))

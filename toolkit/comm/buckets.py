@@ -26,7 +26,12 @@ class Buckets:
         self._start = start
         self._bucket_bytes = bucket_bytes
         self._open: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        self._under_way: list[tuple[list[torch.Tensor], Handle[torch.Tensor]]] = []
+        self._started: list[tuple[list[torch.Tensor], Handle[torch.Tensor]]] = []
+
+    @property
+    def under_way(self) -> int:
+        """How many buckets were started and not yet unpacked."""
+        return len(self._started)
 
     def put(self, tensor: torch.Tensor) -> None:
         """Take a tensor that nobody changes until `finish`; a full bucket starts. Larger ones go alone."""
@@ -47,16 +52,16 @@ class Buckets:
     def finish(self, timeout_s: float | None = None) -> None:
         """Flush, wait for every bucket, and write the results into the tensors. `timeout_s` is for each bucket."""
         self.flush()
-        while self._under_way:
-            tensors, handle = self._under_way[0]
+        while self._started:
+            tensors, handle = self._started[0]
             packed = handle.wait(timeout_s)
-            del self._under_way[0]
+            del self._started[0]
             for tensor, part in zip(tensors, packed.split([one.numel() for one in tensors]), strict=True):
                 tensor.detach().copy_(part.view(tensor.shape))
 
     def _send(self, key: tuple[torch.dtype, torch.device]) -> None:
         tensors = self._open.pop(key)
-        self._under_way.append((tensors, self._start(torch.cat([plain(one).view(-1) for one in tensors]))))
+        self._started.append((tensors, self._start(torch.cat([plain(one).view(-1) for one in tensors]))))
 
 
 def _bytes_of(tensors: Sequence[torch.Tensor]) -> int:
