@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rank_pool import LAYOUTS
 
+from toolkit.comm import ring
 from toolkit.comm.algorithms import ALGORITHMS
 
 SIZES = (2, 3, 4, 8)
@@ -111,3 +112,20 @@ def test_moved_data_keeps_its_bits_whatever_its_type(ranks, size):
 def test_ranks_send_and_receive_in_circles_and_in_turns(ranks, size):
     for shape in ((5,), (0,), (300_000,)):
         ranks(size).run(cases.pass_round, Case(torch.float32, shape, "strided"))
+
+
+def in_step(state, case, op, name):
+    """The way a ring goes on a GPU, where nothing may be posted ahead."""
+    ahead = ring._walk_ahead
+    ring._walk_ahead = ring._walk_in_step
+    try:
+        return cases.all_reduce(state, case, op, name, False)
+    finally:
+        ring._walk_ahead = ahead
+
+
+@pytest.mark.parametrize("name", ["ring", "double-buffered ring", "pipelined ring"])
+def test_a_ring_that_goes_in_step_ends_with_the_same_bits_as_one_that_posts_ahead(ranks, name):
+    for case in (Case(torch.float32, (400_003,), seed=3), Case(torch.bfloat16, (5,), seed=4)):
+        answers = ranks(3).run(in_step, case, "sum", name) + ranks(3).run(cases.all_reduce, case, "sum", name, False)
+        assert len(set(answers)) == 1

@@ -302,8 +302,8 @@ class AsynchronousCollectives:
         for place, tensor in enumerate(tensors):
             if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
                 raise ToolkitError(
-                    f"the tensor for rank {place} is {tensor.dtype} of shape {tuple(tensor.shape)}, not {like.dtype} of "
-                    f"shape {tuple(like.shape)}",
+                    f"the tensor for rank {place} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
+                    f"not {like.dtype} of shape {tuple(like.shape)}",
                     fix="scatter tensors of the type and shape of `like`",
                 )
 

@@ -54,8 +54,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 def to_working(tensor: torch.Tensor, op: str, size: int) -> torch.Tensor:
     """What goes into the reduction: contiguous, in a type that algorithms and backends add up.
 
-    Shape (elements,), and it shares the tensor's memory where it can. Averages are divided by `size` first, as DDP does, so that half
-    precision does not overflow; the op that is left is a sum.
+    Shape (elements,), and it shares the tensor's memory where it can. Averages are divided by `size` first, as DDP
+    does, so that half precision does not overflow; the op that is left is a sum.
     """
     tensor = plain(tensor).view(-1)
     if tensor.dtype.is_complex:
@@ -112,6 +112,7 @@ def fold(into: torch.Tensor, other: torch.Tensor, op: str) -> None:
     elif op == "max":
         torch.maximum(into, other, out=into)
     else:
+        assert op == "product", op
         into.mul_(other)
 
 
