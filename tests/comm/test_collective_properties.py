@@ -129,3 +129,17 @@ def test_a_ring_that_goes_in_step_ends_with_the_same_bits_as_one_that_posts_ahea
     for case in (Case(torch.float32, (400_003,), seed=3), Case(torch.bfloat16, (5,), seed=4)):
         answers = ranks(3).run(in_step, case, "sum", name) + ranks(3).run(cases.all_reduce, case, "sum", name, False)
         assert len(set(answers)) == 1
+
+
+def one_has_nan(state, name, op):
+    """Rank r holds it in element r: whoever has it, wherever it stands in the order of ranks."""
+    tensor = torch.ones(state.world.size + 1)
+    tensor[state.world.rank] = float("nan")
+    return state.communicator.all_reduce(tensor, op, name).isnan().tolist()
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_nan_on_any_rank_is_in_the_smallest_and_the_largest(ranks, name, op):
+    for answer in ranks(4).run(one_has_nan, name, op):
+        assert answer == [True] * 4 + [False]
