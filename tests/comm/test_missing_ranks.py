@@ -58,6 +58,7 @@ def one_dies(state):
     communicator = state.communicator
     communicator.barrier()
     if communicator.rank == 2:
+        time.sleep(0.3)  # some beats, which tell of the first barrier
         os._exit(3)
     failure = told(communicator.barrier)
     return failure, told(lambda: communicator.all_reduce(torch.ones(1)))
