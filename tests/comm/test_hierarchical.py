@@ -175,7 +175,7 @@ def check_one_node_is_refused(world):
     assert "reduction = " in caught.value.fix
 
 
-@pytest.mark.parametrize(("nodes", "local_size"), [(2, 2), (4, 2)])
+@pytest.mark.parametrize(("nodes", "local_size"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.evidence)])
 def test_ranks_reduce_as_flat_does(nodes, local_size, tmp_path, monkeypatch, capfd):
     calls = tmp_path / "calls"
     fake = tmp_path / "nvidia-smi"
