@@ -96,33 +96,31 @@ def folder_of(folder: Path, case: Case) -> Path:
     return folder / f"{case[0].name} {case[1]}".replace(" ", "-")
 
 
-def save_all(folder: Path, world: World, cases: Sequence[Case]) -> None:
+def save(folder: Path, world: World, case: Case) -> None:
     """Save after some steps, write down what it was and how it goes on."""
-    for case in cases:
-        own = folder_of(folder, case)
-        state = state_of(case, seed=0)
-        take_steps(state, STEPS)
-        state.save(Checkpointer(own, world), world)
-        was = {"tensors": fingerprints(state), "losses": take_steps(state, STEPS)}
-        if world.rank == 0:
-            (own / "was.json").write_text(json.dumps(was))
-
-
-def load_all(folder: Path, world: World, crossings: Sequence[tuple[Case, Case]]) -> None:
-    """Load each, from weights of another seed; compare every bit, and the steps that follow."""
-    found = []
-    for source, target in crossings:
-        saved = folder_of(folder, source)
-        was = json.loads((saved / "was.json").read_text())
-        state = state_of(target, seed=1)
-        state.resume(Checkpointer(folder / "unused", world), world, source=saved / f"step-{STEPS:08d}")
-        now, before = fingerprints(state), was["tensors"]
-        differing = tuple(sorted(name for name in now | before if now.get(name) != before.get(name)))
-        error = max(map(_relative_error, take_steps(state, STEPS), was["losses"]))
-        found.append(Crossing(source[0].name, target[0].name, source[1], len(now), differing, error))
+    own = folder_of(folder, case)
+    state = state_of(case, seed=0)
+    take_steps(state, STEPS)
+    state.save(Checkpointer(own, world), world)
+    was = {"tensors": fingerprints(state), "losses": take_steps(state, STEPS)}
     if world.rank == 0:
-        lines = "".join(json.dumps(asdict(one)) + "\n" for one in found)
-        (folder / f"found-by-{world.size}.jsonl").write_text(lines)
+        (own / "was.json").write_text(json.dumps(was))
+
+
+def load(folder: Path, world: World, crossing: tuple[Case, Case]) -> None:
+    """Load, from weights of another seed; compare every bit, and the steps that follow."""
+    source, target = crossing
+    saved = folder_of(folder, source)
+    was = json.loads((saved / "was.json").read_text())
+    state = state_of(target, seed=1)
+    state.resume(Checkpointer(folder / "unused", world), world, source=saved / f"step-{STEPS:08d}")
+    now, before = fingerprints(state), was["tensors"]
+    differing = tuple(sorted(name for name in now | before if now.get(name) != before.get(name)))
+    error = max(map(_relative_error, take_steps(state, STEPS), was["losses"]))
+    if world.rank == 0:
+        found = Crossing(source[0].name, target[0].name, source[1], len(now), differing, error)
+        with (folder / f"found-by-{world.size}.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(found)) + "\n")
 
 
 def _relative_error(mine: str, theirs: str) -> float:
@@ -134,26 +132,31 @@ def cross(folder: Path, crossings: Sequence[tuple[Case, Case]]) -> Iterator[Cros
     """Save what the crossings need, and load each; the ranks of one number are started once for each."""
     sources = sorted({source for source, _ in crossings}, key=str)
     for ranks in sorted({source[0].ranks for source in sources}):
-        start(ranks, save_all, folder, [source for source in sources if source[0].ranks == ranks])
+        start(ranks, save, folder, [source for source in sources if source[0].ranks == ranks])
     for ranks in sorted({target[0].ranks for _, target in crossings}):
-        start(ranks, load_all, folder, [pair for pair in crossings if pair[1][0].ranks == ranks])
+        start(ranks, load, folder, [pair for pair in crossings if pair[1][0].ranks == ranks])
         for line in (folder / f"found-by-{ranks}.jsonl").read_text().splitlines():
             yield Crossing(**json.loads(line))
 
 
-def start(ranks: int, work: Any, folder: Path, given: Any) -> None:
-    """Run `work(folder, world, given)` on real ranks."""
+def start(ranks: int, work: Any, folder: Path, given: Sequence[Any]) -> None:
+    """Run `work(folder, world, one)` for one after the other on real ranks."""
     # One server imports torch, every rank is a fork of it.
     preload = ["toolkit.train.state", "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch._dynamo"]
     multiprocessing.set_forkserver_preload(preload)
     store = folder / f"store-{work.__name__}-{ranks}"
+    store.mkdir()
     mp.start_processes(_one_rank, (ranks, store, work, folder, given), nprocs=ranks, start_method="forkserver")
 
 
-def _one_rank(rank: int, ranks: int, store: Path, work: Any, folder: Path, given: Any) -> None:
+def _one_rank(rank: int, ranks: int, store: Path, work: Any, folder: Path, given: Sequence[Any]) -> None:
     torch.set_num_threads(1)
     # DTensor tells each rank that two all-gathers could be one.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    work(folder, World(rank, rank, ranks, ranks, 0, 1, "here", "cpu", "local", "test"), given)
-    dist.destroy_process_group()
+    world = World(rank, rank, ranks, ranks, 0, 1, "here", "cpu", "local", "test")
+    for number, one in enumerate(given):
+        # A process group for each: gloo's threads look for messages a hundred times a second, as long as it lives.
+        dist.init_process_group("gloo", init_method=f"file://{store}/{number}", rank=rank, world_size=ranks)
+        work(folder, world, one)
+        dist.barrier()
+        dist.destroy_process_group()
