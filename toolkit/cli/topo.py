@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.options import flags_of, job_options
+from toolkit.cli.topo_check import check
 
 if TYPE_CHECKING:
     from toolkit.config.parallel import ParallelTable
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 @click.group()
 def topo() -> None:
     """Show what the hardware is."""
+
+
+topo.add_command(check)
 
 
 @topo.command()

@@ -1,0 +1,63 @@
+"""Check an environment against the NCCL that will read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from toolkit.topology.fabric.contradictions import check_together
+from toolkit.topology.fabric.device_lists import check_gloo, check_list
+from toolkit.topology.fabric.documented import variables
+from toolkit.topology.fabric.finding import Finding, Given, effective
+from toolkit.topology.fabric.names import check_left_on, check_name, is_ours
+from toolkit.topology.fabric.values import check_value
+from toolkit.topology.fabric.variable import Version
+
+
+@dataclass(frozen=True)
+class Here:
+    """The devices of the node that an environment is for; None where nobody knows them."""
+
+    interfaces: tuple[str, ...] | None = None
+    adapters: tuple[str, ...] | None = None
+
+
+def lint(givens: Sequence[Given], version: Version | None, here: Here | None = None) -> list[Finding]:
+    """All findings, what is wrong first, each variable's in the order of `givens`.
+
+    Args:
+        givens: what is set, the one that counts first where a name stands twice.
+        version: of NCCL; None, when unknown, is taken for the newest that the table knows.
+    """
+    here = here or Here()
+    settings = effective([given for given in givens if is_ours(given.name)])
+    findings: list[Finding] = []
+    readable: dict[str, Given] = {}  # what NCCL reads as it was meant; only that can contradict anything
+    for name, given in settings.items():
+        of_given = _one(given, version, here)
+        of_list = name in variables() and variables()[name].form in ("adapters", "interfaces")
+        if of_list or all(finding.level == "note" for finding in of_given):
+            readable[name] = given
+        findings += of_given
+    findings += check_together(readable, version)
+    for given in effective(givens).values():
+        if given.name == "GLOO_SOCKET_IFNAME":
+            findings += check_gloo(given, here.interfaces)
+    return sorted(_once(findings), key=lambda finding: finding.level != "wrong")
+
+
+def _one(given: Given, version: Version | None, here: Here) -> list[Finding]:
+    of_name = check_name(given, version)
+    known = variables().get(given.name)
+    if known is None or any(finding.level == "wrong" for finding in of_name):
+        return of_name  # its value does not matter
+    of_value = check_value(given, known, version)
+    if known.form in ("adapters", "interfaces"):
+        of_value += check_list(given, known, here.adapters if known.form == "adapters" else here.interfaces)
+    return of_name + (of_value or ([] if of_name else check_left_on(given, known)))
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """A note says no more where the same variable is wrong."""
+    wrong = {finding.variable for finding in findings if finding.level == "wrong"}
+    return [finding for finding in findings if finding.level == "wrong" or finding.variable not in wrong]
