@@ -164,7 +164,7 @@ def _here(local: bool, ports: tuple[AdapterPort, ...] | None) -> Any:
 
     known = ports if ports is not None or not local else read_ports()
     adapters = tuple(dict.fromkeys(port.adapter for port in known)) if known is not None else None
-    return Here(tuple(interface_addresses()) if local else None, adapters)
+    return Here(tuple(interface_addresses()) if local else None, adapters, sure=ports is not None)
 
 
 def _facts(path: Path | None) -> tuple[AdapterPort, ...] | None:

@@ -1,4 +1,4 @@
-"""Lists of adapters and interfaces: NCCL takes each word for the beginning of a name, unless the list begins with `=`."""
+"""Lists of adapters and interfaces: each word is the beginning of a name, unless the list begins with `=`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from toolkit.topology.fabric.finding import Finding, Given, found
 from toolkit.topology.fabric.variable import Variable
 
 TORCH_INTERFACES = "https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use"
+_DRIVERS = frozenset({"mlx4", "mlx5", "hfi1"})  # all adapters of a driver, as the prefix is meant
 _NUMBERED = re.compile(r"(.*[^0-9])([0-9]+)")
 
 
-def check_list(given: Given, known: Variable, here: Sequence[str] | None) -> list[Finding]:
+def check_list(given: Given, known: Variable, here: Sequence[str] | None, *, sure: bool = False) -> list[Finding]:
     """What is wrong with a list of names.
 
     Args:
-        here: names of the devices on the node that this is for; None where nobody knows them.
+        here: names of the devices on a node; None where nobody knows them.
+        sure: it is a node that the ranks run on, and no login node with devices of its own.
     """
     text = given.value
     if not text.strip():
@@ -24,13 +26,12 @@ def check_list(given: Given, known: Variable, here: Sequence[str] | None) -> lis
     exclude, exact, names = read_list(text)
     if form := _form_problem(given, text):
         return [found("wrong", given, known, *form)]
-    found_here = [] if here is None else [name for name in names if not _matches(name, here, exact)]
-    if found_here:
-        why = (
-            f"no device on this node is called {' or '.join(found_here)} (there are {', '.join(here or ()) or 'none'})"
-        )
-        return [found("wrong", given, known, why, "give names of devices that are there")]
-    return [] if exact else _prefixes(given, known, here, names, exclude)
+    missing = [] if here is None or exclude else [name for name in names if not _matches(name, here, exact)]
+    if not missing:
+        return [] if exact else _prefixes(given, known, here, names, exclude)
+    why = f"no device of the node is called {' or '.join(missing)} (there are {', '.join(here or ()) or 'none'})"
+    absent = found("wrong" if sure else "note", given, known, why, "give names of devices that the ranks' nodes have")
+    return [absent, *([] if exact else _prefixes(given, known, None, names, exclude))]
 
 
 def read_list(text: str) -> tuple[bool, bool, list[str]]:
@@ -50,7 +51,7 @@ def _form_problem(given: Given, text: str) -> tuple[str, str] | None:
         return "a space belongs to the name that it stands in, so that nothing is called so", mended
     if "=" in rest or "^" in rest:
         sign = "=" if "=" in rest else "^"
-        why = f"{sign!r} counts once, at the beginning of the list, ^ before =: here it belongs to a name that nothing has"
+        why = f"{sign!r} counts at the beginning of the list, ^ before =: here it belongs to a name that nothing has"
         return why, mended
     return None
 
@@ -73,20 +74,16 @@ def _prefixes(
         if more:
             return [found("note", given, known, "each word is a prefix; here it means no other device", fix)]
         return []
-    for name in names:
-        if not (match := _NUMBERED.fullmatch(name)):
-            continue
-        others = f"{name}0 to {name}9" if match[2] != "0" else f"all that begin with {name}"
-        # Nodes with more than ten adapters are common, with more than ten numbered interfaces rare.
-        risky = known.form == "adapters" and len(match[2]) == 1 and match[2] != "0"
-        why = f"each word is a prefix: {name} also means {others}, where there are such"
-        if risky:
-            return [found("wrong", given, known, why, fix)]
-    numbered = [name for name in names if _NUMBERED.fullmatch(name)]
-    if not numbered:
-        return []
-    why = f"each word is a prefix: {numbered[0]} also means all that begin so, where there are such"
-    return [found("note", given, known, why, fix)]
+    numbered = [match for name in names if name not in _DRIVERS and (match := _NUMBERED.fullmatch(name))]
+    # Nodes with more than ten adapters are common, with more than ten numbered interfaces rare.
+    risky = [match[0] for match in numbered if known.form == "adapters" and match[2] in "123456789"]
+    if risky:
+        why = f"each word is a prefix: {risky[0]} also means {risky[0]}0 to {risky[0]}9, where there are such"
+        return [found("wrong", given, known, why, fix)]
+    if numbered:
+        why = f"each word is a prefix: {numbered[0][0]} also means all that begin so, where there are such"
+        return [found("note", given, known, why, fix)]
+    return []
 
 
 def check_gloo(given: Given, here: Sequence[str] | None) -> list[Finding]:
@@ -98,6 +95,6 @@ def check_gloo(given: Given, here: Sequence[str] | None) -> list[Finding]:
         return [found("wrong", given, known, why, fix, TORCH_INTERFACES)]
     missing = [name for name in given.value.split(",") if here is not None and name and name not in here]
     if missing:
-        why = f"no interface on this node is called {missing[0]} (there are {', '.join(here or ()) or 'none'})"
-        return [found("wrong", given, known, why, "give a name that is there", TORCH_INTERFACES)]
+        why = f"no interface of this node is called {missing[0]} (there are {', '.join(here or ()) or 'none'})"
+        return [found("note", given, known, why, "give a name that the ranks' nodes have", TORCH_INTERFACES)]
     return []

@@ -57,7 +57,7 @@ NCCL_CONF_FILE|2.23|system|file|||a file of such variables
 NCCL_DEBUG||system|word:VERSION/WARN/ATTN/INFO/ABORT/TRACE|||what NCCL prints
 NCCL_DEBUG_LEVELS|2.32|system|list:VERSION/WARN/ATTN/INFO/ABORT/TRACE/ALL|||what it prints beside that
 NCCL_DEBUG_FILE|2.2.12|system|file|||where it prints
-NCCL_DEBUG_SUBSYS|2.3.4|system|list:INIT/COLL/P2P/SHM/NET/GRAPH/TUNING/ENV/ALLOC/ALLOC_HOST/CALL/PROXY/NVLS/BOOTSTRAP/REG/PROFILE/RAS/DESTROY/ALL|INIT,BOOTSTRAP,ENV||of what INFO prints
+NCCL_DEBUG_SUBSYS|2.3.4|system|subsystems|INIT,BOOTSTRAP,ENV||of what INFO prints
 NCCL_DEBUG_TIMESTAMP_FORMAT|2.26|system|text|||the form of times in what it prints
 NCCL_DEBUG_TIMESTAMP_LEVELS|2.26|system|list:VERSION/WARN/ATTN/INFO/ABORT/TRACE/ALL|WARN,ATTN||which lines have a time
 NCCL_COLLNET_ENABLE|2.6|system|0..1|0||uses the CollNet plugin, reductions in the switches
@@ -69,7 +69,7 @@ NCCL_TOPO_FILE|2.6|system|file|||a topology that is read before NCCL looks itsel
 NCCL_TOPO_DUMP_FILE|2.6|system|file|||where the topology that was found is written
 NCCL_SET_THREAD_NAME|2.12|system|0..1|0||gives NCCL's threads names
 NCCL_P2P_DISABLE||debug|0..1|0||switches off direct access between GPUs, over NVLink and PCI
-NCCL_P2P_LEVEL|2.3.4|tuning|level:LOC/NVL/PIX/PXB/PHB/SYS|||the greatest distance of two GPUs that access each other directly
+NCCL_P2P_LEVEL|2.3.4|tuning|level:LOC/NVL/PIX/PXB/PHB/SYS|||the greatest distance of direct access between GPUs
 NCCL_P2P_DIRECT_DISABLE||debug|0..1|0||switches off direct access to users' buffers
 NCCL_SHM_DISABLE||debug|0..1|0||switches off transport through shared memory
 NCCL_BUFFSIZE||tuning|bytes|4194304||the size of a buffer between two GPUs
@@ -88,14 +88,14 @@ NCCL_IB_OOO_RQ|2.30|tuning|0..1|0||takes what arrives out of order
 NCCL_IB_QPS_PER_CONNECTION|2.10|tuning|1..128|1||queue pairs of a connection
 NCCL_IB_SPLIT_DATA_ON_QPS|2.18|tuning|0..1|0||splits each message over the queue pairs
 NCCL_IB_CUDA_SUPPORT||debug|0..1||renamed 2.4 NCCL_NET_GDR_LEVEL|forced GPUDirect RDMA
-NCCL_IB_GDR_LEVEL|2.3.4|tuning|gdr:LOC/PIX/PXB/PHB/SYS||renamed 2.4 NCCL_NET_GDR_LEVEL|the greatest distance of GPUDirect RDMA
+NCCL_IB_GDR_LEVEL|2.3.4|tuning|gdr:LOC/PIX/PXB/PHB/SYS||renamed 2.4 NCCL_NET_GDR_LEVEL|how far GPUDirect RDMA reaches
 NCCL_IB_PCI_RELAXED_ORDERING|2.12|tuning|0..2|2||relaxed ordering on PCI
 NCCL_IB_ADAPTIVE_ROUTING|2.16|tuning|0..1|||adaptive routing
 NCCL_IB_ECE_ENABLE|2.23|tuning|0..1|1||enhanced connection establishment
 NCCL_MEM_SYNC_DOMAIN|2.16|tuning|0..1|1||keeps NCCL's memory barriers apart from those of other kernels
 NCCL_CUMEM_ENABLE|2.18|tuning|0..1|||allocates GPU memory with cuMem
 NCCL_CUMEM_HOST_ENABLE|2.23|tuning|0..1|||allocates host memory with cuMem
-NCCL_NET_GDR_LEVEL|2.3.4|tuning|gdr:LOC/PIX/PXB/PHB/SYS|||the greatest distance of a GPU and a NIC that GPUDirect RDMA is used over
+NCCL_NET_GDR_LEVEL|2.3.4|tuning|gdr:LOC/PIX/PXB/PHB/SYS|||the greatest distance of GPUDirect RDMA
 NCCL_NET_GDR_C2C|2.26|tuning|0..1|1||GPUDirect RDMA through a processor that is linked to the GPU
 NCCL_NET_GDR_READ||tuning|0..1|||GPUDirect RDMA when sending, too
 NCCL_GDRCOPY_ENABLE||tuning|0..1|0||GDRCopy for NCCL's control structures

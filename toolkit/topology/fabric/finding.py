@@ -43,13 +43,15 @@ class Finding:
     def lines(self) -> list[str]:
         """The finding for people: what it is about, then why, the fix and the source."""
         about = f"{self.variable}={self.value}" if self.variable else "the log"
-        return [
+        lines = [
             f"{self.level}: {about}  [{self.where}]",
             *([f"  does: {self.does}"] if self.does else []),
             f"  why: {self.why}",
             f"  fix: {self.fix}",
             f"  source: {self.source}",
         ]
+        # A value may hold control characters, which would rule the terminal.
+        return ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines]
 
 
 def found(level: Level, given: Given, known: Variable, why: str, fix: str, source: str = "") -> Finding:

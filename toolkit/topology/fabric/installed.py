@@ -1,4 +1,4 @@
-"""Which NCCL is in use here, without importing torch: package, library, and last a process of its own that asks torch."""
+"""Which NCCL is in use here, without importing torch: package, torch asked in a process of its own, library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 LIBRARY = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
 SYSTEM_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/lib")
 TORCH_TIMEOUT_S = 60.0  # torch is imported from a busy file system, perhaps
-_ASK_TORCH = "import torch; print('nccl', *torch.cuda.nccl.version()) if torch.cuda.nccl is not None else None"
+_ASK_TORCH = "import torch; print('nccl', *torch.cuda.nccl.version())"
 
 
 def find_nccl(

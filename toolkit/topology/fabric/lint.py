@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolkit.topology.fabric.contradictions import check_together
 from toolkit.topology.fabric.device_lists import check_gloo, check_list
@@ -16,10 +16,11 @@ from toolkit.topology.fabric.variable import Version
 
 @dataclass(frozen=True)
 class Here:
-    """The devices of the node that an environment is for; None where nobody knows them."""
+    """The devices of a node, None where nobody knows them; `sure` when the ranks run on such nodes."""
 
     interfaces: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
+    sure: bool = False
 
 
 def lint(givens: Sequence[Given], version: Version | None, here: Here | None = None) -> list[Finding]:
@@ -34,11 +35,12 @@ def lint(givens: Sequence[Given], version: Version | None, here: Here | None = N
     findings: list[Finding] = []
     readable: dict[str, Given] = {}  # what NCCL reads as it was meant; only that can contradict anything
     for name, given in settings.items():
-        of_given = _one(given, version, here)
-        of_list = name in variables() and variables()[name].form in ("adapters", "interfaces")
-        if of_list or all(finding.level == "note" for finding in of_given):
+        misread, others = _of_text(given, version), _of_use(given, here)
+        if all(finding.level == "note" for finding in misread):
             readable[name] = given
-        findings += of_given
+            # What is deprecated or undocumented needs no second note that it is set.
+            misread += [finding for finding in others if finding.level == "wrong" or not misread]
+        findings += misread
     findings += check_together(readable, version)
     for given in effective(givens).values():
         if given.name == "GLOO_SOCKET_IFNAME":
@@ -46,15 +48,27 @@ def lint(givens: Sequence[Given], version: Version | None, here: Here | None = N
     return sorted(_once(findings), key=lambda finding: finding.level != "wrong")
 
 
-def _one(given: Given, version: Version | None, here: Here) -> list[Finding]:
+def _of_text(given: Given, version: Version | None) -> list[Finding]:
+    """Whether NCCL knows the name, and reads the value as it was meant."""
     of_name = check_name(given, version)
     known = variables().get(given.name)
     if known is None or any(finding.level == "wrong" for finding in of_name):
         return of_name  # its value does not matter
     of_value = check_value(given, known, version)
+    if known.form == "secret":
+        of_value = [replace(finding, value="(not shown)") for finding in of_value]
+    return of_name + of_value
+
+
+def _of_use(given: Given, here: Here) -> list[Finding]:
+    """Whether what it asks for is wise: names of devices, and what is there to find faults."""
+    known = variables().get(given.name)
+    if known is None:
+        return []
     if known.form in ("adapters", "interfaces"):
-        of_value += check_list(given, known, here.adapters if known.form == "adapters" else here.interfaces)
-    return of_name + (of_value or ([] if of_name else check_left_on(given, known)))
+        devices = here.adapters if known.form == "adapters" else here.interfaces
+        return check_list(given, known, devices, sure=here.sure)
+    return check_left_on(given, known)
 
 
 def _once(findings: list[Finding]) -> list[Finding]:

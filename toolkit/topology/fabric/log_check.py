@@ -151,7 +151,7 @@ class _Check:
             count = sum(not hop.direct for hop in hops)
             of = f"{count} of {len(hops)} connections between nodes go through host memory" if hops else "it is off"
             said = f"; NCCL says: {self.evidence.direct_said[:160]}" if self.evidence.direct_said else ""
-            fix = "load nvidia-peermem or use a driver with dma-buf; a NIC far from its GPU needs NCCL_NET_GDR_LEVEL=PHB or SYS"
+            fix = "load nvidia-peermem, or a driver with dma-buf; a NIC far from its GPU needs NCCL_NET_GDR_LEVEL=SYS"
             self._say(self.plan.gpu_direct is True, f"GPUDirect RDMA: {of}{said}", fix, f"{PAGE}#nccl-net-gdr-level")
 
     def rails(self) -> None:
@@ -165,8 +165,8 @@ class _Check:
         if crossed:
             (channel, sender, receiver), end = next(iter(crossed.items()))
             why = (
-                f"{len(crossed)} of {len(whole)} connections cross rails, for instance channel {channel}, rank {sender} to "
-                f"{receiver}: NIC {end['send']} to NIC {end['receive']}"
+                f"{len(crossed)} of {len(whole)} connections cross rails, for instance channel {channel}, rank {sender} "
+                f"to {receiver}: NIC {end['send']} to NIC {end['receive']}"
             )
             fix = (
                 "NCCL_CROSS_NIC=0 where switches are one for each rail; the same GPUs on every node, in the same order"

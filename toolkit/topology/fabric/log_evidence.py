@@ -1,4 +1,4 @@
-"""What an NCCL_DEBUG=INFO log says of its network beyond the reader's facts: GPUDirect, channels, why there is no IB."""
+"""What a log of NCCL's says of the network beyond the reader's facts: GPUDirect, connections, why there is no IB."""
 
 from __future__ import annotations
 

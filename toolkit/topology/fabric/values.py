@@ -20,6 +20,9 @@ _SIZES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 ALGORITHMS = ("ring", "tree", "collnet", "collnetchain", "collnetdirect", "nvls", "nvlstree", "pat")
 PROTOCOLS = ("LL", "LL128", "Simple")
+SUBSYSTEMS = (
+    "INIT COLL P2P SHM NET GRAPH TUNING ENV ALLOC ALLOC_HOST CALL PROXY NVLS BOOTSTRAP REG PROFILE RAS DESTROY ALL"
+)
 FUNCTIONS = ("allgather", "allreduce", "broadcast", "reduce", "reducescatter")
 _YES = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 
@@ -50,7 +53,7 @@ def as_c_reads(text: str) -> int:
     match = _LEADING.match(text)
     if not match:
         return 0
-    digits = match[1].lstrip("+-")
+    digits = match[1].lstrip("+-")[:40]  # far beyond 64 bits
     base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") and len(digits) > 1 else 10
     octal = re.match("[0-7]+", digits)
     value = int(octal[0] if base == 8 and octal else digits, base)
@@ -70,6 +73,8 @@ def _whole(given: Given, form: str) -> Problem | None:
         return f"a number that begins with 0 is octal: NCCL reads {text} as {read}", f"{given.name}={text.lstrip('0')}"
     if given.name == "NCCL_IB_TIMEOUT" and (read == 0 or read > 31):
         return f"NCCL takes {read} for no time-out at all: a broken link hangs for ever", "give 1 to 31; 20 is default"
+    if abs(read) >= 1 << 63:
+        return f"{text[:40]} has more than 64 bits: NCCL takes its default", f"give {allowed}"
     if not _inside(read, form):
         return f"{read} is out of range", f"give {allowed}"
     return None
@@ -125,7 +130,7 @@ def _level(given: Given, words: list[str]) -> Problem | None:
         return "NCCL compares letters exactly, and passes this over in silence", f"{given.name}={text.upper()}"
     if text.upper() == "NODE":
         return (
-            "NODE is a word of `nvidia-smi topo -m`, not of NCCL's: it is passed over in silence, and NCCL chooses itself",
+            "NODE is a word of `nvidia-smi topo -m`: NCCL does not know it, passes it over in silence, and chooses itself",
             f"take it out; or give PHB for the same NUMA node, SYS for any distance ({listed})",
         )
     if text == "NVL":
@@ -205,6 +210,7 @@ _FORMS: dict[str, Callable[[Given, Version | None], Problem | None]] = {
     "policies": _policies,
     "netdevs": _netdevs,
     "secret": _secret,
+    "subsystems": lambda given, version: _words(given, SUBSYSTEMS.split(), several=True),
     "algorithms": lambda given, version: _choices(given, ALGORITHMS, version),
     "protocols": lambda given, version: _choices(given, PROTOCOLS, version),
 }

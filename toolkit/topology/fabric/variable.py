@@ -25,8 +25,8 @@ _CODE = re.compile(r"([0-9])([0-9]{2})([0-9]{2})|([0-9])([0-9])([0-9]{2})", re.A
 class Variable:
     """One row of the table. `since` and `changed` are versions of NCCL, empty when nothing says.
 
-    `form` is the values' type: `0..1` and `1..` are whole numbers, `64/128` some of them, `bytes` a size; `word:A/B` one
-    of these words, `list:A/B` several; other names are types of their own (`values` has them).
+    `form` is the values' type: `0..1` and `1..` are whole numbers, `64/128` some of them, `bytes` a size; `word:A/B`
+    is one of these words, `list:A/B` several; other names are types of their own (`values` has them).
     """
 
     name: str
