@@ -31,7 +31,9 @@ def test_an_excluded_prefix_excludes_more():
     assert (level, fix) == ("wrong", "NCCL_IB_HCA=^=mlx5_1")
 
 
-@pytest.mark.parametrize("value", ["mlx5", "=mlx5_0,mlx5_1", "^=mlx5_1,mlx5_4", "=mlx5_0:1:0:0,mlx5_1:1:0:1", "mlx5_bond"])
+@pytest.mark.parametrize(
+    "value", ["mlx5", "=mlx5_0,mlx5_1", "^=mlx5_1,mlx5_4", "=mlx5_0:1:0:0,mlx5_1:1:0:1", "mlx5_bond"]
+)
 def test_what_the_page_shows_is_fine(value):
     assert check("NCCL_IB_HCA", value) == []
 

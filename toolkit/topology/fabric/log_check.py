@@ -59,7 +59,7 @@ class _Check:
         same = log.rank_count is not None and log.rank_count == log.local_rank_count
         # A log of few lines says nothing of nodes; where it shows connections, all inside a node, there is one.
         inside = bool(evidence.internal) and not evidence.hops and len(log.hosts or ()) == 1
-        self.one_node = log.node_count == 1 or same or (inside and log.node_count is None)
+        self.one_node = 1 in (log.node_count, log.rank_count) or same or (inside and log.node_count is None)
         self.findings: list[Finding] = []
         self.fine: list[str] = []
 
@@ -152,7 +152,12 @@ class _Check:
             of = f"{count} of {len(hops)} connections between nodes go through host memory" if hops else "it is off"
             said = f"; NCCL says: {self.evidence.direct_said[:160]}" if self.evidence.direct_said else ""
             fix = "load nvidia-peermem, or a driver with dma-buf; a NIC far from its GPU needs NCCL_NET_GDR_LEVEL=SYS"
-            self._say(self.plan.gpu_direct is True, f"GPUDirect RDMA: {of}{said}", fix, f"{PAGE}#nccl-net-gdr-level")
+            self._say(
+                self.plan.gpu_direct is True,
+                f"GPUDirect RDMA: {of}{said}",
+                fix,
+                f"{PAGE}#nccl-net-gdr-level-formerly-nccl-ib-gdr-level",
+            )
 
     def rails(self) -> None:
         """Both ends of a connection, where the log has both, name their NIC."""

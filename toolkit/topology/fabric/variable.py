@@ -17,6 +17,13 @@ State = Literal["", "removed", "renamed", "deprecated"]
 
 PAGE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 TORCH_PAGE = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
+# Sections of the page that are not called as the variable alone.
+_SECTIONS = {
+    "NCCL_NET_GDR_LEVEL": "nccl-net-gdr-level-formerly-nccl-ib-gdr-level",
+    "NCCL_IB_GDR_LEVEL": "nccl-net-gdr-level-formerly-nccl-ib-gdr-level",
+    "NCCL_MAX_NRINGS": "nccl-max-nchannels",
+    "NCCL_MIN_NRINGS": "nccl-min-nchannels",
+}
 _VERSION = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(?:[-+.U][\w.+-]*)?", re.ASCII)
 _CODE = re.compile(r"([0-9])([0-9]{2})([0-9]{2})|([0-9])([0-9])([0-9]{2})", re.ASCII)
 
@@ -44,7 +51,9 @@ class Variable:
         """Where this is documented."""
         if self.kind == "torch":
             return TORCH_PAGE
-        return PAGE if self.kind == "undocumented" else f"{PAGE}#{self.name.lower().replace('_', '-')}"
+        if self.kind == "undocumented":
+            return PAGE
+        return f"{PAGE}#{_SECTIONS.get(self.name) or self.name.lower().replace('_', '-')}"
 
 
 def parse_version(text: str, where: str) -> Version:
