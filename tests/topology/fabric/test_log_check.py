@@ -121,6 +121,13 @@ def test_what_nccl_warns_of_and_a_way_that_ends_at_the_node():
     ]
 
 
+def test_numbers_without_end_are_passed_over():
+    long = "9" * 5000
+    text = f"NCCL INFO NCCL version 2.{long}\nNCCL INFO Channel {long}/0 : {long}[0] -> 1[0] [send] via NET/IB/{long}\n"
+    evidence = read_evidence(text)
+    assert (evidence.version, evidence.hops) == ("", [])
+
+
 def test_traffic_over_tcp_without_a_plan_is_a_note():
     (said,), _ = check("NET/Socket : Using [0]eth0:10.0.0.1<0>", "Using network Socket", plan=Plan())
     assert said.startswith("note: traffic between nodes goes over TCP over [0]eth0")

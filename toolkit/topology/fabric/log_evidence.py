@@ -10,13 +10,13 @@ from toolkit.topology.parsers.host_lines import read_lines_with_hosts
 
 _SAID = re.compile(r"NCCL (INFO|WARN) (.*)")
 _CHANNEL = re.compile(
-    r"Channel ([0-9]+)(?:/[0-9]+)? : ([0-9]+)\[[^\]]*\] -> ([0-9]+)\[[^\]]*\] \[(send|receive)\] via NET/([^/\s]+)"
-    r"(?:/([0-9]+)(?:\([0-9]+\))?)?(/GDRDMA\S*|/Shared\S*)?"
+    r"Channel ([0-9]{1,3})(?:/[0-9]+)? : ([0-9]{1,7})\[[^\]]*\] -> ([0-9]{1,7})\[[^\]]*\] \[(send|receive)\] via NET/([^/\s]+)"
+    r"(?:/([0-9]{1,4})(?:\([0-9]+\))?)?(/GDRDMA\S*|/Shared\S*)?"
 )
 _INTERNAL = re.compile(r"via (P2P|SHM|CUMEM|NVLS|direct)\b", re.IGNORECASE)
 _GDR = re.compile(r"GPU Direct RDMA (?:\(\w+\) )?([Ee]nabled|[Dd]isabled)\b(.*)")
 _GDR_SUMMARY = re.compile(r"Connected all (?:rings|trees).* GDR ([01])\b")
-_VERSION = re.compile(r"(?:NCCL|RCCL) version ?:? ?v?([0-9]+\.[0-9]+(?:\.[0-9]+)?)")
+_VERSION = re.compile(r"(?:NCCL|RCCL) version ?:? ?v?([0-9]{1,3}\.[0-9]{1,3}(?:\.[0-9]{1,3})?)(?![0-9])")
 _SOCKETS = re.compile(r"NET/Socket ?: Using (.+)")
 _REASONS = (
     (re.compile(r"Failed to open libibverbs"), "libibverbs cannot be loaded",
