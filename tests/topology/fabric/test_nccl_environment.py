@@ -20,7 +20,8 @@ def test_the_forms_of_files(tmp_path):
     said = read(
         tmp_path / "job.env",
         "#!/bin/bash\n# NCCL_DEBUG=TRACE\nexport NCCL_DEBUG=INFO NCCL_NET='IB'\nNCCL_ALGO=\"ring,tree\"  # why\n"
-        "NCCL_IB_HCA==mlx5_0\nsrun --mpi=pmix ./a.out\nNCCL_DEBUG=WARN\nNCCL_NET_PLUGIN=AWS Libfabric\nNCCL_TOPO_FILE=it's\n",
+        "NCCL_IB_HCA==mlx5_0\nsrun --mpi=pmix ./a.out\nNCCL_DEBUG=WARN\nNCCL_NET_PLUGIN=AWS Libfabric\n"
+        "NCCL_TOPO_FILE=it's\n",
     )
     assert said == {
         "NCCL_DEBUG": ("WARN", "7"), "NCCL_NET": ("IB", "3"), "NCCL_ALGO": ("ring,tree", "4"),

@@ -68,7 +68,8 @@ def test_what_is_misread_is_named_with_the_fix(name, value, why, fix):
     [
         ("NCCL_IB_DISABLE", "0"), ("NCCL_IB_DISABLE", ""), ("NCCL_BUFFSIZE", "8388608"), ("NCCL_P2P_LEVEL", "NVL"),
         ("NCCL_DEBUG", "info"), ("NCCL_DEBUG_SUBSYS", "^NET,ENV"), ("NCCL_IB_GID_INDEX", "-1"), ("NCCL_NET", "ofi"),
-        ("NCCL_ALGO", "ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring"), ("NCCL_ALGO", "allreduce:^tree"),
+        ("NCCL_ALGO", "ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring"),
+        ("NCCL_ALGO", "allreduce:^tree"),
         ("NCCL_PROTO", "^LL128"), ("NCCL_CTA_POLICY", "EFFICIENCY|ZERO"), ("NCCL_NETDEVS_POLICY", "MAX:2"),
         ("NCCL_IB_PKEY_VALUE", "0x8111"), ("NCCL_IB_ADDR_RANGE", "10.1.0.0/16"), ("NCCL_IB_RAIL_POLICY", "CX9:FLIP"),
     ],

@@ -97,7 +97,7 @@ def _one_off_the_other(settings: Settings, version: Version | None) -> Iterator[
         ("NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE", 1, "it has no effect beside NCCL_P2P_DISABLE=1", "take one out"),
         ("NCCL_MNNVL_ENABLE", "NCCL_CUMEM_ENABLE", 0, "NVLink between nodes needs cuMem, and NCCL_CUMEM_ENABLE=0",
          "take NCCL_CUMEM_ENABLE out"),
-        ("NCCL_GDRCOPY_FLUSH_ENABLE", "NCCL_GDRCOPY_ENABLE", 0, "it has no effect beside NCCL_GDRCOPY_ENABLE=0", "take it out"),
+        ("NCCL_GDRCOPY_FLUSH_ENABLE", "NCCL_GDRCOPY_ENABLE", 0, "void beside NCCL_GDRCOPY_ENABLE=0", "take it out"),
         ("NCCL_NVLS_ENABLE", "NCCL_MULTI_RANK_GPU_ENABLE", 1, "reductions in NVSwitch fail where ranks share a GPU",
          "NCCL_NVLS_ENABLE=0"),
     ):  # fmt: skip

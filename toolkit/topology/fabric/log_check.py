@@ -170,8 +170,8 @@ class _Check:
         if crossed:
             (channel, sender, receiver), end = next(iter(crossed.items()))
             why = (
-                f"{len(crossed)} of {len(whole)} connections cross rails, for instance channel {channel}, rank {sender} "
-                f"to {receiver}: NIC {end['send']} to NIC {end['receive']}"
+                f"{len(crossed)} of {len(whole)} connections cross rails, for instance channel {channel}, rank "
+                f"{sender} to {receiver}: NIC {end['send']} to NIC {end['receive']}"
             )
             fix = (
                 "NCCL_CROSS_NIC=0 where switches are one for each rail; the same GPUs on every node, in the same order"

@@ -10,8 +10,8 @@ from toolkit.topology.parsers.host_lines import read_lines_with_hosts
 
 _SAID = re.compile(r"NCCL (INFO|WARN) (.*)")
 _CHANNEL = re.compile(
-    r"Channel ([0-9]{1,3})(?:/[0-9]+)? : ([0-9]{1,7})\[[^\]]*\] -> ([0-9]{1,7})\[[^\]]*\] \[(send|receive)\] via NET/([^/\s]+)"
-    r"(?:/([0-9]{1,4})(?:\([0-9]+\))?)?(/GDRDMA\S*|/Shared\S*)?"
+    r"Channel ([0-9]{1,3})(?:/[0-9]+)? : ([0-9]{1,7})\[[^\]]*\] -> ([0-9]{1,7})\[[^\]]*\] \[(send|receive)\] "
+    r"via NET/([^/\s]+)(?:/([0-9]{1,4})(?:\([0-9]+\))?)?(/GDRDMA\S*|/Shared\S*)?"
 )
 _INTERNAL = re.compile(r"via (P2P|SHM|CUMEM|NVLS|direct)\b", re.IGNORECASE)
 _GDR = re.compile(r"GPU Direct RDMA (?:\(\w+\) )?([Ee]nabled|[Dd]isabled)\b(.*)")

@@ -130,7 +130,7 @@ def _level(given: Given, words: list[str]) -> Problem | None:
         return "NCCL compares letters exactly, and passes this over in silence", f"{given.name}={text.upper()}"
     if text.upper() == "NODE":
         return (
-            "NODE is a word of `nvidia-smi topo -m`: NCCL does not know it, passes it over in silence, and chooses itself",
+            "NODE is a word of `nvidia-smi topo -m`: NCCL passes it over in silence, and chooses itself",
             f"take it out; or give PHB for the same NUMA node, SYS for any distance ({listed})",
         )
     if text == "NVL":
