@@ -17,7 +17,8 @@ from toolkit.cli.main import COMMANDS, cli
 LOGIN_COMMANDS = [
     "submit JOB --dry-run", "submit JOB --wait", "render JOB", "status", "logs RUN", "wait RUN", "cancel RUN", "history",
     "resume RUN --wait", "jobs list", "jobs copy mpi_hello FOLDER", "site list", "site show local", "site detect",
-    "config show JOB", "config schema job", "topo show --help", "ckpt ls CKPT", "ckpt show CKPT", "ckpt verify CKPT",
+    "config show JOB", "config schema job", "topo show --help", "topo check --help", "topo groups --help",
+    "ckpt ls CKPT", "ckpt show CKPT", "ckpt verify CKPT",
     "ckpt export CKPT FOLDER --format safetensors", "ckpt import JOB FOLDER --format safetensors",
     "ckpt show CKPT --norms", "ckpt verify CKPT --full", "ckpt diff CKPT CKPT", "ckpt index CKPT", "ckpt prune CKPT",
     "devcluster --help", "devcluster status", "run JOB", "parse hostlist JOB",
