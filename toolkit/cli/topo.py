@@ -1,4 +1,4 @@
-"""`toolkit topo`: what the hardware of this node is, and who says so."""
+"""`toolkit topo`: what the hardware is, who says so, and which groups of a job lie where."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import click
 
 from toolkit.cli.options import flags_of, job_options
 from toolkit.cli.topo_check import check
+from toolkit.cli.topo_plot import plot
+from toolkit.cli.topo_show import show
 
 if TYPE_CHECKING:
     from toolkit.config.parallel import ParallelTable
@@ -24,22 +26,8 @@ def topo() -> None:
 
 
 topo.add_command(check)
-
-
-@topo.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
-def show(as_json: bool) -> None:
-    """Show this node's facts, each with its source; what is unknown says why."""
-    import socket
-
-    from toolkit.topology.facts import Fact
-    from toolkit.topology.probe import probe_node
-    from toolkit.topology.show import facts_as_json, facts_as_lines
-
-    facts = probe_node(Fact(socket.gethostname(), "gethostname"))
-    click.echo(facts_as_json(facts) if as_json else "\n".join(facts_as_lines(facts)))
-    for warning in facts.warnings:
-        click.echo(f"warning: {warning}", err=True)
+topo.add_command(show)
+topo.add_command(plot)
 
 
 @topo.command()
@@ -47,6 +35,7 @@ def show(as_json: bool) -> None:
 @job_options
 @click.option("--machine", metavar="NAME", help="Kind of the nodes: dgx-a100, dgx-1, gb200 or pcie-8.")
 @click.option("--leaves", metavar="N,N", help="Nodes below each leaf switch; all below one, when not given.")
+@click.option("--facts", metavar="FILE", help="What `topo show --json` printed on each node; - is stdin.")
 @click.option("--bytes", "payloads", multiple=True, metavar="DIM=BYTES", help="What a rank exchanges for it in a step.")
 @click.option("--explain", is_flag=True, help="Say what each tier carries, and the order of ranks.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/topology.md has the keys.")
@@ -55,6 +44,7 @@ def groups(
     settings: tuple[str, ...],
     machine: str | None,
     leaves: str | None,
+    facts: str | None,
     payloads: tuple[str, ...],
     explain: bool,
     as_json: bool,
@@ -76,7 +66,7 @@ def groups(
         return resolve_job(path, site=None, environ=os.environ, settings=settings).job.nodes
 
     resolved = resolve_job(path, site=None, environ=os.environ, settings=settings, flags=flags_of(shape, nodes_before))
-    tiers = _tiers(resolved, machine, leaves)
+    tiers = _tiers(resolved, machine, leaves, facts)
     sizes = _sizes(resolved.parallel, tiers.size)
     traffic = _traffic(payloads)
     before, after = as_launched(tiers, sizes, traffic), place(tiers, sizes, traffic)
@@ -86,33 +76,44 @@ def groups(
     _print_groups(tiers, before, after, explain)
 
 
-def _tiers(resolved: ResolvedJob, machine: str | None, leaves: str | None) -> Tiers:
+def _tiers(resolved: ResolvedJob, machine: str | None, leaves: str | None, facts: str | None) -> Tiers:
+    from toolkit.cli.topo_facts import leaves_of, machine_of
     from toolkit.errors import ToolkitError
     from toolkit.topology.machines import MACHINES, cluster_of
 
-    if machine not in MACHINES:
-        raise ToolkitError(
-            "nothing says what the nodes are" if machine is None else f"no machine {machine!r} is known",
-            where="--machine",
-            fix=f"give one of {', '.join(MACHINES)}",
-        )
-    below = _leaves(leaves) if leaves else [resolved.job.max_nodes]
+    if facts:
+        if machine or leaves:
+            said = "--machine" if machine else "--leaves"
+            raise ToolkitError(f"{facts} says what the nodes are", where=said, fix=f"leave out {said}, or --facts")
+        return _tiers_of_facts(resolved, facts)
+    kind = MACHINES[machine_of(machine)]
+    below = leaves_of(leaves) if leaves else [resolved.job.max_nodes]
     if sum(below) != resolved.job.max_nodes:
         raise ToolkitError(
             f"{leaves} is {sum(below)} nodes, and the job has {resolved.job.max_nodes}",
             where="--leaves",
             fix=f"give numbers that add up to {resolved.job.max_nodes}, or -N {sum(below)}",
         )
-    return cluster_of(MACHINES[machine], below, resolved.job.ranks_per_node)
+    return cluster_of(kind, below, resolved.job.ranks_per_node)
 
 
-def _leaves(text: str) -> list[int]:
+def _tiers_of_facts(resolved: ResolvedJob, facts: str) -> Tiers:
+    from toolkit.cli.topo_facts import read_facts
     from toolkit.errors import ToolkitError
+    from toolkit.topology.tiers_found import tiers_of_topology
 
-    words = text.split(",")
-    if not all(word.strip().isascii() and word.strip().isdigit() and int(word) for word in words):
-        raise ToolkitError(f"{text!r} is no list of numbers", where="--leaves", fix="give nodes of each leaf: 4,4")
-    return [int(word) for word in words]
+    topology = read_facts(facts)
+    if len(topology.nodes) != resolved.job.max_nodes:
+        raise ToolkitError(
+            f"{len(topology.nodes)} nodes told their facts, and the job has {resolved.job.max_nodes}",
+            where=facts,
+            fix=f"give -N {len(topology.nodes)}, or the facts of {resolved.job.max_nodes} nodes",
+        )
+    notes: list[str] = []
+    tiers = tiers_of_topology(topology, resolved.job.ranks_per_node, notes)
+    for line in (*topology.conflicts, *notes):
+        click.echo(f"unknown: {line}", err=True)
+    return tiers
 
 
 def _sizes(mesh: ParallelTable, ranks: int) -> dict[str, int]:

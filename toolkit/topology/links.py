@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,12 +73,16 @@ def nearest_nics(matrix: LinkMatrix) -> tuple[NearestNics, ...]:
 
 
 def nvlink_cliques(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
-    """Maximal sets of two or more GPU indices in which every pair has NVLink, ordered.
+    """Maximal sets of two or more GPU indices in which every pair has NVLink, ordered."""
+    return maximal_cliques(_nvlink_neighbours(matrix))
+
+
+def maximal_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
+    """Maximal sets of two or more in which each is a neighbour of every other, ordered.
 
     Bron and Kerbosch, "Algorithm 457: finding all cliques of an undirected graph", CACM 16 (1973), with the pivot of
     Tomita, Tanaka and Takahashi (2006): without it every subset of GPUs that are all joined is visited.
     """
-    neighbours = _nvlink_neighbours(matrix)
     cliques: list[tuple[int, ...]] = []
 
     def extend(clique: set[int], candidates: set[int], excluded: set[int]) -> None:
@@ -92,6 +97,17 @@ def nvlink_cliques(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
 
     extend(set(), set(neighbours), set())
     return tuple(sorted(cliques))
+
+
+def disjoint_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
+    """Cliques of two or more that share nobody: the largest, then the largest of who is left; ordered."""
+    left = {one: set(others) for one, others in neighbours.items()}
+    taken: list[tuple[int, ...]] = []
+    while found := maximal_cliques(left):
+        largest = max(found, key=len)  # of equally large ones the first
+        taken.append(largest)
+        left = {one: others - set(largest) for one, others in left.items() if one not in largest}
+    return tuple(sorted(taken))
 
 
 def nvlink_components(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:

@@ -1,116 +1,136 @@
-"""Ask this node what it is. Commands run under a time limit: a broken driver must not stop a job."""
+"""Ask this node what it is: NVML and /sys first, then commands; what they all say becomes facts."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
-from toolkit.errors import ToolkitError
-from toolkit.topology.facts import Fact, NodeFacts
-from toolkit.topology.parsers.ibstat import Adapter, parse_ibstat
-from toolkit.topology.parsers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
-from toolkit.topology.parsers.topology_address import SwitchPath, parse_slurm_topology
-
-COMMAND_TIMEOUT_S = 5.0
-GPU_COMMAND = ("nvidia-smi", "topo", "-m")
-ADAPTER_COMMAND = ("ibstat",)
-ADDRESS_VARIABLE = "SLURM_TOPOLOGY_ADDR"
-PATTERN_VARIABLE = "SLURM_TOPOLOGY_ADDR_PATTERN"
-
-
-@dataclass(frozen=True)
-class CommandResult:
-    """What a command printed, or why there is nothing."""
-
-    output: str | None
-    missing: str = ""
-
-
-def run_command(arguments: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
-    """Run a command and return its output; never raises for what the command does, never waits longer."""
-    try:
-        process = subprocess.Popen(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "LC_ALL": "C"},
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        return CommandResult(None, f"{arguments[0]}: {error.strerror or error}")
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        # A process that hangs inside the driver does not die even now, so nobody waits for it.
-        if process.stdout:
-            process.stdout.close()
-        return CommandResult(None, f"{' '.join(arguments)} gave no answer in {timeout_s:g} s and was killed")
-    if process.returncode != 0:
-        last = (output.strip().splitlines() or ["no output"])[-1]
-        return CommandResult(None, f"{' '.join(arguments)} ended with {process.returncode}: {last[:200]}")
-    return CommandResult(output)
+from toolkit.topology.claims import About, Answer, Claims
+from toolkit.topology.facts import Fact, Gpu, Hardware, LinkFact, Nic, NicPort, NodeFacts, NumaNode, unknown
+from toolkit.topology.names import by_numbers
+from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S
+from toolkit.topology.sources.ibstat import ask_ibstat
+from toolkit.topology.sources.lscpu import ask_lscpu
+from toolkit.topology.sources.numactl import ask_numactl
+from toolkit.topology.sources.nvidia_smi import ask_nvidia_smi
+from toolkit.topology.sources.nvml import ask_nvml
+from toolkit.topology.sources.slurm_address import ask_slurm
+from toolkit.topology.sources.system_files import SYSTEM_ROOT, ask_system_files, count_gpus
 
 
 def probe_node(
-    host: Fact[str], environ: Mapping[str, str] | None = None, timeout_s: float = COMMAND_TIMEOUT_S
+    host: Fact[str],
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = COMMAND_TIMEOUT_S,
+    *,
+    nvml: Any = None,
+    system_root: Path = SYSTEM_ROOT,
 ) -> NodeFacts:
-    """Collect the facts of this node; `timeout_s` bounds each command. Only the caller knows who named `host`."""
-    switches, switch_warnings = _probe_switches(os.environ if environ is None else environ)
-    gpu_links, gpu_warnings = _probe_gpus(timeout_s)
-    adapters, adapter_warnings = _probe_adapters(timeout_s)
+    """Collect the facts of this node. Only the caller knows who named `host`.
+
+    Args:
+        timeout_s: bounds NVML and each command, which are asked at the same time.
+        nvml: the module of nvidia-ml-py; imported when None.
+        system_root: the folder of the kernel's files.
+    """
+    with ThreadPoolExecutor(max_workers=5) as pool:
+        commands = [pool.submit(ask, timeout_s) for ask in (ask_nvidia_smi, ask_ibstat, ask_lscpu, ask_numactl)]
+        gpus = ask_nvml(nvml, timeout_s)
+        buses = {
+            int(str(about[1])): bus for about, bus in gpus.claims.items() if about[0] == "GPU" and about[2:] == ("bus",)
+        }
+        files = ask_system_files(buses, system_root)
+        answers = [gpus, files, *(command.result() for command in commands)]
+    answers.append(ask_slurm(os.environ if environ is None else environ))
+    if () in gpus.reasons and (present := count_gpus(system_root)):
+        gpus.miss(f"{gpus.reasons[()]}; /sys lists {present} display devices of NVIDIA")
+    return settle(host, answers)
+
+
+def settle(host: Fact[str], answers: list[Answer]) -> NodeFacts:
+    """The facts that follow from what the sources of a node say."""
+    claims = Claims(answers)
+    gpus = sorted(claims.below("GPU"))
+    nics = claims.fact("nics")
+    names = sorted(claims.below("nic"), key=by_numbers)
+    hardware = Hardware(
+        sockets=claims.fact("sockets"),
+        cpus=claims.fact("cpus"),
+        numa_nodes=_numa_nodes(claims),
+        gpu_count=claims.fact("gpu_count"),
+        gpus=tuple(_gpu(claims, index) for index in gpus),
+        nics=Fact(tuple(_nic(claims, name) for name in names), nics.source, nics.confidence) if nics.value else nics,
+        links=_links(claims, gpus, names),
+    )
     return NodeFacts(
         host=host,
-        switches=switches,
-        gpu_links=gpu_links,
-        adapters=adapters,
-        warnings=switch_warnings + gpu_warnings + adapter_warnings,
+        switches=claims.fact("switches"),
+        hardware=hardware,
+        gpu_uuids=tuple(claims.fact("GPU", index, "uuid") for index in gpus),
+        gpu_fabrics=tuple(claims.fact("GPU", index, "fabric") for index in gpus),
+        nic_guids=tuple(claims.fact("nic", name, "guid") for name in names),
+        warnings=tuple(warning for answer in answers for warning in answer.warnings),
     )
 
 
-def _named(source: str, warnings: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{source}: {warning}" for warning in warnings)
+def _numa_nodes(claims: Claims) -> Fact[tuple[NumaNode, ...]]:
+    numbers = sorted(claims.below("numa"))
+    if not numbers:
+        missing: Fact[Any] = claims.fact("numa")
+        return missing
+    said = [answer for answer in claims.answers if any(about[0] == "numa" for about in answer.claims)]
+    nodes = tuple(
+        NumaNode(
+            number,
+            claims.fact("numa", number, "socket"),
+            claims.fact("numa", number, "cpus"),
+            claims.fact("numa", number, "memory_mib"),
+        )
+        for number in numbers
+    )
+    sources = ", ".join(answer.source for answer in said)
+    return Fact(nodes, sources, "confirmed" if len(said) > 1 else said[0].confidence)
 
 
-def _probe_switches(environ: Mapping[str, str]) -> tuple[Fact[SwitchPath], tuple[str, ...]]:
-    address, pattern = environ.get(ADDRESS_VARIABLE), environ.get(PATTERN_VARIABLE)
-    if not address or not pattern:
-        name = ADDRESS_VARIABLE if not address else PATTERN_VARIABLE
-        return Fact(None, ADDRESS_VARIABLE, f"{name} is not set"), ()
-    path, warnings = parse_slurm_topology(address, pattern)
-    missing = "" if path else warnings[0]
-    return Fact(path, ADDRESS_VARIABLE, missing), _named(ADDRESS_VARIABLE, warnings)
+def _gpu(claims: Claims, index: int) -> Gpu:
+    def fact(name: str) -> Fact[Any]:
+        return claims.fact("GPU", index, name)
+
+    return Gpu(index, fact("name"), fact("bus"), fact("numa_node"), fact("cpus"), fact("memory_bytes"), fact("mig"))
 
 
-def _probe_gpus(timeout_s: float) -> tuple[Fact[LinkMatrix], tuple[str, ...]]:
-    source = " ".join(GPU_COMMAND)
-    result = run_command(GPU_COMMAND, timeout_s)
-    if result.output is None:
-        return Fact(None, source, result.missing), ()
-    try:
-        matrix, warnings = parse_nvidia_smi_topo(result.output)
-    except ToolkitError as error:
-        return Fact(None, source, error.message), ()
-    if not matrix.gpus:
-        return Fact(None, source, "the output names no GPU"), _named(source, warnings)
-    return Fact(matrix, source), _named(source, warnings)
+def _nic(claims: Claims, name: str) -> Nic:
+    about: About = ("nic", name)
+    numbers = sorted(claims.below(*about, "port"))
+    ports = tuple(
+        NicPort(
+            number,
+            claims.fact(*about, "port", number, "state"),
+            claims.fact(*about, "port", number, "rate"),
+            claims.fact(*about, "port", number, "link_layer"),
+        )
+        for number in numbers
+    )
+    return Nic(
+        name, claims.fact(*about, "net_device"), claims.fact(*about, "bus"), claims.fact(*about, "numa_node"), ports
+    )
 
 
-def _probe_adapters(timeout_s: float) -> tuple[Fact[tuple[Adapter, ...]], tuple[str, ...]]:
-    source = " ".join(ADAPTER_COMMAND)
-    result = run_command(ADAPTER_COMMAND, timeout_s)
-    if result.output is None:
-        return Fact(None, source, result.missing), ()
-    if not result.output.strip():
-        return Fact((), source), ()  # ibstat prints nothing where there is no adapter
-    try:
-        adapters, warnings = parse_ibstat(result.output)
-    except ToolkitError as error:
-        return Fact(None, source, error.message), ()
-    return Fact(adapters, source), _named(source, warnings)
+def _links(claims: Claims, gpus: list[int], nics: list[str]) -> tuple[LinkFact, ...]:
+    """Every pair of GPUs, and of a GPU and a NIC, by the fact that holds for it."""
+    labels = [f"GPU{index}" for index in gpus]
+    printed = [other for one in labels for other in claims.below("link", one) if other not in labels]
+    found: dict[Fact[str], list[tuple[str, str]]] = {}
+    for place, one in enumerate(labels):
+        for other in (*labels[place + 1 :], *sorted({*nics, *printed}, key=by_numbers)):
+            found.setdefault(claims.fact("link", one, other), []).append((one, other))
+    return tuple(LinkFact(link, tuple(pairs)) for link, pairs in found.items())
+
+
+def unknown_hardware(source: str, reason: str) -> Hardware:
+    """A node of which nothing is known."""
+    nothing = unknown(source, reason)
+    return Hardware(nothing, nothing, nothing, nothing, (), nothing, ())

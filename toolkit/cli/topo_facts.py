@@ -1,0 +1,94 @@
+"""Where the `topo` commands get a topology from: files of facts, known machines, a printed matrix."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from toolkit.topology.facts import Topology
+
+
+def read_facts(path: str) -> Topology:
+    """The topology of a file of facts, of stdin for `-`.
+
+    Raises:
+        ToolkitError: there is none in it.
+    """
+    from toolkit.topology.topology_json import read_topology
+
+    return read_topology(_text(path, "give what `toolkit topo show --json` printed on each node"), _name(path))
+
+
+def matrix_topology(path: str) -> Topology:
+    """One node of which nothing is known but what `nvidia-smi topo -m` printed into a file, or stdin for `-`.
+
+    Raises:
+        ToolkitError: it holds no matrix.
+    """
+    from pathlib import Path
+
+    from toolkit.errors import CheckFailedError
+    from toolkit.topology.facts import Fact
+    from toolkit.topology.probe import settle
+    from toolkit.topology.sources.nvidia_smi import answer_of_matrix
+    from toolkit.topology.topology_json import topology_of_node
+
+    fix = "give what `nvidia-smi topo -m` printed"
+    name = "stdin" if path == "-" else Path(path).name
+    answer = answer_of_matrix(_text(path, fix), name)
+    if "gpu_count" not in {about[0] for about in answer.claims}:
+        raise CheckFailedError(answer.reasons[()].removeprefix(f"{name}: "), where=_name(path), fix=fix)
+    node = settle(Fact(name, "the file", "printed"), [answer])
+    for warning in node.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    return topology_of_node(node)
+
+
+def machine_of(name: str | None) -> str:
+    """The name of a known machine.
+
+    Raises:
+        ToolkitError: it is none.
+    """
+    from toolkit.errors import ToolkitError
+    from toolkit.topology.machines import MACHINES
+
+    if name not in MACHINES:
+        raise ToolkitError(
+            "nothing says what the nodes are" if name is None else f"no machine {name!r} is known",
+            where="--machine",
+            fix=f"give one of {', '.join(MACHINES)}",
+        )
+    return name
+
+
+def leaves_of(text: str) -> list[int]:
+    """The nodes below each leaf: [4, 4] of "4,4".
+
+    Raises:
+        ToolkitError: it is no such list.
+    """
+    from toolkit.errors import ToolkitError
+
+    words = text.split(",")
+    if not all(word.strip().isascii() and word.strip().isdigit() and int(word) for word in words):
+        raise ToolkitError(f"{text!r} is no list of numbers", where="--leaves", fix="give nodes of each leaf: 4,4")
+    return [int(word) for word in words]
+
+
+def _text(path: str, fix: str) -> str:
+    from pathlib import Path
+
+    from toolkit.errors import ToolkitError
+
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ToolkitError("is no text", where=_name(path), fix=fix) from error
+
+
+def _name(path: str) -> str:
+    return "stdin" if path == "-" else path

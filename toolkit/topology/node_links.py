@@ -1,0 +1,77 @@
+"""What follows from the facts of links on one kind of node: NVLink cliques, PCIe switches, sockets, nearest NICs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from toolkit.topology.facts import Hardware
+from toolkit.topology.links import DISTANCE, NearestNics, disjoint_cliques
+
+Groups = tuple[tuple[int, ...], ...]  # places in `Hardware.gpus`
+
+
+def cliques_of(hardware: Hardware) -> Groups:
+    """Disjoint sets of GPUs in which every pair is known to have NVLink, greedily the largest."""
+    return disjoint_cliques(_neighbours(hardware, lambda link: link.startswith("NV")))
+
+
+def switches_of(hardware: Hardware) -> Groups:
+    """Disjoint sets of GPUs behind the same PCIe switches."""
+    return disjoint_cliques(_neighbours(hardware, lambda link: link in ("PIX", "PXB")))
+
+
+def sockets_of(hardware: Hardware) -> Groups | None:
+    """GPUs by their NUMA node; None where that of one is unknown."""
+    nodes = [gpu.numa_node.value for gpu in hardware.gpus]
+    if None in nodes:
+        return None
+    return tuple(tuple(place for place, node in enumerate(nodes) if node == number) for number in dict.fromkeys(nodes))
+
+
+def unknown_pairs(hardware: Hardware) -> list[tuple[str, str]]:
+    """Pairs of GPUs of whose link nobody knows, or sources contradict each other."""
+    labels = {gpu.label for gpu in hardware.gpus}
+    return [
+        pair for link in hardware.links if link.link.value is None for pair in link.pairs if labels.issuperset(pair)
+    ]
+
+
+def links_within(hardware: Hardware, group: tuple[int, ...]) -> list[str | None]:
+    """The link of each pair in a group of GPUs."""
+    found = hardware.link_of()
+    labels = [hardware.gpus[place].label for place in group]
+    return [
+        found[one, other].value if (one, other) in found else None
+        for place, one in enumerate(labels)
+        for other in labels[place + 1 :]
+    ]
+
+
+def nearest_nics_of(hardware: Hardware) -> dict[int, NearestNics]:
+    """By the GPU's place, its nearest NICs; none for a GPU of which a link to a NIC is not known."""
+    gpus = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
+    links: dict[int, dict[str, str | None]] = {}
+    for link in hardware.links:
+        for one, other in link.pairs:
+            if other not in gpus and one in gpus:
+                links.setdefault(gpus[one], {})[other] = link.link.value
+    found = {}
+    for place, to in links.items():
+        known = {nic: link for nic, link in to.items() if link in DISTANCE}
+        if len(known) == len(to):
+            level = min((link for link in known.values() if link), key=lambda link: DISTANCE[link])
+            nearest = tuple(nic for nic, link in known.items() if link and DISTANCE[link] == DISTANCE[level])
+            found[place] = NearestNics(hardware.gpus[place].label, level, nearest)
+    return found
+
+
+def _neighbours(hardware: Hardware, wanted: Callable[[str], bool]) -> dict[int, set[int]]:
+    places = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
+    found: dict[int, set[int]] = {place: set() for place in places.values()}
+    for link in hardware.links:
+        if link.link.value is not None and wanted(link.link.value):
+            for one, other in link.pairs:
+                if one in places and other in places:
+                    found[places[one]].add(places[other])
+                    found[places[other]].add(places[one])
+    return found

@@ -1,0 +1,216 @@
+"""Processors, NUMA nodes, PCI devices and NICs, from the files of the running kernel below /sys.
+
+The files are read by the parser of listings of /sys, so that both hold them against each other in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.topology.claims import Answer
+from toolkit.topology.names import by_numbers
+from toolkit.topology.parsers.cpu_lists import cpu_list, read_cpu_list
+from toolkit.topology.parsers.sysfs import parse_sysfs
+from toolkit.topology.parsers.sysfs_facts import InfinibandDevice, InfinibandPort, PciDevice
+from toolkit.topology.sources.ibstat import NOT_ACTIVE
+
+SOURCE = "/sys"
+SYSTEM_ROOT = Path("/sys")
+TELLS = (("sockets",), ("cpus",), ("numa",), ("GPU",), ("nics",), ("nic",), ("link",))
+_STATES = {"INIT": "Initializing", "ACTIVE_DEFER": "Active"}  # the kernel's words, in those of ibstat
+_PCI_FILES = ("class", "vendor", "device", "numa_node", "local_cpulist")
+_NVIDIA = "0x10de"
+
+
+def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> Answer:
+    """Claim what the kernel says. `gpu_buses` are the PCI addresses of the GPUs that NVML numbers."""
+    answer = Answer(SOURCE, "direct", TELLS)
+    nics = _names(root / "class/infiniband")
+    nic_buses = {name: bus for name in nics if (bus := _address(root / "class/infiniband" / name / "device"))}
+    listing = dict(_node_files(root)) | dict(_infiniband_files(root, nics))
+    listing |= dict(_pci_files(root, {*gpu_buses.values(), *nic_buses.values()}))
+    if not listing:
+        answer.miss("/sys lists no NUMA node and no device")
+        return answer
+    try:
+        facts, warnings = parse_sysfs("".join(f"{path}: {value}\n" for path, value in listing.items()))
+    except ToolkitError as error:
+        answer.miss(f"/sys: {error.message}")
+        return answer
+    answer.warnings += [f"/sys: {re.sub('^line [0-9]+: ', '', warning)}" for warning in warnings]
+    _say_processors(root, answer)
+    for number, node in (facts.nodes or {}).items():
+        answer.claims["numa", number] = True
+        answer.say(None if node.cpus is None else cpu_list(node.cpus), "numa", number, "cpus")
+        answer.say(None if node.memory_kib is None else node.memory_kib // 1024, "numa", number, "memory_mib")
+        _say_socket(root, number, node.cpus or (), answer)
+    devices = {device.address: device for device in facts.pci_devices or ()}
+    for index, bus in gpu_buses.items():
+        _say_near(devices.get(bus), answer, ("GPU", index))
+    answer.say(True, "nics")
+    for nic in facts.infiniband:
+        _say_nic(root, nic, answer)
+        answer.say(nic_buses.get(nic.name), "nic", nic.name, "bus")
+        _say_near(devices.get(nic_buses.get(nic.name, "")), answer, ("nic", nic.name))
+    _say_paths(root, gpu_buses, nic_buses, answer)
+    return answer
+
+
+def count_gpus(root: Path = SYSTEM_ROOT) -> int:
+    """How many display devices of NVIDIA the PCI bus has, whether or not this job may use them."""
+    found = 0
+    for address in _names(root / "bus/pci/devices"):
+        folder = root / "bus/pci/devices" / address
+        is_display = (_read(folder / "class") or "").startswith("0x03")
+        found += is_display and _read(folder / "vendor") == _NVIDIA
+    return found
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # many files of /sys cannot be read while a device is away
+        return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted((path.name for path in folder.iterdir()), key=by_numbers)
+    except OSError:
+        return []
+
+
+def _address(link: Path) -> str | None:
+    """The PCI address behind a device's link; None for a device without one (a soft RoCE)."""
+    name = Path(os.path.realpath(link)).name
+    return name if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", name) else None
+
+
+def _node_files(root: Path) -> Iterable[tuple[str, str]]:
+    folder = root / "devices/system/node"
+    for name in _names(folder):
+        if not re.fullmatch("node[0-9]+", name):
+            continue
+        for file in ("cpulist", "cpumap", "distance", "meminfo"):
+            value = _read(folder / name / file)
+            if value is not None:
+                if file == "meminfo":
+                    value = next((" ".join(line.split()) for line in value.splitlines() if "MemTotal" in line), "")
+                yield f"/sys/devices/system/node/{name}/{file}", value
+    if online := _read(folder / "online"):
+        yield "/sys/devices/system/node/online", online
+
+
+def _pci_files(root: Path, addresses: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for address in sorted(addresses):
+        for file in _PCI_FILES:
+            value = _read(root / "bus/pci/devices" / address / file)
+            if value is not None:
+                yield f"/sys/bus/pci/devices/{address}/{file}", value
+
+
+def _infiniband_files(root: Path, nics: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for name in nics:
+        folder = root / "class/infiniband" / name
+        files = [("hca_type", folder / "hca_type"), ("fw_ver", folder / "fw_ver")]
+        for port in _names(folder / "ports"):
+            files += [(f"ports/{port}/{file}", folder / "ports" / port / file)
+                      for file in ("state", "phys_state", "rate", "link_layer")]  # fmt: skip
+        for place, path in files:
+            if value := _read(path):
+                yield f"/sys/class/infiniband/{name}/{place}", value
+
+
+def _say_processors(root: Path, answer: Answer) -> None:
+    online = _read(root / "devices/system/cpu/online")
+    cpus = read_cpu_list(online) if online else None
+    if cpus is None:
+        answer.miss("/sys does not tell which processors are online", "cpus")
+        answer.miss("/sys does not tell which processors are online", "sockets")
+        return
+    answer.say(cpu_list(cpus), "cpus")
+    sockets = {_socket(root, cpu) for cpu in cpus}
+    if None in sockets:
+        answer.miss("/sys does not tell the socket of each processor", "sockets")
+    else:
+        answer.say(len(sockets), "sockets")
+
+
+def _socket(root: Path, cpu: int) -> int | None:
+    text = _read(root / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id")
+    return int(text) if text and text.isdecimal() else None
+
+
+def _say_socket(root: Path, number: int, cpus: Iterable[int], answer: Answer) -> None:
+    sockets = {_socket(root, cpu) for cpu in cpus}
+    if len(sockets) == 1:
+        answer.say(sockets.pop(), "numa", number, "socket")
+    if ("numa", number, "socket") not in answer.claims:
+        reason = "lies in several sockets" if sockets else "has no processors whose socket could be asked for"
+        answer.miss(f"/sys: NUMA node {number} {reason}", "numa", number, "socket")
+
+
+def _say_near(device: PciDevice | None, answer: Answer, about: tuple[str, int | str]) -> None:
+    if device is None:
+        answer.miss("/sys does not list its PCI device", *about)
+        return
+    if device.numa_node == -1:
+        answer.miss("/sys: the firmware does not tell the NUMA node", *about, "numa_node")
+    else:
+        answer.say(device.numa_node, *about, "numa_node")
+    answer.say(cpu_list(device.local_cpus) if device.local_cpus else None, *about, "cpus")
+
+
+def _say_nic(root: Path, nic: InfinibandDevice, answer: Answer) -> None:
+    about = ("nic", nic.name)
+    folder = root / "class/infiniband" / nic.name
+    answer.claims[about] = True
+    answer.say(_read(folder / "node_guid"), *about, "guid")
+    interfaces = _names(folder / "device/net")
+    answer.say(",".join(interfaces) or None, *about, "net_device")
+    if not interfaces:
+        answer.miss("/sys lists no network interface of it", *about, "net_device")
+    for port in nic.ports:
+        _say_port(port, answer, (*about, "port", port.number))
+
+
+def _say_port(port: InfinibandPort, answer: Answer, about: tuple[str | int, ...]) -> None:
+    state = None if port.state is None else _STATES.get(port.state, port.state.capitalize())
+    answer.say(state, *about, "state")
+    answer.say(port.link_layer, *about, "link_layer")
+    if state == "Active" and port.physical_state in ("LinkUp", None):
+        answer.say(port.rate_gbit_per_s, *about, "rate")
+    else:
+        answer.miss(NOT_ACTIVE, *about, "rate")
+
+
+def _say_paths(root: Path, gpu_buses: Mapping[int, str], nic_buses: Mapping[str, str], answer: Answer) -> None:
+    """What joins each GPU and NIC, from their places below the PCI bridges."""
+    devices = root / "bus/pci/devices"
+    for index, bus in gpu_buses.items():
+        for name, other in nic_buses.items():
+            nodes = [answer.claims.get((*about, "numa_node")) for about in (("GPU", index), ("nic", name))]
+            near = None if None in nodes else nodes[0] == nodes[1]
+            link = pci_link(os.path.realpath(devices / bus), os.path.realpath(devices / other), near)
+            answer.say(link, "link", f"GPU{index}", name, derived=True)
+
+
+def pci_link(one: str, other: str, same_node: bool | None) -> str | None:
+    """The link of two PCI devices by their folders in /sys, in the words of nvidia-smi; None where it takes more.
+
+    As NCCL does: PIX is one switch, PXB several, PHB the bridge of the processor, NODE and SYS the way between such
+    bridges, in a NUMA node or across.
+    """
+    first, second = ([part for part in path.split("/") if ":" in part] for path in (one, other))
+    shared = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), 0)
+    if not first or not second or not first[0].startswith("pci") or not second[0].startswith("pci"):
+        return None
+    if shared == 0:
+        return None if same_node is None else "NODE" if same_node else "SYS"
+    if shared == 1:
+        return "PHB"
+    return "PIX" if max(len(first), len(second)) - shared <= 2 else "PXB"
