@@ -19,7 +19,7 @@ About = tuple[Hashable, ...]
 class Answer:
     """What one source says.
 
-    `tells` are the things that it speaks of, by the words they begin with. `reasons` tell why it says nothing of a thing,
+    `tells` are the things that it speaks of, by the words they begin with, None for any word. `reasons` tell why it says nothing of a thing,
     or of all things that begin with the same words; that of no words is for all that it tells.
     """
 
@@ -44,11 +44,15 @@ class Answer:
 
     def reason(self, about: About) -> str | None:
         """Why nothing is claimed; None where this source does not speak of such things."""
-        if not any(about[: len(begin)] == begin for begin in self.tells):
+        if not any(_begins(about, begin) for begin in self.tells):
             return None
         return next(
             (self.reasons[about[:end]] for end in range(len(about), -1, -1) if about[:end] in self.reasons), None
         )
+
+
+def _begins(about: About, begin: About) -> bool:
+    return len(about) >= len(begin) and all(wanted in (None, word) for word, wanted in zip(about, begin, strict=False))
 
 
 class Claims:
@@ -57,15 +61,18 @@ class Claims:
     def __init__(self, answers: list[Answer]) -> None:
         self.answers = answers
 
-    def below(self, *about: Hashable) -> list[Any]:
-        """What stands behind these words in any claim, once each: the GPUs' numbers below "GPU"."""
+    def below(self, *about: Hashable, firm: bool = False) -> list[Any]:
+        """What stands behind these words in any claim, once each: the GPUs' numbers below "GPU".
+
+        `firm` leaves out what is derived alone.
+        """
         depth = len(about)
         return list(
             dict.fromkeys(
                 place[depth]
                 for answer in self.answers
                 for place in answer.claims
-                if len(place) > depth and place[:depth] == about
+                if len(place) > depth and place[:depth] == about and not (firm and place in answer.derived)
             )
         )
 

@@ -48,7 +48,7 @@ def links_within(hardware: Hardware, group: tuple[int, ...]) -> list[str | None]
 
 
 def nearest_nics_of(hardware: Hardware) -> dict[int, NearestNics]:
-    """By the GPU's place, its nearest NICs; none for a GPU of which a link to a NIC is not known."""
+    """By the GPU's place, its nearest NICs; none for a GPU of which an unknown link to a NIC may be a nearer one."""
     gpus = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
     links: dict[int, dict[str, str | None]] = {}
     for link in hardware.links:
@@ -58,8 +58,8 @@ def nearest_nics_of(hardware: Hardware) -> dict[int, NearestNics]:
     found = {}
     for place, to in links.items():
         known = {nic: link for nic, link in to.items() if link in DISTANCE}
-        if len(known) == len(to):
-            level = min((link for link in known.values() if link), key=lambda link: DISTANCE[link])
+        level = min((link for link in known.values() if link), key=lambda link: DISTANCE[link], default="")
+        if level and (len(known) == len(to) or not DISTANCE[level]):
             nearest = tuple(nic for nic, link in known.items() if link and DISTANCE[link] == DISTANCE[level])
             found[place] = NearestNics(hardware.gpus[place].label, level, nearest)
     return found

@@ -55,7 +55,7 @@ def settle(host: Fact[str], answers: list[Answer]) -> NodeFacts:
     claims = Claims(answers)
     gpus = sorted(claims.below("GPU"))
     nics = claims.fact("nics")
-    names = sorted(claims.below("nic"), key=by_numbers)
+    names = sorted(claims.below("nic", firm=True) or claims.below("nic"), key=by_numbers)
     hardware = Hardware(
         sockets=claims.fact("sockets"),
         cpus=claims.fact("cpus"),
@@ -79,7 +79,7 @@ def settle(host: Fact[str], answers: list[Answer]) -> NodeFacts:
 def _numa_nodes(claims: Claims) -> Fact[tuple[NumaNode, ...]]:
     numbers = sorted(claims.below("numa"))
     if not numbers:
-        missing: Fact[Any] = claims.fact("numa")
+        missing: Fact[Any] = claims.fact("numa_nodes")
         return missing
     said = [answer for answer in claims.answers if any(about[0] == "numa" for about in answer.claims)]
     nodes = tuple(

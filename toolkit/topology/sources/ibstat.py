@@ -7,7 +7,7 @@ from toolkit.topology.parsers.ibstat import Adapter, parse_ibstat
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_command
 
 COMMAND = ("ibstat",)
-TELLS = (("nics",), ("nic",))
+TELLS = (("nics",), ("nic", None, "port"))
 NOT_ACTIVE = "the port is not active, so that its rate is no measurement"
 
 

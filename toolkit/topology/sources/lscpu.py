@@ -8,7 +8,7 @@ from toolkit.topology.parsers.lscpu import parse_lscpu
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_command
 
 COMMAND = ("lscpu",)
-TELLS = (("sockets",), ("numa",))
+TELLS = (("sockets",), ("numa_nodes",), ("numa", None, "cpus"))
 
 
 def ask_lscpu(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:

@@ -8,7 +8,7 @@ from toolkit.topology.parsers.numactl import parse_numactl
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_command
 
 COMMAND = ("numactl", "-H")
-TELLS = (("numa",),)
+TELLS = (("numa_nodes",), ("numa", None, "cpus"), ("numa", None, "memory_mib"))
 
 
 def ask_numactl(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:

@@ -11,7 +11,7 @@ from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_
 
 SMI_COMMAND = ("nvidia-smi", "topo", "-m")
 SOURCE = " ".join(SMI_COMMAND)
-TELLS = (("gpu_count",), ("GPU",), ("link",))
+TELLS = (("gpu_count",), ("GPU", None, "numa_node"), ("GPU", None, "cpus"), ("link",), ("nics",), ("nic",))
 
 
 def ask_nvidia_smi(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
@@ -55,6 +55,10 @@ def _say_gpus(matrix: LinkMatrix, answer: Answer) -> None:
 
 def _say_links(matrix: LinkMatrix, answer: Answer) -> None:
     names = [device or nic for nic, device in zip(matrix.nics, matrix.nic_devices, strict=True)]
+    # It lists not every kind of NIC: these are all that are known where nobody else lists them.
+    answer.say(True, "nics", derived=True)
+    for name in names:
+        answer.say(True, "nic", name, derived=True)
     for row, gpu in enumerate(matrix.gpus):
         cells = [(other, matrix.gpu_links[row][column] or matrix.gpu_links[column][row])
                  for column, other in enumerate(matrix.gpus) if column > row]  # fmt: skip

@@ -20,7 +20,17 @@ from toolkit.topology.sources.ibstat import NOT_ACTIVE
 
 SOURCE = "/sys"
 SYSTEM_ROOT = Path("/sys")
-TELLS = (("sockets",), ("cpus",), ("numa",), ("GPU",), ("nics",), ("nic",), ("link",))
+TELLS = (
+    ("sockets",),
+    ("cpus",),
+    ("numa_nodes",),
+    ("numa",),
+    ("GPU", None, "numa_node"),
+    ("GPU", None, "cpus"),
+    ("nics",),
+    ("nic",),
+    ("link",),
+)
 _STATES = {"INIT": "Initializing", "ACTIVE_DEFER": "Active"}  # the kernel's words, in those of ibstat
 _PCI_FILES = ("class", "vendor", "device", "numa_node", "local_cpulist")
 _NVIDIA = "0x10de"
@@ -34,7 +44,7 @@ def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> 
     listing = dict(_node_files(root)) | dict(_infiniband_files(root, nics))
     listing |= dict(_pci_files(root, {*gpu_buses.values(), *nic_buses.values()}))
     if not listing:
-        answer.miss("/sys lists no NUMA node and no device")
+        answer.miss("/sys: lists no NUMA node and no device")
         return answer
     try:
         facts, warnings = parse_sysfs("".join(f"{path}: {value}\n" for path, value in listing.items()))
