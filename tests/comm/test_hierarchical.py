@@ -150,7 +150,7 @@ def run_rank(rank, nodes, local_size, folder):
     topology = gather_topology(world)
     assert_same_bits_on_all_ranks(repr(topology).encode(), "topology")
     assert [facts.host.value for facts in topology.nodes] == [f"node{n}" for n in range(nodes)]
-    assert all(facts.gpu_links.value and facts.gpu_links.value.gpus == ("GPU0",) for facts in topology.nodes)
+    assert all([gpu.label for gpu in facts.hardware.gpus] == ["GPU0"] for facts in topology.nodes)
 
     plan = plan_groups(topology)
     reducer = HierarchicalReducer(plan, segment_bytes=8000)  # large tensors take several segments

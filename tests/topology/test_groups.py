@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.facts import Fact, NodeFacts, RankPlace
+from toolkit.topology.facts import Fact, NodeFacts, RankPlace, unknown
 from toolkit.topology.gather import Contribution, merge
 from toolkit.topology.groups import plan_groups, plan_reduction
+from toolkit.topology.probe import unknown_hardware
 
-NOTHING = Fact(None, "test", "not asked")
+NOTHING = unknown("test", "not asked")
+HARDWARE = unknown_hardware("test", "not asked")
 
 
 def contribute(hosts, node_of=None):
@@ -18,7 +20,7 @@ def contribute(hosts, node_of=None):
     told = []
     for rank, host in enumerate(hosts):
         local_rank = hosts[:rank].count(host)
-        facts = NodeFacts(Fact(host, "test"), NOTHING, NOTHING, NOTHING) if local_rank == 0 else None
+        facts = NodeFacts(Fact(host, "test", "direct"), NOTHING, HARDWARE) if local_rank == 0 else None
         told.append(
             Contribution(RankPlace(rank, host, node_of[rank] if node_of else order.index(host), local_rank), facts)
         )
@@ -70,19 +72,3 @@ def test_the_users_choice_is_kept():
     assert not plan_reduction(topology, "flat").hierarchical
     with pytest.raises(ToolkitError, match="'fast' is not known"):
         plan_reduction(topology, "fast")
-
-
-def test_facts_and_places_survive_the_exchange_format():
-    from pydantic import TypeAdapter
-
-    from toolkit.topology.parsers.ibstat import parse_ibstat
-    from toolkit.topology.parsers.nvidia_smi_topo import parse_nvidia_smi_topo
-    from toolkit.topology.parsers.topology_address import parse_slurm_topology
-
-    matrix, _ = parse_nvidia_smi_topo("\tGPU0\tNIC0\tCPU Affinity\nGPU0\t X \tPIX\t0-3\n")
-    adapters, _ = parse_ibstat("CA 'mlx5_0'\nPort 1:\nRate: 400\n")
-    switches, _ = parse_slurm_topology("leaf.node", "switch.node")
-    facts = NodeFacts(Fact("n", "s"), Fact(switches, "s"), Fact(matrix, "s"), Fact(adapters, "s"), ("w",))
-    told = Contribution(RankPlace(0, None, 0, 0), facts)
-    adapter = TypeAdapter(Contribution)
-    assert adapter.validate_json(adapter.dump_json(told)) == told
