@@ -44,10 +44,8 @@ def test_json_has_the_keys_of_the_page(contradicted):
     assert list(body) == keys("key")
     (kind,) = body["hardware"].values()
     said = {name: re.search(rf"^\| `{name}` \| (.*) \|$", SECTION, re.MULTILINE)[1] for name in ("hardware", "nodes")}
-    assert list(kind) == said["hardware"].split(": ")[1].split(", ") == [f for f in Hardware.__dataclass_fields__]
-    assert [w.split(" ")[0] for w in said["nodes"].split(": ")[1].split(", ")] == [
-        f for f in NodeRecord.__dataclass_fields__
-    ]
+    assert list(kind) == said["hardware"].split(": ")[1].split(", ") == list(Hardware.__dataclass_fields__)
+    assert [w.split(" ")[0] for w in said["nodes"].split(": ")[1].split(", ")] == list(NodeRecord.__dataclass_fields__)
     assert list(kind["gpus"][1]["numa_node"]) == keys("key of a fact")
     assert body["contradictions"] == {"node7": ["GPU1 numa_node: NVML says 1, lscpu says 0"]}
 

@@ -24,7 +24,7 @@ CONTRADICTED = "sources contradict each other"
 class Claimed:
     """What one source says where another says something else."""
 
-    value: str | float | bool | None
+    value: str | bool | int | float | None
     source: str
 
 
