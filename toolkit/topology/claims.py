@@ -42,13 +42,14 @@ class Answer:
         """Tell why there is no claim of this, or of anything below it."""
         self.reasons[about] = reason
 
-    def reason(self, about: About) -> str | None:
-        """Why nothing is claimed; None where this source does not speak of such things."""
+    def reason(self, about: About) -> tuple[int, str] | None:
+        """(of how many words, why nothing is claimed); None where this source does not speak of such things."""
         if not any(_begins(about, begin) for begin in self.tells):
             return None
-        return next(
-            (self.reasons[about[:end]] for end in range(len(about), -1, -1) if about[:end] in self.reasons), None
-        )
+        for words in range(len(about), -1, -1):
+            if about[:words] in self.reasons:
+                return words, self.reasons[about[:words]]
+        return None
 
 
 def _begins(about: About, begin: About) -> bool:
@@ -82,11 +83,7 @@ class Claims:
         # What is only worked out from other facts speaks where nobody knows, and against nobody.
         said = [answer for answer in said if about not in answer.derived] or said[:1]
         if not said:
-            silent = [(answer.source, answer.reason(about)) for answer in self.answers]
-            return unknown(
-                ", ".join(dict.fromkeys(source for source, reason in silent if reason)) or "nobody",
-                "; ".join(dict.fromkeys(reason for _, reason in silent if reason)) or "no source tells it",
-            )
+            return self._silence(about)
         sources = ", ".join(answer.source for answer in said)
         values = [answer.claims[about] for answer in said]
         if all(value == values[0] for value in values):
@@ -94,3 +91,12 @@ class Claims:
             return Fact(values[0], sources, "confirmed" if len(said) > 1 else sure)
         claims = tuple(Claimed(answer.claims[about], answer.source) for answer in said)
         return Fact(None, sources, "unknown", CONTRADICTED, claims)
+
+    def _silence(self, about: About) -> Fact[Any]:
+        """Why nobody tells it. What a source says of this very thing tells more than that another one is not there."""
+        silent = [(answer.source, reason) for answer in self.answers if (reason := answer.reason(about))]
+        silent = [(source, reason) for source, reason in silent if reason[0]] or silent
+        return unknown(
+            ", ".join(dict.fromkeys(source for source, _ in silent)) or "nobody",
+            "; ".join(dict.fromkeys(reason for _, (_, reason) in silent)) or "no source tells it",
+        )

@@ -11,7 +11,7 @@ from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_
 
 SMI_COMMAND = ("nvidia-smi", "topo", "-m")
 SOURCE = " ".join(SMI_COMMAND)
-TELLS = (("gpu_count",), ("GPU", None, "numa_node"), ("GPU", None, "cpus"), ("link",), ("nics",), ("nic",))
+TELLS = (("gpu_count",), ("GPU", None, "numa_node"), ("GPU", None, "cpus"), ("link",), ("nics",))
 
 
 def ask_nvidia_smi(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
