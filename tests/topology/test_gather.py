@@ -99,7 +99,8 @@ def test_a_node_that_tells_two_things_is_unknown_whatever_the_order():
 def test_files_of_single_nodes_in_any_order_are_one_topology(tmp_path):
     whole = topology_of_machine("gb200", [2, 1])
     single = [write_topology(replace(whole, nodes=(node,))) for node in whole.nodes]
-    assert read_topology("\n".join(single), "file") == whole
+    together = read_topology("\n".join(single), "file")
+    assert together == whole and len({id(node.hardware) for node in together.nodes}) == 1
     assert read_topology("\n\n".join([*reversed(single), single[0]]), "file") == whole
 
 

@@ -91,6 +91,15 @@ def test_a_fabric_that_nobody_knows_ends_at_the_node():
     ]
 
 
+def test_a_fabric_of_one_node_is_a_clique_inside_it():
+    topology = topology_of_machine("gb200", [2])
+    nodes = tuple(
+        replace(node, gpu_fabrics=(Fact(f"fabric{number}", "NVML", "direct"),) * 4)
+        for number, node in enumerate(topology.nodes)
+    )
+    assert found(Topology(nodes, {}))[0].names == ("clique", "node", "leaf", "cluster")
+
+
 def test_leaves_that_one_clique_lies_in_are_one():
     topology = topology_of_machine("gb200", [2, 2])
     joined = (Fact("rack", "NVML", "direct"),) * 4
@@ -114,6 +123,7 @@ def test_ranks_stand_on_the_gpus_of_their_local_ranks():
 
 
 def test_cliques_are_disjoint_and_the_largest_first():
+    assert disjoint_cliques({0: {1, 2}, 1: {0, 2}, 2: {0, 1, 3}, 3: {2}}) == ((0, 1, 2),)
     generator = random.Random(3)
     for _ in range(200):
         size = generator.randint(1, 9)

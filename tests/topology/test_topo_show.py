@@ -13,7 +13,7 @@ from machine_fakes import h100_pair
 
 from toolkit.cli import topo_show
 from toolkit.topology.drawing import Box, Drawing, draw
-from toolkit.topology.facts import Claimed, Fact, Hardware, NodeFacts
+from toolkit.topology.facts import Claimed, Fact, Hardware, LinkFact, NodeFacts
 from toolkit.topology.machine_facts import topology_of_machine
 from toolkit.topology.probe import probe_node
 from toolkit.topology.topology_json import NodeRecord, topology_as_json, topology_of_node, write_topology
@@ -125,6 +125,20 @@ def test_nothing_overlaps_on_a_picture(machine, leaves):
             assert box.x + box.width < home.x + home.width and box.y + box.height < home.y + home.height
     assert all(box.x >= 0 and box.x + box.width <= drawing.width for box in drawing.boxes)
     assert all(0 <= y <= drawing.height for wire in drawing.wires for y in (wire.start[1], wire.end[1]))
+
+
+def test_nics_of_one_gpu_stand_side_by_side():
+    """All of them are nearest to the first GPU, in the corner of its node."""
+    topology = topology_of_machine("dgx-a100", [1])
+    (node,) = topology.nodes
+    near = tuple(("GPU0", nic.name) for nic in node.hardware.nics.value)
+    links = (LinkFact(Fact("PIX", "test", "direct"), near),)
+    crowded = replace(topology, nodes=(replace(node, hardware=replace(node.hardware, links=links)),))
+    drawing = draw(crowded, "crowded")
+    (home,) = [box for box in drawing.boxes if box.kind == "node"]
+    nics = [box for box in drawing.boxes if box.kind == "nic"]
+    assert not overlapping(drawing, {"nic"}) and len(nics) == 8
+    assert all(home.x < nic.x and nic.x + nic.width < home.x + home.width for nic in nics)
 
 
 def test_a_picture_is_written(toolkit, tmp_path):
