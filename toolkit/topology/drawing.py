@@ -210,8 +210,8 @@ def _below_their_gpus(
     order = sorted(nics, key=lambda nic: (wanted[nic], nics.index(nic)))
     found = {nic: wanted[nic] for nic in order}
     step, low, high = GPU_WIDTH + GAP, x + MARGIN, x + width - MARGIN - GPU_WIDTH
-    for place, nic in enumerate(order):  # from the left, then from the right: what does not fit moves inwards
-        found[nic] = max(found[nic], low + place * step, found[order[place - 1]] + step if place else low)
+    for place, nic in enumerate(order):  # none so far left that those before it have no room
+        found[nic] = max(found[nic], low + place * step)
     for place, nic in reversed(list(enumerate(order))):
         after = order[place + 1] if place + 1 < len(order) else None
         found[nic] = min(found[nic], found[after] - step if after else high)
