@@ -169,3 +169,20 @@ def test_a_checkpoint_with_another_step_than_its_name_still_loads_through_plain_
     wanted = {"x": torch.zeros(3)}
     dcp.load(wanted, storage_reader=HDF5StorageReader(tmp_path / "step-00000005"), no_dist=True)
     assert wanted["x"].tolist() == [1, 1, 1]
+
+
+class RenamingPlanner(dcp.DefaultSavePlanner):
+    """Renames keys, and tells the paths that they had."""
+
+    def set_up_planner(self, *args, **kwargs):
+        super().set_up_planner(*args, **kwargs)
+        self.state_dict = {f"ema.{name}": value for name, value in self.state_dict.items()}
+        self.mappings = {f"ema.{name}": path for name, path in self.mappings.items()}
+
+
+def test_what_a_planner_renames_has_the_path_of_its_new_key(tmp_path):
+    state = {"model": {"w": torch.ones(2)}, "rate": 0.5}
+    dcp.save(state, storage_writer=HDF5StorageWriter(tmp_path / "new"), planner=RenamingPlanner())
+    manifest = read_manifest(tmp_path / "new")
+    assert manifest.tensors["ema.model.w"].path == ("ema.model.w",)
+    assert manifest.objects["ema.rate"].path == ("ema.rate",)

@@ -2,8 +2,8 @@
 
 A digest finds accidents, not intent: whoever can write into the folder can make a digest, too. So nothing in a manifest
 is believed before it was looked at: names of files are those that ranks give, boxes lie inside their tensors and bytes
-inside their files, and the pieces of a tensor hold each of its elements once. All of that comes before a file is opened
-or memory is taken.
+inside their files, and the pieces of a tensor hold each of its elements once. A path is that of its key, so that no two entries have one
+place. All of that comes before a file is opened or memory is taken.
 """
 
 from __future__ import annotations
@@ -67,6 +67,12 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     tensors = {name: _tensor(record, name, files) for name, record in _table(body["tensors"], "tensors").items()}
     if any(record.filters for record in tensors.values()):
         _check_chunks_apart(tensors)
+    objects = {
+        name: ObjectRecord(_path(record["path"], name), jsonvalues.decode(record["value"]))
+        for name, record in _table(body["objects"], "objects").items()
+    }
+    if both := tensors.keys() & objects.keys():
+        raise BodyError(f"{min(both)}: is a tensor and an object")
     return Manifest(
         step=_count(body["step"], "step"),
         attempt=_count(body["attempt"], "attempt"),
@@ -75,10 +81,7 @@ def _manifest(body: dict[str, Any]) -> Manifest:
         saved_at=_text(body["saved_at"], "saved_at"),
         written_by=_text(body["written_by"], "written_by"),
         state=jsonvalues.decode(_table(body["state"], "state")),
-        objects={
-            name: ObjectRecord(_path(record["path"], name), jsonvalues.decode(record["value"]))
-            for name, record in _table(body["objects"], "objects").items()
-        },
+        objects=objects,
         tensors=tensors,
         files=files,
     )
@@ -236,8 +239,11 @@ def _box(value: Any, name: str) -> tuple[int, ...]:
 
 
 def _path(value: Any, name: str) -> tuple[str | int, ...]:
+    """A path that makes the key `name`: with another one, or one that several keys have, an export would lose tensors."""
     if not isinstance(value, list) or not all(isinstance(part, str) or type(part) is int for part in value):
         raise BodyError(f"{name}: its path is {value!r:.80}")
+    if not value or ".".join(map(str, value)) != name:
+        raise BodyError(f"{name}: its path is {value!r:.80}, which is not that of its key")
     return tuple(value)
 
 

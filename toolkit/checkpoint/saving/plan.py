@@ -168,6 +168,9 @@ def _shape_of(name: str, value: Any) -> Hashable:
 
 
 def paths_of(metadata: dcp.Metadata) -> dict[str, Path]:
-    """Every key's parts before they were joined with dots, as DCP remembers them."""
+    """Every key's parts before they were joined with dots, as DCP remembers them.
+
+    A planner of the user's may rename keys and keep their old paths; readers refuse these.
+    """
     known = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
-    return {name: tuple(path) for name, path in known.items()}
+    return {name: tuple(path) for name, path in known.items() if ".".join(map(str, path)) == name}
