@@ -11,11 +11,12 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
+from toolkit.checkpoint import Checkpointer, HDF5StorageReader, HDF5StorageWriter
 from toolkit.checkpoint.folder.verify import verify_fully
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.errors import ToolkitError
+from toolkit.world.facts import World
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:ComplexHalf")
 
@@ -174,8 +175,8 @@ def test_a_checkpoint_with_another_step_than_its_name_still_loads_through_plain_
 class RenamingPlanner(dcp.DefaultSavePlanner):
     """Renames keys, and tells the paths that they had."""
 
-    def set_up_planner(self, *args, **kwargs):
-        super().set_up_planner(*args, **kwargs)
+    def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False):
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
         self.state_dict = {f"ema.{name}": value for name, value in self.state_dict.items()}
         self.mappings = {f"ema.{name}": path for name, path in self.mappings.items()}
 
@@ -186,3 +187,17 @@ def test_what_a_planner_renames_has_the_path_of_its_new_key(tmp_path):
     manifest = read_manifest(tmp_path / "new")
     assert manifest.tensors["ema.model.w"].path == ("ema.model.w",)
     assert manifest.objects["ema.rate"].path == ("ema.rate",)
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_more_dimensions_than_hdf5_has_are_refused_by_name(tmp_path, compression):
+    few, many = torch.ones([1] * 32), torch.ones([1] * 33)
+    alone = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone")
+    checkpointer = Checkpointer(tmp_path, alone, compression=compression)
+    with pytest.raises(ToolkitError, match=r"model\.many: has 33 dimensions, and a checkpoint holds"):
+        checkpointer.save(1, {"model": {"few": few, "many": many}}, {})
+    checkpointer.save(2, {"model": {"few": few}}, {})
+    with pytest.raises(dcp.CheckpointException) as refused:
+        dcp.save({"many": many}, storage_writer=HDF5StorageWriter(tmp_path / "new", compression=compression))
+    (error,) = (error for error, _ in refused.value.failures.values())
+    assert isinstance(error, ToolkitError) and error.where == "many"

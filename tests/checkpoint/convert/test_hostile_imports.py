@@ -22,7 +22,9 @@ from toolkit.checkpoint.convert.dcp_metadata import read_dcp_metadata
 from toolkit.checkpoint.convert.safetensors_format import read_header
 from toolkit.errors import ToolkitError
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:ComplexHalf support")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled", "ignore:ComplexHalf support", "ignore:The PyTorch API of nested tensors"
+)
 
 
 class Evil:
@@ -39,6 +41,21 @@ class Plain:
     pass
 
 
+def holding_itself(value: Any, place: Any) -> Any:
+    if isinstance(value, list):
+        value.append(place(value))
+    else:
+        value["self"] = place(value)
+    return value
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 def test_what_is_no_tensor_and_no_plain_value_is_refused_by_name(toolkit, tmp_path: Path) -> None:
     for name, value, part in [
         ("evil", {"w": Evil(tmp_path / "made")}, "it asks for posix.mkdir"),
@@ -52,6 +69,13 @@ def test_what_is_no_tensor_and_no_plain_value_is_refused_by_name(toolkit, tmp_pa
         ("doubled", {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "two of its keys are a.b"),
         ("key", {("a", 1): torch.ones(1)}, "('a', 1) is a key, which neither text nor a whole number is"),
         ("empty", {"a": {}}, "holds nothing"),
+        ("nested", {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, "n is no plain tensor (nested"),
+        ("dimensions", {"d": torch.ones([1] * 33)}, "d: has 33 dimensions, and a checkpoint holds"),
+        ("itself", holding_itself({"w": torch.ones(1)}, lambda state: state), "self.self.self: holds itself"),
+        ("in a list", holding_itself({"w": torch.ones(1)}, lambda state: [state]), "self.0.self: holds itself"),
+        ("a list", {"own": holding_itself([1], lambda values: values)}, "own.1.1: holds itself"),
+        ("a tuple", {"own": (holding_itself([1], lambda values: values),)}, "a tuple.pt: own: holds itself"),
+        ("deep", {"w": torch.ones(1), "deep": deep(300)}, "deep.0.0: holds itself, or is nested more than 100 levels"),
     ]:
         torch.save(value, tmp_path / f"{name}.pt")
         said = toolkit("ckpt", "import", tmp_path / f"{name}.pt", tmp_path / "new")
@@ -304,3 +328,11 @@ def test_a_value_in_dcp_that_runs_code_is_refused(toolkit, tmp_path: Path) -> No
     said = toolkit("ckpt", "import", tmp_path / "dcp", tmp_path / "new")
     assert said.code == 2 and "__0_0.distcp: w: cannot be read as tensors" in said.err and "posix.mkdir" in said.err
     assert not (tmp_path / "made").exists()
+
+
+def test_more_dimensions_than_a_checkpoint_has_are_refused_in_dcp_too(toolkit, tmp_path: Path) -> None:
+    many = {"d": torch.ones([1] * 33)}
+    dcp.save(many, storage_writer=dcp.FileSystemWriter(tmp_path / "dcp"), no_dist=True)
+    said = toolkit("ckpt", "import", tmp_path / "dcp", tmp_path / "new")
+    assert said.code == 2 and "dcp: d: has 33 dimensions" in said.err and said.err.count("\n") == 1, said
+    assert not (tmp_path / "new").exists()

@@ -22,7 +22,7 @@ from toolkit.checkpoint.convert.dcp_metadata import StoredItem, StoredTensor, re
 from toolkit.checkpoint.convert.lone_writer import NewTensor
 from toolkit.checkpoint.convert.nesting import joined, leaves
 from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, beginning_of, reading_source
-from toolkit.checkpoint.format.manifest import ObjectRecord
+from toolkit.checkpoint.format.manifest import ObjectRecord, check_dimensions
 from toolkit.checkpoint.tensors import as_numpy, dtype_name
 from toolkit.errors import ToolkitError
 
@@ -72,10 +72,7 @@ def found_in_dcp(source: Path) -> Found:
     """
     tensors, values = read_dcp_metadata(source)
     return Found(
-        {
-            name: NewTensor(tensor.dtype, tensor.shape, tensor.path, partial(_dcp_pieces, source, name, tensor))
-            for name, tensor in tensors.items()
-        },
+        {name: _new_dcp_tensor(source, name, tensor) for name, tensor in tensors.items()},
         {name: ObjectRecord(value.path, _dcp_item(source, name, value.item)) for name, value in values.items()},
     )
 
@@ -128,12 +125,15 @@ def _part(state: Any, only: str, source: Path, above: str = "") -> Any:
 
 
 def _new_tensor(tensor: torch.Tensor, path: tuple[str | int, ...], key: str, source: Path) -> NewTensor:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+    # A nested tensor may well say that it is strided, and has no shape to ask for.
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.device.type != "cpu":
+        layout = "nested" if tensor.is_nested else tensor.layout
         raise ToolkitError(
-            f"{key} is no plain tensor ({tensor.layout}, {dtype_name(tensor.dtype)}, {tensor.device})",
+            f"{key} is no plain tensor ({layout}, {dtype_name(tensor.dtype)}, {tensor.device})",
             where=str(source),
             fix="make it a dense tensor with data, and save again",
         )
+    check_dimensions(tensor.shape, f"{source}: {key}")
     if tensor.nbytes > tensor.untyped_storage().nbytes():  # memory that no file holds
         raise ToolkitError(
             f"{key} of shape {list(tensor.shape)} repeats the few bytes that are stored",
@@ -147,10 +147,15 @@ def _new_tensor(tensor: torch.Tensor, path: tuple[str | int, ...], key: str, sou
     return NewTensor(dtype_name(tensor.dtype), tuple(tensor.shape), path, pieces)
 
 
+def _new_dcp_tensor(folder: Path, name: str, tensor: StoredTensor) -> NewTensor:
+    check_dimensions(tensor.shape, f"{folder}: {name}")
+    return NewTensor(tensor.dtype, tensor.shape, tensor.path, partial(_dcp_pieces, folder, name, tensor))
+
+
 def _dcp_pieces(folder: Path, name: str, tensor: StoredTensor) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     for offset, shape, item in tensor.pieces:
         piece = _dcp_item(folder, name, item)
-        if not _is_tensor(piece) or dtype_name(piece.dtype) != tensor.dtype or tuple(piece.shape) != shape:
+        if not _is_tensor(piece) or piece.is_nested or (dtype_name(piece.dtype), piece.shape) != (tensor.dtype, shape):
             raise ToolkitError(
                 f"holds something else than the piece of {name} at {list(offset)}",
                 where=str(folder / item.file),

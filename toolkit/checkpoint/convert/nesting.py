@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from toolkit.checkpoint.format.jsonvalues import MOST_LEVELS, too_deep
 from toolkit.errors import ToolkitError
 
 Path = tuple[str | int, ...]
+_PARTS_SHOWN = 3  # of a path without end
 
 
 def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = (), *, where: str) -> Iterator[tuple[Path, Any]]:
     """The tensors and values of a nested state with their paths. `where` names what holds it.
 
     Raises:
-        ToolkitError: a key is neither text nor a whole number.
+        ToolkitError: a key is neither text nor a whole number, or the state holds itself.
     """
+    if len(path) > MOST_LEVELS:
+        raise too_deep(f"{where}: {joined(path[:_PARTS_SHOWN])}")
     if isinstance(state, Mapping):
         for key, value in state.items():
             if not isinstance(key, (str, int)) or isinstance(key, bool):
@@ -29,16 +33,19 @@ def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = (), *, whe
                     fix="save this part with other keys, or take another part with --only",
                 )
             yield from leaves(value, is_tensor, (*path, str(key)), where=where)
-    elif isinstance(state, list) and _is_entered(state, is_tensor):
+    elif isinstance(state, list) and _is_entered(state, is_tensor, MOST_LEVELS - len(path)):
         for place, value in enumerate(state):
             yield from leaves(value, is_tensor, (*path, place), where=where)
     else:
         yield path, state
 
 
-def _is_entered(items: Sequence[Any], is_tensor: Callable[[Any], bool]) -> bool:
-    return any(
-        is_tensor(item) or isinstance(item, Mapping) or (isinstance(item, list) and _is_entered(item, is_tensor))
+def _is_entered(items: Sequence[Any], is_tensor: Callable[[Any], bool], levels: int) -> bool:
+    """Whether a tensor or a dict stands in a list, or more levels than there may be: they are refused on the way down."""
+    return levels < 0 or any(
+        is_tensor(item)
+        or isinstance(item, Mapping)
+        or (isinstance(item, list) and _is_entered(item, is_tensor, levels - 1))
         for item in items
     )
 
@@ -52,10 +59,12 @@ def nested(entries: Mapping[Path, Any]) -> dict[str, Any]:
     """The state dict in which each value of `entries` stands at its path.
 
     Raises:
-        ToolkitError: the paths do not make one: a value has others below it, or a list has holes.
+        ToolkitError: the paths do not make one: a value has others below it, a list has holes, or there is no end to them.
     """
     root: dict[str | int, Any] = {}
     for path, value in entries.items():
+        if len(path) > MOST_LEVELS:
+            raise too_deep(joined(path[:_PARTS_SHOWN]))
         place = root
         for part in path[:-1]:
             place = place.setdefault(part, _Node())

@@ -12,25 +12,49 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 
+MOST_LEVELS = 100  # Python's own JSON, which stops at some hundreds, reads it back; no state has more than a few
+
 
 def encode(value: object, where: str) -> Any:
     """`value` as JSON. `where` names the value in the error.
 
     Raises:
-        ToolkitError: for a type that JSON cannot give back, naming its place.
+        ToolkitError: for a type that JSON cannot give back, naming its place, and for what holds itself.
     """
+    try:
+        return _encode(value, where, MOST_LEVELS)
+    except _NoEndError:  # its own place would be a hundred brackets long
+        raise too_deep(where) from None
+
+
+class _NoEndError(Exception):
+    """More levels than there may be."""
+
+
+def too_deep(where: str) -> ToolkitError:
+    """The refusal of what is nested too deep to be stored; a part of it that holds itself has no end."""
+    return ToolkitError(
+        f"holds itself, or is nested more than {MOST_LEVELS} levels deep",
+        where=where,
+        fix="leave that part out, or save it with fewer levels",
+    )
+
+
+def _encode(value: object, where: str, levels: int) -> Any:
     # Exact types: a subclass (numpy.float64, torch.Size, OrderedDict) would come back as its base.
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
     if isinstance(value, float) and kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind in (list, tuple, dict) and not levels:
+        raise _NoEndError
     if isinstance(value, list) and kind is list:
-        return [encode(item, f"{where}[{place}]") for place, item in enumerate(value)]
+        return [_encode(item, f"{where}[{place}]", levels - 1) for place, item in enumerate(value)]
     if isinstance(value, tuple) and kind is tuple:
-        return {"$tuple": [encode(item, f"{where}[{place}]") for place, item in enumerate(value)]}
+        return {"$tuple": [_encode(item, f"{where}[{place}]", levels - 1) for place, item in enumerate(value)]}
     if isinstance(value, dict) and kind is dict:
-        return _encode_dict(value, where)
+        return _encode_dict(value, where, levels - 1)
     raise ToolkitError(
         f"a value of type {kind.__module__}.{kind.__qualname__} cannot be stored in a checkpoint",
         where=where,
@@ -38,11 +62,11 @@ def encode(value: object, where: str) -> Any:
     )
 
 
-def _encode_dict(value: dict[Any, Any], where: str) -> dict[str, Any]:
-    items = {key: encode(item, f"{where}[{key!r}]") for key, item in value.items()}
+def _encode_dict(value: dict[Any, Any], where: str, levels: int) -> dict[str, Any]:
+    items = {key: _encode(item, f"{where}[{key!r}]", levels) for key, item in value.items()}
     if all(type(key) is str and not key.startswith("$") for key in items):
         return items
-    return {"$dict": [[encode(key, f"a key of {where}"), item] for key, item in items.items()]}
+    return {"$dict": [[_encode(key, f"a key of {where}", levels), item] for key, item in items.items()]}
 
 
 def decode(value: Any) -> Any:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from toolkit.checkpoint.format.chunks import Chunks
 from toolkit.checkpoint.format.elements import element
+from toolkit.errors import ToolkitError
+
+MOST_DIMENSIONS = 32  # HDF5's limit (H5S_MAX_RANK)
+
+
+def check_dimensions(shape: Sequence[int], where: str) -> None:
+    """Refuse a tensor that no HDF5 file holds.
+
+    Raises:
+        ToolkitError: it has more dimensions than HDF5 knows; `where` names it.
+    """
+    if len(shape) > MOST_DIMENSIONS:
+        raise ToolkitError(
+            f"has {len(shape)} dimensions, and a checkpoint holds tensors of at most {MOST_DIMENSIONS}",
+            where=where,
+            fix="reshape it to fewer dimensions, and save again",
+        )
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from toolkit.checkpoint.format.chunks import Chunks, grid
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.checkpoint.format.filters import FILTERS
 from toolkit.checkpoint.format.layout import digest_name
-from toolkit.checkpoint.format.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
+from toolkit.checkpoint.format.manifest import MOST_DIMENSIONS, FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
 
 T = TypeVar("T")
 
-MOST_DIMENSIONS = 32  # HDF5's limit (H5S_MAX_RANK)
 LARGEST = 2**63 - 1
 MOST_CHUNK_BYTES = 64 * 1024 * 1024  # decompressed: a small box takes as much memory
 _FILE = re.compile(r"shard-\d{5,9}-of-\d{5,9}\.(?:h5|digest)", re.ASCII)

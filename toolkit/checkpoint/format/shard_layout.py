@@ -19,6 +19,7 @@ from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
 from toolkit.checkpoint.format.elements import element
 from toolkit.checkpoint.format.filters import Compression, set_filters
+from toolkit.checkpoint.format.manifest import check_dimensions
 from toolkit.checkpoint.format.names import escape
 from toolkit.checkpoint.format.output import hdf5_in_memory
 
@@ -85,7 +86,7 @@ def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
     """The layout of a shard file with these pieces.
 
     Raises:
-        ToolkitError: a piece's type cannot be stored.
+        ToolkitError: a piece cannot be stored: its type, or its number of dimensions.
     """
     # In memory, with holes where the data will be: HDF5 writes its own structures and nothing else.
     with hdf5_in_memory(**ALIGNMENT) as (file, descriptor):
@@ -102,7 +103,12 @@ def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
 def describe(
     file: h5py.File, piece: StoredPiece, *, chunk: tuple[int, ...] = (), compression: Compression = "none"
 ) -> h5d.DatasetID:
-    """Make the dataset of a piece, without room for its data; with `compression` in chunks of the shape `chunk`."""
+    """Make the dataset of a piece, without room for its data; with `compression` in chunks of the shape `chunk`.
+
+    Raises:
+        ToolkitError: its type cannot be stored, or it has too many dimensions.
+    """
+    check_dimensions(piece.shape, piece.name)
     group = file.require_group(group_path(piece.name))
     if not len(group):  # its first piece
         group.attrs["dtype"] = piece.dtype
