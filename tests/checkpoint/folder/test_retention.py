@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+from forged import signed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.folder import retention as retention_module
 from toolkit.checkpoint.folder.retention import Retention, recorded_metric, surplus_folders, surplus_steps
-from toolkit.checkpoint.format.layout import committed_steps
+from toolkit.checkpoint.format.layout import MANIFEST, committed_steps
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.world.facts import World
 
@@ -112,6 +114,13 @@ def test_the_best_and_every_tenth_outlive_the_last(tmp_path):
     assert list(committed_steps(tmp_path)) == [10, 20, 30, 35]
     assert recorded_metric(tmp_path / "step-00000010") == 1.0
     assert recorded_metric(tmp_path / "step-00000099") is None
+
+
+@pytest.mark.parametrize("state", [{"metric": {"$tuple": 5}}, {"$dict": [5]}, {"$tuple": []}, [], None])
+def test_a_state_that_somebody_made_up_has_no_metric(tmp_path, state):
+    folder = save(Checkpointer(tmp_path, world()), 1, 0.5)
+    (folder / MANIFEST).write_text(signed({**json.loads((folder / MANIFEST).read_text()), "state": state}))
+    assert recorded_metric(folder) is None
 
 
 def test_where_the_newest_are_damaged_the_newest_whole_one_stays(tmp_path):

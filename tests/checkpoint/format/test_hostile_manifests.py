@@ -41,6 +41,9 @@ def body_of(saved: Path) -> dict[str, Any]:
 
 BIAS = "nested.bias"  # 12 bytes, in file 1; file 0 has its digests
 HUGE = 2**40
+DEEP: list[Any] = []
+for _ in range(700):  # JSON takes them
+    DEEP = [DEEP]
 WRONG = [
     ("files/0/name", "../../home/ada/.ssh/id_rsa", "which no rank writes"),
     ("files/0/name", "/etc/passwd", "which no rank writes"),
@@ -76,7 +79,20 @@ WRONG = [
     ("world/size", 0, "no number from 1"),
     ("world/mesh", ["gpu"], "world.mesh is 'gpu'"),
     ("step", "3", "step is '3'"),
-    ("state", {"$dict": [[{}, 1]]}, "lacks or mistakes a key"),
+    ("state", {"$dict": [[{}, 1]]}, "state: {} stands twice, or where a key is due"),
+    ("state", {"$dict": [[{"$tuple": [[]]}, 1]]}, "state: {'$tuple': [[]]} stands twice, or where a key is due"),
+    ("state", {"$dict": [[1, 2], [1, 3]]}, "state: 1 stands twice, or where a key is due"),
+    ("state/run", {"$dict": [[1, {"$dict": {"a": 1}}]]}, "state['run'][1]: {'$dict': {'a': 1}} is no value of this"),
+    ("state/run", {"$dict": [5]}, "state['run']: 5 stands where a key and its value are due"),
+    ("state/run", {"$dict": ["ab"]}, "state['run']: 'ab' stands where a key and its value are due"),
+    ("state/run", {"$tuple": 5}, "state['run']: {'$tuple': 5} is no value of this format"),
+    ("state/run", {"$float": "1e5"}, "state['run']: {'$float': '1e5'} is no value of this format"),
+    ("state/run", {"$float": []}, "state['run']: {'$float': []} is no value of this format"),
+    ("state/run", {"$tuple": [], "b": 1}, "state['run']: {'$tuple': [], 'b': 1} is no value of this format"),
+    ("state", {"$tuple": [1]}, "state is (1,) and no table"),
+    ("state/run", {"$list": []}, "state['run']: {'$list': []} is no value of this format"),
+    ("objects/rate/value", {"$tuple": "ab"}, "rate: {'$tuple': 'ab'} is no value of this format"),
+    ("objects/rate/value", DEEP, "rate: is nested too deep"),
     ("written_by", None, "written_by is None"),
 ]  # fmt: skip
 
@@ -90,6 +106,25 @@ def test_what_cannot_be_so_is_refused(saved: Path, tmp_path: Path, path: str, va
         read(tmp_path, body)
     assert said in refused.value.message
     assert refused.value.where == str(tmp_path / MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("schema", True, 'is of format "toolkit-checkpoint" with schema true, this version reads'),
+        ("schema", "1", 'with schema "1", this version reads "toolkit-checkpoint" with the numbers 1 and 2'),
+        ("schema", 1.0, "with schema 1.0, this version reads"),
+        ("schema", [1], "with schema [1], this version reads"),
+        ("schema", 3, "with schema 3, this version reads"),
+        ("format", 5, "is of format 5 with schema 1, this version reads"),
+    ],
+)
+def test_another_schema_is_refused_and_not_damaged(
+    saved: Path, tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    with pytest.raises(ToolkitError) as refused:
+        read(tmp_path, {**body_of(saved), key: value})
+    assert said in refused.value.message and not isinstance(refused.value, CorruptCheckpointError)
 
 
 def test_pieces_that_are_no_slices_may_lie_in_any_order(saved: Path, tmp_path: Path) -> None:

@@ -157,7 +157,8 @@ def recorded_metric(folder: Path) -> float | None:
 def _metric_in(folder: Path, _version: tuple[int, int, int]) -> float | None:
     """A manifest may be large, and those that stay for ever are many: each is read once."""
     try:
-        return metric_of(jsonvalues.decode(read_body(folder).get("state", {})))
+        state = jsonvalues.decode(read_body(folder).get("state", {}), "state")
+        return metric_of(state) if isinstance(state, dict) else None
     except OwnFailureError:
         raise
     except ToolkitError:  # damaged, or of another version of the format

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.errors import ToolkitError
 
 MOST_LEVELS = 100  # Python's own JSON, which stops at some hundreds, reads it back; no state has more than a few
+_FLOATS = ("nan", "inf", "-inf")
 
 
 def encode(value: object, where: str) -> Any:
@@ -69,16 +71,47 @@ def _encode_dict(value: dict[Any, Any], where: str, levels: int) -> dict[str, An
     return {"$dict": [[_encode(key, f"a key of {where}", levels), item] for key, item in items.items()]}
 
 
-def decode(value: Any) -> Any:
-    """The value that `encode` was given."""
+def decode(value: Any, where: str) -> Any:
+    """The value that `encode` was given. `where` names the value in the error.
+
+    Raises:
+        CorruptCheckpointError: it is not what `encode` gives, naming its place; `where` of the error is left to the caller.
+    """
+    try:
+        return _decode(value, where)
+    except RecursionError:
+        raise CorruptCheckpointError(f"{where}: is nested too deep") from None
+
+
+def _decode(value: Any, where: str) -> Any:
     if isinstance(value, list):
-        return [decode(item) for item in value]
+        return [_decode(item, where) for item in value]
     if not isinstance(value, dict):
         return value
-    if "$float" in value:
-        return float(value["$float"])
-    if "$tuple" in value:
-        return tuple(decode(item) for item in value["$tuple"])
-    if "$dict" in value:
-        return {decode(key): decode(item) for key, item in value["$dict"]}
-    return {key: decode(item) for key, item in value.items()}
+    tag = next((key for key in value if key.startswith("$")), None)
+    if tag is None:
+        return {key: _decode(item, f"{where}[{key!r}]") for key, item in value.items()}
+    content = value[tag]
+    if len(value) == 1 and tag == "$float" and content in _FLOATS:
+        return float(content)
+    if len(value) == 1 and tag == "$tuple" and isinstance(content, list):
+        return tuple(_decode(item, where) for item in content)
+    if len(value) == 1 and tag == "$dict" and isinstance(content, list):
+        return _decode_dict(content, where)
+    raise CorruptCheckpointError(f"{where}: {value!r:.80} is no value of this format")
+
+
+def _decode_dict(pairs: list[Any], where: str) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise CorruptCheckpointError(f"{where}: {pair!r:.80} stands where a key and its value are due")
+        key = _decode(pair[0], f"a key of {where}")
+        try:
+            is_new = key not in found
+        except TypeError:  # a list or a dict, or a tuple of them
+            is_new = False
+        if not is_new:
+            raise CorruptCheckpointError(f"{where}: {pair[0]!r:.80} stands twice, or where a key is due")
+        found[key] = _decode(pair[1], f"{where}[{key!r}]")
+    return found

@@ -48,6 +48,8 @@ def _believed(read: Callable[[], T], where: str) -> T:
         return read()
     except BodyError as error:
         raise CorruptCheckpointError(str(error), where=where) from None
+    except CorruptCheckpointError as error:  # of a value, which knows nothing of the file
+        raise CorruptCheckpointError(error.message, where=where) from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"lacks or mistakes a key: {error!r:.80}", where=where) from None
 
@@ -67,7 +69,7 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     if any(record.filters for record in tensors.values()):
         _check_chunks_apart(tensors)
     objects = {
-        name: ObjectRecord(_path(record["path"], name), jsonvalues.decode(record["value"]))
+        name: ObjectRecord(_path(record["path"], name), jsonvalues.decode(record["value"], name))
         for name, record in _table(body["objects"], "objects").items()
     }
     if both := tensors.keys() & objects.keys():
@@ -79,7 +81,7 @@ def _manifest(body: dict[str, Any]) -> Manifest:
         mesh=[_table(mesh, "world.mesh") for mesh in body["world"]["mesh"]],
         saved_at=_text(body["saved_at"], "saved_at"),
         written_by=_text(body["written_by"], "written_by"),
-        state=jsonvalues.decode(_table(body["state"], "state")),
+        state=_table(jsonvalues.decode(_table(body["state"], "state"), "state"), "state"),
         objects=objects,
         tensors=tensors,
         files=files,

@@ -105,10 +105,11 @@ def read_body(folder: Path) -> dict[str, Any]:
     if xxhash.xxh3_128_hexdigest(unsigned.encode("utf-8", "surrogateescape")) != digest:
         raise CorruptCheckpointError("does not have its own digest", where=str(path))
     # Only a whole file can be said to be of another version.
-    if body.get("format") != FORMAT or body.get("schema") not in SCHEMAS:
+    name, schema = body.get("format"), body.get("schema")
+    if name != FORMAT or type(schema) is not int or schema not in SCHEMAS:  # true is 1 to Python
         raise ToolkitError(
-            f"is of format {body.get('format')} {body.get('schema')}, "
-            f"this version reads {FORMAT} {' and '.join(map(str, SCHEMAS))}",
+            f"is of format {json.dumps(name):.80} with schema {json.dumps(schema):.40}, "
+            f'this version reads "{FORMAT}" with the numbers {" and ".join(map(str, SCHEMAS))}',
             where=str(path),
             fix="use the version of toolkit that wrote it, or a newer one",
         )
