@@ -86,7 +86,8 @@ def test_a_source_is_refused_in_one_line(toolkit, sources: Path, name: str, code
     ("name", "kind", "what", "fix"),
     [
         ("folder.pt", "torch", "is a folder", "name a file of torch.save in it"),
-        ("good.safetensors", "torch", "does not begin as a file of torch.save", "name another file, or say with"),
+        ("good.safetensors", "torch", "begins as a safetensors file does", "give --format safetensors"),
+        ("text.safetensors", "torch", "does not begin as a file of torch.save", "name another file, or say with"),
         ("good.pt", "dcp", "is a file, and dcp.save makes folders", "name the folder with .metadata"),
         ("good.pt", "safetensors", "begins as a file of torch.save does", "give --format torch"),
         ("none", "dcp", "holds no .metadata", "name a folder of dcp.save"),

@@ -12,6 +12,7 @@ from toolkit.checkpoint.convert.dcp_metadata import METADATA
 from toolkit.checkpoint.convert.destination import told_in_words
 from toolkit.checkpoint.convert.import_safetensors import tensors_of_safetensors
 from toolkit.checkpoint.convert.lone_writer import NewTensor, write_checkpoint
+from toolkit.checkpoint.convert.safetensors_format import refuse_safetensors
 from toolkit.checkpoint.convert.selection import below, refuse_unknown_prefix
 from toolkit.checkpoint.convert.source_files import reading_source
 from toolkit.checkpoint.format import jsonvalues
@@ -109,6 +110,7 @@ def _found(source: Path, kind: str, only: str) -> tuple[Mapping[str, NewTensor],
     from toolkit.checkpoint.convert.import_torch import found_in_dcp, found_in_file
 
     if kind == "torch":
+        refuse_safetensors(source)
         found = found_in_file(source, only)
         return found.tensors, found.values
     if not stat.S_ISDIR(source.stat().st_mode):

@@ -61,6 +61,17 @@ def code_of(dtype: str, name: str) -> str:
     return CODES[dtype]
 
 
+def refuse_safetensors(path: Path) -> None:
+    """Where a file of torch is wanted: one of these begins with the length of its header, and that with a brace.
+
+    Raises:
+        ToolkitError: it is a safetensors file, by its beginning.
+    """
+    size, start = beginning_of(path, "a file of torch.save")
+    if start[_LENGTH.size : _LENGTH.size + 1] == b"{" and _LENGTH.unpack_from(start)[0] <= size - _LENGTH.size:
+        raise ToolkitError("begins as a safetensors file does", where=str(path), fix="give --format safetensors")
+
+
 def header_of(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
     """The beginning of a file that holds `tensors` (name: element type, shape) in this order without gaps."""
     header: dict[str, Any] = {_OWN_KEY: dict(metadata)}
