@@ -100,6 +100,14 @@ def test_index_is_made_anew(run):
         assert file["tensors/model.a%2F[b]"][:].tolist() == [[1.0] * 3] * 4
 
 
+def test_a_folder_in_the_place_of_the_index_is_said(run):
+    index = run / "checkpoints" / "step-00000020" / "index.h5"
+    index.unlink()
+    index.mkdir()
+    with pytest.raises(ToolkitError, match=r"cannot be written: Is a directory\. Fix: remove or rename .*index\.h5$"):
+        invoke("index", run)
+
+
 def test_a_full_disk_is_said_with_a_way_out_that_helps(run, tmp_path):
     """The folder is given by its path: another --runs would change nothing."""
     with disk_of_one_mib(tmp_path / "small") as disk:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.ckpt_places import another_named, manifest_of, one_folder
+from toolkit.cli.ckpt_places import another_named, manifest_to_take, one_folder, refuse_empty
 from toolkit.cli.options import runs_option
 from toolkit.errors import ToolkitError
 
@@ -21,14 +21,23 @@ _MODEL = "model"
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?([KMGT]?)(i?)B", re.IGNORECASE)
 
 
+class NamedPath(click.Path):
+    """A path that is not empty: a shell variable that is not set would mean the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "" and param is not None:
+            refuse_empty((param.name or "").upper())
+        return super().convert(value, param, ctx)
+
+
 @click.command()
 @click.argument("run")
-@click.argument("dest", type=click.Path(path_type=Path))
+@click.argument("dest", type=NamedPath(path_type=Path))
 @click.option("--format", "kind", type=_FORMATS, help="By default what DEST's ending says: .safetensors, .pt, .pth.")
 @click.option("--only", metavar="PREFIX", help="Keys below this, which is taken off; '' is all. [safetensors: model]")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), help="Round floating-point tensors.")
 @click.option("--max-shard-size", metavar="SIZE", help="Of a safetensors file: 5GB (10^9), 500MB, 2GiB (2^30).")
-@click.option("--force", is_flag=True, help="Replace an earlier export. Other files of DEST stay.")
+@click.option("--force", is_flag=True, help="Replace the file DEST, whatever it is; of a folder what exports wrote.")
 @click.option("--step", type=click.IntRange(min=0), help="Only this step.")
 @runs_option
 def export(
@@ -47,18 +56,14 @@ def export(
     DEST is a folder for safetensors and dcp (or one file, x.safetensors), and a file for torch. It takes its name when
     it is complete.
     """
-    from toolkit.checkpoint.convert.imports import format_of_name
+    from toolkit.checkpoint.convert.destination import true_place
 
-    kind = kind or format_of_name(dest)
-    if kind is None:
-        raise ToolkitError(
-            "DEST does not tell the format", where=str(dest), fix="give --format safetensors, torch or dcp"
-        )
+    kind = _format_of_destination(dest, kind)
     _refuse_unfit(kind, dtype, max_shard_size, dest)
     folder = one_folder(run, runs, step)
-    manifest = manifest_of(folder)
+    dest = true_place(dest)
+    manifest = manifest_to_take(folder)
     selection = _selection(manifest, folder, kind, only)
-    dest = dest.resolve()
 
     def tell() -> None:
         _say(_taken(selection, manifest, folder, kind))
@@ -88,8 +93,8 @@ def export(
 
 
 @click.command(name="import")
-@click.argument("source", type=click.Path(path_type=Path, readable=False))
-@click.argument("dest", type=click.Path(path_type=Path))
+@click.argument("source", type=NamedPath(path_type=Path, readable=False))
+@click.argument("dest", type=NamedPath(path_type=Path))
 @click.option("--format", "kind", type=_FORMATS, help="By default what SOURCE's name or its files say.")
 @click.option("--step", type=click.IntRange(min=0), default=0, show_default=True, help="The step that it gets.")
 @click.option("--only", metavar="PREFIX", default="", help="Keys below this, which is taken off.")
@@ -98,6 +103,8 @@ def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, un
     """Make a checkpoint, DEST/step-XXXXXXXX, of safetensors, a file of torch.save, or a folder of dcp.save."""
     from toolkit.checkpoint.convert.imports import format_of, import_checkpoint
 
+    _refuse_unfit_import(step, under)
+    _refuse_checkpoint_for_import(dest)
     kind = kind or format_of(source)
     if kind != "safetensors":
         _need_torch(kind)
@@ -105,6 +112,46 @@ def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, un
     values = f" and {len(manifest.objects)} values" if manifest.objects else ""
     _say(f"{len(manifest.tensors)} tensors{values} of {source}")
     click.echo(final)
+
+
+def _format_of_destination(dest: Path, kind: str | None) -> str:
+    """What --format says, or DEST's ending; both must not contradict each other."""
+    from toolkit.checkpoint.convert.imports import format_of_name
+
+    told = format_of_name(dest)
+    if kind is None and told is None:
+        raise ToolkitError(
+            "DEST does not tell the format", where=str(dest), fix="give --format safetensors, torch or dcp"
+        )
+    if kind is not None and told not in (None, kind):
+        fix = f"leave --format out, or give DEST another ending than {dest.suffix}"
+        raise ToolkitError(f"has the ending of {told}, and --format says {kind}", where=str(dest), fix=fix)
+    return kind or told or ""
+
+
+def _refuse_unfit_import(step: int, under: str) -> None:
+    from toolkit.checkpoint.format.manifest_body import LARGEST
+
+    if step > LARGEST:
+        raise ToolkitError(f"{step} is too large", where="--step", fix=f"give a number up to {LARGEST}")
+    if under and not all(under.split(".")):
+        fix = "write names with one dot between them, as model or model.encoder"
+        raise ToolkitError(f"{under!r:.80} has an empty part", where="--under", fix=fix)
+
+
+def _refuse_checkpoint_for_import(dest: Path) -> None:
+    """A checkpoint is made below DEST; who names the checkpoint itself would get one inside of it."""
+    from toolkit.checkpoint.convert.destination import true_place
+    from toolkit.checkpoint.format.layout import step_of
+
+    try:
+        true_place(dest)
+    except ToolkitError:
+        step = step_of(dest)
+        if step is None or dest.exists():
+            raise
+        fix = f"name the folder, {dest.parent}, and give --step {step}"
+        raise ToolkitError("is a checkpoint's name", where=str(dest), fix=fix) from None
 
 
 def _refuse_unfit(kind: str, dtype: str | None, max_shard_size: str | None, dest: Path) -> None:

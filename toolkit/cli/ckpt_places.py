@@ -9,14 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
+from toolkit.cli.ckpt_print import plain
 from toolkit.cli.options import site_runs
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
 if TYPE_CHECKING:
+    from toolkit.checkpoint.errors import CorruptCheckpointError
     from toolkit.checkpoint.format.manifest import Manifest
 
 _WITH_STEP = re.compile(r"(.+):(\d{1,18})")
 _STEPS_SHOWN = 20
+_IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 
 
 def all_folders(named: str, runs: Path | None, step: int | None = None) -> list[Path]:
@@ -78,7 +83,7 @@ def one_folder(named: str, runs: Path | None, step: int | None = None) -> Path:
 
 
 def manifest_of(folder: Path) -> Manifest:
-    """What a checkpoint holds.
+    """What a checkpoint holds, to look at it; that its folder has the name of another step is said on stderr.
 
     Raises:
         CorruptCheckpointError: its manifest is missing or damaged; the steps beside it are named.
@@ -87,7 +92,39 @@ def manifest_of(folder: Path) -> Manifest:
     from toolkit.checkpoint.folder.verify import open_manifest
 
     with another_named(folder):
-        return open_manifest(folder)
+        manifest = open_manifest(folder)
+    if wrong := _wrong_name(folder, manifest):
+        click.echo(plain(f"toolkit: {wrong}"), err=True)
+    return manifest
+
+
+def manifest_to_take(folder: Path) -> Manifest:
+    """What a checkpoint holds, to take it elsewhere: as `manifest_of`, but what no load takes is refused.
+
+    Raises:
+        CorruptCheckpointError: also where the folder has the name of another step.
+    """
+    from toolkit.checkpoint.folder.verify import open_manifest
+
+    with another_named(folder):
+        manifest = open_manifest(folder)
+    if wrong := _wrong_name(folder, manifest):
+        raise wrong
+    return manifest
+
+
+def _wrong_name(folder: Path, manifest: Manifest) -> CorruptCheckpointError | None:
+    """A checkpoint may be whole, and its folder be named after another step."""
+    from toolkit.checkpoint.errors import CorruptCheckpointError
+    from toolkit.checkpoint.format.layout import MANIFEST, step_folder, step_of
+
+    named = step_of(folder)
+    if named is None or named == manifest.step:
+        return None
+    right = step_folder(folder.parent, manifest.step)
+    fix = f"mv {folder} {right}" if not right.exists() else f"compare it with {right.name}, and remove one of them"
+    message = f"is of step {manifest.step}, the folder is named after step {named}"
+    return CorruptCheckpointError(message, where=str(folder / MANIFEST), fix=fix)
 
 
 @contextmanager
@@ -126,6 +163,7 @@ def folder_of(named: str, runs: Path | None) -> Path:
     """The folder that RUN means; what is no path is looked up below `runs`."""
     from toolkit.rundir.find import find_run, typed_path
 
+    refuse_empty("RUN", named)
     path = typed_path(named)
     if path.is_dir():
         return path.absolute()
@@ -144,6 +182,17 @@ def folder_of(named: str, runs: Path | None) -> Path:
     return find_run(named, site_runs(runs))
 
 
+def refuse_empty(argument: str, named: str = "") -> None:
+    """The empty path is the current folder, which nobody who types it means.
+
+    Raises:
+        ToolkitError: `named` is empty.
+    """
+    if not named:
+        fix = "name one (. is this folder); is a variable of the shell not set?"
+        raise ToolkitError("is empty", where=argument, fix=fix)
+
+
 @contextmanager
 def changing(folder: Path, verb: str, *, when_full: str) -> Iterator[None]:
     """What the system refuses while something in `folder` is changed; `verb` says what was to be done, as "removed".
@@ -160,6 +209,8 @@ def changing(folder: Path, verb: str, *, when_full: str) -> Iterator[None]:
             raise OwnFailureError(message, where=where, fix=when_full) from None
         if error.errno == errno.EROFS:
             raise ToolkitError(message, where=where, fix="do it on a host that can write there") from None
+        if error.errno in _IN_THE_WAY:
+            raise ToolkitError(message, where=where, fix=f"remove or rename what stands at {folder}") from None
         if not isinstance(error, PermissionError):
             raise
         raise ToolkitError(message, where=where, fix="ask the owner of the run") from None

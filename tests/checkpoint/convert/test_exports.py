@@ -259,7 +259,8 @@ def test_what_is_no_regular_file_is_never_replaced(toolkit, saved: Path, tmp_pat
 
 
 def test_wrong_words_are_one_line_with_a_fix(toolkit, saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "there.pt").touch()
+    for name in ("there.pt", "file"):
+        (tmp_path / name).touch()
     for words, code, part in [
         ([saved, tmp_path / "out"], 2, "give --format safetensors, torch or dcp"),
         ([saved, tmp_path / "o.safetensors", "--max-shard-size", "1GB"], 2, "name a folder"),
@@ -267,8 +268,8 @@ def test_wrong_words_are_one_line_with_a_fix(toolkit, saved: Path, tmp_path: Pat
         ([saved, tmp_path / "o.pt", "--dtype", "bfloat16"], 2, "is for safetensors, and the format is torch"),
         ([saved, tmp_path / "o.pt", "--step", "8"], 4, "choose one of the steps 7"),
         ([saved, tmp_path, "--format", "torch"], 2, "name a file"),
-        ([saved, saved / "manifest.json", "--format", "dcp"], 2, "is a file. Fix: name a folder"),
-        ([saved, saved / "manifest.json" / "x.pt"], 2, "Fix: name a place that you can write to"),
+        ([saved, tmp_path / "there.pt" / "x.pt"], 2, "Fix: name a place that you can write to"),
+        ([saved, tmp_path / "file", "--format", "dcp"], 2, "is a file. Fix: name a folder"),
         ([tmp_path / "nothing", tmp_path / "o.pt"], 4, "Fix:"),
         ([tmp_path / "there.pt", tmp_path / "o.pt"], 4, "`toolkit ckpt import` makes a checkpoint of other files"),
     ]:
