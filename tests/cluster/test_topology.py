@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_node_knows_its_switches_from_slurm(cluster):
     code = "from toolkit.cli.main import main; main()"
     show = [sys.executable, "-c", code, "topo", "show", "--json"]
-    facts = json.loads(cluster.run("srun", "--nodelist=node3", "--mpi=none", *show))
+    (facts,) = json.loads(cluster.run("srun", "--nodelist=node3", "--mpi=none", *show))["nodes"]
     assert facts["host"]["value"] == "node3"
     assert facts["switches"]["value"]["levels"] == ["spine", "leaf2"]
 
