@@ -16,11 +16,11 @@ from typing import Any
 
 from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, beginning_of, reading_source
 from toolkit.checkpoint.format.elements import ELEMENTS, element
+from toolkit.checkpoint.format.manifest import MOST_DIMENSIONS
 from toolkit.errors import ToolkitError
 
 _LENGTH = struct.Struct("<Q")
 LONGEST_HEADER_BYTES = 100_000_000  # the limit of the library
-MOST_DIMENSIONS = 32  # HDF5's limit
 _OWN_KEY = "__metadata__"
 _ZIP = b"PK\x03\x04"  # how files of torch.save begin
 

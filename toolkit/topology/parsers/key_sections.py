@@ -65,6 +65,23 @@ class Keys:
         section.values[key] = value if fits and (not line.cut or key in self.whole) else None
         return True
 
+    def put_in_port(
+        self, here: Section | None, key: str, value: str, line: Line, warnings: list[str], *, begins: tuple[str, str]
+    ) -> Section | None:
+        """Read one line into the port `here`, and give the port that the next line belongs to; None where it is lost.
+
+        Args:
+            begins: a key that stands first in a port, and a later one: behind that, the first belongs to another port.
+        """
+        first, later = begins
+        if here and key == first and later in here.values:
+            warnings.append(f"line {line.number}: the header of a port is lost")
+            here = None
+        if here is None:
+            warnings.append(f"line {line.number}: {key} belongs to no port; it is not read")
+            return None
+        return here if self.put(here, key, value, line, warnings) else None
+
     def warn_of_missing(self, sections: Sequence[Section], what: str, warnings: list[str]) -> None:
         """Name the sections without a key that others have; one that stands alone should have all of them."""
         asked = [key for key in self.forms if len(sections) == 1 or any(key in one.values for one in sections)]
@@ -147,3 +164,18 @@ class Devices:
 
     def _warn(self, number: int, what: str) -> None:
         self._warnings.append(f"line {number}: {what}")
+
+
+def begin_port(
+    device: str, port: str, here: Section | None, sections: list[Section], line: Line, warnings: list[str]
+) -> Section:
+    """The section of a port by its header, added to `sections`; a header that only follows itself begins none."""
+    name = f"{device}:{port}"
+    if any(section.name == name for section in sections):
+        warnings.append(f"line {line.number}: {name} is printed a second time")
+        if here and here.name == name and not here.values:
+            return here
+    if is_odd_device(device):
+        warnings.append(f"line {line.number}: {device!r} is no usual name of a device")
+    sections.append(Section(name, line.number))
+    return sections[-1]

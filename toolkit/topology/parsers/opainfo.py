@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.topology.parsers.device_names import is_odd_device
 from toolkit.topology.parsers.fabric_lines import read_lines, strange
-from toolkit.topology.parsers.key_sections import Keys, Section
+from toolkit.topology.parsers.key_sections import Keys, Section, begin_port
 
 KEYS = {
     "ports": "how many ports are printed; the other keys are those of the first one",
@@ -79,23 +78,10 @@ def parse_opainfo(text: str) -> tuple[tuple[OmniPathPort, ...], tuple[str, ...]]
     here: Section | None = None  # None also below a header that is lost
     for line in read_lines(text, EVIDENCE, "opainfo", warnings):
         if match := HEADER.fullmatch(line.text):
-            name = f"{match[1]}:{match[2]}"
-            if any(section.name == name for section in sections):
-                warnings.append(f"line {line.number}: {name} is printed a second time")
-                if here and here.name == name and not here.values:
-                    continue
-            if is_odd_device(match[1]):
-                warnings.append(f"line {line.number}: {match[1]!r} is no usual name of a device")
-            here = Section(name, line.number)
-            sections.append(here)
+            here = begin_port(match[1], match[2], here, sections, line, warnings)
         elif match := KEY_LINE.fullmatch(line.text):
-            if here and match[1] == "PortState" and "LID" in here.values:
-                warnings.append(f"line {line.number}: the header of a port is lost")
-                here = None
-            if here:
-                here = here if PORT_KEYS.put(here, match[1], match[2], line, warnings) else None
-            else:
-                warnings.append(f"line {line.number}: {match[1]} belongs to no port; it is not read")
+            begins = ("PortState", "LID")
+            here = PORT_KEYS.put_in_port(here, match[1], match[2], line, warnings, begins=begins)
         elif not CABLE.fullmatch(line.text):
             warnings.append(strange(line, "a port"))
     PORT_KEYS.warn_of_missing(sections, "port", warnings)
