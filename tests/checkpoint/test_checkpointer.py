@@ -236,12 +236,27 @@ def test_state_and_optimizer_values_come_back_with_their_types(tmp_path):
     assert loaded.state == {"best": float("inf"), "epoch": (1, 2)}
 
 
+def nested_tensor(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_not_loaded_into(tmp_path, layout):
+    checkpoints = Checkpointer(tmp_path, world())
+    saved = checkpoints.save(1, x(1), {})
+    for source in (None, saved):
+        with pytest.raises(ToolkitError, match="x: is a nested tensor, which no checkpoint holds"):
+            checkpoints.load({"x": nested_tensor(layout)}, source=source)
+
+
 @pytest.mark.parametrize(
     ("tensors", "state", "name"),
     [
         ({"a": {"callback": print}}, {}, "a.callback"),
         ({"when": {1, 2}}, {}, "when"),
         ({"weights": torch.eye(3).to_sparse()}, {}, "weights"),
+        ({"words": nested_tensor(torch.jagged)}, {}, "words: is a nested tensor, which no checkpoint holds"),
         (x(1), {"history": {"path": Path("x")}}, r"state\['history'\]\['path'\]"),
     ],
 )

@@ -41,7 +41,7 @@ _DELETIONS_S = 60.0  # all ranks wait so long at most, far less than a collectiv
 
 
 class Checkpointer:
-    """The checkpoints in one folder.
+    """The checkpoints in one folder. Make one for a run: with several ranks, its process groups live as long as torch's.
 
     Args:
         directory: the run's `checkpoints` folder; made when the first checkpoint is.

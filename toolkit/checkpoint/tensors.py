@@ -34,6 +34,15 @@ def check_layout(tensor: torch.Tensor, name: str) -> None:
         raise ToolkitError(f"layout {tensor.layout} cannot be stored", where=name, fix="call .to_dense() first")
 
 
+def refuse_nested(flat: Mapping[str, Any]) -> None:
+    """Raise a ToolkitError for a nested tensor, which may say that it is strided, and has no shape to ask for."""
+    for name, value in flat.items():
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            raise ToolkitError(
+                "is a nested tensor, which no checkpoint holds", where=name, fix="give the list of its .unbind()"
+            )
+
+
 def as_numpy(tensor: torch.Tensor, name: str) -> np.ndarray:
     """A tensor as numpy of its element's `memory` type, C-contiguous; shares memory where it can.
 

@@ -41,6 +41,14 @@ class Plain:
     pass
 
 
+def folded(levels: int) -> list[Any]:
+    """A few lists that write out as 2 to the power of `levels` numbers."""
+    lists: list[Any] = [1]
+    for _ in range(levels):
+        lists = [lists, lists]
+    return lists
+
+
 def holding_itself(value: Any, place: Any) -> Any:
     if isinstance(value, list):
         value.append(place(value))
@@ -75,6 +83,8 @@ def test_what_is_no_tensor_and_no_plain_value_is_refused_by_name(toolkit, tmp_pa
         ("in a list", holding_itself({"w": torch.ones(1)}, lambda state: [state]), "self.0.self: holds itself"),
         ("a list", {"own": holding_itself([1], lambda values: values)}, "own.1.1: holds itself"),
         ("a tuple", {"own": (holding_itself([1], lambda values: values),)}, "a tuple.pt: own: holds itself"),
+        ("folded", {"w": torch.ones(1), "own": folded(60)}, "stand in one another so often that they make over"),
+        ("folded tuple", {"own": ((folded(60),),)}, "stand in one another so often that they make over"),
         ("deep", {"w": torch.ones(1), "deep": deep(300)}, "deep.0.0: holds itself, or is nested more than 100 levels"),
     ]:
         torch.save(value, tmp_path / f"{name}.pt")

@@ -186,3 +186,10 @@ def test_another_runs_step_of_the_same_number_is_not_in_use(tmp_path):
 def test_a_metric_that_is_not_a_number_is_never_among_the_best():
     folders = {0: (math.nan, True), 1: (1.0, True), 2: (math.nan, True), 3: (None, True), 4: (None, True)}
     assert set(kept(folders, Retention(1, best=4))) == {1, 4}
+
+
+def test_a_metric_larger_than_any_float_is_infinite(tmp_path: Path) -> None:
+    checkpoints = Checkpointer(tmp_path, world())
+    for step, value in enumerate([10**400, -(10**400)]):
+        folder = checkpoints.save(step, {"x": torch.zeros(1)}, {"metric": {"name": "loss", "value": value}})
+        assert recorded_metric(folder) == (math.inf if value > 0 else -math.inf)

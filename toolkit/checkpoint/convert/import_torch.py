@@ -20,7 +20,7 @@ import torch
 
 from toolkit.checkpoint.convert.dcp_metadata import StoredItem, StoredTensor, read_dcp_metadata
 from toolkit.checkpoint.convert.lone_writer import NewTensor
-from toolkit.checkpoint.convert.nesting import joined, leaves
+from toolkit.checkpoint.convert.nesting import joined, leaves, refuse_unfolding
 from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, beginning_of, reading_source
 from toolkit.checkpoint.format.manifest import ObjectRecord, check_dimensions
 from toolkit.checkpoint.tensors import as_numpy, dtype_name
@@ -189,7 +189,7 @@ def _refuse_compressed(source: Path | io.BytesIO, where: str) -> None:
 
 def _loaded(load: Callable[..., Any], where: str) -> Any:
     try:
-        return load(map_location="cpu", weights_only=True)
+        loaded = load(map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises almost anything for a broken file
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which seeks in a broken file give
             raise
@@ -199,6 +199,8 @@ def _loaded(load: Callable[..., Any], where: str) -> Any:
         else:
             why, fix = f"it is damaged, or holds something else ({_reason(error)})", f"{FETCH_AGAIN}, or {plain}"
         raise ToolkitError(f"cannot be read as tensors and plain values: {why}", where=where, fix=fix) from None
+    refuse_unfolding(loaded, where)
+    return loaded
 
 
 def _reason(error: Exception) -> str:

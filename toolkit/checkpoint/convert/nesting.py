@@ -6,7 +6,7 @@ text. The way back needs the paths, which a manifest keeps: a key alone does not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from toolkit.checkpoint.format.jsonvalues import MOST_LEVELS, too_deep
@@ -14,6 +14,7 @@ from toolkit.errors import ToolkitError
 
 Path = tuple[str | int, ...]
 _PARTS_SHOWN = 3  # of a path without end
+_MOST_PLACES = 10_000_000  # of a state; no model has as many parameters, values and containers
 
 
 def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = (), *, where: str) -> Iterator[tuple[Path, Any]]:
@@ -38,6 +39,34 @@ def leaves(state: Any, is_tensor: Callable[[Any], bool], path: Path = (), *, whe
             yield from leaves(value, is_tensor, (*path, place), where=where)
     else:
         yield path, state
+
+
+def refuse_unfolding(state: Any, where: str) -> None:
+    """Refuse a few lists that stand in one another so often that writing each place out would never end.
+
+    Raises:
+        ToolkitError: it would have more than ten million places.
+    """
+    places: dict[int, int] = {}  # of each container, by identity: what a shared one holds is counted once
+    waiting = [(state, False)]
+    while waiting:
+        part, parts_are_counted = waiting.pop()
+        if parts_are_counted:
+            places[id(part)] = min(1 + sum(places.get(id(item), 1) for item in _items(part)), _MOST_PLACES + 1)
+        elif isinstance(part, (Mapping, list, tuple)) and id(part) not in places:
+            places[id(part)] = 1  # for a part that holds itself, which is refused on the way down
+            waiting.append((part, True))
+            waiting.extend((item, False) for item in _items(part))
+    if places.get(id(state), 1) > _MOST_PLACES:
+        raise ToolkitError(
+            f"the same lists or dicts stand in one another so often that they make over {_MOST_PLACES:,} places",
+            where=where,
+            fix="save it without that part",
+        )
+
+
+def _items(part: Any) -> Collection[Any]:
+    return part.values() if isinstance(part, Mapping) else part
 
 
 def _is_entered(items: Sequence[Any], is_tensor: Callable[[Any], bool], levels: int) -> bool:

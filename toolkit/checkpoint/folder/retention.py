@@ -137,7 +137,12 @@ def metric_of(state: Mapping[str, Any]) -> float | None:
     """The value of the metric in a checkpoint's `state`; None where it recorded none."""
     recorded = state.get(METRIC)
     value = recorded.get("value") if isinstance(recorded, dict) else None
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a whole number past the largest float
+        return math.inf if value > 0 else -math.inf
 
 
 def recorded_metric(folder: Path) -> float | None:

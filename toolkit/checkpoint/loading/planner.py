@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.boxes import chunk_of
 from toolkit.checkpoint.loading.differing import both_shapes, difference
+from toolkit.checkpoint.tensors import refuse_nested
 from toolkit.errors import ToolkitError
 
 
@@ -34,6 +35,7 @@ class LoadPlanner(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """DCP's plan of the keys that exist."""
         assert self.metadata is not None
+        refuse_nested(self.state_dict)
         self.missing = tuple(sorted(set(self.state_dict) - set(self.metadata.state_dict_metadata)))
         self._refuse_what_differs()
         # DCP's way takes a millisecond for a DTensor, and works out the place of some uneven parts wrongly (`boxes`).

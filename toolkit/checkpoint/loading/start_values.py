@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.planner import is_optional, put_value
-from toolkit.checkpoint.tensors import refuse_no_dict
+from toolkit.checkpoint.tensors import refuse_nested, refuse_no_dict
 from toolkit.errors import OwnFailureError
 
 MOST_BYTES_EACH = 1 << 20
@@ -36,6 +36,7 @@ class StartValues:
         refuse_no_dict(tensors, "tensors")
         self._tensors, self._optional = tensors, optional
         flat, self._paths = flatten_state_dict(tensors)
+        refuse_nested(flat)
         self._values = {name: value for name, value in flat.items() if not isinstance(value, torch.Tensor)}
         self._copies: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._overwritten: set[str] = set()

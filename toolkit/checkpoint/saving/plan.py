@@ -23,7 +23,7 @@ from toolkit.checkpoint.format.manifest import Piece, TensorRecord
 from toolkit.checkpoint.format.shard_layout import ShardLayout, StoredPiece, lay_out
 from toolkit.checkpoint.saving.finish import WholePlan
 from toolkit.checkpoint.saving.planner import SavePlanner
-from toolkit.checkpoint.tensors import dtype_name, meshes_of
+from toolkit.checkpoint.tensors import dtype_name, meshes_of, refuse_nested
 
 Path = tuple[str | int, ...]
 # A shard file, its pieces, and the first byte of each.
@@ -79,6 +79,7 @@ class SavePlanning:
         """Flatten this rank's state. Not collective."""
         planner = SavePlanner()
         planner.set_up_planner(tensors, is_coordinator=self._ranks.rank == 0)
+        refuse_nested(planner.state_dict)
         shapes = tuple(_shape_of(name, value) for name, value in planner.state_dict.items())
         return FlatState(planner, (shapes, tuple(planner.mappings.items())))
 
