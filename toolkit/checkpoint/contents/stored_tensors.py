@@ -11,7 +11,8 @@ import numpy as np
 
 from toolkit.checkpoint.format.elements import element
 from toolkit.checkpoint.format.manifest import Manifest
-from toolkit.checkpoint.loading.shard_reader import ShardReader, WantedBox
+from toolkit.checkpoint.loading.shard_reader import ShardReader
+from toolkit.checkpoint.loading.wanted import WantedBox, reads_of
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins in the global tensor, and its shape
 
@@ -63,7 +64,7 @@ class StoredTensors:
             inside = tuple(at - begin for at, begin in zip(start, piece.offset, strict=True))
             place = tuple(slice(a - o, a - o + n) for a, o, n in zip(start, offset, extent, strict=True))
             part = whole[place] if place else whole
-            self._shard(piece.file).read([WantedBox(piece, inside, part)])
+            self._shard(piece.file).read(reads_of([WantedBox(piece, inside, part)]))
         return whole
 
     def boxes(self, name: str, most_bytes: int = 64 * 1024 * 1024) -> Iterator[tuple[Box, np.ndarray]]:

@@ -40,6 +40,8 @@ def in_strides(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
 
 def behind(views: Sequence[memoryview], count: int) -> list[memoryview]:
     """What is left without the first `count` bytes."""
+    if count == sum(map(len, views)):  # nearly always: the system takes, or gives, all that it is asked for
+        return []
     rest = list(views)
     while rest and count >= len(rest[0]):
         count -= len(rest.pop(0))

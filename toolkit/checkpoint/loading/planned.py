@@ -14,7 +14,8 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from toolkit.checkpoint.format.manifest import Manifest, Piece, TensorRecord
-from toolkit.checkpoint.loading.shard_reader import ShardReader, WantedBox
+from toolkit.checkpoint.loading.shard_reader import ShardReader
+from toolkit.checkpoint.loading.wanted import FileReads, WantedBox, reads_of
 from toolkit.checkpoint.tensors import as_numpy, dtype_name, refuse_no_dict, shared_numpy
 from toolkit.errors import ToolkitError
 
@@ -44,17 +45,16 @@ class PlannedLoad:
         self._planner = planner
         self._values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
         self._places: list[_Place] = []
-        self._boxes: dict[str, list[WantedBox]] = defaultdict(list)
+        boxes: dict[str, list[WantedBox]] = defaultdict(list)
         for item in plan.items:
             if item.type != LoadItemType.BYTE_IO:
-                self._add(item)
+                file, box = self._box(item)
+                boxes[file].append(box)
+        self._reads: dict[str, FileReads] = {file: reads_of(of_file) for file, of_file in boxes.items()}
 
     def touched_blocks(self) -> dict[str, set[int]]:
         """The blocks of each shard file that hold something of what is read."""
-        return {
-            file: {block for box in boxes if box.out.size for block in box.blocks}
-            for file, boxes in self._boxes.items()
-        }
+        return {file: reads.touched() for file, reads in self._reads.items()}
 
     def read(self, *, threads: int = 1, checked_by_others: Blocks | None = None) -> int:
         """Fill the tensors and return the bytes read. When this raises, they hold nothing that may be used.
@@ -69,9 +69,9 @@ class PlannedLoad:
             packed.seek(0)
             self._planner.load_bytes(item, packed)
         bytes_read = 0
-        for file, boxes in self._boxes.items():
+        for file, reads in self._reads.items():
             with ShardReader(self._folder / file, self._manifest.file(file), threads=threads) as shard:
-                shard.read(boxes, checked_by_others=(checked_by_others or {}).get(file, ()))
+                shard.read(reads, checked_by_others=(checked_by_others or {}).get(file, ()))
                 bytes_read += shard.bytes_read
         for place in self._places:
             if place.buffer is not place.target:
@@ -79,7 +79,8 @@ class PlannedLoad:
             self._planner.commit_tensor(place.item, place.target)
         return bytes_read
 
-    def _add(self, item: ReadItem) -> None:
+    def _box(self, item: ReadItem) -> tuple[str, WantedBox]:
+        """(the shard file of an item, what is wanted of it)."""
         name = item.storage_index.fqn
         record = self._manifest.tensors[name]
         piece = piece_of(record, item.storage_index)
@@ -91,8 +92,8 @@ class PlannedLoad:
         if out is None:  # another type or device: a copy in between
             buffer = torch.empty(tuple(item.lengths), dtype=stored)
             out = as_numpy(buffer, name)
-        self._boxes[piece.file].append(WantedBox(piece, tuple(item.storage_offsets), out))
         self._places.append(_Place(item, target, buffer))
+        return piece.file, WantedBox(piece, tuple(item.storage_offsets), out)
 
 
 def planned_load(folder: Path, manifest: Manifest, tensors: dict[str, Any], planner: LoadPlanner) -> PlannedLoad:

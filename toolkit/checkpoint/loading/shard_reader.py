@@ -11,18 +11,16 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-import numpy as np
 import xxhash
 
 from toolkit.checkpoint.errors import CorruptCheckpointError, reading
@@ -31,43 +29,14 @@ from toolkit.checkpoint.format.chunks import chunks_of_box
 from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests, read_digests, size_of_file
 from toolkit.checkpoint.format.filters import DecompressionError, decompress
 from toolkit.checkpoint.format.layout import digest_name
-from toolkit.checkpoint.format.manifest import FileRecord, Piece
-from toolkit.checkpoint.loading.rows import Rows, rows_of
+from toolkit.checkpoint.format.manifest import FileRecord
+from toolkit.checkpoint.loading.rows import Rows
+from toolkit.checkpoint.loading.wanted import FileReads, WantedBox, WantedOfBlock, add_bytes, in_file_order
 
 T = TypeVar("T")
 Pages = mmap.mmap | bytes
 
 _BATCH_BYTES = 64 * 1024 * 1024  # of compressed chunks that are in memory at a time
-_MOST_PARTS = 64  # of a block in one system call; more are read together and copied from there
-
-
-@dataclass(frozen=True, eq=False)
-class WantedBox:
-    """A box of a piece and its place in memory.
-
-    `start` is where it begins inside the piece; `out` has its shape, and elements of the piece's size, bit by bit.
-    """
-
-    piece: Piece
-    start: tuple[int, ...]
-    out: np.ndarray
-
-    @cached_property
-    def bytes_of_file(self) -> range:
-        """The bytes of the file from the box's first to its last, others' between them. Not of a compressed piece."""
-        return _bytes_of_box(self.piece, self.start, self.out.shape, self.out.itemsize)
-
-    @cached_property
-    def blocks(self) -> Collection[int]:
-        """The blocks that hold the box."""
-        if self.piece.chunks is None:
-            return blocks_of(self.bytes_of_file)
-        return blocks_of_box(self.piece, self.start, self.out.shape, self.out.itemsize)
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether its bytes follow one another in the file and in memory."""
-        return self.piece.chunks is None and self.out.flags.c_contiguous and len(self.bytes_of_file) == self.out.nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +47,6 @@ class _WantedChunk:
     stored: range
     inside_chunk: tuple[slice, ...]
     inside_box: tuple[slice, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class _WantedOfBlock:
-    """What is wanted of a block: bytes from a first one on and their places, and rows that may begin in it."""
-
-    parts: list[tuple[int, memoryview]] = field(default_factory=list)
-    rows: list[Rows] = field(default_factory=list)
 
 
 class ShardReader:
@@ -119,8 +80,8 @@ class ShardReader:
     ) -> None:
         os.close(self._descriptor)
 
-    def read(self, boxes: Iterable[WantedBox], *, checked_by_others: Collection[int] = ()) -> None:
-        """Fill the boxes. When this raises, they hold nothing that may be used.
+    def read(self, reads: FileReads, *, checked_by_others: Collection[int] = ()) -> None:
+        """Fill what is wanted of this file. When this raises, it holds nothing that may be used.
 
         Args:
             checked_by_others: blocks that another rank of this node checks meanwhile.
@@ -129,14 +90,10 @@ class ShardReader:
             CorruptCheckpointError: a block is damaged, or the file was changed meanwhile.
             OwnFailureError: the system does not let this host read it.
         """
-        filled = [box for box in boxes if box.out.size]
-        plain = [box for box in filled if box.piece.chunks is None]
-        wanted = {block: _WantedOfBlock() for block in sorted({block for box in plain for block in box.blocks})}
-        for box in plain:
-            _add(wanted, box)
-        with reading(self._path), self._mapped(any(of_block.rows for of_block in wanted.values())) as pages:
-            self._read_blocks(wanted, checked_by_others, pages)
-            self._decompress([box for box in filled if box.piece.chunks is not None], checked_by_others)
+        has_rows = any(of_block.rows for of_block in reads.blocks.values())
+        with reading(self._path), self._mapped(has_rows) as pages:
+            self._read_blocks(reads.blocks, checked_by_others, pages)
+            self._decompress(reads.compressed, checked_by_others)
             if self._identity() != self._opened_as:
                 raise CorruptCheckpointError("was changed while it was read", where=str(self._path))
 
@@ -150,7 +107,7 @@ class ShardReader:
             yield pages
 
     def _read_blocks(
-        self, wanted: Mapping[int, _WantedOfBlock], checked_by_others: Collection[int], pages: Pages = b""
+        self, wanted: Mapping[int, WantedOfBlock], checked_by_others: Collection[int], pages: Pages = b""
     ) -> None:
         """Read what is wanted into place, and check each block once."""
         to_check = self._unchecked.intersection(wanted).difference(checked_by_others)
@@ -165,15 +122,14 @@ class ShardReader:
         self.bytes_read += sum(_in_threads(work, list(wanted), self._threads))
         self._unchecked -= to_check
 
-    def _read_and_check(self, block: int, wanted: _WantedOfBlock, pages: Pages) -> int:
+    def _read_and_check(self, block: int, wanted: WantedOfBlock, pages: Pages) -> int:
         """Read a whole block: what is wanted to its place, the rest to a scratch."""
         inside = _block(block, self._digests.size)
         scratch = self._scratch_block()[: len(inside)]
-        parts = sorted(wanted.parts, key=lambda part: part[0])
-        scattered = bool(wanted.rows) or len(parts) > _MOST_PARTS or _overlap(parts)
+        parts = wanted.in_order
         digest = xxhash.xxh3_128()
         at = inside.start
-        for stride in in_strides([scratch] if scattered else _with_gaps(parts, inside, scratch)):
+        for stride in in_strides([scratch] if wanted.is_scattered else _with_gaps(parts, inside, scratch)):
             at += self._read_parts(at, stride)
             for view in stride:
                 digest.update(view)
@@ -181,7 +137,7 @@ class ShardReader:
             raise CorruptCheckpointError(
                 f"block {block} (from byte {inside.start}) was changed after it was saved", where=str(self._path)
             )
-        if scattered:
+        if wanted.is_scattered:
             for begin, part in parts:
                 part[:] = scratch[begin - inside.start : begin - inside.start + len(part)]
         _copy_rows(wanted.rows, inside, pages, scratch)
@@ -203,10 +159,10 @@ class ShardReader:
         """Read, check and decompress the chunks that hold something of compressed boxes, some at a time."""
         for batch in _batches(boxes):
             stored = {chunk: memoryview(bytearray(len(chunk))) for chunk in {wanted.stored for wanted in batch}}
-            of_blocks = {block: _WantedOfBlock() for block in sorted({b for chunk in stored for b in blocks_of(chunk)})}
+            of_blocks: defaultdict[int, WantedOfBlock] = defaultdict(WantedOfBlock)
             for chunk, data in stored.items():
-                _add_bytes(of_blocks, chunk.start, data)
-            self._read_blocks(of_blocks, checked_by_others)
+                add_bytes(of_blocks, chunk.start, data)
+            self._read_blocks(in_file_order(of_blocks), checked_by_others)
 
             def work(wanted: _WantedChunk, stored: dict[range, memoryview] = stored) -> int:
                 self._copy_chunk(wanted, stored[wanted.stored])
@@ -249,23 +205,6 @@ def _digests_of(path: Path, expected: FileRecord) -> BlockDigests:
     return digests
 
 
-def _add(wanted: Mapping[int, _WantedOfBlock], box: WantedBox) -> None:
-    """Want a box of a piece that is not compressed."""
-    if box.is_direct:
-        _add_bytes(wanted, box.bytes_of_file.start, box.out.reshape(-1).view(np.uint8).data)
-        return
-    for rows in rows_of(box.piece.byte_offset, box.piece.shape, box.start, box.out):
-        for block in blocks_of(range(rows.begins[0], rows.begins[-1] + 1)):
-            wanted[block].rows.append(rows)
-
-
-def _add_bytes(wanted: Mapping[int, _WantedOfBlock], first: int, data: memoryview) -> None:
-    """Want the bytes of the file from `first` on in `data`."""
-    for block in blocks_of(range(first, first + len(data))):
-        begin, end = max(first, block * BLOCK_BYTES), min(first + len(data), (block + 1) * BLOCK_BYTES)
-        wanted[block].parts.append((begin, data[begin - first : end - first]))
-
-
 def _copy_rows(rows: Sequence[Rows], block: range, pages: Pages, held: memoryview | None = None) -> None:
     """Copy the rows that begin in a block: out of memory that holds the block, those that it holds, else out of the pages."""
     for one in rows:
@@ -280,11 +219,6 @@ def _copy_rows(rows: Sequence[Rows], block: range, pages: Pages, held: memoryvie
 def _block(number: int, size: int) -> range:
     """The bytes of a block of a file of `size` bytes."""
     return range(number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, size))
-
-
-def blocks_of(inside: range) -> range:
-    """The blocks that hold some bytes of a file."""
-    return range(inside.start // BLOCK_BYTES, -(-inside.stop // BLOCK_BYTES))
 
 
 def _batches(boxes: Iterable[WantedBox]) -> Iterator[list[_WantedChunk]]:
@@ -318,28 +252,6 @@ def _with_gaps(places: Sequence[tuple[int, memoryview]], block: range, scratch: 
             parts.append(part)
         position = begin + len(part)
     return parts
-
-
-def _overlap(places: Sequence[tuple[int, memoryview]]) -> bool:
-    """Whether some bytes are wanted at two places."""
-    return any(begin + len(part) > following for (begin, part), (following, _) in pairwise(places))
-
-
-def blocks_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> Collection[int]:
-    """The blocks of a piece's file that hold a box of it, which is not empty."""
-    if piece.chunks is None:
-        return blocks_of(_bytes_of_box(piece, start, shape, element_bytes))
-    within = chunks_of_box(piece.shape, piece.chunks.shape, start, shape)
-    return {block for number, _, _ in within for block in blocks_of(piece.chunks.bytes_of_file(number))}
-
-
-def _bytes_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> range:
-    if tuple(shape) == piece.shape:  # mostly: and there may be thousands of them
-        return range(piece.byte_offset, piece.byte_offset + piece.size * element_bytes)
-    strides = [prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape))]
-    first = sum(at * stride for at, stride in zip(start, strides, strict=True))
-    last = first + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
-    return range(piece.byte_offset + first * element_bytes, piece.byte_offset + (last + 1) * element_bytes)
 
 
 def _in_threads(work: Callable[[T], int], items: Sequence[T], threads: int) -> list[int]:

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from toolkit.checkpoint.format.elements import element
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.planned import piece_of
-from toolkit.checkpoint.loading.shard_reader import blocks_of_box
+from toolkit.checkpoint.loading.wanted import blocks_of_box
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 

@@ -1,0 +1,139 @@
+"""What a load wants of a shard file: boxes of pieces and their places, and by block which bytes go where.
+
+Worked out before anything is read, without a look at the file: the manifest says where each piece's bytes begin.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+
+from toolkit.checkpoint.format.chunks import chunks_of_box
+from toolkit.checkpoint.format.digests import BLOCK_BYTES
+from toolkit.checkpoint.format.manifest import Piece
+from toolkit.checkpoint.loading.rows import Rows, rows_of
+
+_MOST_PARTS = 64  # of a block in one system call; more are read together and copied from there
+
+
+@dataclass(frozen=True, eq=False)
+class WantedBox:
+    """A box of a piece and its place in memory.
+
+    `start` is where it begins inside the piece; `out` has its shape, and elements of the piece's size, bit by bit.
+    """
+
+    piece: Piece
+    start: tuple[int, ...]
+    out: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class WantedOfBlock:
+    """What is wanted of a block: bytes from a first one on and their places, and rows that may begin in it."""
+
+    parts: list[tuple[int, memoryview]] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+
+    @cached_property
+    def in_order(self) -> Sequence[tuple[int, memoryview]]:
+        """The parts as they follow one another in the file."""
+        return sorted(self.parts, key=_first)
+
+    @cached_property
+    def is_scattered(self) -> bool:
+        """Whether it is read as a whole and copied from there: there are rows, many parts, or bytes with two places."""
+        return bool(self.rows) or len(self.parts) > _MOST_PARTS or _overlap(self.in_order)
+
+
+@dataclass(frozen=True, eq=False)
+class FileReads:
+    """What is wanted of one shard file: by block, in the file's order, and boxes of compressed pieces."""
+
+    blocks: Mapping[int, WantedOfBlock]
+    compressed: Sequence[WantedBox]
+
+    def touched(self) -> set[int]:
+        """The blocks that hold something of it."""
+        return set(self.blocks).union(*map(_blocks_of, self.compressed))
+
+
+def reads_of(boxes: Iterable[WantedBox]) -> FileReads:
+    """The boxes of one file, which is not looked at."""
+    blocks: defaultdict[int, WantedOfBlock] = defaultdict(WantedOfBlock)
+    compressed = []
+    for box in boxes:
+        if not box.out.size:
+            continue
+        if box.piece.chunks is not None:
+            compressed.append(box)
+        else:
+            _add(blocks, box)
+    return FileReads(in_file_order(blocks), compressed)
+
+
+def in_file_order(blocks: Mapping[int, WantedOfBlock]) -> dict[int, WantedOfBlock]:
+    """The same by ascending block."""
+    return {block: blocks[block] for block in sorted(blocks)}
+
+
+def _add(wanted: defaultdict[int, WantedOfBlock], box: WantedBox) -> None:
+    """Want a box of a piece that is not compressed."""
+    inside = _bytes_of_box(box.piece, box.start, box.out.shape, box.out.itemsize)
+    if len(inside) == box.out.nbytes and box.out.flags.c_contiguous:  # they follow one another there and here
+        add_bytes(wanted, inside.start, box.out.reshape(-1).view(np.uint8).data)
+        return
+    for block in blocks_of(inside):
+        wanted[block]  # is checked also where no row begins in it
+    for rows in rows_of(box.piece.byte_offset, box.piece.shape, box.start, box.out):
+        for block in blocks_of(range(rows.begins[0], rows.begins[-1] + 1)):
+            wanted[block].rows.append(rows)
+
+
+def add_bytes(wanted: defaultdict[int, WantedOfBlock], first: int, data: memoryview) -> None:
+    """Want the bytes of the file from `first` on in `data`."""
+    for block in blocks_of(range(first, first + len(data))):
+        begin, end = max(first, block * BLOCK_BYTES), min(first + len(data), (block + 1) * BLOCK_BYTES)
+        wanted[block].parts.append((begin, data[begin - first : end - first]))
+
+
+def _first(part: tuple[int, memoryview]) -> int:
+    return part[0]
+
+
+def _overlap(places: Sequence[tuple[int, memoryview]]) -> bool:
+    """Whether some bytes are wanted at two places."""
+    return any(begin + len(part) > following for (begin, part), (following, _) in pairwise(places))
+
+
+def _blocks_of(box: WantedBox) -> set[int]:
+    return blocks_of_box(box.piece, box.start, box.out.shape, box.out.itemsize)
+
+
+def blocks_of(inside: range) -> range:
+    """The blocks that hold some bytes of a file."""
+    return range(inside.start // BLOCK_BYTES, -(-inside.stop // BLOCK_BYTES))
+
+
+def blocks_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> set[int]:
+    """The blocks of a piece's file that hold a box of it, which is not empty."""
+    if piece.chunks is None:
+        return set(blocks_of(_bytes_of_box(piece, start, shape, element_bytes)))
+    within = chunks_of_box(piece.shape, piece.chunks.shape, start, shape)
+    return {block for number, _, _ in within for block in blocks_of(piece.chunks.bytes_of_file(number))}
+
+
+def _bytes_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> range:
+    """The bytes of the file from the box's first to its last, others' between them."""
+    if tuple(shape) == piece.shape:  # mostly: and there may be thousands of them
+        return range(piece.byte_offset, piece.byte_offset + piece.size * element_bytes)
+    strides = [prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape))]
+    first = sum(at * stride for at, stride in zip(start, strides, strict=True))
+    last = first + sum((count - 1) * stride for count, stride in zip(shape, strides, strict=True))
+    return range(piece.byte_offset + first * element_bytes, piece.byte_offset + (last + 1) * element_bytes)
