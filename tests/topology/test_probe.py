@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from machine_fakes import FakeNvml, h100_pair, write_system
 
+from toolkit.topology.fabric.node import AdapterPort, read_ports
 from toolkit.topology.facts import Claimed, Fact, contradictions, facts_of
 from toolkit.topology.node_links import cliques_of, nearest_nics_of
 from toolkit.topology.probe import probe_node
@@ -69,6 +70,40 @@ def test_nvml_and_system_files_tell_a_whole_node(on_path, tmp_path):
     assert down.numa_node.missing == "/sys: the firmware does not tell the NUMA node"
     assert node.nic_guids[0].value == "a088:c203:0000:0000"
     assert not node.warnings and not contradictions(node)
+
+
+def test_facts_and_settings_of_the_fabric_know_the_same_ports(on_path, tmp_path):
+    nvml, system = h100_pair(tmp_path / "sys")
+    port = system / "class/infiniband/mlx5_1/ports/1"
+    (port / "state").write_text("5: ACTIVE_DEFER\n")
+    (system / "class/infiniband/mlx5_2/ports/1").mkdir(parents=True)  # its files cannot be read
+    (system / "class/infiniband/version").write_text("1\n")
+    told = {nic.name: nic.ports for nic in probe(nvml, system).hardware.nics.value}
+    assert [(name, len(ports)) for name, ports in told.items()] == [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_2", 0)]
+    ports = [
+        AdapterPort(name, port.number, port.state.value == "Active", port.rate_gbit_per_s.value, port.link_layer.value)
+        for name, of_nic in told.items()
+        for port in of_nic
+    ]
+    assert read_ports(system) == (*ports, AdapterPort("mlx5_2", 1, None, None, None))
+    (port / "phys_state").write_text("3: Disabled\n")
+    nic = probe(nvml, system).hardware.nics.value[1]
+    assert nic.ports[0].rate_gbit_per_s.missing == "the port is not active, so that its rate is no measurement"
+    assert read_ports(system)[1] == AdapterPort("mlx5_1", 1, True, None, "InfiniBand")
+
+
+def test_adapters_of_a_container_without_other_files_are_known_and_their_damage_is_told(on_path, tmp_path):
+    port = tmp_path / "class/infiniband/rxe0/ports/1"
+    port.mkdir(parents=True)
+    for file, text in (("state", "4: ACTIVE"), ("phys_state", "5: LinkUp"), ("link_layer", "Ethernet"), ("rate", "?")):
+        (port / file).write_text(text + "\n")
+    node = probe(FakeNvml([]), tmp_path)
+    (nic,) = node.hardware.nics.value
+    assert (nic.name, nic.ports[0].link_layer.value) == ("rxe0", "Ethernet")
+    assert nic.ports[0].rate_gbit_per_s.missing == "/sys does not tell it"
+    assert node.warnings == ("/sys: no rate of a port: '?'",)
+    write_system(tmp_path)
+    assert node.warnings[0] in probe(FakeNvml([]), tmp_path).warnings
 
 
 def test_a_contradiction_is_nobodys_win(on_path, tmp_path):

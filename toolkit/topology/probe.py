@@ -13,12 +13,13 @@ from toolkit.topology.facts import Fact, Gpu, Hardware, LinkFact, Nic, NicPort, 
 from toolkit.topology.names import by_numbers
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S
 from toolkit.topology.sources.ibstat import ask_ibstat
+from toolkit.topology.sources.kernel_files import SYSTEM_ROOT
 from toolkit.topology.sources.lscpu import ask_lscpu
 from toolkit.topology.sources.numactl import ask_numactl
 from toolkit.topology.sources.nvidia_smi import ask_nvidia_smi
 from toolkit.topology.sources.nvml import ask_nvml
 from toolkit.topology.sources.slurm_address import ask_slurm
-from toolkit.topology.sources.system_files import SYSTEM_ROOT, ask_system_files, count_gpus
+from toolkit.topology.sources.system_files import ask_system_files, count_gpus
 
 
 def probe_node(

@@ -70,15 +70,19 @@ def test_the_only_interface_is_left_to_nccl():
 
 
 def test_ports_as_the_kernel_lists_them(tmp_path):
-    for name, state, rate in (("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"), ("mlx5_1", "1: DOWN", "2.5 Gb/sec (1X)")):
-        place = tmp_path / name / "ports" / "1"
+    folder = tmp_path / "class" / "infiniband"
+    for name, state, rate in (
+        ("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"), ("mlx5_1", "1: DOWN", "2.5 Gb/sec (1X)"),
+        ("mlx5_10", "5: ACTIVE_DEFER", "200 Gb/sec (4X HDR)"),
+    ):  # fmt: skip
+        place = folder / name / "ports" / "1"
         place.mkdir(parents=True)
         for file, text in (("state", state), ("rate", rate), ("link_layer", "InfiniBand")):
             (place / file).write_text(text + "\n")
-    (tmp_path / "mlx5_2" / "ports" / "1").mkdir(parents=True)
+    (folder / "mlx5_2" / "ports" / "1").mkdir(parents=True)
     assert read_ports(tmp_path) == (
-        AdapterPort("mlx5_0", 1, True, 400.0, "InfiniBand"), AdapterPort("mlx5_1", 1, False, 2.5, "InfiniBand"),
-        AdapterPort("mlx5_2", 1, None, None, None),
+        AdapterPort("mlx5_0", 1, True, 400.0, "InfiniBand"), AdapterPort("mlx5_1", 1, False, None, "InfiniBand"),
+        AdapterPort("mlx5_2", 1, None, None, None), AdapterPort("mlx5_10", 1, True, 200.0, "InfiniBand"),
     )  # fmt: skip
     assert read_ports(tmp_path / "none") is None
 

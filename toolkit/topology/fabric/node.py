@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.topology.parsers.ibstat import Adapter
+from toolkit.topology.sources.infiniband_files import is_active, measured_rate, read_adapters
+from toolkit.topology.sources.kernel_files import SYSTEM_ROOT
 from toolkit.world.address import interface_addresses
 
 _VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel", "lo")
@@ -57,42 +58,16 @@ def fast_ports(ports: tuple[AdapterPort, ...]) -> list[AdapterPort]:
     return [port for port in active if 2 * (port.rate_gb_per_s or 0) > max(rates)]
 
 
-def ports_of(adapters: tuple[Adapter, ...]) -> tuple[AdapterPort, ...]:
-    """The ports that `ibstat` printed."""
+def read_ports(root: Path = SYSTEM_ROOT) -> tuple[AdapterPort, ...] | None:
+    """The ports that the kernel lists, without a command; None where it has no such list."""
+    adapters, _ = read_adapters(root)  # `topo show` tells of damage: here it is unknown what stands there
+    if adapters is None:
+        return None
     return tuple(
-        AdapterPort(adapter.name, port.number, port.active, port.rate_gb_per_s, port.link_layer)
+        AdapterPort(adapter.name, port.number, is_active(port), measured_rate(port), port.link_layer)
         for adapter in adapters
         for port in adapter.ports
     )
-
-
-def read_ports(root: Path = Path("/sys/class/infiniband")) -> tuple[AdapterPort, ...] | None:
-    """The ports that the kernel lists, without a command; None where it has no such list."""
-    if not root.is_dir():
-        return None
-    return tuple(
-        _port(adapter.name, place)
-        for adapter in sorted(root.iterdir())
-        for place in sorted(adapter.glob("ports/[0-9]*"))
-    )
-
-
-def _port(adapter: str, place: Path) -> AdapterPort:
-    state, rate = _word(place / "state"), _word(place / "rate").split(" ")[0]
-    return AdapterPort(
-        adapter,
-        int(place.name),
-        state.endswith("ACTIVE") if state else None,
-        float(rate) if rate.replace(".", "", 1).isdigit() else None,
-        _word(place / "link_layer") or None,
-    )
-
-
-def _word(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:  # a port that goes away, or a driver that has no such file
-        return ""
 
 
 def read_default_route(table: Path = Path("/proc/net/route")) -> str:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.claims import Answer
-from toolkit.topology.names import by_numbers
 from toolkit.topology.parsers.cpu_lists import cpu_list, read_cpu_list
 from toolkit.topology.parsers.sysfs import parse_sysfs
-from toolkit.topology.parsers.sysfs_facts import InfinibandDevice, InfinibandPort, PciDevice
+from toolkit.topology.parsers.sysfs_facts import InfinibandDevice, InfinibandPort, PciDevice, SystemFiles
 from toolkit.topology.sources.ibstat import NOT_ACTIVE
+from toolkit.topology.sources.infiniband_files import is_active, measured_rate, read_adapters, state_of
+from toolkit.topology.sources.kernel_files import SYSTEM_ROOT, names_in, read_file
 
 SOURCE = "/sys"
-SYSTEM_ROOT = Path("/sys")
 TELLS = (
     ("sockets",),
     ("cpus",),
@@ -31,7 +31,6 @@ TELLS = (
     ("nic",),
     ("link",),
 )
-_STATES = {"INIT": "Initializing", "ACTIVE_DEFER": "Active"}  # the kernel's words, in those of ibstat
 _PCI_FILES = ("class", "vendor", "device", "numa_node", "local_cpulist")
 _NVIDIA = "0x10de"
 
@@ -39,15 +38,17 @@ _NVIDIA = "0x10de"
 def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> Answer:
     """Claim what the kernel says. `gpu_buses` are the PCI addresses of the GPUs that NVML numbers."""
     answer = Answer(SOURCE, "direct", TELLS)
-    nics = _names(root / "class/infiniband")
-    nic_buses = {name: bus for name in nics if (bus := _address(root / "class/infiniband" / name / "device"))}
-    listing = dict(_node_files(root)) | dict(_infiniband_files(root, nics))
-    listing |= dict(_pci_files(root, {*gpu_buses.values(), *nic_buses.values()}))
-    if not listing:
+    adapters, damage = read_adapters(root)
+    nic_buses = {nic.name: bus for nic in adapters or () if (bus := _address(_nic_folder(root, nic.name) / "device"))}
+    listing = dict(_node_files(root)) | dict(_pci_files(root, {*gpu_buses.values(), *nic_buses.values()}))
+    if not listing and not adapters:
         answer.miss("/sys: lists no NUMA node and no device")
         return answer
+    facts, warnings = SystemFiles(None, None, ()), damage
     try:
-        facts, warnings = parse_sysfs("".join(f"{path}: {value}\n" for path, value in listing.items()))
+        if listing:
+            facts, of_listing = parse_sysfs("".join(f"{path}: {value}\n" for path, value in listing.items()))
+            warnings = (*of_listing, *damage)
     except ToolkitError as error:
         answer.miss(f"/sys: {error.message}")
         return answer
@@ -62,7 +63,7 @@ def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> 
     for index, bus in gpu_buses.items():
         _say_near(devices.get(bus), answer, ("GPU", index))
     answer.say(True, "nics")
-    for nic in facts.infiniband:
+    for nic in adapters or ():
         _say_nic(root, nic, answer)
         answer.say(nic_buses.get(nic.name), "nic", nic.name, "bus")
         _say_near(devices.get(nic_buses.get(nic.name, "")), answer, ("nic", nic.name))
@@ -73,25 +74,11 @@ def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> 
 def count_gpus(root: Path = SYSTEM_ROOT) -> int:
     """How many display devices of NVIDIA the PCI bus has, whether or not this job may use them."""
     found = 0
-    for address in _names(root / "bus/pci/devices"):
+    for address in names_in(root / "bus/pci/devices"):
         folder = root / "bus/pci/devices" / address
-        is_display = (_read(folder / "class") or "").startswith("0x03")
-        found += is_display and _read(folder / "vendor") == _NVIDIA
+        is_display = (read_file(folder / "class") or "").startswith("0x03")
+        found += is_display and read_file(folder / "vendor") == _NVIDIA
     return found
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # many files of /sys cannot be read while a device is away
-        return None
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted((path.name for path in folder.iterdir()), key=by_numbers)
-    except OSError:
-        return []
 
 
 def _address(link: Path) -> str | None:
@@ -100,43 +87,35 @@ def _address(link: Path) -> str | None:
     return name if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", name) else None
 
 
+def _nic_folder(root: Path, name: str) -> Path:
+    return root / "class/infiniband" / name
+
+
 def _node_files(root: Path) -> Iterable[tuple[str, str]]:
     folder = root / "devices/system/node"
-    for name in _names(folder):
+    for name in names_in(folder):
         if not re.fullmatch("node[0-9]+", name):
             continue
         for file in ("cpulist", "cpumap", "distance", "meminfo"):
-            value = _read(folder / name / file)
+            value = read_file(folder / name / file)
             if value is not None:
                 if file == "meminfo":
                     value = next((" ".join(line.split()) for line in value.splitlines() if "MemTotal" in line), "")
                 yield f"/sys/devices/system/node/{name}/{file}", value
-    if online := _read(folder / "online"):
+    if online := read_file(folder / "online"):
         yield "/sys/devices/system/node/online", online
 
 
 def _pci_files(root: Path, addresses: Iterable[str]) -> Iterable[tuple[str, str]]:
     for address in sorted(addresses):
         for file in _PCI_FILES:
-            value = _read(root / "bus/pci/devices" / address / file)
+            value = read_file(root / "bus/pci/devices" / address / file)
             if value is not None:
                 yield f"/sys/bus/pci/devices/{address}/{file}", value
 
 
-def _infiniband_files(root: Path, nics: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for name in nics:
-        folder = root / "class/infiniband" / name
-        files = [("hca_type", folder / "hca_type"), ("fw_ver", folder / "fw_ver")]
-        for port in _names(folder / "ports"):
-            files += [(f"ports/{port}/{file}", folder / "ports" / port / file)
-                      for file in ("state", "phys_state", "rate", "link_layer")]  # fmt: skip
-        for place, path in files:
-            if value := _read(path):
-                yield f"/sys/class/infiniband/{name}/{place}", value
-
-
 def _say_processors(root: Path, answer: Answer) -> None:
-    online = _read(root / "devices/system/cpu/online")
+    online = read_file(root / "devices/system/cpu/online")
     cpus = read_cpu_list(online) if online else None
     if cpus is None:
         answer.miss("/sys does not tell which processors are online", "cpus")
@@ -151,7 +130,7 @@ def _say_processors(root: Path, answer: Answer) -> None:
 
 
 def _socket(root: Path, cpu: int) -> int | None:
-    text = _read(root / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id")
+    text = read_file(root / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id")
     return int(text) if text and text.isdecimal() else None
 
 
@@ -177,10 +156,10 @@ def _say_near(device: PciDevice | None, answer: Answer, about: tuple[str, int | 
 
 def _say_nic(root: Path, nic: InfinibandDevice, answer: Answer) -> None:
     about = ("nic", nic.name)
-    folder = root / "class/infiniband" / nic.name
+    folder = _nic_folder(root, nic.name)
     answer.claims[about] = True
-    answer.say(_read(folder / "node_guid"), *about, "guid")
-    interfaces = _names(folder / "device/net")
+    answer.say(read_file(folder / "node_guid"), *about, "guid")
+    interfaces = names_in(folder / "device/net")
     answer.say(",".join(interfaces) or None, *about, "net_device")
     if not interfaces:
         answer.miss("/sys lists no network interface of it", *about, "net_device")
@@ -189,12 +168,11 @@ def _say_nic(root: Path, nic: InfinibandDevice, answer: Answer) -> None:
 
 
 def _say_port(port: InfinibandPort, answer: Answer, about: tuple[str | int, ...]) -> None:
-    state = None if port.state is None else _STATES.get(port.state, port.state.capitalize())
-    answer.say(state, *about, "state")
+    answer.miss("/sys does not tell it", *about)
+    answer.say(state_of(port), *about, "state")
     answer.say(port.link_layer, *about, "link_layer")
-    if state == "Active" and port.physical_state in ("LinkUp", None):
-        answer.say(port.rate_gbit_per_s, *about, "rate")
-    else:
+    answer.say(measured_rate(port), *about, "rate")
+    if is_active(port) is False or port.physical_state not in ("LinkUp", None):
         answer.miss(NOT_ACTIVE, *about, "rate")
 
 
