@@ -11,7 +11,6 @@ import pytest
 from toolkit.topology.facts import Fact, LinkFact, Topology, unknown
 from toolkit.topology.links import disjoint_cliques
 from toolkit.topology.machine_facts import topology_of_machine
-from toolkit.topology.machines import MACHINES, cluster_of
 from toolkit.topology.tiers_found import tiers_of_topology
 
 
@@ -28,32 +27,115 @@ def changed(topology: Topology, number: int, **parts) -> Topology:
 
 
 @pytest.mark.parametrize(
-    ("machine", "leaves"),
-    [("dgx-a100", [2, 1]), ("dgx-1", [2, 2]), ("gb200", [18, 18]), ("gb200", [20]), ("pcie-8", [2, 2])],
+    ("machine", "leaves", "groups"),
+    [
+        ("dgx-a100", [2, 1], {"clique": [8] * 3, "node": [8] * 3, "leaf": [16, 8], "cluster": [24]}),
+        ("dgx-1", [1, 1], {"clique": [4] * 4, "node": [8] * 2, "leaf": [8] * 2, "cluster": [16]}),
+        ("gb200", [18, 18], {"node": [4] * 36, "clique": [72] * 2, "leaf": [72] * 2, "cluster": [144]}),
+        ("gb200", [19], {"node": [4] * 19, "clique": [72, 4], "leaf": [76], "cluster": [76]}),
+        ("gb200", [1, 1], {"clique": [4] * 2, "node": [4] * 2, "leaf": [4] * 2, "cluster": [8]}),
+        ("pcie-8", [1, 1], {"switch": [2] * 8, "socket": [4] * 4, "node": [8] * 2, "leaf": [8] * 2, "cluster": [16]}),
+    ],
 )
-def test_known_machines_have_the_tiers_that_planning_knows(machine, leaves):
+def test_known_machines_have_the_tiers_of_their_makers(machine, leaves, groups):
+    """Ranks are numbered from GPU to GPU, so that groups are stretches of them."""
     tiers, notes = found(topology_of_machine(machine, leaves))
-    planned = cluster_of(MACHINES[machine], leaves)
-    assert tiers.names == planned.names
-    for level, other in zip(tiers.levels, planned.levels, strict=True):
-        assert np.array_equal(level.group_of, other.group_of), level.name
+    assert {level.name: np.bincount(level.group_of).tolist() for level in tiers.levels} == groups
+    assert list(groups) == list(tiers.names) and all((np.diff(level.group_of) >= 0).all() for level in tiers.levels)
     assert not notes
 
 
 @pytest.mark.parametrize(
-    ("machine", "tier", "gigabytes_per_s"),
+    ("machine", "carries", "said"),
     [
-        ("dgx-a100", "clique", 300),
-        ("gb200", "clique", 900),
-        ("dgx-1", "clique", 75),
-        ("dgx-a100", "leaf", 25),
-        ("pcie-8", "switch", 25),
+        ("dgx-a100", {"clique": 300, "leaf": 25}, "12 links by NVIDIA DGX A100 user guide; NVLink 3: 25 GB/s a link"),
+        ("dgx-1", {"clique": 75, "node": 25, "leaf": 6.25}, "1 link by NVIDIA DGX-1 user guide; NVLink 2: 25 GB/s"),
+        ("gb200", {"clique": 900, "leaf": 50}, "18 links by NVIDIA GB200 NVL72 data sheet; NVLink 5: 50 GB/s a link"),
+        ("pcie-8", {"switch": 25, "socket": 12, "node": 8, "leaf": 1.5625},
+         "PCIe 4.0 x16: 31.5 GB/s by PCI-SIG, less what the way between sockets costs"),
+    ],
+)  # fmt: skip
+def test_links_carry_what_their_makers_say(machine, carries, said):
+    tiers, _ = found(topology_of_machine(machine, [2, 2] if machine != "gb200" else [18]))
+    links = {level.name: level.link for level in tiers.levels}
+    assert {name: links[name].bytes_per_s / 1e9 for name in carries} == carries
+    assert links["node"].source.startswith(said)
+    assert all(link.source for link in links.values())
+
+
+@pytest.mark.parametrize(
+    ("machine", "ranks", "gigabytes_per_s", "said"),
+    [
+        ("dgx-a100", 8, 25, "mlx5_0, mlx5_1: 400 Gbit/s for 2 ranks, by NVIDIA DGX A100 user guide"),
+        ("dgx-a100", 7, 25, "mlx5_0, mlx5_1: 400 Gbit/s for 2 ranks"),  # the last has two NICs, the others none more
+        ("dgx-a100", 1, 25, "PCIe 4.0 x16"),  # two NICs near, and a GPU has one way to them
+        ("dgx-1", 4, 6.25, "mlx5_0: 100 Gbit/s for 2 ranks"),
+        ("gb200", 1, 50, "mlx5_0: 400 Gbit/s for 1 rank,"),
+        ("pcie-8", 1, 12.5, "mlx5_0: 100 Gbit/s for 1 rank,"),
+        ("pcie-8", 9, 100 / 8 / 9, "mlx5_0: 100 Gbit/s for 9 ranks"),  # more ranks than GPUs
     ],
 )
-def test_links_carry_what_their_makers_say(machine, tier, gigabytes_per_s):
-    tiers, _ = found(topology_of_machine(machine, [2, 2] if machine != "gb200" else [18]))
-    link = next(level.link for level in tiers.levels if level.name == tier)
-    assert link.bytes_per_s == gigabytes_per_s * 1e9 and link.source
+def test_a_rank_has_the_nics_next_to_its_gpu_and_shares_them(machine, ranks, gigabytes_per_s, said):
+    tiers, _ = found(topology_of_machine(machine, [2]), ranks)
+    link = tiers.levels[-1].link
+    assert link.bytes_per_s == pytest.approx(gigabytes_per_s * 1e9) and link.source.startswith(said)
+
+
+def with_rates(topology: Topology, rates: dict[str, float | None]) -> Topology:
+    """The topology with other rates of its NICs; None is a port that is down."""
+    nics = []
+    for nic in topology.nodes[0].hardware.nics.value:
+        rate = rates.get(nic.name, nic.ports[0].rate_gbit_per_s.value)
+        fact = unknown("/sys", "down") if rate is None else Fact(rate, "/sys", "direct")
+        nics.append(replace(nic, ports=(replace(nic.ports[0], rate_gbit_per_s=fact),)))
+    return changed(topology, 0, nics=Fact(tuple(nics), "/sys", "direct"))
+
+
+@pytest.mark.parametrize(
+    ("rates", "gbit_per_s", "said"),
+    [
+        ({"mlx5_0": 25.0}, 100, "mlx5_1: 200 Gbit/s for 2 ranks, by /sys"),  # it is for storage
+        ({"mlx5_0": None}, 100, "mlx5_1: 200 Gbit/s for 2 ranks"),
+        # Two GPUs go over the NICs of the others, and these have no others.
+        ({"mlx5_0": None, "mlx5_1": None}, 150, "mlx5_2, mlx5_3, mlx5_4 and 3 more: 1200 Gbit/s for 8 ranks"),
+        (dict.fromkeys(f"mlx5_{number}" for number in range(8)), 12.5, "assumed 100 Gbit/s a node, for 8 ranks"),
+    ],
+)
+def test_slow_nics_and_those_that_are_down_carry_nothing(rates, gbit_per_s, said):
+    tiers, notes = found(with_rates(topology_of_machine("dgx-a100", [1]), rates))
+    link = tiers.levels[-1].link
+    assert link.bytes_per_s == pytest.approx(gbit_per_s * 1e9 / 8) and link.source.startswith(said)
+    assert notes == (["node0: the rate of its NICs is unknown"] if said.startswith("assumed") else [])
+
+
+def test_a_nic_of_which_a_link_is_unknown_may_be_the_nearest():
+    """So that the GPU may talk over any of them."""
+    topology = topology_of_machine("gb200", [1])
+    links = []
+    for link in topology.nodes[0].hardware.links:
+        links.append(replace(link, pairs=tuple(pair for pair in link.pairs if pair != ("GPU0", "mlx5_3"))))
+    tiers, _ = found(changed(topology, 0, links=tuple(links)), 1)
+    assert tiers.levels[-1].link.source.startswith("mlx5_0, mlx5_1, mlx5_2 and 1 more: 1600 Gbit/s for 1 rank")
+
+
+def test_gpus_alone_on_their_sockets_slow_nothing_down():
+    """Of two kinds of node the one without a pair on a socket has no say in what a socket carries."""
+    topology = topology_of_machine("pcie-8", [2])
+    first = topology.nodes[0].hardware
+    two = tuple(gpu for gpu in first.gpus if gpu.index in (0, 4))
+    tiers, _ = found(changed(topology, 1, gpus=two, gpu_count=Fact(2, "test", "direct")))
+    assert {level.name: level.link.bytes_per_s for level in tiers.levels}["socket"] == 12e9
+
+
+def test_quads_with_a_gpu_that_has_no_nvlink_to_the_other_one_meet_over_pcie():
+    topology = topology_of_machine("dgx-1", [1])
+    links = topology.nodes[0].hardware.links
+    cut = [replace(link, pairs=tuple(pair for pair in link.pairs if pair != ("GPU2", "GPU6"))) for link in links]
+    cut.append(LinkFact(Fact("SYS", "test", "direct"), (("GPU2", "GPU6"),)))
+    tiers, _ = found(changed(topology, 0, links=tuple(cut)))
+    link = tiers.levels[1].link
+    assert (tiers.levels[1].name, link.bytes_per_s) == ("node", 4e9)
+    assert link.source == "PCIe 3.0 x16: 15.75 GB/s by PCI-SIG, less what the way between sockets costs"
 
 
 def test_an_unknown_link_splits_the_clique_and_says_so():

@@ -63,7 +63,7 @@ PLANS = {
         nodes_in_clique=18,
     ),
     "pcie-8": Plan(
-        "a box with PCIe switches for two GPUs each", "", 0, (0, 0, 0, 0, 1, 1, 1, 1), 1, (0,), 100.0,
+        "assumption: a PCIe switch for two GPUs, a NIC for eight", "", 0, (0, 0, 0, 0, 1, 1, 1, 1), 1, (0,), 100.0,
         _pairs, lambda gpu, nic: "NODE" if gpu < 4 else "SYS",
     ),
 }  # fmt: skip

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from toolkit.topology.facts import Hardware
 from toolkit.topology.links import DISTANCE, NearestNics, disjoint_cliques
 
 Groups = tuple[tuple[int, ...], ...]  # places in `Hardware.gpus`
+
+_MOST_NVLINKS = 18  # of one GPU, up to NVLink 5
 
 
 def cliques_of(hardware: Hardware) -> Groups:
@@ -26,6 +28,36 @@ def sockets_of(hardware: Hardware) -> Groups | None:
     if None in nodes:
         return None
     return tuple(tuple(place for place, node in enumerate(nodes) if node == number) for number in dict.fromkeys(nodes))
+
+
+def nvlink_count(link: str | None) -> int:
+    """How many NVLinks join a pair with this link: 12 of NV12, 0 of PIX, 1 where it is not said how many."""
+    if link is None or not link.startswith("NV"):
+        return 0
+    return int(link[2:]) if link[2:].isdecimal() else 1
+
+
+def nvlinks_to(counts: Sequence[int]) -> int:
+    """How many NVLinks a GPU has to others together, with so many to each.
+
+    More than a GPU has are the same ones again: behind NVSwitches all of them lead to each other GPU.
+    """
+    total = sum(counts)
+    return total if total <= _MOST_NVLINKS else max(counts)
+
+
+def nvlinks_leaving(hardware: Hardware, groups: Groups) -> int:
+    """How many NVLinks each GPU has to GPUs of other groups, at least; 0 where one has none."""
+    places = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
+    group_of = {place: number for number, group in enumerate(groups) for place in group}
+    counts: dict[int, list[int]] = {place: [] for place in places.values()}
+    for link in hardware.links:
+        for pair in link.pairs if nvlink_count(link.link.value) else ():
+            one, other = (places.get(label) for label in pair)
+            if one is not None and other is not None and (one not in group_of or group_of[one] != group_of.get(other)):
+                counts[one].append(nvlink_count(link.link.value))
+                counts[other].append(nvlink_count(link.link.value))
+    return min((nvlinks_to(found) for found in counts.values()), default=0)
 
 
 def unknown_pairs(hardware: Hardware) -> list[tuple[str, str]]:

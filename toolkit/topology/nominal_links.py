@@ -3,73 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from toolkit.topology.facts import Hardware
-from toolkit.topology.node_links import nearest_nics_of
+from toolkit.topology.node_links import nvlink_count, nvlinks_to
 from toolkit.topology.tiers import Link
 
-# Bytes per second and direction of one NVLink, by words of the GPU's name.
-_NVLINKS = (
-    (("P100",), 20e9, "NVIDIA: NVLink 1"),
-    (("V100",), 25e9, "NVIDIA: NVLink 2"),
-    (("A100", "A800", "A30", "A40", "RTX A"), 25e9, "NVIDIA: NVLink 3"),
-    (("GB200", "GB300", "B200", "B300", "B100"), 50e9, "NVIDIA: NVLink 5"),
-    (("H100", "H200", "H800", "H20", "GH200"), 25e9, "NVIDIA: NVLink 4"),
+
+class _Figures(NamedTuple):
+    """Of the GPUs with one of these words in their names; bytes per second and direction of one NVLink."""
+
+    words: tuple[str, ...]
+    nvlink: str
+    nvlink_bytes_per_s: float
+    pcie_generation: int
+
+
+_GPUS = (
+    _Figures(("P100",), "NVLink 1", 20e9, 3),
+    _Figures(("V100",), "NVLink 2", 25e9, 3),
+    _Figures(("A100", "A800", "A30", "A40", "RTX A"), "NVLink 3", 25e9, 4),
+    _Figures(("GB200", "GB300", "B200", "B300", "B100"), "NVLink 5", 50e9, 5),
+    _Figures(("H100", "H200", "H800", "H20", "GH200"), "NVLink 4", 25e9, 5),
 )
-_ANY_NVLINK = (25e9, "NVIDIA: NVLink 2 to 4, the GPU's name being unknown")
-_MOST_NVLINKS = 18  # of one GPU, up to NVLink 5
-_PCIE = "PCIe 4.0 x16, 31.5 GB/s by PCI-SIG, less what"
-_PCIE_LINKS = {
-    "PIX": Link(6e-6, 25e9, f"{_PCIE} a switch costs"),
-    "PXB": Link(6e-6, 25e9, f"{_PCIE} a switch costs"),
-    "PHB": Link(8e-6, 12e9, f"{_PCIE} a host bridge costs"),
-    "NODE": Link(8e-6, 12e9, f"{_PCIE} host bridges cost"),
-    "SYS": Link(10e-6, 8e9, f"{_PCIE} the way between sockets costs"),
-}
-ASSUMED_GBIT_PER_S = 100.0
-FABRIC_LATENCY_S = 10e-6
+_ANY_GPU = _Figures((), "NVLink 2 to 4, the GPU's name being unknown", 25e9, 4)
+_WITHOUT_PCIE = ("GH200", "GB200", "GB300")  # their GPUs reach Grace, and the NICs behind it, by NVLink-C2C
 
 
-def nvlink(hardware: Hardware, links: Iterable[str | None], members: int) -> Link:
-    """The link in a clique. Behind NVSwitches a GPU has all its links to each other one, else some to each."""
-    counts = [int(link[2:]) for link in links if link and link.startswith("NV") and link[2:].isdigit()]
-    least = min(counts, default=1)
-    direct = least * (members - 1) <= _MOST_NVLINKS
-    each, source = nvlink_rate(hardware)
-    count = least * (members - 1) if direct else least
-    return Link(3e-6, count * each, f"{source}, {each / 1e9:g} GB/s a link and direction; {count} of them")
+class _Way(NamedTuple):
+    """What a way over PCIe 4.0 x16 has left; other generations have it in proportion."""
+
+    latency_s: float
+    bytes_per_s: float
+    less: str
 
 
-def nvlink_rate(hardware: Hardware) -> tuple[float, str]:
-    """(bytes per second and direction of one NVLink, source)."""
-    name = next((gpu.name.value for gpu in hardware.gpus if gpu.name.value), "")
-    for words, each, source in _NVLINKS:
-        if any(word in name for word in words):
-            return each, source
-    return _ANY_NVLINK
+_SWITCH = _Way(6e-6, 25e9, "what a switch costs")
+_HOST_BRIDGES = _Way(8e-6, 12e9, "what host bridges cost")
+_SOCKETS = _Way(10e-6, 8e9, "what the way between sockets costs")
+_WAYS = {"PIX": _SWITCH, "PXB": _SWITCH, "PHB": _HOST_BRIDGES, "NODE": _HOST_BRIDGES, "SYS": _SOCKETS}
 
 
-def pcie(links: Iterable[str | None]) -> Link:
-    """The slowest of these links; an unknown one is taken for the slowest there is."""
-    found = [_PCIE_LINKS.get(link or "SYS", _PCIE_LINKS["SYS"]) for link in links if not (link or "").startswith("NV")]
-    return min(found, key=lambda link: link.bytes_per_s, default=_PCIE_LINKS["SYS"])
+def nvlink_of_group(hardware: Hardware, links: Iterable[str | None], members: int) -> Link:
+    """NVLink for a GPU in a group that has these links; all go by the pair that has the fewest."""
+    least = min((count for link in links if (count := nvlink_count(link))), default=1)
+    return nvlinks(hardware, nvlinks_to([least] * (members - 1)))
 
 
-def fabric(hardware: Hardware, ranks: int) -> tuple[Link, bool]:
-    """(what the NICs give to each rank of a node, whether that is known).
+def nvlinks(hardware: Hardware, count: int) -> Link:
+    """So many NVLinks of one GPU."""
+    figures = _figures(hardware)
+    told = dict.fromkeys(link.link.source for link in hardware.links if nvlink_count(link.link.value))
+    said_by = f" by {', '.join(told)}" if told else ""
+    return Link(
+        3e-6,
+        count * figures.nvlink_bytes_per_s,
+        f"{count} link{'' if count == 1 else 's'}{said_by}; {figures.nvlink}: "
+        f"{figures.nvlink_bytes_per_s / 1e9:g} GB/s a link and direction by NVIDIA",
+    )
 
-    Where GPUs have NICs of their own, those that are no GPU's nearest are for storage and the like.
-    """
-    nearest = {
-        nic for found in nearest_nics_of(hardware).values() if found.level in ("PIX", "PXB") for nic in found.nics
-    }
-    rates = [
-        port.rate_gbit_per_s.value
-        for nic in hardware.nics.value or ()
-        if not nearest or nic.name in nearest
-        for port in nic.ports
-        if port.rate_gbit_per_s.value is not None
-    ]
-    total = sum(rates) or ASSUMED_GBIT_PER_S
-    source = f"{len(rates)} active ports, {total:g} Gbit/s" if rates else f"assumed {total:g} Gbit/s a node"
-    return Link(FABRIC_LATENCY_S, total * 1e9 / 8 / max(1, ranks), f"{source} for {ranks} ranks"), bool(rates)
+
+def pcie(hardware: Hardware, links: Iterable[str | None]) -> Link:
+    """The slowest of these links over PCIe; an unknown one is taken for the slowest there is."""
+    ways = [_WAYS.get(link or "SYS", _SOCKETS) for link in links if not nvlink_count(link)]
+    return _over_pcie(hardware, min(ways, key=lambda way: way.bytes_per_s, default=_SOCKETS))
+
+
+def gpu_slot(hardware: Hardware) -> Link | None:
+    """What a GPU can tell its NICs, whatever they carry; None where the two are not joined by PCIe."""
+    if not hardware.gpus or any(word in _gpu_name(hardware) for word in _WITHOUT_PCIE):
+        return None
+    return _over_pcie(hardware, _SWITCH)
+
+
+def _over_pcie(hardware: Hardware, way: _Way) -> Link:
+    generation = _figures(hardware).pcie_generation
+    to_fourth = 2.0 ** (generation - 4)  # each generation carries twice what the one before does
+    said = f"PCIe {generation}.0 x16: {31.5 * to_fourth:g} GB/s by PCI-SIG, less {way.less}"
+    return Link(way.latency_s, way.bytes_per_s * to_fourth, said)
+
+
+def _figures(hardware: Hardware) -> _Figures:
+    name = _gpu_name(hardware)
+    return next((one for one in _GPUS if any(word in name for word in one.words)), _ANY_GPU)
+
+
+def _gpu_name(hardware: Hardware) -> str:
+    return next((gpu.name.value for gpu in hardware.gpus if gpu.name.value), "")
