@@ -11,10 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.machines import MACHINES, cluster_of
+from toolkit.topology.machine_facts import PLANS, topology_of_machine
 from toolkit.topology.placement import DIMENSIONS, as_launched, groups_of, place
 from toolkit.topology.tiers import Link, Tiers, tiers_of
+from toolkit.topology.tiers_found import tiers_of_topology
 from toolkit.topology.traffic import Traffic, dimension_cost
+
+
+def cluster_of(machine: str, leaves: list[int], ranks_per_node: int | None = None) -> Tiers:
+    return tiers_of_topology(topology_of_machine(machine, leaves), ranks_per_node)
 
 
 def shuffled(tiers: Tiers, order: np.ndarray) -> Tiers:
@@ -43,7 +48,7 @@ def tiers_met(tiers: Tiers, placement, dimension: str) -> set[str]:
 )
 @pytest.mark.parametrize("launched", ["block", "cyclic"])
 def test_each_dimension_lies_where_it_belongs(machine, leaves, sizes, where, launched):
-    tiers = cluster_of(MACHINES[machine], leaves)
+    tiers = cluster_of(machine, leaves)
     if launched == "cyclic":
         tiers = cyclic(tiers, sum(leaves))
     placement = place(tiers, sizes)
@@ -54,11 +59,12 @@ def test_each_dimension_lies_where_it_belongs(machine, leaves, sizes, where, lau
 @st.composite
 def meshes(draw: st.DrawFn) -> tuple[Tiers, dict[str, int]]:
     """Any cluster of any machines' nodes with any mesh that fills it, ranks dealt in any order."""
-    machine = MACHINES[draw(st.sampled_from(sorted(MACHINES)))]
+    machine = draw(st.sampled_from(sorted(PLANS)))
+    gpus = len(PLANS[machine].numa_of)
     tiers = cluster_of(machine, draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     left, sizes = tiers.size, {}
     for name in draw(st.permutations(("tp", "shard", "pp", "cp"))):
-        divisors = [n for n in range(1, left + 1) if left % n == 0 and (name != "tp" or machine.gpus % n == 0)]
+        divisors = [n for n in range(1, left + 1) if left % n == 0 and (name != "tp" or gpus % n == 0)]
         sizes[name] = draw(st.sampled_from(divisors))
         left //= sizes[name]
     sizes["replicate"] = left
@@ -82,7 +88,7 @@ def test_a_placement_holds_every_rank_once_and_is_never_dearer_than_the_launcher
 
 
 def test_seven_of_eight_gpus_are_refused_where_tensor_parallel_groups_would_cross_nodes():
-    tiers = cluster_of(MACHINES["dgx-a100"], [8], ranks_per_node=7)
+    tiers = cluster_of("dgx-a100", [8], ranks_per_node=7)
     with pytest.raises(ToolkitError, match=r"tp = 4 does not divide the 7 ranks of a node") as refused:
         place(tiers, {"tp": 4, "shard": 14})
     assert refused.value.fix == "set tp = 1, or ask for 4 ranks a node"
@@ -90,19 +96,19 @@ def test_seven_of_eight_gpus_are_refused_where_tensor_parallel_groups_would_cros
 
 
 def test_a_group_wider_than_its_clique_is_a_stated_compromise():
-    tiers = cluster_of(MACHINES["dgx-1"], [2])
+    tiers = cluster_of("dgx-1", [2])
     (said,) = place(tiers, {"tp": 8, "shard": 2}).compromises
     assert said == "2 of 2 tp groups of 8 leave their clique (4 ranks) and meet in one node"
 
 
 def test_uneven_leaves_are_a_stated_compromise():
-    tiers = cluster_of(MACHINES["dgx-a100"], [3, 5])
+    tiers = cluster_of("dgx-a100", [3, 5])
     placement = place(tiers, {"tp": 8, "shard": 4, "replicate": 2})
     assert "8 of 16 shard groups of 4 meet only in one cluster, the others in a finer tier" in placement.compromises
 
 
 def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_numbers():
-    tiers = cluster_of(MACHINES["dgx-a100"], [2])
+    tiers = cluster_of("dgx-a100", [2])
     with pytest.raises(ToolkitError, match="shard 4 x tp 8 is 32 ranks, and there are 16"):
         place(tiers, {"tp": 8, "shard": 4})
     with pytest.raises(ToolkitError, match="ep = 3 does not divide shard x cp = 16"):
@@ -110,7 +116,7 @@ def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_numbers():
 
 
 def test_the_bytes_of_a_dimension_decide_what_lies_near():
-    tiers = cluster_of(MACHINES["dgx-a100"], [4])
+    tiers = cluster_of("dgx-a100", [4])
     heavy, light = Traffic("all-reduce", 1e9), Traffic("all-reduce", 1e6)
     sizes = {"shard": 8, "replicate": 4}
     near = place(tiers, sizes, {"shard": heavy, "replicate": light})
@@ -139,10 +145,10 @@ def test_tiers_that_do_not_nest_are_refused():
 
 
 def test_16384_ranks_are_placed_within_a_second():
-    tiers = cyclic(cluster_of(MACHINES["dgx-a100"], [32] * 64), 2048)
+    start = time.process_time()
+    tiers = cyclic(cluster_of("dgx-a100", [32] * 64), 2048)
     sizes = {"tp": 8, "pp": 8, "shard": 16, "replicate": 16}
     assert prod(sizes.values()) == tiers.size == 16384
-    start = time.process_time()
     placement = place(tiers, sizes)
     assert time.process_time() - start < 1.0
     assert tiers_met(tiers, placement, "tp") == {"clique"} and tiers_met(tiers, placement, "shard") == {"leaf"}

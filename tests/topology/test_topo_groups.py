@@ -32,7 +32,8 @@ def test_json_has_the_keys_of_the_page_and_every_rank_once(toolkit):
 def test_explain_names_the_source_of_every_figure(toolkit):
     said = toolkit.ok("topo", "groups", "train_lm", "--machine", "gb200", "-N", "32", "--ntasks-per-node", "4",
                       "--leaves", "16,16", *MESH, "--explain")  # fmt: skip
-    assert "clique: 2 groups, 3 us, 900 GB/s a rank [NVIDIA GB200" in said
+    assert "clique: 2 groups, 3 us, 900 GB/s a rank [18 links by NVIDIA GB200 NVL72 data sheet; NVLink 5: 50 GB" in said
+    assert "leaf: 2 groups, 10 us, 50 GB/s a rank [mlx5_0: 400 Gbit/s for 1 rank, by NVIDIA GB200" in said
     assert re.search(r"^order of ranks: \d", said, re.MULTILINE)
 
 
@@ -44,7 +45,7 @@ def test_explain_names_the_source_of_every_figure(toolkit):
         (("--machine", "dgx-1", "--leaves", "3"), "3 is 3 nodes, and the job has 2. Fix: give numbers that add up to 2"),
         (("--machine", "dgx-1", "--leaves", "x"), "'x' is no list of numbers"),
         (("--machine", "dgx-1", "--bytes", "tp=-1"), "'tp=-1' is not DIM=BYTES"),
-        (("--machine", "gb200",), "8 ranks on a gb200, which has 4 GPUs"),
+        (("--machine", "gb200",), "8 ranks on a gb200, which has 4 GPUs. Fix: give --ntasks-per-node 4, or less"),
         (("--machine", "dgx-a100", "--ntasks-per-node", "7", "--set", "parallel.tp=2"),
          "parallel.tp: tp = 2 does not divide the 7 ranks of a node"),
     ],

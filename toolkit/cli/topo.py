@@ -16,6 +16,7 @@ from toolkit.cli.topo_show import show
 if TYPE_CHECKING:
     from toolkit.config.parallel import ParallelTable
     from toolkit.config.resolved import ResolvedJob
+    from toolkit.topology.facts import Topology
     from toolkit.topology.tiers import Tiers
     from toolkit.topology.traffic import Traffic
 
@@ -77,30 +78,47 @@ def groups(
 
 
 def _tiers(resolved: ResolvedJob, machine: str | None, leaves: str | None, facts: str | None) -> Tiers:
-    from toolkit.cli.topo_facts import leaves_of, machine_of
-    from toolkit.errors import ToolkitError
-    from toolkit.topology.machines import MACHINES, cluster_of
-
-    if facts:
-        if machine or leaves:
-            said = "--machine" if machine else "--leaves"
-            raise ToolkitError(f"{facts} says what the nodes are", where=said, fix=f"leave out {said}, or --facts")
-        return _tiers_of_facts(resolved, facts)
-    kind = MACHINES[machine_of(machine)]
-    below = leaves_of(leaves) if leaves else [resolved.job.max_nodes]
-    if sum(below) != resolved.job.max_nodes:
-        raise ToolkitError(
-            f"{leaves} is {sum(below)} nodes, and the job has {resolved.job.max_nodes}",
-            where="--leaves",
-            fix=f"give numbers that add up to {resolved.job.max_nodes}, or -N {sum(below)}",
-        )
-    return cluster_of(kind, below, resolved.job.ranks_per_node)
-
-
-def _tiers_of_facts(resolved: ResolvedJob, facts: str) -> Tiers:
-    from toolkit.cli.topo_facts import read_facts
     from toolkit.errors import ToolkitError
     from toolkit.topology.tiers_found import tiers_of_topology
+
+    if facts and (machine or leaves):
+        said = "--machine" if machine else "--leaves"
+        raise ToolkitError(f"{facts} says what the nodes are", where=said, fix=f"leave out {said}, or --facts")
+    topology = _topology_of_facts(resolved, facts) if facts else _topology_of_machine(resolved, machine, leaves)
+    notes: list[str] = []
+    tiers = tiers_of_topology(topology, resolved.job.ranks_per_node, notes)
+    for line in (*topology.conflicts, *notes):
+        click.echo(f"unknown: {line}", err=True)
+    return tiers
+
+
+def _topology_of_machine(resolved: ResolvedJob, machine: str | None, leaves: str | None) -> Topology:
+    from toolkit.cli.topo_facts import leaves_of, machine_of
+    from toolkit.errors import ToolkitError
+    from toolkit.topology.machine_facts import topology_of_machine
+
+    kind, nodes = machine_of(machine), resolved.job.max_nodes
+    below = leaves_of(leaves) if leaves else [nodes]
+    if sum(below) != nodes:
+        raise ToolkitError(
+            f"{leaves} is {sum(below)} nodes, and the job has {nodes}",
+            where="--leaves",
+            fix=f"give numbers that add up to {nodes}, or -N {sum(below)}",
+        )
+    topology = topology_of_machine(kind, below)
+    gpus = len(topology.nodes[0].hardware.gpus)
+    if resolved.job.ranks_per_node > gpus:
+        raise ToolkitError(
+            f"{resolved.job.ranks_per_node} ranks on a {kind}, which has {gpus} GPUs",
+            where=resolved.origin("job.ranks_per_node").place("job.ranks_per_node"),
+            fix=f"give --ntasks-per-node {gpus}, or less",
+        )
+    return topology
+
+
+def _topology_of_facts(resolved: ResolvedJob, facts: str) -> Topology:
+    from toolkit.cli.topo_facts import read_facts
+    from toolkit.errors import ToolkitError
 
     topology = read_facts(facts)
     if len(topology.nodes) != resolved.job.max_nodes:
@@ -109,11 +127,7 @@ def _tiers_of_facts(resolved: ResolvedJob, facts: str) -> Tiers:
             where=facts,
             fix=f"give -N {len(topology.nodes)}, or the facts of {resolved.job.max_nodes} nodes",
         )
-    notes: list[str] = []
-    tiers = tiers_of_topology(topology, resolved.job.ranks_per_node, notes)
-    for line in (*topology.conflicts, *notes):
-        click.echo(f"unknown: {line}", err=True)
-    return tiers
+    return topology
 
 
 def _sizes(mesh: ParallelTable, ranks: int) -> dict[str, int]:

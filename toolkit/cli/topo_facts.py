@@ -54,13 +54,13 @@ def machine_of(name: str | None) -> str:
         ToolkitError: it is none.
     """
     from toolkit.errors import ToolkitError
-    from toolkit.topology.machines import MACHINES
+    from toolkit.topology.machine_facts import PLANS
 
-    if name not in MACHINES:
+    if name not in PLANS:
         raise ToolkitError(
             "nothing says what the nodes are" if name is None else f"no machine {name!r} is known",
             where="--machine",
-            fix=f"give one of {', '.join(MACHINES)}",
+            fix=f"give one of {', '.join(PLANS)}",
         )
     return name
 
