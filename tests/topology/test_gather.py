@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from machine_fakes import FakeNvml
 
 from toolkit.errors import ToolkitError
 from toolkit.topology import gather
@@ -18,6 +19,7 @@ from toolkit.topology.gather import Contribution, Told, decode, encode, merge
 from toolkit.topology.machine_facts import topology_of_machine
 from toolkit.topology.topology_json import adapter, read_topology, write_topology
 from toolkit.world.facts import World
+from toolkit.world.physical_gpu import gpus_of_process
 
 SCALE = """
 import resource, time
@@ -147,3 +149,20 @@ def test_all_ranks_have_the_same_over_a_store(tmp_path, monkeypatch):
     assert found[0] == found[1] == found[2] == found[3]
     assert found[0].ranks_by_host == {"host0": (0, 1), "host1": (2, 3)}
     assert [node.host.value for node in found[0].nodes] == ["host0", "host1"]
+
+
+def test_a_rank_names_its_gpu_whatever_number_cuda_gives_it(monkeypatch):
+    shown = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    gpus = FakeNvml([{"bus": "0000:03:00.0"}, {"bus": "0000:83:00.0"}])
+    monkeypatch.setattr(gather, "gpus_of_process", lambda environ: gpus_of_process(environ, gpus))
+    for name, value in shown.items():
+        monkeypatch.setenv(name, value)
+    world = World(5, 1, 8, 2, 2, 4, "node2", "cuda:0", "srun", "a test")
+    place = gather.contribution_of(world).place
+    assert place.gpu == "GPU-0000:83:00.0"
+    assert gather.contribution_of(replace(world, device="cpu")).place.gpu is None
+    told = [replace(one, place=replace(one.place, gpu=f"GPU-{one.place.rank}")) for one in contributions()]
+    topology = merge(told)
+    assert topology.gpu_of_rank == {rank: f"GPU-{rank}" for rank in range(6)}
+    assert read_topology(write_topology(topology), "file") == topology
+    assert merge(contributions()).gpu_of_rank == {}

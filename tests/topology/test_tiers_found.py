@@ -221,3 +221,28 @@ def test_cliques_are_disjoint_and_the_largest_first():
         assert all(other in neighbours[one] for clique in taken for one in clique for other in clique if one != other)
         left = set(neighbours) - set(members)
         assert not any(other in neighbours[one] for one in left for other in left), "no pair is left over"
+
+
+def test_ranks_stand_on_the_gpus_that_they_named():
+    """GPUs 0 and 1 are behind one switch; ranks 0 and 1 were shown GPUs 7 and 0."""
+    topology = topology_of_machine("pcie-8", [1])
+    uuids = tuple(Fact(f"GPU-{gpu}", "NVML", "direct") for gpu in range(8))
+    node = replace(topology.nodes[0], gpu_uuids=uuids)
+    host = node.host.value
+    named = replace(topology, nodes=(node,), ranks_by_host={host: (0, 1)}, gpu_of_rank={0: "GPU-7", 1: "GPU-0"})
+    by_number = replace(named, gpu_of_rank={})
+    switch = {name: found(one)[0].levels[0] for name, one in (("named", named), ("by number", by_number))}
+    assert switch["by number"].name == switch["named"].name == "switch"
+    assert len(set(switch["by number"].group_of)) == 1, "GPU 0 and 1"
+    assert len(set(switch["named"].group_of)) == 2, "GPU 7 and 0"
+
+
+def test_a_gpu_that_the_node_did_not_tell_of_is_a_note_once():
+    topology = topology_of_machine("pcie-8", [1])
+    uuids = tuple(Fact(f"GPU-{gpu}", "NVML", "direct") for gpu in range(8))
+    node = replace(topology.nodes[0], gpu_uuids=uuids)
+    ranks = {node.host.value: (0, 1, 2)}
+    lost = replace(topology, nodes=(node,), ranks_by_host=ranks, gpu_of_rank={0: "GPU-0", 1: "GPU-x"})
+    tiers, notes = found(lost)
+    assert sorted(np.bincount(tiers.levels[0].group_of)) == [1, 1, 1]
+    assert notes == ["node0: ranks are on GPUs that it did not tell of, and meet in the node alone"]

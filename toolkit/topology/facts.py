@@ -7,7 +7,7 @@ switches, the numbers that makers give to single devices) stands in `NodeFacts`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, TypeVar
 
 from toolkit.topology.parsers.topology_address import SwitchPath
@@ -156,8 +156,8 @@ def facts_of(part: Any, place: str = "") -> Iterator[tuple[str, Fact[Any]]]:
     elif isinstance(part, LinkFact):
         yield ", ".join("-".join(pair) for pair in part.pairs), part.link
     elif isinstance(part, (NodeFacts, Hardware, NumaNode, Gpu, Nic, NicPort)):
-        for field in fields(part):
-            yield from facts_of(getattr(part, field.name), f"{_name(part)} {field.name}".strip())
+        for one in fields(part):
+            yield from facts_of(getattr(part, one.name), f"{_name(part)} {one.name}".strip())
 
 
 def _name(part: Any) -> str:
@@ -179,12 +179,16 @@ def contradictions(node: NodeFacts) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank runs: `host` is None when unknown, `node` is the launcher's number of the node."""
+    """Where a rank runs: `host` is None when unknown, `node` is the launcher's number of the node.
+
+    `gpu` is the UUID of its GPU, whatever number CUDA gives it there; None without one, or when nobody tells.
+    """
 
     rank: int
     host: str | None
     node: int
     local_rank: int
+    gpu: str | None = None
 
 
 @dataclass(frozen=True)
@@ -193,13 +197,14 @@ class Topology:
 
     `nodes` and `ranks_by_host` are ordered by the lowest rank on the node, ranks ascending; without ranks `nodes` are in
     the order of their names. Ranks whose host is unknown stand in `unplaced_ranks`. `conflicts` tell where nodes and
-    ranks contradict each other.
+    ranks contradict each other. `gpu_of_rank` has the UUIDs of the GPUs of ranks, as far as they are known.
     """
 
     nodes: tuple[NodeFacts, ...]
     ranks_by_host: Mapping[str, tuple[int, ...]]
     unplaced_ranks: tuple[int, ...] = ()
     conflicts: tuple[str, ...] = ()
+    gpu_of_rank: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def size(self) -> int:

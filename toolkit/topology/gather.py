@@ -7,6 +7,7 @@ in their names, leaves and the numbers of single devices.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from toolkit.topology.merging import merge_nodes
 from toolkit.topology.probe import probe_node
 from toolkit.topology.topology_json import NodeRecord, adapter, hardware_text, read_topology, record_of, write_topology
 from toolkit.world.facts import World
+from toolkit.world.physical_gpu import gpu_of_device, gpus_of_process
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
@@ -74,7 +76,9 @@ def gather_over_store(world: World, store: Store, prefix: str = "topology") -> T
 
 def contribution_of(world: World) -> Contribution:
     """What this rank tells; local rank 0 probes its node."""
-    place = RankPlace(world.rank, world.host or None, world.node, world.local_rank)
+    gpus = gpus_of_process(os.environ) if world.device.startswith("cuda") else []
+    gpu = gpu_of_device(world.device, gpus)
+    place = RankPlace(world.rank, world.host or None, world.node, world.local_rank, gpu.uuid if gpu else None)
     host: Fact[str] = unknown(world.discovered_by, "the launcher gave no host name")
     if world.host:
         host = Fact(world.host, world.discovered_by, "direct")
@@ -132,6 +136,7 @@ def merge(contributions: Sequence[Contribution]) -> Topology:
         ranks_by_host={host: tuple(ranks) for host, ranks in ranks_by_host.items()},
         unplaced_ranks=tuple(c.place.rank for c in ordered if c.place.host is None),
         conflicts=tuple(conflicts),
+        gpu_of_rank={one.place.rank: one.place.gpu for one in ordered if one.place.gpu is not None},
     )
 
 

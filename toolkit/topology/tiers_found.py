@@ -19,7 +19,8 @@ def tiers_of_topology(topology: Topology, ranks_per_node: int | None = None, not
     """NVLink cliques, or PCIe switches and sockets, then nodes, leaves and the cluster.
 
     Args:
-        topology: its ranks, each on the GPU of its local rank. Without ranks, one for each GPU, nodes in their order.
+        topology: its ranks, each on the GPU that it named, or that of its local rank where no rank of the node did.
+            Without ranks, one for each GPU, nodes in their order.
         ranks_per_node: so many on each node instead, whatever ranks the topology has.
         notes: told what is unknown, and what follows.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -52,6 +52,7 @@ class TopologyRecord:
     ranks_by_host: Mapping[str, tuple[int, ...]]
     unplaced_ranks: tuple[int, ...]
     conflicts: tuple[str, ...]
+    gpu_of_rank: Mapping[int, str] = field(default_factory=dict)
 
 
 @cache
@@ -89,6 +90,7 @@ def topology_as_json(topology: Topology) -> dict[str, Any]:
         "nodes": adapter(list[NodeRecord]).dump_python(nodes, mode="json", exclude_defaults=True),
         "ranks_by_host": {host: list(ranks) for host, ranks in topology.ranks_by_host.items()},
         "unplaced_ranks": list(topology.unplaced_ranks),
+        "gpu_of_rank": {str(rank): uuid for rank, uuid in topology.gpu_of_rank.items()},
         "conflicts": list(topology.conflicts),
         "contradictions": {
             node.host.value or "": list(said) for node in topology.nodes if (said := contradictions(node))
@@ -142,7 +144,7 @@ def _topology(body: Any, where: str) -> Topology:
                 f"the node has not as many UUIDs and fabrics as GPUs, {len(kind.gpus)}", f"{where}: nodes.{number}"
             )
     nodes = tuple(node.facts(record.hardware[node.hardware]) for node in record.nodes)
-    return Topology(nodes, record.ranks_by_host, record.unplaced_ranks, record.conflicts)
+    return Topology(nodes, record.ranks_by_host, record.unplaced_ranks, record.conflicts, record.gpu_of_rank)
 
 
 def _no_facts(message: str, where: str) -> ToolkitError:
