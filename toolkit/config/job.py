@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import StringConstraints, field_validator
 
@@ -67,6 +67,11 @@ class JobTable(Table):
         "CPUs, as Slurm counts them, of each rank.",
         derived="a rank's share of the partition's CPUs where it has GPUs, else 1",
         ge=1,
+    )
+    bind: Literal["auto", "none"] = key(
+        "auto",
+        "Ranks are held to the CPUs next to their GPUs, or divide those of several NUMA nodes; `none` leaves the CPUs that "
+        "the launcher gave. Executables are never held.",
     )
     gpus_per_node: int = key(
         0, "GPUs on each node.", derived="what the partition has, at most one a rank; else 0", ge=0

@@ -129,19 +129,24 @@ def _run_entry(environ: Mapping[str, str]) -> None:
     argv = [str(word) for word in job.get("argv") or []]
     if isinstance(entry, list):
         run_executable([*map(str, entry), *argv], directory)
-    interface = str((job.get("network") or {}).get("interface") or "")
     if ":" in entry:
-        run_function(entry, directory, argv, Path(environ["TOOLKIT_RESOLVED_JOB"]), interface)
+        run_function(entry, directory, argv, Path(environ["TOOLKIT_RESOLVED_JOB"]), job)
     else:
-        run_script(directory / entry, argv, interface)
+        run_script(directory / entry, argv, job)
 
 
-def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job: Path, interface: str) -> None:
+def _interface(job: Mapping[str, Any]) -> str:
+    return str((job.get("network") or {}).get("interface") or "")
+
+
+def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job: Path, job: Mapping[str, Any]) -> None:
     """Call `main(world, config)` with the process group ready."""
+    from toolkit.rank.preparation import prepare
     from toolkit.world.discover import discover
 
     world = discover()
     world.stop_watch.install()
+    prepare(world, job)
 
     import torch.distributed as dist
 
@@ -149,7 +154,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     from toolkit.world.rendezvous import start_groups
 
     config = ResolvedJob.from_json(resolved_job.read_text(encoding="utf-8"))
-    start_groups(world, interface=interface, timeout_s=float(config.restart.collective_timeout_s))
+    start_groups(world, interface=_interface(job), timeout_s=float(config.restart.collective_timeout_s))
     sys.argv = [entry, *argv]
     main = load_function(entry, directory)
     try:
@@ -220,13 +225,15 @@ def _import(name: str) -> ModuleType:
         ) from error
 
 
-def run_script(path: Path, argv: Sequence[str], interface: str) -> None:
+def run_script(path: Path, argv: Sequence[str], job: Mapping[str, Any]) -> None:
     """Run a script as torchrun would: its variables set, no process group, `env://` ready to use."""
     _require_file(path)
+    from toolkit.rank.preparation import prepare
     from toolkit.world.discover import discover
 
     world = discover()
-    store = _host_env_store(world, interface)
+    prepare(world, job)
+    store = _host_env_store(world, _interface(job))
     sys.argv = [str(path), *argv]
     sys.path.insert(0, str(path.parent))
     try:

@@ -48,9 +48,10 @@ def rank_environment(
     library = _table(job, "launcher").get("libmpi") or ""
     if library:
         environment["MPI4PY_LIBMPI"] = str(library)
-    cpus = _table(job, "job").get("cpus_per_rank") or 0
-    # Several ranks with all cores each would fight; a value that the user gave wins below.
-    environment.setdefault("OMP_NUM_THREADS", str(cpus or 1))
+    if isinstance(job["job"]["entry"], list):
+        # Several ranks with all cores each would fight; a value that the user gave wins below. Python ranks see their
+        # CPUs, and set it themselves.
+        environment.setdefault("OMP_NUM_THREADS", str(_table(job, "job").get("cpus_per_rank") or 1))
     environment |= {str(k): str(v) for k, v in (_table(job, "network").get("vars") or {}).items()}
     environment |= {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
     return environment

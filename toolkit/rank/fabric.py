@@ -1,0 +1,37 @@
+"""Set the few variables of the fabric that follow from this node, before anything reads them."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.topology.fabric.environment import SYSTEM_FILE, of_process
+from toolkit.topology.fabric.finding import effective
+from toolkit.topology.fabric.node import read_node
+from toolkit.topology.fabric.settings import fabric_settings
+from toolkit.world.address import choose_interface
+from toolkit.world.device import visible_gpus
+from toolkit.world.facts import World
+
+
+def set_fabric(
+    world: World, interface: str, environ: MutableMapping[str, str], system_file: Path = SYSTEM_FILE
+) -> list[str]:
+    """Set the variables that follow from the facts of this node; returns a line for each, of the node's first rank.
+
+    What NCCL would read from its files is kept as well: a variable would win over it.
+    """
+    gpus = visible_gpus(environ) if world.device.startswith("cuda") else 0
+    # On one node `meet` keeps to loopback, which is no choice to speak of.
+    name = "" if world.nodes == 1 else choose_interface(interface, single_node=False)[0]
+    lines, given = [], dict(environ)
+    try:
+        given = {name: one.value for name, one in effective(of_process(environ, system_file)).items()}
+    except ToolkitError as error:  # NCCL reads no such file either, and goes on
+        lines.append(f"{error.where} is left out: {error.message}")
+    for setting in fabric_settings(read_node(name, world.nodes, gpus), given):
+        if setting.kept is None:
+            environ[setting.name] = setting.value
+            lines.append(f"set {setting.line}")
+    return lines if world.local_rank == 0 else []
