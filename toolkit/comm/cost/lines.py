@@ -1,0 +1,65 @@
+"""Time against bytes as measured: straight lines between the sizes that were tried.
+
+Below the smallest size the latency stays; above the largest the last bandwidth goes on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Segment:
+    """From `first_bytes` on a message takes `latency_s` and `seconds_per_byte` for each of its bytes."""
+
+    first_bytes: float
+    latency_s: float
+    seconds_per_byte: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of a message by its bytes; segments by their first bytes, the first of which is 0."""
+
+    segments: tuple[Segment, ...]
+
+    def seconds(self, size_bytes: float) -> float:
+        """The time of a message of so many bytes; none takes none."""
+        if size_bytes <= 0:
+            return 0.0
+        at = bisect_right([segment.first_bytes for segment in self.segments], size_bytes) - 1
+        segment = self.segments[at]
+        return segment.latency_s + size_bytes * segment.seconds_per_byte
+
+    @property
+    def latency_s(self) -> float:
+        """Of the smallest messages."""
+        return self.segments[0].latency_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of the largest messages."""
+        return 1 / self.segments[-1].seconds_per_byte
+
+
+def fit(samples: Mapping[int, list[float]]) -> Line:
+    """The line through the medians of measured seconds by bytes, of two sizes or more.
+
+    A larger message never takes less time than a smaller one: where noise says so, the smaller one's time counts.
+    """
+    sizes = sorted(samples)
+    assert len(sizes) >= 2, "a line needs two sizes"
+    times = [median(samples[size]) for size in sizes]
+    for index in range(1, len(times)):
+        times[index] = max(times[index], times[index - 1])
+    segments = []
+    for number in range(len(sizes) - 1):
+        (low, high), (begin, end) = sizes[number : number + 2], times[number : number + 2]
+        slope = max((end - begin) / (high - low), 1e-15)
+        segments.append(Segment(float(low) if number else 0.0, begin - slope * low, slope))
+    if segments[0].latency_s <= 0:  # a line that would begin below zero: no latency can be told from these sizes
+        segments[0] = Segment(0.0, 0.0, times[0] / sizes[0])
+    return Line(tuple(segments))

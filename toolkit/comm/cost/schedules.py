@@ -1,0 +1,148 @@
+"""What each all-reduce algorithm sends, round by round. Plain arithmetic, without torch.
+
+A round is a set of messages that are under way at the same time; the next begins when they have come. The rounds are
+those of the code in `ring`, `tree`, `direct`, `leader` and `hierarchical`, for places 0 to p-1 on nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+RankGroups = Sequence[Sequence[int]]  # the places on each node
+Message = tuple[int, int, float]  # from, to, bytes
+
+PIECE_BYTES = 256 * 1024
+MOST_PIECES = 32
+SEGMENT_BYTES = 2 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Round:
+    """Messages at the same time, `repeats` times one after the other; then the busiest rank adds up `folded_bytes`.
+
+    `overlaps` where it adds up one piece while the next comes in.
+    """
+
+    messages: tuple[Message, ...]
+    folded_bytes: float = 0.0
+    repeats: int = 1
+    overlaps: bool = False
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Rounds of stages that work on different segments at the same time, on `segments` of them."""
+
+    stages: tuple[tuple[Round, ...], ...]
+    segments: int = 1
+
+
+def ring(size_bytes: float, nodes: RankGroups) -> Stages:
+    """One chunk a rank: to the right, and added up there; then the sums."""
+    return _one(_ring_of(_places(nodes), size_bytes, overlaps=False))
+
+
+def overlapped_ring(size_bytes: float, nodes: RankGroups) -> Stages:
+    """The rings that add up while the next piece comes in, and the backend's own."""
+    return _one(_ring_of(_places(nodes), size_bytes, overlaps=True))
+
+
+def tree(size_bytes: float, nodes: RankGroups) -> Stages:
+    """A binomial tree to place 0, and back."""
+    places = _places(nodes)
+    return _one((*_tree_up(places, size_bytes), *_tree_down(places, size_bytes)))
+
+
+def direct(size_bytes: float, nodes: RankGroups) -> Stages:
+    """Every place to every other: parts to be added up, then the sums."""
+    places = _places(nodes)
+    part = size_bytes / len(places)
+    messages = tuple((one, other, part) for one in places for other in places if one != other)
+    return _one((Round(messages, folded_bytes=part * (len(places) - 1)), Round(messages)))
+
+
+def leader(size_bytes: float, nodes: RankGroups) -> Stages:
+    """To the first place of each node, a ring of these, and back by a tree in each node."""
+    gathered = tuple((place, node[0], size_bytes) for node in nodes for place in node[1:])
+    most = max(len(node) for node in nodes)
+    down = [_tree_down(node, size_bytes) for node in nodes]
+    back = tuple(
+        Round(tuple(message for rounds in down if number < len(rounds) for message in rounds[number].messages))
+        for number in range(max(map(len, down)))
+    )
+    first = (Round(gathered, folded_bytes=size_bytes * (most - 1)),) if gathered else ()
+    return _one((*first, *_ring_of([node[0] for node in nodes], size_bytes, overlaps=True), *back))
+
+
+def hierarchical(size_bytes: float, nodes: RankGroups) -> Stages:
+    """Exchange of parts in the node, rings across nodes, parts to all in the node; segments of 2 MiB."""
+    local = len(nodes[0])
+    segments = max(1, -(-int(size_bytes) // SEGMENT_BYTES))
+    segment = size_bytes / segments
+    part = segment / local
+    inside = tuple((one, other, part) for node in nodes for one in node for other in node if one != other)
+    rings = [_ring_of([node[index] for node in nodes], part, overlaps=True) for index in range(local)]
+    across = tuple(
+        Round(
+            tuple(message for rounds in rings for message in rounds[number].messages),
+            rings[0][number].folded_bytes,
+            rings[0][number].repeats,
+            overlaps=True,
+        )
+        for number in range(len(rings[0]))
+    )
+    stages = ((Round(inside, folded_bytes=segment),), across, (Round(inside),))
+    return Stages(stages, segments)
+
+
+# By the names of `algorithms.ALGORITHMS`.
+SCHEDULES: Mapping[str, Callable[[float, RankGroups], Stages]] = MappingProxyType(
+    {
+        "flat": overlapped_ring,
+        "ring": ring,
+        "double-buffered ring": overlapped_ring,
+        "pipelined ring": overlapped_ring,
+        "tree": tree,
+        "direct": direct,
+        "leader": leader,
+        "hierarchical": hierarchical,
+    }
+)
+
+
+def _one(rounds: tuple[Round, ...]) -> Stages:
+    return Stages((rounds,))
+
+
+def _places(nodes: RankGroups) -> list[int]:
+    return sorted(place for node in nodes for place in node)
+
+
+def _ring_of(places: Sequence[int], size_bytes: float, *, overlaps: bool) -> tuple[Round, ...]:
+    count = len(places)
+    if count < 2:
+        return ()
+    chunk = size_bytes / count
+    messages = tuple((place, places[(index + 1) % count], chunk) for index, place in enumerate(places))
+    return Round(messages, chunk, count - 1, overlaps), Round(messages, 0.0, count - 1, overlaps)
+
+
+def _tree_up(places: Sequence[int], size_bytes: float) -> tuple[Round, ...]:
+    rounds = []
+    distance = 1
+    while distance < len(places):
+        pairs = range(0, len(places) - distance, 2 * distance)
+        messages = tuple((places[index + distance], places[index], size_bytes) for index in pairs)
+        rounds.append(Round(messages, folded_bytes=size_bytes))
+        distance *= 2
+    return tuple(rounds)
+
+
+def _tree_down(places: Sequence[int], size_bytes: float) -> tuple[Round, ...]:
+    """The way up, backwards, every message turned round."""
+    return tuple(
+        Round(tuple((receiver, sender, size) for sender, receiver, size in up.messages))
+        for up in reversed(_tree_up(places, size_bytes))
+    )
