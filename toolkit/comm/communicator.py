@@ -85,6 +85,11 @@ class Communicator:
         return available(self._peers)
 
     @property
+    def peers(self) -> Peers:
+        """The ranks of the group, and where they run: for what measures the links between them."""
+        return self._peers
+
+    @property
     def sent_bytes(self) -> dict[int, int]:
         """Bytes that this rank sent to each rank of the group; what backends send in "flat" ways is not known."""
         return dict(self._peers.sent_bytes)

@@ -1,0 +1,134 @@
+"""Measures what the links between the ranks of a group give: a pair alone, and all ranks at once.
+
+All at once, every rank sends to the rank with the same place on the next node, or to the next one of its own node: what
+the ranks of a node share, a link or processors, is in these times. A measurement is of several exchanges one after the
+other, as in an algorithm's rounds, and of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from toolkit.comm.cost.lines import Line, fit
+from toolkit.comm.cost.prediction import Links
+from toolkit.comm.peers import Message, Peers
+from toolkit.comm.reductions import fold
+
+SIZES_BYTES = tuple(4**power * 1024 for power in range(1, 7))  # 4 KiB to 4 MiB of each rank
+BUDGET_S = 5.0  # of each tier
+_IN_A_ROW = 4
+_MOST_REPEATS = 5
+_FOLD_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """Who sends to whom. `of_node` are the bytes that go over the busiest node's link, or about in it, for each sent."""
+
+    to: int | None
+    from_: int | None
+    of_node: int
+
+
+def calibrate(peers: Peers, budget_s: float = BUDGET_S) -> Links:
+    """The model of the links between peers whose nodes are known. Collective.
+
+    Args:
+        budget_s: seconds for each tier, the network and the node; large sizes that do not fit into it are left out.
+    """
+    assert peers.nodes, "the nodes are known"
+    node_number, node = next((number, node) for number, node in enumerate(peers.nodes) if peers.place in node)
+    inside = node.index(peers.place)
+    has_network = len(peers.nodes) > 1
+    has_pairs = any(len(members) > 1 for members in peers.nodes)
+    lines: dict[str, Line] = {}
+    if has_network:
+        everyone, pair = _across(peers, node_number, inside)
+        lines["network"] = _line(peers, everyone, budget_s * 0.6)
+        lines["network_alone"] = _line(peers, pair, budget_s * 0.3)
+    if has_pairs:
+        right, left = node[(inside + 1) % len(node)], node[inside - 1]
+        talks = len(node) > 1
+        most = max(map(len, peers.nodes))
+        everyone = _Pattern(right if talks else None, left if talks else None, most)
+        lines["node"] = _line(peers, everyone, budget_s * 0.6)
+        lines["node_alone"] = _line(
+            peers, _alone(peers, next(n for n in peers.nodes if len(n) > 1)[:2]), budget_s * 0.3
+        )
+    for one, other in (("network", "node"), ("node", "network")):  # a tier that is not there is never asked for
+        for suffix in ("", "_alone"):
+            lines.setdefault(one + suffix, lines.get(other + suffix, _NO_TIME))
+    return Links(**lines, fold_s_per_byte=_fold_seconds(peers) / _FOLD_BYTES)
+
+
+def _across(peers: Peers, node_number: int, inside: int) -> tuple[_Pattern, _Pattern]:
+    """All ranks to the next node, and one pair of two nodes."""
+    count = len(peers.nodes)
+    following, before = peers.nodes[(node_number + 1) % count], peers.nodes[(node_number - 1) % count]
+    to = following[inside] if inside < len(following) else None
+    from_ = before[inside] if inside < len(before) else None
+    most = max(
+        min(len(one), len(other)) for one, other in zip(peers.nodes, (*peers.nodes[1:], peers.nodes[0]), strict=True)
+    )
+    return _Pattern(to, from_, most), _alone(peers, (peers.nodes[0][0], peers.nodes[1][0]))
+
+
+def _alone(peers: Peers, pair: tuple[int, ...]) -> _Pattern:
+    """One sends to the other, and the other back: both ways of a link are in use, as in a ring."""
+    if peers.place not in pair:
+        return _Pattern(None, None, 1)
+    other = pair[1 - pair.index(peers.place)]
+    return _Pattern(other, other, 1)
+
+
+def _line(peers: Peers, pattern: _Pattern, budget_s: float) -> Line:
+    samples: dict[int, list[float]] = {}
+    began = time.monotonic()
+    for size in SIZES_BYTES:
+        outgoing, incoming = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+        sends: list[Message] = [(outgoing, pattern.to)] if pattern.to is not None else []
+        receives: list[Message] = [(incoming, pattern.from_)] if pattern.from_ is not None else []
+
+        def exchange(sends: list[Message] = sends, receives: list[Message] = receives) -> None:
+            for _ in range(_IN_A_ROW):
+                peers.exchange(sends, receives)
+
+        times: list[float] = []
+        for _ in range(_MOST_REPEATS):
+            times.append(_slowest(peers, exchange) / _IN_A_ROW)
+            spent = _largest(peers, time.monotonic() - began)
+            if len(times) > 1 and spent + times[-1] * _IN_A_ROW > budget_s:
+                break
+        samples[size * pattern.of_node] = times
+        # The next size takes four times as long, twice.
+        if len(samples) > 1 and spent + 8 * _IN_A_ROW * min(times) > budget_s:
+            break
+    return fit(samples)
+
+
+def _fold_seconds(peers: Peers) -> float:
+    """Adding up, by all ranks at once: they share processors and memory."""
+    data, other = torch.zeros(_FOLD_BYTES // 4), torch.ones(_FOLD_BYTES // 4)
+    return min(_slowest(peers, lambda: fold(data, other, "sum")) for _ in range(_MOST_REPEATS))
+
+
+def _slowest(peers: Peers, work: Callable[[], None]) -> float:
+    """Seconds of the slowest rank, all of them beginning together."""
+    dist.barrier(group=peers.group)
+    start = time.perf_counter()
+    work()
+    return _largest(peers, time.perf_counter() - start)
+
+
+def _largest(peers: Peers, value: float) -> float:
+    found = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=peers.group)
+    return float(found)
+
+
+_NO_TIME = fit({1: [1e-9], 2: [2e-9]})  # of a tier that this layout does not have
