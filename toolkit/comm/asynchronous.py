@@ -14,6 +14,7 @@ from toolkit.comm import reductions
 from toolkit.comm.algorithms import find_algorithm
 from toolkit.comm.buckets import Buckets
 from toolkit.comm.compat import all_gather_single
+from toolkit.comm.cost.choice import Choice
 from toolkit.comm.direct import direct_reduce_scatter
 from toolkit.comm.handle import Handle
 from toolkit.comm.issuer import Issuer
@@ -34,10 +35,13 @@ class AsynchronousCollectives:
         self._peers = peers
         self._issuer = issuer
         self._backend = backend
+        self.choice: Choice | None = None  # of "fastest"
 
     def all_reduce(self, tensor: torch.Tensor, op: str = "sum", algorithm: str = "flat") -> Handle[torch.Tensor]:
         """Reduce in place; the handle gives `tensor`."""
         reductions.check_reducible(tensor.dtype, op, self._backend(tensor.device))
+        if algorithm == "fastest":
+            algorithm = self._fastest(tensor)
         run = find_algorithm(algorithm, self._peers).run
 
         def work() -> torch.Tensor:
@@ -51,6 +55,14 @@ class AsynchronousCollectives:
             return tensor
 
         return self._issuer.start(f"all-reduce ({algorithm})", [tensor], work)
+
+    def _fastest(self, tensor: torch.Tensor) -> str:
+        if self.choice is None:
+            raise ToolkitError(
+                "which algorithm is the fastest was not measured",
+                fix="call communicator.choose_by_measurement() before",
+            )
+        return self.choice.algorithm(tensor.nbytes)
 
     def buckets(self, op: str = "sum", algorithm: str = "flat", bucket_bytes: int | None = None) -> Buckets:
         """Tensors to be handed over one by one, as gradients come."""

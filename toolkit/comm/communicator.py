@@ -14,6 +14,8 @@ import torch.distributed as dist
 from toolkit.comm.algorithms import available
 from toolkit.comm.asynchronous import AsynchronousCollectives
 from toolkit.comm.compat import count_groups, world_store
+from toolkit.comm.cost.calibration import BUDGET_S
+from toolkit.comm.cost.choice import Choice, choose
 from toolkit.comm.counters import Counters
 from toolkit.comm.failures import is_transport_error
 from toolkit.comm.hierarchical import HierarchicalReducer
@@ -21,6 +23,7 @@ from toolkit.comm.issuer import Issuer, Ticket
 from toolkit.comm.peers import Peers
 from toolkit.comm.presence import BEAT_S, Presence
 from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rundir.layout import RunDirectory
 from toolkit.topology.facts import Topology
 from toolkit.topology.groups import RankGroups, plan_groups
 from toolkit.world.facts import World
@@ -75,6 +78,8 @@ class Communicator:
         self.size = len(ranks)
         presence = self._presence(ranks, beat_s) if self.size > 1 else None
         where = f"rank {world.rank} on {world.host}"
+        hosts = topology.ranks_by_host.items() if topology is not None else ()
+        self._host_of = {ranks.index(rank): host for host, there in hosts for rank in there if rank in ranks}
         self._issuer = Issuer(ranks, where, presence, self.counters, timeout_s)
         self._peers = self._join(ranks, topology)
         self.start = AsynchronousCollectives(self._peers, self._issuer, self._backend)
@@ -88,6 +93,28 @@ class Communicator:
     def peers(self) -> Peers:
         """The ranks of the group, and where they run: for what measures the links between them."""
         return self._peers
+
+    def choose_by_measurement(self, budget_s: float = BUDGET_S) -> Choice:
+        """Measure the links between the ranks; `algorithm="fastest"` then is the one that they make fastest. Collective.
+
+        In a run the measurement is kept in the run directory, and later attempts on the same nodes take it from there.
+
+        Args:
+            budget_s: seconds for each tier, the nodes and the network.
+
+        Raises:
+            ToolkitError: the nodes of the ranks are not known, there is one rank, or they are on GPUs.
+        """
+        if self.size == 1 or not self._peers.nodes or self._world.device != "cpu":
+            raise ToolkitError(
+                "links are measured between two or more ranks on the CPU whose nodes are known",
+                fix="give topology=gather_topology(world); NCCL measures for itself",
+            )
+        run = RunDirectory(self._world.run_dir) if self._world.run_dir and self.size == self._world.size else None
+        hosts = [self._host_of[node[0]] for node in self._peers.nodes]
+        choice = choose(self._peers, hosts, self.algorithms, run, budget_s)
+        self.start.choice = choice
+        return choice
 
     @property
     def sent_bytes(self) -> dict[int, int]:
@@ -112,7 +139,7 @@ class Communicator:
         Args:
             op: "sum", "avg", "min", "max" or "product". A NaN on any rank makes a NaN. 8 and 16 bit integers never
                 wrap: a result that does not fit is an error on every rank, and the tensor stays as it was.
-            algorithm: one of `self.algorithms`.
+            algorithm: one of `self.algorithms`, or "fastest" after `choose_by_measurement`.
 
         Raises:
             ToolkitError: the op has no meaning for the type, the layout does not allow the algorithm, or an overflow.

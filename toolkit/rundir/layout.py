@@ -109,6 +109,11 @@ class RunDirectory:
     def metrics(self) -> Path:
         return self.path / "metrics"
 
+    @property
+    def collectives(self) -> Path:
+        """Written by rank 0: how fast the links between the ranks are, as measured, for the attempts that follow."""
+        return self.path / "collectives.json"
+
     def script(self, start: int) -> Path:
         """The rendered script whose first start is `start`; the first one is plainly `job.sbatch`."""
         return self.whole.path / "job.sbatch" if start == 0 else self.path / f"job-{start:03}.sbatch"

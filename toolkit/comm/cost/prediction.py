@@ -30,6 +30,9 @@ class Links:
     fold_s_per_byte: float
 
 
+LINKS = ("network", "network_alone", "node", "node_alone")
+
+
 def predict(algorithm: str, size_bytes: float, nodes: RankGroups, links: Links) -> float:
     """Seconds of an all-reduce of so many bytes on these nodes.
 
