@@ -32,16 +32,28 @@ def examples(tmp_path, monkeypatch):
         Path(name).write_text(body, encoding="utf-8")
 
 
-def test_the_command_of_the_page_compares_the_algorithms(examples):
-    (command,) = re.findall(r"^    (mpirun .*)$", PAGE, re.MULTILINE)
+def run_command(script: str) -> str:
+    """What the page's command for a script prints."""
+    (command,) = (line for line in re.findall(r"^    (mpirun .*)$", PAGE, re.MULTILINE) if line.endswith(script))
     _, *words = command.split()
     assert words.count("python") == 1
     argv = [Path(sys.executable).with_name("mpirun"), *(sys.executable if word == "python" else word for word in words)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    lines = re.findall(r"^([a-z -]+): [0-9.]+ ms$", done.stdout, re.MULTILINE)
-    assert lines == [name for name in ALGORITHMS if name != "hierarchical"], done.stdout
-    assert re.search(r"Count\(calls=2, timed_calls=2, payload_bytes=8000000, seconds=0\.\d+", done.stdout)
+    return done.stdout
+
+
+def test_the_command_of_the_page_compares_the_algorithms(examples):
+    said = run_command("compare.py")
+    lines = re.findall(r"^([a-z -]+): [0-9.]+ ms$", said, re.MULTILINE)
+    assert lines == [name for name in ALGORITHMS if name != "hierarchical"], said
+    assert re.search(r"Count\(calls=2, timed_calls=2, payload_bytes=8000000, seconds=0\.\d+", said)
+
+
+def test_the_command_of_the_page_chooses_the_fastest(examples):
+    said = run_command("fastest.py")
+    (chosen,) = re.findall(r"^all-reduce: (.*) \(measured in \d+\.\d s\)$", said, re.MULTILINE)
+    assert {name for name in ALGORITHMS if re.search(rf"\b{name} at \d+ [KM]iB", chosen)}, said
 
 
 def run_main(state, source):

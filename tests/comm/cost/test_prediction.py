@@ -20,7 +20,7 @@ def straight(latency_s: float, bytes_per_s: float) -> Line:
     return Line((Segment(0, latency_s, 1 / bytes_per_s),))
 
 
-SLOW_NETWORK = Links(straight(0, 10.0), straight(0, 10.0), straight(0, 1e9), straight(0, 1e9), 0.0)
+SLOW_NETWORK = Links(straight(0, 10.0), straight(0, 10.0), straight(0, 10.0), straight(0, 1e9), straight(0, 1e9), 0.0)
 
 
 def sent(name: str, size: float, nodes) -> Counter:
@@ -74,13 +74,15 @@ def test_two_tiers_leave_a_node_only_with_what_they_must():
 
 
 def test_stages_of_segments_overlap():
-    links = Links(straight(0, 1e6), straight(0, 1e6), straight(0, 1e6), straight(0, 1e6), 0.0)
+    links = Links(straight(0, 1e6), straight(0, 1e6), straight(0, 1e6), straight(0, 1e6), straight(0, 1e6), 0.0)
     one, four = (predict("hierarchical", n * 2**21, BLOCK, links) for n in (1, 4))
     assert one < four < 4 * one
 
 
 def test_small_messages_cost_their_number():
-    late = Links(straight(1.0, 1e12), straight(1.0, 1e12), straight(1.0, 1e12), straight(1.0, 1e12), 0.0)
+    late = Links(
+        straight(1.0, 1e12), straight(1.0, 1e12), straight(1.0, 1e12), straight(1.0, 1e12), straight(1.0, 1e12), 0.0
+    )
     found = {name: round(predict(name, 8.0, BLOCK, late)) for name in ("ring", "tree", "direct")}
     assert found == {"ring": 14, "tree": 6, "direct": 2}
 

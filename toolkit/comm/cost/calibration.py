@@ -15,14 +15,16 @@ import torch
 import torch.distributed as dist
 
 from toolkit.comm.cost.lines import Line, fit
-from toolkit.comm.cost.prediction import Links
+from toolkit.comm.cost.prediction import LINKS, Links
 from toolkit.comm.peers import Message, Peers
 from toolkit.comm.reductions import fold
 
 SIZES_BYTES = tuple(4**power * 1024 for power in range(1, 7))  # 4 KiB to 4 MiB of each rank
 BUDGET_S = 5.0  # of each tier
-_IN_A_ROW = 4
-_MOST_REPEATS = 5
+_MOST_IN_A_ROW = 16  # about as many rounds as algorithms have: ranks that wait for one another settle into a rhythm
+_LEAST_IN_A_ROW = 4
+_IN_A_ROW_BYTES = 1024 * 1024  # in that many exchanges together, at most
+_MOST_REPEATS = 7
 _FOLD_BYTES = 4 * 1024 * 1024
 
 
@@ -30,8 +32,8 @@ _FOLD_BYTES = 4 * 1024 * 1024
 class _Pattern:
     """Who sends to whom. `of_node` are the bytes that go over the busiest node's link, or about in it, for each sent."""
 
-    to: int | None
-    from_: int | None
+    to: tuple[int, ...]
+    from_: tuple[int, ...]
     of_node: int
 
 
@@ -49,64 +51,75 @@ def calibrate(peers: Peers, budget_s: float = BUDGET_S) -> Links:
     lines: dict[str, Line] = {}
     if has_network:
         everyone, pair = _across(peers, node_number, inside)
-        lines["network"] = _line(peers, everyone, budget_s * 0.6)
-        lines["network_alone"] = _line(peers, pair, budget_s * 0.3)
+        lines["network"] = _line(peers, everyone, budget_s * 0.4)
+        lines["network_spread"] = _line(peers, _spread(peers, node), budget_s * 0.4)
+        lines["network_alone"] = _line(peers, pair, budget_s * 0.2)
     if has_pairs:
         right, left = node[(inside + 1) % len(node)], node[inside - 1]
         talks = len(node) > 1
         most = max(map(len, peers.nodes))
-        everyone = _Pattern(right if talks else None, left if talks else None, most)
+        everyone = _Pattern((right,) if talks else (), (left,) if talks else (), most)
         lines["node"] = _line(peers, everyone, budget_s * 0.6)
         lines["node_alone"] = _line(
             peers, _alone(peers, next(n for n in peers.nodes if len(n) > 1)[:2]), budget_s * 0.3
         )
-    for one, other in (("network", "node"), ("node", "network")):  # a tier that is not there is never asked for
-        for suffix in ("", "_alone"):
-            lines.setdefault(one + suffix, lines.get(other + suffix, _NO_TIME))
-    return Links(**lines, fold_s_per_byte=_fold_seconds(peers) / _FOLD_BYTES)
+    # A tier that is not there is never asked for.
+    return Links(
+        **{name: lines.get(name, _NO_TIME) for name in LINKS}, fold_s_per_byte=_fold_seconds(peers) / _FOLD_BYTES
+    )
 
 
 def _across(peers: Peers, node_number: int, inside: int) -> tuple[_Pattern, _Pattern]:
     """All ranks to the next node, and one pair of two nodes."""
     count = len(peers.nodes)
     following, before = peers.nodes[(node_number + 1) % count], peers.nodes[(node_number - 1) % count]
-    to = following[inside] if inside < len(following) else None
-    from_ = before[inside] if inside < len(before) else None
+    to = following[inside : inside + 1]
+    from_ = before[inside : inside + 1]
     most = max(
         min(len(one), len(other)) for one, other in zip(peers.nodes, (*peers.nodes[1:], peers.nodes[0]), strict=True)
     )
     return _Pattern(to, from_, most), _alone(peers, (peers.nodes[0][0], peers.nodes[1][0]))
 
 
+def _spread(peers: Peers, node: tuple[int, ...]) -> _Pattern:
+    """All ranks to all of other nodes: many connections share a link, and meet at the end of it."""
+    others = tuple(place for place in range(peers.size) if place not in node)
+    return _Pattern(others, others, max(len(one) * (peers.size - len(one)) for one in peers.nodes))
+
+
 def _alone(peers: Peers, pair: tuple[int, ...]) -> _Pattern:
     """One sends to the other, and the other back: both ways of a link are in use, as in a ring."""
     if peers.place not in pair:
-        return _Pattern(None, None, 1)
+        return _Pattern((), (), 1)
     other = pair[1 - pair.index(peers.place)]
-    return _Pattern(other, other, 1)
+    return _Pattern((other,), (other,), 1)
 
 
 def _line(peers: Peers, pattern: _Pattern, budget_s: float) -> Line:
     samples: dict[int, list[float]] = {}
     began = time.monotonic()
     for size in SIZES_BYTES:
-        outgoing, incoming = torch.zeros(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
-        sends: list[Message] = [(outgoing, pattern.to)] if pattern.to is not None else []
-        receives: list[Message] = [(incoming, pattern.from_)] if pattern.from_ is not None else []
+        outgoing = torch.zeros(size, dtype=torch.uint8)
+        sends: list[Message] = [(outgoing, place) for place in pattern.to]
+        receives: list[Message] = [(torch.empty_like(outgoing), place) for place in pattern.from_]
 
-        def exchange(sends: list[Message] = sends, receives: list[Message] = receives) -> None:
-            for _ in range(_IN_A_ROW):
+        in_a_row = max(_LEAST_IN_A_ROW, min(_MOST_IN_A_ROW, _IN_A_ROW_BYTES // size))
+
+        def exchange(
+            sends: list[Message] = sends, receives: list[Message] = receives, in_a_row: int = in_a_row
+        ) -> None:
+            for _ in range(in_a_row):
                 peers.exchange(sends, receives)
 
         times: list[float] = []
         for _ in range(_MOST_REPEATS):
-            times.append(_slowest(peers, exchange) / _IN_A_ROW)
+            times.append(_slowest(peers, exchange) / in_a_row)
             spent = _largest(peers, time.monotonic() - began)
-            if len(times) > 1 and spent + times[-1] * _IN_A_ROW > budget_s:
+            if len(times) > 1 and spent + times[-1] * in_a_row > budget_s:
                 break
         samples[size * pattern.of_node] = times
         # The next size takes four times as long, twice.
-        if len(samples) > 1 and spent + 8 * _IN_A_ROW * min(times) > budget_s:
+        if len(samples) > 1 and spent + 8 * _LEAST_IN_A_ROW * min(times) > budget_s:
             break
     return fit(samples)
 

@@ -63,9 +63,9 @@ def choose(
     if isinstance(kept, dict):
         return Choice(tuple(hosts), peers.nodes, tuple(algorithms), _links_of(kept), f"measured {kept['time']}")
     began = time.monotonic()
-    links = _said_by_first(peers, calibrate(peers, budget_s))
-    source = f"measured in {time.monotonic() - began:.1f} s"
-    choice = Choice(tuple(hosts), peers.nodes, tuple(algorithms), links, f"{source}; {kept}" if kept else source)
+    links = calibrate(peers, budget_s)
+    source = f"measured in {time.monotonic() - began:.1f} s" + (f"; {kept}" if kept else "")
+    choice = Choice(tuple(hosts), peers.nodes, tuple(algorithms), *_said_by_first(peers, (links, source)))
     if run and peers.place == 0:
         write_json(run.collectives, _as_json(choice))
     return choice

@@ -48,13 +48,14 @@ class Line:
 def fit(samples: Mapping[int, list[float]]) -> Line:
     """The line through the medians of measured seconds by bytes, of two sizes or more.
 
-    A larger message never takes less time than a smaller one: where noise says so, the smaller one's time counts.
+    A smaller message never takes more time than a larger one: where noise says so, the larger one's time counts, since
+    noise only adds.
     """
     sizes = sorted(samples)
     assert len(sizes) >= 2, "a line needs two sizes"
     times = [median(samples[size]) for size in sizes]
-    for index in range(1, len(times)):
-        times[index] = max(times[index], times[index - 1])
+    for index in reversed(range(len(times) - 1)):
+        times[index] = min(times[index], times[index + 1])
     segments = []
     for number in range(len(sizes) - 1):
         (low, high), (begin, end) = sizes[number : number + 2], times[number : number + 2]

@@ -19,18 +19,19 @@ from toolkit.comm.cost.schedules import SCHEDULES, RankGroups, Round, Stages
 class Links:
     """What was measured: seconds by the bytes that cross a node's link, or go about in a node, when all ranks talk.
 
-    `network` and `node` are of all ranks at once, `network_alone` and `node_alone` of one pair. `fold_s_per_byte` is
-    what adding up takes when all ranks do it.
+    `network` and `node` are of all ranks at once, each to one other, `network_spread` of each to all on other nodes;
+    `network_alone` and `node_alone` are of one pair. `fold_s_per_byte` is what adding up takes when all ranks do it.
     """
 
     network: Line
+    network_spread: Line
     network_alone: Line
     node: Line
     node_alone: Line
     fold_s_per_byte: float
 
 
-LINKS = ("network", "network_alone", "node", "node_alone")
+LINKS = ("network", "network_spread", "network_alone", "node", "node_alone")
 
 
 def predict(algorithm: str, size_bytes: float, nodes: RankGroups, links: Links) -> float:
@@ -63,6 +64,8 @@ def _round_s(one: Round, node_of: dict[int, int], links: Links) -> float:
     senders = len({sender for sender, _, _ in one.messages})
     together = 2 * senders > len(node_of)
     network, node = (links.network, links.node) if together else (links.network_alone, links.node_alone)
+    if together and len(one.messages) > senders * len(node_of) / 2:  # each to most others
+        network = links.network_spread
     across = network.seconds(max((*leaving.values(), *entering.values()), default=0.0))
     within = node.seconds(max(inside.values(), default=0.0))
     talking, folding = max(across, within), one.folded_bytes * links.fold_s_per_byte
