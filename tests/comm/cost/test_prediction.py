@@ -94,8 +94,8 @@ def test_a_line_goes_through_what_was_measured_and_never_down(samples):
     times = [line.seconds(size) for size in sizes]
     assert times == sorted(times) or max(b - a for a, b in zip(times[1:], times, strict=False)) < 1e-9
     assert line.seconds(0) == 0 and line.seconds(sizes[-1] * 2) >= times[-1]
-    first = sorted(samples[sizes[0]])
-    assert first[0] - 1e-9 <= times[0] <= first[-1] + 1e-9
+    last = sorted(samples[sizes[-1]])
+    assert last[0] - 1e-9 <= times[-1] <= last[-1] + 1e-9
 
 
 def test_each_segment_has_its_own_latency_and_bandwidth():
