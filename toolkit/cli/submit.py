@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -56,7 +57,8 @@ def _resolve(
     )
 
 
-def _runs_folder(runs: Path | None, job: ResolvedJob) -> Path:
+def runs_folder_of(runs: Path | None, job: ResolvedJob) -> Path:
+    """RUNS for a job: --runs > TOOLKIT_RUNS > its site's > ./runs."""
     from toolkit.rundir.find import runs_folder
 
     return runs_folder(runs, os.environ, job.paths.runs)
@@ -96,7 +98,7 @@ def submit(
 
     resolved = _resolve(job, choose_site(site).site, settings, values, argv)
     options = sbatch_options_of(values, for_sbatch=uses_slurm(resolved))
-    run = create(resolved, _runs_folder(runs, resolved), once=options)
+    run = create(resolved, runs_folder_of(runs, resolved), once=options)
     if dry_run:
         click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
         return
@@ -116,7 +118,7 @@ def render(
 
     resolved = _resolve(job, choose_site(site).site, settings, values, argv)
     options = sbatch_options_of(values, for_sbatch=uses_slurm(resolved))
-    run = create(resolved, _runs_folder(runs, resolved), once=options)
+    run = create(resolved, runs_folder_of(runs, resolved), once=options)
     click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
 
 
@@ -203,8 +205,17 @@ def run(
     toolkit run mpi_hello -n 4
     salloc -N 2 --ntasks-per-node 4 toolkit run train_lm
     """
-    from toolkit.batch.allocation import check_here
     from toolkit.batch.submission import create
+
+    resolved = resolve_here(job, site, settings, values, argv)
+    _live_here(create(resolved, runs_folder_of(runs, resolved), here=True), resolved, 0)
+
+
+def resolve_here(
+    job: str, site: str | None, settings: tuple[str, ...], values: dict[str, Any], argv: tuple[str, ...] = ()
+) -> ResolvedJob:
+    """The job as it is run here and now: on the nodes of the allocation that this is in, else on this machine."""
+    from toolkit.batch.allocation import check_here
     from toolkit.site.detect import choose_site
 
     in_allocation = bool(os.environ.get("SLURM_JOB_ID"))
@@ -214,7 +225,7 @@ def run(
     resolved = _resolve(job, chosen, settings, values, argv)
     check_here(resolved, os.environ)
     sbatch_options_of(values, for_sbatch=False)
-    _live_here(create(resolved, _runs_folder(runs, resolved), here=True), resolved, 0)
+    return resolved
 
 
 def _take_allocation(values: dict[str, Any], settings: tuple[str, ...]) -> None:
@@ -232,6 +243,11 @@ def _take_allocation(values: dict[str, Any], settings: tuple[str, ...]) -> None:
 
 def _live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoReturn:
     """One start of a run in the foreground; the exit code is the job's."""
+    sys.exit(follow_here(directory, job, start, echo_log))
+
+
+def follow_here(directory: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object]) -> int:
+    """One start of a run in the foreground, to its end: the job's exit code. `write` takes the lines of the ranks."""
     from rich.console import Console
 
     from toolkit.batch.follow import exit_code_of, report_end
@@ -242,7 +258,7 @@ def _live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoRetur
     with Interrupts(directory) as interrupts:
         click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
         supervisor = interrupts.supervisor = start_here(directory, job, start)
-        show_output(directory, supervisor, echo_log, partial(click.echo, err=True), first_attempt=earlier)
+        show_output(directory, supervisor, write, partial(click.echo, err=True), first_attempt=earlier)
     status = run_status(directory)
     report_end(status, directory, Console(stderr=True))
-    sys.exit(exit_code_of(status))
+    return exit_code_of(status)
