@@ -1,0 +1,276 @@
+"""What a measurement of collectives found: its columns, as nccl-tests defines them, and its file. Standard library only.
+
+`metrics/collectives.json` of a run is one `Measurement`, and so is what `toolkit bench collectives --json` prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.rundir.files import read_json, write_json
+
+FILE = "collectives.json"
+ELEMENT_BYTES = 4  # all is measured in 32-bit floats, as nccl-tests does by default
+ALIGNMENT_BYTES = 16  # the part of one rank is a multiple of it, as in nccl-tests
+
+
+def _whole(ranks: int) -> float:
+    return 1.0
+
+
+def _others(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective as nccl-tests measures it.
+
+    The size S is that of all data: of an all-gather what a rank has in the end, of a reduce-scatter or an all-to-all
+    what it begins with. `bus_factor` of n ranks makes bus bandwidth of bandwidth (nccl-tests, doc/PERFORMANCE.md).
+    `crossing` of (ranks, nodes, ranks on a node) is how many times S must leave, or enter, the busiest node at least.
+    """
+
+    name: str
+    program: str
+    bus_factor: Callable[[int], float]
+    crossing: Callable[[int, int, int], float]
+    reduces: bool = False
+    has_root: bool = False
+    in_parts: bool = False  # the column of the count has the part of one rank
+
+    @property
+    def reduction(self) -> str:
+        """The column redop."""
+        return "sum" if self.reduces else "none"
+
+    @property
+    def root(self) -> int:
+        """The column root."""
+        return 0 if self.has_root else -1
+
+    def count(self, size_bytes: int, ranks: int) -> int:
+        """The column of the count: elements of all data, or of one rank's part."""
+        return size_bytes // ELEMENT_BYTES // (ranks if self.in_parts else 1)
+
+    def bus_limit(self, limit: Limit | None, ranks: int, nodes: int, on_node: int) -> float | None:
+        """The bus bandwidth that a limit of the hardware leaves, in GB/s."""
+        if limit is None:
+            return None
+        if limit.of == "rank":
+            return limit.gb_per_s
+        return limit.gb_per_s * self.bus_factor(ranks) / self.crossing(ranks, nodes, on_node)
+
+
+OPERATIONS: Mapping[str, Operation] = types.MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            Operation(
+                "all_reduce", "all_reduce_perf", lambda n: 2 * _others(n), lambda n, nodes, _: 2 * _others(nodes),
+                reduces=True,
+            ),
+            Operation("all_gather", "all_gather_perf", _others, lambda n, nodes, _: _others(nodes), in_parts=True),
+            Operation(
+                "reduce_scatter", "reduce_scatter_perf", _others, lambda n, nodes, _: _others(nodes), reduces=True,
+                in_parts=True,
+            ),
+            Operation(
+                "all_to_all", "alltoall_perf", _others, lambda n, nodes, local: local * (n - local) / n, in_parts=True
+            ),
+            Operation("broadcast", "broadcast_perf", _whole, lambda n, nodes, _: 1.0, has_root=True),
+            Operation("reduce", "reduce_perf", _whole, lambda n, nodes, _: 1.0, reduces=True, has_root=True),
+            Operation("send_recv", "sendrecv_perf", _whole, lambda n, nodes, _: 1.0),
+        )
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One half of a row, out of place or in place.
+
+    time_us: of the slowest rank, its mean over the iterations.
+    median_us: of the slowest rank, its median.
+    algbw_gb_per_s: size by time.
+    busbw_gb_per_s: that times the operation's factor.
+    wrong: how many elements were wrong, on all ranks together, in one more call whose result was looked at.
+    """
+
+    time_us: float
+    median_us: float
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+    wrong: int
+
+    @classmethod
+    def of(
+        cls, operation: Operation, size_bytes: int, ranks: int, mean_s: float, median_s: float, wrong: int
+    ) -> Timing:
+        """The columns that follow from a time."""
+        bandwidth = size_bytes / mean_s / 1e9
+        return cls(mean_s * 1e6, median_s * 1e6, bandwidth, bandwidth * operation.bus_factor(ranks), wrong)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One size. A half is null where there is no such way to call the operation; so is the model's time, unpredicted."""
+
+    size_bytes: int
+    count: int
+    out_of_place: Timing | None
+    in_place: Timing | None
+    model_us: float | None
+
+    @property
+    def halves(self) -> tuple[Timing, ...]:
+        """Those that were measured."""
+        return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
+
+    @property
+    def usual(self) -> Timing:
+        """The half that programs meet: in place where that can be."""
+        return self.halves[-1]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One operation over all sizes: by `library` ("torch" or "mpi"), by our `algorithm` of that name, if it is ours."""
+
+    operation: str
+    library: str
+    algorithm: str
+    busbw_limit_gb_per_s: float | None
+    rows: tuple[Row, ...]
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements in all rows."""
+        return sum(half.wrong for row in self.rows for half in row.halves)
+
+    @property
+    def average_busbw_gb_per_s(self) -> float:
+        """Over all halves of all rows, as nccl-tests has it."""
+        values = [half.busbw_gb_per_s for row in self.rows for half in row.halves]
+        return math.fsum(values) / max(1, len(values))
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank ran: `device` is its number among the ranks of its host, `bus` a GPU's PCI address or 0x00."""
+
+    rank: int
+    pid: int
+    host: str
+    device: int
+    bus: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What the hardware carries in one direction, of each "rank" or of a "node" with all that it has."""
+
+    gb_per_s: float
+    of: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All that one call measured, and what it was asked for but left out, in words."""
+
+    schema_version: int
+    time: str
+    toolkit: str
+    torch: str
+    mpi: str | None
+    backend: str
+    launcher: str
+    iterations: int
+    warmup: int
+    first_bytes: int
+    last_bytes: int
+    factor: int
+    ranks: tuple[RankPlace, ...]
+    limit: Limit | None
+    series: tuple[Series, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def nodes(self) -> int:
+        """How many hosts the ranks ran on."""
+        return len({place.host for place in self.ranks})
+
+    def title(self, series: Series) -> str:
+        """What measured a series: "gloo, ring", "MPI"."""
+        return "MPI" if series.library == "mpi" else f"{self.backend}, {series.algorithm}"
+
+    def to_json(self) -> str:
+        """One object on one line."""
+        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+
+
+def sizes_of(operation: Operation, first_bytes: int, last_bytes: int, factor: int, ranks: int) -> tuple[int, ...]:
+    """The sizes of an operation: from the first to the last by a factor.
+
+    Where each rank has a part, the first is rounded up so that all parts are equal and aligned as nccl-tests has them;
+    smaller ones do not exist.
+    """
+    step = ALIGNMENT_BYTES * ranks if operation.in_parts else ELEMENT_BYTES
+    size = -(-first_bytes // step) * step
+    found = []
+    while size <= last_bytes:
+        found.append(size)
+        size *= factor
+    return tuple(found)
+
+
+def write_measurement(path: Path, measurement: Measurement) -> None:
+    """Write the file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, dataclasses.asdict(measurement))
+
+
+def read_measurement(path: Path) -> Measurement:
+    """The measurement in a file.
+
+    Raises:
+        ToolkitError: there is none, or it is none of ours, with the key.
+    """
+    if not path.exists():
+        raise NotFoundError(
+            "no measurement of collectives", where=str(path), fix="make one: `toolkit run bench_collectives -n 2`"
+        )
+    found: Measurement = _read(read_json(path), Measurement, str(path))
+    return found
+
+
+def _read(value: Any, kind: Any, where: str) -> Any:
+    """A value of JSON as a type of this module; every key is there, and no other."""
+    if get_origin(kind) is types.UnionType:
+        return None if value is None else _read(value, get_args(kind)[0], where)
+    if get_origin(kind) is tuple:
+        if isinstance(value, list):
+            return tuple(_read(one, get_args(kind)[0], f"{where}[{number}]") for number, one in enumerate(value))
+    elif dataclasses.is_dataclass(kind):
+        hints, made = get_type_hints(kind), cast(Callable[..., Any], kind)
+        if isinstance(value, dict) and set(value) == set(hints):
+            return made(**{key: _read(value[key], hint, f"{where}:{key}") for key, hint in hints.items()})
+    elif kind is float and type(value) in (int, float):
+        return float(value)
+    elif type(value) is kind:
+        return value
+    raise ToolkitError(
+        f"{str(value)[:60]!r} is not what a measurement has there",
+        where=where,
+        fix="give the file that `toolkit bench collectives --json` or a run's metrics hold, of this version",
+    )
