@@ -1,0 +1,191 @@
+"""Measures collectives over all ranks: every operation, by the communicator's algorithms and by MPI, size by size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+import toolkit
+from toolkit.comm.bench.limit import find_limit
+from toolkit.comm.bench.meaning import Meaning
+from toolkit.comm.bench.mpi_trials import mpi_library, mpi_trials
+from toolkit.comm.bench.request import BenchRequest, on_backend
+from toolkit.comm.bench.timing import time_calls
+from toolkit.comm.bench.torch_trials import OWN_WAYS, Halves, torch_trials
+from toolkit.comm.bench.trial import Room, Trial
+from toolkit.comm.communicator import Communicator
+from toolkit.errors import ToolkitError
+from toolkit.metrics.collectives import ELEMENT_BYTES, OPERATIONS, Limit, Measurement, RankPlace, Row, Series, Timing
+from toolkit.metrics.collectives_table import foot, head, left_out, line
+from toolkit.rundir.files import utc_now
+from toolkit.topology.gather import gather_topology
+from toolkit.world.facts import World
+
+# Seconds of (operation, algorithm) on so many bytes by a model; None where it says nothing.
+Model = Callable[[str, str, int], float | None]
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One series to be measured."""
+
+    operation: str
+    library: str
+    algorithm: str
+
+
+def measure(world: World, request: BenchRequest, say: Say, model: Model | None = None) -> Measurement:
+    """Measure what was asked for, and hand the table to `say` line by line, on rank 0 alone.
+
+    Collective over all ranks of the default group. It ends early, with the sizes that were done, when the run is asked
+    to stop. The file and the limit are rank 0's.
+
+    Raises:
+        ToolkitError: these ranks cannot measure it.
+    """
+    world = on_backend(world, request.backend)
+    request.check_world(world)
+    topology = gather_topology(world)
+    with Communicator(world, topology=topology) as communicator:
+        _check_algorithms(request, communicator)
+        first, last = request.first_and_last_bytes
+        limit, missing = find_limit(world, topology, last) if world.rank == 0 else (None, "")
+        library, no_mpi = mpi_library(world) if request.mpi else (None, "")
+        found = Measurement(
+            schema_version=1, time=utc_now(), toolkit=toolkit.__version__, torch=torch.__version__, mpi=library,
+            backend="nccl" if world.device.startswith("cuda") else "gloo", launcher=world.launcher,
+            iterations=request.iterations, warmup=request.warmup, first_bytes=first, last_bytes=last,
+            factor=request.factor, ranks=_places(world), limit=limit, series=(),
+            left_out=tuple(filter(None, (missing, no_mpi))),
+        )  # fmt: skip
+        bench = _Bench(world, request, communicator, found, model)
+        return bench.run(say if world.rank == 0 else _nobody)
+
+
+def _nobody(_: str) -> None:
+    """Ranks other than 0 print nothing."""
+
+
+def _check_algorithms(request: BenchRequest, communicator: Communicator) -> None:
+    if "all_reduce" not in request.operation_names or request.every_algorithm:
+        return
+    for name in request.algorithm_names:
+        if name not in communicator.algorithms:
+            raise ToolkitError(
+                f"all-reduce algorithm {name!r} needs another layout of ranks (docs/collectives.md)",
+                where="args.algorithms",
+                fix=f"all, or some of {', '.join(communicator.algorithms)}",
+            )
+
+
+def _places(world: World) -> tuple[RankPlace, ...]:
+    bus, name = "0x00", "CPU"
+    if world.device.startswith("cuda"):
+        properties = torch.cuda.get_device_properties(world.device)
+        numbers = [getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device")]
+        bus, name = "{:04x}:{:02x}:{:02x}".format(*numbers), properties.name
+    own = RankPlace(world.rank, os.getpid(), world.host, world.local_rank, bus, name)
+    places: list[RankPlace] = [own] * world.size
+    dist.all_gather_object(places, own)
+    return tuple(places)
+
+
+class _Bench:
+    """One measurement on its way."""
+
+    def __init__(
+        self, world: World, request: BenchRequest, communicator: Communicator, found: Measurement, model: Model | None
+    ) -> None:
+        self.world = world
+        self.request = request
+        self.communicator = communicator
+        self.found = found
+        self.model = model
+        self.done = 0  # sizes
+        self.stopped = False
+
+    def run(self, say: Say) -> Measurement:
+        for plan in self._plans():
+            rows: list[Row] = []
+            series = Series(plan.operation, plan.library, plan.algorithm, self._bus_limit(plan.operation), ())
+            for text in head(self.found, series):
+                say(text)
+            for row in self._rows(plan):
+                rows.append(row)
+                say(line(series, row))
+            series = replace(series, rows=tuple(rows))
+            for text in foot(series):
+                say(text)
+            self.found = replace(self.found, series=(*self.found.series, series))
+            if self.stopped:
+                words = "all that follows: the run was asked to stop"
+                self.found = replace(self.found, left_out=(*self.found.left_out, words))
+                break
+        for text in left_out(self.found):
+            say(text)
+        return self.found
+
+    def _plans(self) -> Iterator[_Plan]:
+        for operation in self.request.operation_names:
+            if operation != "all_reduce":
+                yield _Plan(operation, "torch", OWN_WAYS[operation])
+            else:
+                every = self.request.every_algorithm
+                for algorithm in self.communicator.algorithms if every else self.request.algorithm_names:
+                    yield _Plan(operation, "torch", algorithm)
+            if self.found.mpi is not None:
+                yield _Plan(operation, "mpi", "")
+
+    def _bus_limit(self, operation: str) -> float | None:
+        limit: Limit | None = self.found.limit
+        hosts = [place.host for place in self.found.ranks]
+        on_node = max(map(hosts.count, hosts))
+        return OPERATIONS[operation].bus_limit(limit, self.world.size, self.found.nodes, on_node)
+
+    def _rows(self, plan: _Plan) -> Iterator[Row]:
+        sizes = self.request.sizes_of(plan.operation, self.world.size)
+        device = "cpu" if plan.library == "mpi" else self.world.device
+        room = Room(sizes[-1] // ELEMENT_BYTES, device)
+        for size in sizes:
+            yield self._row(plan, size, room)
+            self.done += 1
+            self.stopped = self.world.should_stop(self.done)
+            if self.stopped:
+                return
+
+    def _row(self, plan: _Plan, size: int, room: Room) -> Row:
+        elements = size // ELEMENT_BYTES
+        meaning = Meaning(plan.operation, self.world.rank, self.world.size, elements, room.device)
+        trials: Halves = (
+            mpi_trials(meaning, room)
+            if plan.library == "mpi"
+            else torch_trials(self.communicator, meaning, plan.algorithm, room)
+        )
+        operation = OPERATIONS[plan.operation]
+        out_of_place, in_place = (self._time(trial, plan.operation, size, room) for trial in trials)
+        predicted = self.model(plan.operation, plan.algorithm, size) if self.model and plan.library == "torch" else None
+        return Row(
+            size, operation.count(size, self.world.size), out_of_place, in_place,
+            None if predicted is None else predicted * 1e6,
+        )  # fmt: skip
+
+    def _time(self, trial: Trial | None, operation: str, size: int, room: Room) -> Timing | None:
+        if trial is None:
+            return None
+        room.clear()
+        for turn in range(self.request.warmup):
+            trial.call(turn)
+        self.communicator.barrier()
+        mean_s, median_s = time_calls(trial.call, self.request.iterations, room.device)
+        self.communicator.barrier()
+        slowest = torch.tensor([mean_s, median_s], dtype=torch.float64)
+        wrong = torch.tensor([trial.count_wrong()])
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(wrong)
+        mean_s, median_s = slowest.tolist()
+        return Timing.of(OPERATIONS[operation], size, self.world.size, mean_s, median_s, int(wrong))

@@ -1,0 +1,141 @@
+"""What is to be measured, and whether that can be. Without torch: the login side asks, too."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from toolkit.errors import ToolkitError
+from toolkit.metrics.collectives import OPERATIONS, sizes_of
+from toolkit.world.facts import World
+
+# Those of `comm.algorithms`, which needs torch; a test holds them together.
+ALGORITHMS = (
+    "flat", "ring", "double-buffered ring", "pipelined ring", "tree", "direct", "leader", "hierarchical",
+)  # fmt: skip
+BACKENDS = ("auto", "gloo", "nccl")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:i?B)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """The arguments of `toolkit bench collectives`, which are the table `[args]` of its job, as they are written.
+
+    operations, algorithms: names with commas between them, or "all"; algorithms are those of all-reduce.
+    sizes: "8..16M", or one size; K, M and G are powers of 1024. Each is `factor` times the one before.
+    backend: "gloo", "nccl", or "auto" for that of the device.
+    mpi: whether MPI's own collectives are measured beside.
+    """
+
+    operations: str = "all_reduce"
+    algorithms: str = "flat"
+    sizes: str = "8..16M"
+    factor: int = 2
+    backend: str = "auto"
+    mpi: bool = False
+    iterations: int = 20
+    warmup: int = 5
+
+    def __post_init__(self) -> None:
+        """Raise a ToolkitError for the first argument that cannot be."""
+        _names(self.operations, tuple(OPERATIONS), "operations")
+        _names(self.algorithms, ALGORITHMS, "algorithms")
+        if self.backend not in BACKENDS:
+            raise _refused(f"there is no backend {self.backend!r}", "backend", f"one of {', '.join(BACKENDS)}")
+        for name, value, least in (
+            ("factor", self.factor, 2), ("iterations", self.iterations, 1), ("warmup", self.warmup, 0),
+        ):  # fmt: skip
+            if value < least:
+                raise _refused(f"{value} is too few", name, f"{least}, or more")
+        first, last = self.first_and_last_bytes
+        if first < 1 or last < first:
+            raise _refused(f"{self.sizes!r} holds no size", "sizes", "write the smaller one first, as in 8..16M")
+
+    @property
+    def operation_names(self) -> tuple[str, ...]:
+        """The operations, each once, in the order that was asked for."""
+        return _names(self.operations, tuple(OPERATIONS), "operations")
+
+    @property
+    def every_algorithm(self) -> bool:
+        """Whether all algorithms are asked for that the layout of ranks allows."""
+        return self.algorithms == "all"
+
+    @property
+    def algorithm_names(self) -> tuple[str, ...]:
+        """The algorithms, each once, in the order that was asked for."""
+        return _names(self.algorithms, ALGORITHMS, "algorithms")
+
+    @property
+    def first_and_last_bytes(self) -> tuple[int, int]:
+        """The ends of the sizes."""
+        first, between, last = self.sizes.partition("..")
+        return self._bytes(first), self._bytes(last if between else first)
+
+    def _bytes(self, text: str) -> int:
+        match = _SIZE.fullmatch(text.strip())
+        if match is None:
+            raise _refused(f"{text!r} is no size", "sizes", "write 8..16M, or one size such as 64K")
+        return int(match[1]) * _UNITS[match[2].upper()]
+
+    def sizes_of(self, operation: str, ranks: int) -> tuple[int, ...]:
+        """The sizes of an operation on so many ranks."""
+        first, last = self.first_and_last_bytes
+        return sizes_of(OPERATIONS[operation], first, last, self.factor, ranks)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Refuse what these ranks cannot measure.
+
+        Raises:
+            ToolkitError: it is one rank, or an operation has no size that all of them can share.
+        """
+        if ranks < 2:
+            raise ToolkitError(
+                "one rank has nobody to talk to: its times would be those of copies",
+                where=f"{ranks} rank{'s' * (ranks != 1)}",
+                fix="start two or more: `toolkit bench collectives --ranks 2`, or `-n 2` for run, submit, mpirun or srun",
+            )
+        for name in self.operation_names:
+            if not self.sizes_of(name, ranks):
+                raise _refused(
+                    f"no size up to {self.sizes.rpartition('..')[2]} gives each of {ranks} ranks 16 bytes of {name}",
+                    "sizes",
+                    f"write {self.sizes.partition('..')[0]}..{16 * ranks}, or more",
+                )
+
+    def check_world(self, world: World) -> None:
+        """Refuse what the ranks that were started cannot measure, before they meet."""
+        self.check_ranks(world.size)
+        if self.backend == "nccl" and not world.device.startswith("cuda"):
+            raise _refused(
+                f"nccl moves what is on GPUs, and the ranks on {world.host} have the device {world.device}",
+                "backend",
+                "leave backend out, or ask for GPUs (--gpus-per-node)",
+            )
+
+
+def on_backend(world: World, backend: str) -> World:
+    """The world as it is measured: gloo works on the host's memory, also beside GPUs."""
+    return replace(world, device="cpu") if backend == "gloo" else world
+
+
+def _names(text: str, known: Sequence[str], key: str) -> tuple[str, ...]:
+    if text.strip() == "all":
+        return tuple(known)
+    names: Iterable[str] = (name.strip() for name in text.split(","))
+    found = tuple(dict.fromkeys(name for name in names if name))
+    for name in found:
+        if name not in known:
+            near = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1)
+            fix = f"did you mean {near[0]!r}" if near else f"all, or some of {', '.join(known)}"
+            raise _refused(f"there is no {name!r}", key, fix)
+    if not found:
+        raise _refused(f"{text!r} names none", key, f"all, or some of {', '.join(known)}")
+    return found
+
+
+def _refused(message: str, key: str, fix: str) -> ToolkitError:
+    return ToolkitError(message, where=f"args.{key}", fix=fix)
