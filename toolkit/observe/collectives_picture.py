@@ -1,0 +1,132 @@
+"""A measurement of collectives as a picture: time and bus bandwidth over size, the model, and what the hardware allows."""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.metrics.collectives import OPERATIONS, Measurement, Series
+
+SUFFIXES = (".svg", ".png", ".pdf")
+# Colours that stay apart for most colour-blind eyes: M. Okabe, K. Ito, "Color Universal Design" (2008).
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C6D1F", "#7F7F7F")
+_MPI, _LIMIT = "#000000", "#B2182B"
+_WIDTH, _ROW_HEIGHT, _DPI = 12.5, 3.7, 120  # inches, dots an inch
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be drawn, before anything is measured for it.
+
+    Raises:
+        ToolkitError: the name has another ending, the folder is not there, or matplotlib is missing.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ToolkitError(
+            f"{path.suffix or 'no ending'} is no picture that is known",
+            where=str(path),
+            fix=f"end the name with {', '.join(SUFFIXES)}",
+        )
+    if not path.absolute().parent.is_dir():
+        raise ToolkitError("its folder is not there", where=str(path), fix="make the folder, or name another")
+    try:
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise ToolkitError("matplotlib is not installed", where="-o", fix="pip install 'toolkit[plot]'") from error
+
+
+def draw_measurement(measurement: Measurement, path: Path) -> None:
+    """Draw a row of two charts for each operation, with its legend at the right; the file's name says of which kind.
+
+    Drawn is the half of a row that programs meet: in place where that can be.
+    """
+    check_picture(path)
+    figures = importlib.import_module("matplotlib.figure")
+    series = [one for one in measurement.series if one.rows]
+    operations = list(dict.fromkeys(one.operation for one in series))
+    if not operations:
+        raise ToolkitError("nothing was measured", where=str(path), fix="let the run measure one size, at least")
+    figure = figures.Figure(figsize=(_WIDTH, _ROW_HEIGHT * len(operations) + 0.4), dpi=_DPI, layout="constrained")
+    figure.suptitle(_title(measurement), fontsize=11, weight="bold", ha="left", x=0.01)
+    grid = figure.add_gridspec(len(operations), 3, width_ratios=(1, 1, 0.62))
+    colours = _colours(series)
+    for number, name in enumerate(operations):
+        time, bandwidth, legend = (figure.add_subplot(grid[number, column]) for column in range(3))
+        _draw_operation(measurement, [one for one in series if one.operation == name], colours, time, bandwidth)
+        legend.axis("off")
+        handles, labels = bandwidth.get_legend_handles_labels()
+        legend.legend(handles, labels, loc="upper left", frameon=False, fontsize=8, borderaxespad=0)
+    figure.savefig(path)
+
+
+def _title(measurement: Measurement) -> str:
+    ranks, nodes = len(measurement.ranks), measurement.nodes
+    where = f"{ranks} ranks on {nodes} node{'s' * (nodes != 1)}"
+    return f"Collectives of {where} ({measurement.ranks[0].name}), torch {measurement.torch}, {measurement.time[:10]}"
+
+
+def _colours(series: list[Series]) -> dict[tuple[str, str], str]:
+    """One for each algorithm, the same in all rows."""
+    ours = list(dict.fromkeys((one.library, one.algorithm) for one in series if one.library != "mpi"))
+    return {way: _COLOURS[number % len(_COLOURS)] for number, way in enumerate(ours)} | {("mpi", ""): _MPI}
+
+
+def _draw_operation(
+    measurement: Measurement, series: list[Series], colours: dict[tuple[str, str], str], time: Any, bandwidth: Any
+) -> None:
+    operation = OPERATIONS[series[0].operation]
+    factor = operation.bus_factor(len(measurement.ranks))
+    for one in series:
+        _draw_series(measurement, one, colours[one.library, one.algorithm], factor, time, bandwidth)
+    for axes in (time, bandwidth):
+        axes.plot([], [], color="0.4", linestyle=":", linewidth=1, label="median of the slowest rank")
+    if any(row.model_us is not None for one in series for row in one.rows):
+        bandwidth.plot([], [], color="0.4", linestyle="--", linewidth=1.2, label="model")
+    limit = series[0].busbw_limit_gb_per_s
+    if limit is not None and measurement.limit is not None:
+        sizes = [row.size_bytes for row in max(series, key=lambda one: len(one.rows)).rows]
+        time.plot(sizes, [size * factor / limit / 1e3 for size in sizes], color=_LIMIT, linewidth=1.2)
+        words = f"limit {limit:.3g} GB/s: {measurement.limit.source}"
+        bandwidth.axhline(limit, color=_LIMIT, linewidth=1.2, label="\n".join(textwrap.wrap(words, 40)))
+    for axes, what in ((time, "time, µs"), (bandwidth, "bus bandwidth, GB/s")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(lambda size, _place: _bytes(size))
+        axes.tick_params(labelsize=8)
+        axes.set_xlabel("size of all data", fontsize=8)
+        axes.set_ylabel(what, fontsize=8)
+        axes.set_title(f"{operation.name}: {what.partition(',')[0]}", fontsize=10, loc="left")
+        axes.grid(alpha=0.3)
+
+
+def _draw_series(
+    measurement: Measurement, series: Series, colour: str, factor: float, time: Any, bandwidth: Any
+) -> None:
+    sizes = [row.size_bytes for row in series.rows]
+    means = [row.usual.time_us for row in series.rows]
+    medians = [row.usual.median_us for row in series.rows]
+    where = "in place" if series.rows[0].in_place else "out of place"
+    measured = {"color": colour, "linewidth": 1.4, "marker": "s" if series.library == "mpi" else "o", "markersize": 3}
+    time.plot(sizes, means, **measured)
+    bandwidth.plot(sizes, _bus(sizes, means, factor), label=f"{measurement.title(series)}, {where}", **measured)
+    time.plot(sizes, medians, color=colour, linestyle=":", linewidth=1)
+    bandwidth.plot(sizes, _bus(sizes, medians, factor), color=colour, linestyle=":", linewidth=1)
+    predicted = [(row.size_bytes, row.model_us) for row in series.rows if row.model_us]
+    if predicted:
+        at, times = [size for size, _ in predicted], [us for _, us in predicted]
+        time.plot(at, times, color=colour, linestyle="--", linewidth=1.2)
+        bandwidth.plot(at, _bus(at, times, factor), color=colour, linestyle="--", linewidth=1.2)
+
+
+def _bus(sizes: list[int], times_us: list[float], factor: float) -> list[float]:
+    """GB/s from bytes and microseconds."""
+    return [size * factor / us / 1e3 for size, us in zip(sizes, times_us, strict=True)]
+
+
+def _bytes(size: float) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size:g} B"
