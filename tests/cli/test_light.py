@@ -22,6 +22,8 @@ LOGIN_COMMANDS = [
     "ckpt export CKPT FOLDER --format safetensors", "ckpt import JOB FOLDER --format safetensors",
     "ckpt show CKPT --norms", "ckpt verify CKPT --full", "ckpt diff CKPT CKPT", "ckpt index CKPT", "ckpt prune CKPT",
     "devcluster --help", "devcluster status", "run JOB", "parse hostlist JOB",
+    "bench collectives --ranks 1", "bench collectives --ranks 2 --sizes 64 --iterations 1 --warmup 0",
+    "bench collectives --result last --json", "bench collectives --result last -o FOLDER.png",
     "explain RUN", "rehearse RUN preempt", "stop RUN", "save RUN", "requeue RUN",
 ]  # fmt: skip
 PROBE = """

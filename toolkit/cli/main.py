@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "config": ("toolkit.cli.config", "config", "Show the resolved configuration and its schema."),
     "topo": ("toolkit.cli.topo", "topo", "Show what the hardware is."),
     "parse": ("toolkit.cli.parse", "parse", "Read another command's output as the toolkit does."),
+    "bench": ("toolkit.cli.bench", "bench", "Measure what this machine does."),
     "ckpt": ("toolkit.cli.ckpt", "ckpt", "List, show, verify, compare, prune, export and import checkpoints."),
     "devcluster": ("toolkit.cli.devcluster", "devcluster", "A real Slurm cluster on this machine."),
 }

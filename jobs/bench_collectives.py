@@ -1,0 +1,28 @@
+"""How fast collectives are between the ranks of this job, in the columns of nccl-tests.
+
+`toolkit bench collectives` runs it here and draws it, `toolkit submit bench_collectives -N 4` on a cluster; `toolkit
+bench collectives --result last -o picture.svg` draws what that wrote. Copy this file to measure shapes of your own.
+"""
+
+from __future__ import annotations
+
+from toolkit.comm.bench.measure import measure
+from toolkit.comm.bench.request import BenchRequest
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import CheckFailedError
+from toolkit.metrics.collectives import FILE, write_measurement
+from toolkit.train.arguments import read_arguments
+from toolkit.world.facts import World
+
+
+def main(world: World, config: ResolvedJob) -> None:
+    """Measure; rank 0 prints the table and writes it into the run's metrics."""
+    found = measure(world, read_arguments(BenchRequest, config.args), lambda line: print(line, flush=True))
+    if world.rank == 0 and world.run_dir is not None:
+        write_measurement(world.run_dir / "metrics" / FILE, found)
+    if wrong := sum(series.wrong for series in found.series):
+        raise CheckFailedError(
+            f"{wrong} elements of results were wrong",
+            where="collectives",
+            fix="see the column #wrong; measure fewer ranks or one node until the one that is at fault is found",
+        )

@@ -1,0 +1,109 @@
+"""`toolkit bench collectives` as it is typed: it starts ranks, is started by mpirun, and prints what a run wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from toolkit.metrics.collectives import read_measurement
+
+QUICK = ("--sizes", "8..1K", "--factor", 8, "--iterations", 2, "--warmup", 1)
+
+
+@pytest.fixture
+def here(toolkit, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(toolkit.folder)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return toolkit.folder
+
+
+def mpirun(ranks: int, *argv: object) -> subprocess.CompletedProcess[str]:
+    """`mpirun -n RANKS toolkit ...`, outside any run."""
+    bin_folder = Path(sys.executable).parent
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("TOOLKIT_", "SLURM_"))}
+    words = [bin_folder / "mpirun", "-n", ranks, bin_folder / "toolkit", *argv]
+    return subprocess.run([*map(str, words)], env=plain, capture_output=True, text=True, timeout=100)
+
+
+def test_it_starts_ranks_and_what_they_wrote_can_be_printed_drawn_and_parsed(toolkit, here) -> None:
+    said = toolkit("bench", "collectives", "--ranks", 2, *QUICK)
+    assert said.code == 0, said
+    lines = said.out.splitlines()
+    assert lines[0] == "# Collective test starting: all_reduce_perf"
+    assert lines[-1] == "# Collective test concluded: all_reduce_perf"
+    assert sum(line.startswith("#  Rank ") for line in lines) == 2
+    assert sum(not line.startswith("#") for line in lines) == 3
+    Path("table.txt").write_text(said.out)
+    parsed = toolkit("parse", "nccl-tests", "table.txt", "--json")
+    assert parsed.code == 0 and parsed.err == "", parsed
+    assert json.loads(parsed.out)["out_of_bounds"] == "0 OK"
+
+    again = toolkit("bench", "collectives", "--result", "last", "-o", "picture.svg")
+    assert (again.code, again.out) == (0, said.out) and Path("picture.svg").is_file()
+    (path,) = toolkit.runs.glob("*/*/metrics/collectives.json")
+    found = read_measurement(path)
+    assert found.limit is not None and found.limit.source.startswith("memcpy of one core")
+    assert json.loads(toolkit.ok("bench", "collectives", "--result", path, "--json")) == json.loads(found.to_json())
+
+
+def test_under_mpirun_the_ranks_measure_and_every_operation_of_mpi_is_right(here) -> None:
+    done = mpirun(3, "bench", "collectives", "--operation", "all", "--mpi", "--json", "--sizes", "192", *QUICK[4:])
+    assert done.returncode == 0, done.stderr
+    table = json.loads(done.stdout)
+    assert table["mpi"] and table["left_out"] == []
+    assert [one["library"] for one in table["series"]] == ["torch", "mpi"] * 7
+    rows = {one["operation"]: one["rows"][0] for one in table["series"] if one["library"] == "mpi"}
+    assert all(row[half]["wrong"] == 0 for row in rows.values() for half in ("out_of_place", "in_place")), rows
+
+
+def test_where_no_mpi_started_the_ranks_mpi_is_left_out_and_that_is_said(here) -> None:
+    script = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", "2"]
+    argv = [*script, str(Path(sys.executable).with_name("toolkit")), "bench", "collectives", "--mpi", *map(str, QUICK)]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TOOLKIT_")}
+    done = subprocess.run(argv, env=plain, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "# Left out: mpi: the ranks were started by torchrun" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--ranks", 1], "one rank has nobody to talk to"),
+        (["--ranks", 1], "Fix: start two or more: `toolkit bench collectives --ranks 2`"),
+        (["--sizes", "8..x"], "--sizes: 'x' is no size"),
+        (["--operation", "allreduce"], "--operation: there is no 'allreduce'. Fix: did you mean 'all_reduce'"),
+        (["--operation", "all_gather", "--ranks", 4, "--sizes", 32], "--sizes: no size up to 32"),
+        (["-o", "picture.gif"], "picture.gif: .gif is no picture that is known"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_started(toolkit, here, argv, said) -> None:
+    told = toolkit("bench", "collectives", *argv)
+    assert told.code == 2 and said in told.err and not toolkit.runs.exists()
+
+
+def test_a_run_that_measured_nothing_is_named(toolkit, here) -> None:
+    toolkit.submit(toolkit.job("true"))
+    toolkit.ok("wait", "last")
+    told = toolkit("bench", "collectives", "--result", "last")
+    assert told.code == 4 and "no measurement of collectives" in told.err
+
+
+@pytest.mark.parametrize(
+    ("ranks", "argv", "said"),
+    [
+        (1, [], "one rank has nobody to talk to"),
+        (2, ["--backend", "nccl"], "--backend: nccl moves what is on GPUs"),
+        (2, ["--ranks", 3], "--ranks 3: mpirun has started 2 ranks. Fix: leave --ranks out"),
+        (2, ["--algorithm", "hierarchical"], "--algorithm: all-reduce algorithm 'hierarchical' needs another layout"),
+    ],
+)
+def test_mpiruns_ranks_refuse_with_one_voice(here, ranks, argv, said) -> None:
+    done = mpirun(ranks, "bench", "collectives", *argv)
+    assert done.returncode != 0 and done.stdout == ""
+    told = [line for line in done.stderr.splitlines() if line.startswith("toolkit: ")]
+    assert len(told) == 1 and said in told[0], done.stderr

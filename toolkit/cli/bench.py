@@ -1,0 +1,245 @@
+"""`toolkit bench`: measure what this machine does. Ranks that were started measure; a lone process starts some."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolkit.cli.options import echo_log, runs_option
+from toolkit.errors import CheckFailedError, ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.comm.bench.request import BenchRequest
+    from toolkit.config.resolved import ResolvedJob
+    from toolkit.metrics.collectives import Measurement
+    from toolkit.world.facts import World
+
+JOB = "bench_collectives"
+_OF_THE_TABLE = re.compile(r"#| *[0-9]+ +[0-9]+ +float ")
+_OPTIONS = {"operations": "--operation", "algorithms": "--algorithm"}  # of arguments with another name than theirs
+
+
+@click.group()
+def bench() -> None:
+    """Measure what this machine does."""
+
+
+@bench.command()
+@click.option(
+    "--operation",
+    "operations",
+    default="all_reduce",
+    metavar="NAMES",
+    help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, send_recv, or all.",
+)
+@click.option("--ranks", type=int, metavar="N", help="How many ranks to start [2; those of the allocation].")
+@click.option("--sizes", default="8..16M", metavar="FIRST..LAST", help="Bytes [8..16M]; K, M, G are powers of 1024.")
+@click.option("--factor", default=2, help="Each size by the one before [2].")
+@click.option("--backend", default="auto", metavar="NAME", help="gloo, nccl, or auto: that of the device.")
+@click.option("--mpi", is_flag=True, help="MPI's own collectives beside, on the same memory.")
+@click.option(
+    "--algorithm",
+    "algorithms",
+    default="flat",
+    metavar="NAMES",
+    help="Of all_reduce: flat, ring, tree, ... (docs/collectives.md), or all [flat].",
+)
+@click.option("--iterations", default=20, help="Calls that are timed [20].")
+@click.option("--warmup", default=5, help="Calls before them [5].")
+@click.option("--result", metavar="RUN", help="Measure nothing: print what a run, or a file of --json, has.")
+@click.option("--json", "as_json", is_flag=True, help="One object; docs/bench.md has the keys.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="A picture, too: .svg, .png or .pdf.")
+@runs_option
+def collectives(
+    ranks: int | None, result: str | None, as_json: bool, output: Path | None, runs: Path | None, **arguments: Any
+) -> None:
+    """Time collectives over ranks, in the columns of nccl-tests, and check what they compute.
+
+    Started by mpirun, srun or torchrun, these ranks measure; else it starts ranks itself, as `toolkit run` does.
+
+    \b
+    toolkit bench collectives --ranks 4 --algorithm all -o all_reduce.svg
+    mpirun -n 4 toolkit bench collectives --operation all --mpi
+    toolkit submit bench_collectives -N 4; toolkit bench collectives --result last
+    """
+    if output is not None:
+        from toolkit.observe.collectives_picture import check_picture
+
+        check_picture(output)
+    code = 0
+    if result is not None:
+        found = _stored(result, runs)
+        _print(found, as_json=as_json)
+    else:
+        request = _request(arguments)
+        world = _started(request)
+        if world is not None:
+            found = _be_a_rank(world, request, ranks, as_json=as_json)
+            if world.rank != 0:
+                sys.exit(_wrong(found) > 0)
+        else:
+            found, code = _start(request, ranks, runs, as_json=as_json)
+    if output is not None:
+        _draw(found, output)
+    if code:
+        sys.exit(code)  # the run has told why
+    if wrong := _wrong(found):
+        raise CheckFailedError(
+            f"{wrong} elements of results were wrong", fix="see the column #wrong; try fewer ranks, or one node"
+        )
+
+
+def _wrong(found: Measurement) -> int:
+    return sum(series.wrong for series in found.series)
+
+
+def _stored(result: str, runs: Path | None) -> Measurement:
+    """What a run, or a file, has."""
+    from toolkit.cli.options import find
+    from toolkit.metrics.collectives import FILE, read_measurement
+    from toolkit.rundir.find import typed_path
+
+    path = typed_path(result)
+    return read_measurement(path if path.is_file() else find(result, runs).metrics / FILE)
+
+
+def _print(found: Measurement, *, as_json: bool) -> None:
+    from toolkit.metrics.collectives_table import lines_of
+
+    if as_json:
+        click.echo(found.to_json())
+        return
+    for line in lines_of(found):
+        echo_log(line)
+
+
+def _draw(found: Measurement, output: Path) -> None:
+    from toolkit.observe.collectives_picture import draw_measurement
+
+    draw_measurement(found, output)
+    click.echo(f"drawn in {output}", err=True)
+
+
+def _request(arguments: dict[str, Any]) -> BenchRequest:
+    """The arguments as a job has them; what is refused is named by its option."""
+    from toolkit.comm.bench.request import BenchRequest
+
+    try:
+        return BenchRequest(**arguments)
+    except ToolkitError as error:
+        raise _by_option(error) from None
+
+
+def _by_option(error: ToolkitError) -> ToolkitError:
+    """An error about a key of [args], about the option that sets it."""
+    key = error.where.removeprefix("args.")
+    if key != error.where:
+        error.where = _OPTIONS.get(key, f"--{key}")
+    return error
+
+
+def _started(request: BenchRequest) -> World | None:
+    """The world of a rank that a launcher started; None where this process is alone, to start ranks itself."""
+    from toolkit.world.discover import discover
+
+    if request.backend == "gloo":  # any number of ranks can share what GPUs are not needed for
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    world = discover()
+    if world.size == 1 and world.launcher in ("mpirun", "torchrun"):
+        request.check_ranks(1)
+    return world if world.size > 1 else None
+
+
+def _be_a_rank(world: World, request: BenchRequest, ranks: int | None, *, as_json: bool) -> Measurement:
+    """Measure with the other ranks; rank 0 prints, and speaks for all where all are refused."""
+    from toolkit.comm.bench.request import on_backend
+
+    try:
+        if ranks not in (None, world.size):
+            raise ToolkitError(
+                f"{world.launcher} has started {world.size} ranks", where=f"--ranks {ranks}", fix="leave --ranks out"
+            )
+        request.check_world(on_backend(world, request.backend))
+        return _measure(world, request, as_json=as_json)
+    except ToolkitError as error:
+        if world.rank != 0 and type(error) is ToolkitError:
+            sys.exit(error.exit_code)
+        raise _by_option(error) from None
+
+
+def _measure(world: World, request: BenchRequest, *, as_json: bool) -> Measurement:
+    import torch.distributed as dist
+
+    from toolkit.comm.bench.measure import measure
+    from toolkit.metrics.collectives import FILE, write_measurement
+    from toolkit.world.rendezvous import start_groups
+
+    start_groups(world)
+    found = measure(world, request, lambda line: click.echo(line, err=as_json))
+    dist.barrier()  # nobody takes the store down while another rank still needs it
+    dist.destroy_process_group()
+    if world.rank == 0:
+        if world.run_dir is not None:
+            write_measurement(world.run_dir / "metrics" / FILE, found)
+        if as_json:
+            click.echo(found.to_json())
+    return found
+
+
+def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_json: bool) -> tuple[Measurement, int]:
+    """Run the job of this name here: (what it measured, its exit code)."""
+    from toolkit.batch.submission import create
+    from toolkit.cli.submit import follow_here, resolve_here, runs_folder_of
+    from toolkit.config.shipped import shipped_jobs
+    from toolkit.metrics.collectives import FILE, read_measurement
+
+    try:
+        if ranks is not None:
+            request.check_ranks(ranks)
+        resolved = resolve_here(str(shipped_jobs()[JOB]), None, _settings(request), {"ntasks": ranks})
+        request.check_ranks(_fewest_ranks(resolved))
+    except ToolkitError as error:
+        raise _by_option(error) from None
+    directory = create(resolved, runs_folder_of(runs, resolved), here=True)
+    code = follow_here(directory, resolved, 0, _echo_to_stderr if as_json else _echo)
+    path = directory.metrics / FILE
+    if code and not path.exists():
+        sys.exit(code)
+    found = read_measurement(path)
+    if as_json:
+        click.echo(found.to_json())
+    return found, code
+
+
+def _fewest_ranks(job: ResolvedJob) -> int:
+    """Of a range of nodes the fewest."""
+    return int(str(job.job.nodes).partition("-")[0]) * job.job.ranks_per_node
+
+
+def _settings(request: BenchRequest) -> tuple[str, ...]:
+    """The request as settings of the job."""
+    arguments = dataclasses.asdict(request).items()
+    settings = [f"args.{name}={json.dumps(value)}" for name, value in arguments]
+    return (*settings, "env.vars.CUDA_VISIBLE_DEVICES=-1") if request.backend == "gloo" else tuple(settings)
+
+
+def _echo(line: str) -> None:
+    """The table, which is rank 0's, is the answer; what else ranks say is talk."""
+    text = line.removeprefix("[0] ")
+    if text != line and _OF_THE_TABLE.match(text):
+        echo_log(text)
+    else:
+        _echo_to_stderr(line)
+
+
+def _echo_to_stderr(line: str) -> None:
+    from toolkit.batch.logs import for_terminal
+
+    click.echo(for_terminal(line), err=True)
