@@ -99,6 +99,8 @@ def _draw_operation(
         axes.set_ylabel(what, fontsize=8)
         axes.set_title(f"{operation.name}: {what.partition(',')[0]}", fontsize=10, loc="left")
         axes.grid(alpha=0.3)
+    # The limit's line would go on down to where no collective is.
+    time.set_ylim(bottom=min(row.usual.time_us for one in series for row in one.rows) / 4)
 
 
 def _draw_series(
