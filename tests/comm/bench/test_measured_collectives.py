@@ -14,7 +14,7 @@ from toolkit.comm.bench.request import BenchRequest
 from toolkit.comm.bench.torch_trials import torch_trials
 from toolkit.comm.bench.trial import Room, Trial, pattern, pattern_sum
 from toolkit.metrics.collectives import OPERATIONS
-from toolkit.topology.facts import Topology
+from toolkit.topology.facts import Topology, unknown
 from toolkit.topology.machine_facts import topology_of_machine
 from toolkit.topology.parsers.nccl_tests import answer_nccl_tests
 from toolkit.world.facts import World
@@ -192,6 +192,16 @@ def test_the_limit_of_gpus_and_nodes_is_that_of_their_links(machine, nodes, devi
         assert limit is None and gb_per_s in missing
     else:
         assert (limit.of, limit.gb_per_s, missing) == (of, pytest.approx(gb_per_s), "")
+
+
+def test_a_node_whose_adapters_tell_nothing_leaves_no_limit():
+    topology = topology_of_machine("dgx-a100", [2])
+    silent = dataclasses.replace(topology.nodes[1].hardware, nics=unknown("/sys", "no such folder"))
+    nodes = (topology.nodes[0], dataclasses.replace(topology.nodes[1], hardware=silent))
+    ranks = {"node0": tuple(range(8)), "node1": tuple(range(8, 16))}
+    world = World(0, 0, 16, 8, 0, 2, "node0", "cuda:0", "srun", "test")
+    limit, missing = find_limit(world, dataclasses.replace(topology, nodes=nodes, ranks_by_host=ranks), 1 << 20)
+    assert limit is None and missing == "limit: no network adapter of node1 tells its rate"
 
 
 def test_without_facts_of_nodes_there_is_no_limit_and_it_is_said():

@@ -38,12 +38,22 @@ def find_limit(world: World, topology: Topology, last_bytes: int) -> tuple[Limit
         return Limit(level.link.bytes_per_s / 1e9, "rank", level.link.source), ""
     if nodes == 1:
         return None, "limit: these GPUs are not one NVLink clique, and what PCIe carries nobody tells"
-    link = tiers.levels[-1].link
-    if "assumed" in link.source:
-        return None, "limit: no network adapter tells its rate"
-    on_node = max(map(len, topology.ranks_by_host.values()))
-    # The topology gives each rank its share; a collective fills all adapters of a node.
-    return Limit(link.bytes_per_s * on_node / 1e9, "node", link.source), ""
+    return _adapters(topology)
+
+
+def _adapters(topology: Topology) -> tuple[Limit | None, str]:
+    """All active ports of the node that has the least: what the topology's links give to a rank alone is a part of them."""
+    found = []
+    for node in topology.nodes:
+        ports = [port.rate_gbit_per_s for nic in node.hardware.nics.value or () for port in nic.ports]
+        known = [(rate.value, rate.source) for rate in ports if rate.value is not None]
+        if not known:
+            return None, f"limit: no network adapter of {node.host.value} tells its rate"
+        total = sum(rate for rate, _ in known)
+        sources = ", ".join(dict.fromkeys(source for _, source in known))
+        said = f"{len(known)} active port{'s' * (len(known) != 1)} of a node, {total:g} Gbit/s by {sources}"
+        found.append(Limit(total / 8, "node", said))
+    return min(found, key=lambda limit: limit.gb_per_s), ""
 
 
 def copy_rate(size_bytes: int) -> float:
