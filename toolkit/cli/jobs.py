@@ -19,8 +19,10 @@ def list_jobs() -> None:
     """Shipped jobs, with the first sentence of what each says of itself."""
     from toolkit.config.shipped import shipped_jobs
 
-    for name, path in shipped_jobs().items():
-        click.echo(f"{name:<16} {_first_sentence(path)}")
+    found = shipped_jobs()
+    width = max(16, *map(len, found))
+    for name, path in found.items():
+        click.echo(f"{name:<{width}} {_first_sentence(path)}")
 
 
 def _first_sentence(path: Path) -> str:

@@ -33,7 +33,7 @@ def torch_trials(communicator: Communicator, meaning: Meaning, algorithm: str, r
         return room.sent(handed, turn)
 
     def trial(call: Callable[[int], torch.Tensor | None]) -> Trial:
-        return Trial(call, sent, meaning.handed_in, meaning.expected, room.device)
+        return Trial(call, sent, meaning.handed_in, meaning.expected)
 
     def copied(turn: int, *, here: bool = True) -> torch.Tensor:
         received = room.received(elements, turn)

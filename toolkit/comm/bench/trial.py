@@ -67,7 +67,6 @@ class Trial:
     sent: Callable[[int], torch.Tensor]
     handed_in: Callable[[], torch.Tensor]
     expected: Callable[[], torch.Tensor | None]
-    device: str = "cpu"
 
     def count_wrong(self) -> int:
         """Call once more, and count the elements that are wrong on this rank."""
