@@ -73,7 +73,7 @@ def damaged(trial, here):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_operation_is_measured_and_right(ranks, size):
-    answers = ranks(size).run(measured, {"operations": "all", "sizes": "8..4K"})
+    answers = ranks(size).run(measured, {"operations": "all", "sizes": "64..1K"})
     found, lines = answers[0]
     assert [series.operation for series in found.series] == list(OPERATIONS)
     assert all(series.wrong == 0 and len(series.rows) >= 2 for series in found.series)
