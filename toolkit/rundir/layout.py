@@ -110,9 +110,9 @@ class RunDirectory:
         return self.path / "metrics"
 
     @property
-    def collectives(self) -> Path:
+    def links(self) -> Path:
         """Written by rank 0: how fast the links between the ranks are, as measured, for the attempts that follow."""
-        return self.path / "collectives.json"
+        return self.path / "links.json"
 
     def script(self, start: int) -> Path:
         """The rendered script whose first start is `start`; the first one is plainly `job.sbatch`."""

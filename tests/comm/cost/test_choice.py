@@ -26,7 +26,7 @@ def test_all_ranks_choose_alike_and_the_next_attempt_need_not_measure(ranks, tmp
     first = pool.run(measure, str(tmp_path), ["one", "two"])
     assert len({str(said) for said in first}) == 1
     assert first[0][0].startswith("measured in ")
-    kept = json.loads((tmp_path / "collectives.json").read_text())
+    kept = json.loads((tmp_path / "links.json").read_text())
     again = pool.run(measure, str(tmp_path), ["one", "two"])
     assert again[0][0] == f"measured {kept['time']}"
     assert again[0][2] == first[0][2]
@@ -34,17 +34,17 @@ def test_all_ranks_choose_alike_and_the_next_attempt_need_not_measure(ranks, tmp
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"hosts": ["one", "two"]}', '{"fold_s_per_byte": "x"}'])
 def test_a_damaged_measurement_is_made_anew_and_said(ranks, tmp_path, damage):
-    (tmp_path / "collectives.json").write_text(damage)
+    (tmp_path / "links.json").write_text(damage)
     ((source, _, _), *_) = ranks(4).run(measure, str(tmp_path), ["one", "two"])
-    assert source.startswith("measured in ") and "collectives.json of the run is damaged" in source
-    assert json.loads((tmp_path / "collectives.json").read_text())["hosts"] == ["one", "two"]
+    assert source.startswith("measured in ") and "links.json of the run is damaged" in source
+    assert json.loads((tmp_path / "links.json").read_text())["hosts"] == ["one", "two"]
 
 
 def test_other_nodes_are_measured_anew(ranks, tmp_path):
     pool = ranks(4)
     pool.run(measure, str(tmp_path), ["one", "two"])
     ((source, _, _), *_) = pool.run(measure, str(tmp_path), ["one", "three"])
-    assert "collectives.json of the run is of other nodes" in source
+    assert "links.json of the run is of other nodes" in source
 
 
 def ask_too_early(state):

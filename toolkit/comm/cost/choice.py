@@ -59,7 +59,7 @@ def choose(
         run: where rank 0 looks for an earlier measurement, and keeps this one; None keeps none.
         budget_s: seconds of measuring for each tier.
     """
-    kept = _said_by_first(peers, _read(run.collectives, hosts, peers.nodes) if run and peers.place == 0 else None)
+    kept = _said_by_first(peers, _read(run.links, hosts, peers.nodes) if run and peers.place == 0 else None)
     if isinstance(kept, dict):
         return Choice(tuple(hosts), peers.nodes, tuple(algorithms), _links_of(kept), f"measured {kept['time']}")
     began = time.monotonic()
@@ -67,7 +67,7 @@ def choose(
     source = f"measured in {time.monotonic() - began:.1f} s" + (f"; {kept}" if kept else "")
     choice = Choice(tuple(hosts), peers.nodes, tuple(algorithms), *_said_by_first(peers, (links, source)))
     if run and peers.place == 0:
-        write_json(run.collectives, _as_json(choice))
+        write_json(run.links, _as_json(choice))
     return choice
 
 
