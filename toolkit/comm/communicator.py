@@ -94,6 +94,11 @@ class Communicator:
         """The ranks of the group, and where they run: for what measures the links between them."""
         return self._peers
 
+    @property
+    def can_measure(self) -> bool:
+        """Whether `choose_by_measurement` has something to measure: ranks on the CPU whose nodes are known."""
+        return self.size > 1 and bool(self._peers.nodes) and self._world.device == "cpu"
+
     def choose_by_measurement(self, budget_s: float = BUDGET_S) -> Choice:
         """Measure the links between the ranks; `algorithm="fastest"` then is the one that they make fastest. Collective.
 
@@ -105,7 +110,7 @@ class Communicator:
         Raises:
             ToolkitError: the nodes of the ranks are not known, there is one rank, or they are on GPUs.
         """
-        if self.size == 1 or not self._peers.nodes or self._world.device != "cpu":
+        if not self.can_measure:
             raise ToolkitError(
                 "links are measured between two or more ranks on the CPU whose nodes are known",
                 fix="give topology=gather_topology(world); NCCL measures for itself",

@@ -49,16 +49,11 @@ def measured(state, arguments, planted=None):
 
         measuring.torch_trials = wrong
     try:
-        found = measure(state.world, BenchRequest(**QUICK, **arguments), lines.append, model=a_model)
+        found = measure(state.world, BenchRequest(**QUICK, **arguments), lines.append)
     finally:
         if planted is not None:
             measuring.torch_trials = real
     return found, lines
-
-
-def a_model(operation, algorithm, size):
-    """Of all-reduce alone."""
-    return size / 1e9 if (operation, algorithm) == ("all_reduce", "ring") else None
 
 
 def damaged(trial, here):
@@ -87,12 +82,13 @@ def test_every_operation_is_measured_and_right(ranks, size):
         assert values["nranks"] == size and warnings == ()
 
 
-def test_all_algorithms_and_the_model_of_one(ranks):
+def test_all_algorithms_and_what_the_model_expects_of_them(ranks):
     found, _ = ranks(4).run(measured, {"algorithms": "all", "sizes": "1K"})[0]
     names = [series.algorithm for series in found.series]
     assert {"flat", "ring", "leader"} < set(names)
     predicted = {series.algorithm: series.rows[0].model_us for series in found.series}
-    assert predicted["ring"] == pytest.approx(1.024) and predicted["flat"] is None
+    assert min(predicted.values()) > 0
+    assert predicted["ring"] > predicted["direct"]  # 6 messages one after the other, and 2
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

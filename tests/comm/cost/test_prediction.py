@@ -92,8 +92,8 @@ def test_a_line_goes_through_what_was_measured_and_never_down(samples):
     line = fit(samples)
     sizes = sorted(samples)
     times = [line.seconds(size) for size in sizes]
-    assert times == sorted(times) or max(b - a for a, b in zip(times[1:], times, strict=False)) < 1e-9
-    assert line.seconds(0) == 0 and line.seconds(sizes[-1] * 2) >= times[-1]
+    assert times == sorted(times) or max(b - a for a, b in zip(times[1:], times, strict=False)) < 1e-6
+    assert line.seconds(0) == 0 and line.seconds(sizes[-1] * 2) >= times[-1] - 1e-6
     last = sorted(samples[sizes[-1]])
     assert last[0] - 1e-6 <= times[-1] <= last[-1] + 1e-6
 

@@ -18,6 +18,7 @@ from toolkit.comm.bench.timing import time_calls
 from toolkit.comm.bench.torch_trials import OWN_WAYS, Halves, torch_trials
 from toolkit.comm.bench.trial import Room, Trial
 from toolkit.comm.communicator import Communicator
+from toolkit.comm.cost.choice import Choice
 from toolkit.errors import ToolkitError
 from toolkit.metrics.collectives import ELEMENT_BYTES, OPERATIONS, Limit, Measurement, RankPlace, Row, Series, Timing
 from toolkit.metrics.collectives_table import foot, head, left_out, line
@@ -25,8 +26,8 @@ from toolkit.rundir.files import utc_now
 from toolkit.topology.gather import gather_topology
 from toolkit.world.facts import World
 
-# Seconds of (operation, algorithm) on so many bytes by a model; None where it says nothing.
-Model = Callable[[str, str, int], float | None]
+_MODEL_BUDGET_S = 2.0  # of measuring links, for nodes and for the network
+
 Say = Callable[[str], object]
 
 
@@ -39,7 +40,7 @@ class _Plan:
     algorithm: str
 
 
-def measure(world: World, request: BenchRequest, say: Say, model: Model | None = None) -> Measurement:
+def measure(world: World, request: BenchRequest, say: Say) -> Measurement:
     """Measure what was asked for, and hand the table to `say` line by line, on rank 0 alone.
 
     Collective over all ranks of the default group. It ends early, with the sizes that were done, when the run is asked
@@ -63,8 +64,15 @@ def measure(world: World, request: BenchRequest, say: Say, model: Model | None =
             factor=request.factor, ranks=_places(world), limit=limit, series=(),
             left_out=tuple(filter(None, (missing, no_mpi))),
         )  # fmt: skip
-        bench = _Bench(world, request, communicator, found, model)
+        bench = _Bench(world, request, communicator, found, _model_of(request, communicator))
         return bench.run(say if world.rank == 0 else _nobody)
+
+
+def _model_of(request: BenchRequest, communicator: Communicator) -> Choice | None:
+    """What the links between the ranks let expect of all-reduces; None where they cannot be measured."""
+    if "all_reduce" not in request.operation_names or not communicator.can_measure:
+        return None
+    return communicator.choose_by_measurement(_MODEL_BUDGET_S)
 
 
 def _nobody(_: str) -> None:
@@ -99,7 +107,7 @@ class _Bench:
     """One measurement on its way."""
 
     def __init__(
-        self, world: World, request: BenchRequest, communicator: Communicator, found: Measurement, model: Model | None
+        self, world: World, request: BenchRequest, communicator: Communicator, found: Measurement, model: Choice | None
     ) -> None:
         self.world = world
         self.request = request
@@ -168,7 +176,9 @@ class _Bench:
         )
         operation = OPERATIONS[plan.operation]
         out_of_place, in_place = (self._time(trial, plan.operation, size, room) for trial in trials)
-        predicted = self.model(plan.operation, plan.algorithm, size) if self.model and plan.library == "torch" else None
+        predicted = None
+        if self.model and (plan.operation, plan.library) == ("all_reduce", "torch"):
+            predicted = self.model.seconds(plan.algorithm, size)
         return Row(
             size, operation.count(size, self.world.size), out_of_place, in_place,
             None if predicted is None else predicted * 1e6,

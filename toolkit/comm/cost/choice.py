@@ -36,7 +36,11 @@ class Choice:
 
     def algorithm(self, size_bytes: int) -> str:
         """The one with the least predicted seconds; the same on every rank."""
-        return min(self.algorithms, key=lambda name: predict(name, size_bytes, self.nodes, self.links))
+        return min(self.algorithms, key=lambda name: self.seconds(name, size_bytes))
+
+    def seconds(self, algorithm: str, size_bytes: int) -> float:
+        """Predicted seconds of an all-reduce of so many bytes."""
+        return predict(algorithm, size_bytes, self.nodes, self.links)
 
     @property
     def line(self) -> str:

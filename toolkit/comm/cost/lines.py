@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
 
@@ -57,10 +58,11 @@ def fit(samples: Mapping[int, list[float]]) -> Line:
     for index in reversed(range(len(times) - 1)):
         times[index] = min(times[index], times[index + 1])
     segments = []
-    for number in range(len(sizes) - 1):
-        (low, high), (begin, end) = sizes[number : number + 2], times[number : number + 2]
+    for (low, begin), (high, end) in pairwise(zip(sizes, times, strict=True)):
         slope = max((end - begin) / (high - low), 1e-15)
-        segments.append(Segment(float(low) if number else 0.0, begin - slope * low, slope))
-    if segments[0].latency_s <= 0:  # a line that would begin below zero: no latency can be told from these sizes
-        segments[0] = Segment(0.0, 0.0, times[0] / sizes[0])
+        segments.append(Segment(float(low), begin - slope * low, slope))
+    if segments[0].latency_s > 0:
+        segments[0] = replace(segments[0], first_bytes=0.0)
+    else:  # it would begin below zero: no latency can be told from these sizes
+        segments.insert(0, Segment(0.0, 0.0, times[0] / sizes[0]))
     return Line(tuple(segments))
