@@ -152,3 +152,17 @@ def test_16384_ranks_are_placed_within_a_second():
     placement = place(tiers, sizes)
     assert time.process_time() - start < 1.0
     assert tiers_met(tiers, placement, "tp") == {"clique"} and tiers_met(tiers, placement, "shard") == {"leaf"}
+
+
+def test_shards_stay_in_the_node_and_copies_go_across_by_nominal_figures():
+    """What sharding leaves to all-reduce is a part of what is gathered."""
+    for tiers in (cluster_of("dgx-a100", [4]), cyclic(cluster_of("dgx-a100", [4]), 4)):
+        placement = place(tiers, {"shard": 8, "replicate": 4})
+        assert tiers_met(tiers, placement, "shard") == {"clique"}
+        assert tiers_met(tiers, placement, "replicate") == {"leaf"}
+
+
+def test_groups_of_several_dimensions_follow_the_mesh():
+    mesh = as_launched(cluster_of("dgx-a100", [1]), {"pp": 2, "replicate": 2, "shard": 2}).mesh
+    assert groups_of(mesh, ("replicate", "shard")).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert groups_of(mesh, ("pp", "shard")).tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]

@@ -14,18 +14,20 @@ MESH = ("--set", "parallel.tp=8", "--set", "parallel.shard=4")
 
 
 def test_the_page_shows_what_is_printed(toolkit):
-    shown = re.search(r"^\$ toolkit (topo groups .*)\n((?:.+\n)+)```", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert shown, "the page has an example"
-    assert toolkit.ok(*shlex.split(shown[1])).startswith(shown[2])
+    shown = re.findall(r"^\$ toolkit (topo groups .*)\n((?:.+\n)+)```", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(shown) == 2, "the page has examples"
+    for command, printed in shown:
+        assert toolkit.ok(*shlex.split(command)).startswith(printed)
 
 
 def test_json_has_the_keys_of_the_page_and_every_rank_once(toolkit):
     said = json.loads(toolkit.ok("topo", "groups", "train_lm", "--machine", "dgx-a100", "-N", "8", "--ntasks-per-node",
                                  "8", "--leaves", "3,5", *MESH, "--json"))  # fmt: skip
-    section = PAGE.read_text(encoding="utf-8").split("## Which ranks talk over which links")[1].split("\n## ")[0]
+    section = PAGE.read_text(encoding="utf-8").split("`--json` has:")[1].split("\n### ")[0]
     assert list(said) == re.findall(r"^\| `(\w+)` ", section, re.MULTILINE)
     assert sorted(said["order"]) == list(range(64))
     assert said["dimensions"]["tp"]["placed"]["groups_at"] == {"clique": 8}
+    assert said["traffic"]["tp"] == {"exchange": "all-reduce", "payload_bytes": 4e9, "calls": 128, "source": "nominal"}
     assert any("8 of 16 shard groups" in line for line in said["compromises"])
 
 
@@ -37,6 +39,25 @@ def test_explain_names_the_source_of_every_figure(toolkit):
     assert re.search(r"^order of ranks: \d", said, re.MULTILINE)
 
 
+def test_the_models_shape_the_jobs_batch_and_a_figure_by_hand_decide_together(toolkit):
+    shape = "7e9,layers=32,width=4096,context=2048,key-width=1024,experts=8,experts-per-token=1,bytes=4"
+    job = ("topo", "groups", "train_lm", "--machine", "dgx-a100", "-N", "2", "--ntasks-per-node", "8", "--set",
+           "train.batch=64", "--set", "train.micro_batch=2", "--set", "parallel.tp=2", "--set", "parallel.shard=4",
+           "--set", "parallel.ep=4", "--model", shape, "--bytes", "replicate=0")  # fmt: skip
+    traffic = json.loads(toolkit.ok(*job, "--json"))["traffic"]
+    # 64 samples over 2 x 4 ranks are four micro-batches of two; tokens x width x 4 bytes, four times in each layer.
+    assert traffic["tp"]["payload_bytes"] == traffic["ep"]["payload_bytes"] == 4 * 32 * 4 * (2 * 2048 * 4096 * 4)
+    assert (traffic["replicate"]["payload_bytes"], traffic["replicate"]["source"]) == (0, "--bytes")
+    assert "micro-batches of a step: 4 of 2 samples [train.batch]\n" in toolkit.ok(*job, "--explain")
+
+
+def test_a_job_that_keeps_the_launchers_order_is_said_to(toolkit):
+    job = ("topo", "groups", "train_lm", "--machine", "dgx-1", "-N", "1", "--ntasks-per-node", "8")
+    said = "the job's ranks stay as launched: parallel.placement says so"
+    assert said in toolkit.ok(*job, "--set", "parallel.placement=launched")
+    assert said not in toolkit.ok(*job)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -45,6 +66,14 @@ def test_explain_names_the_source_of_every_figure(toolkit):
         (("--machine", "dgx-1", "--leaves", "3"), "3 is 3 nodes, and the job has 2. Fix: give numbers that add up to 2"),
         (("--machine", "dgx-1", "--leaves", "x"), "'x' is no list of numbers"),
         (("--machine", "dgx-1", "--bytes", "tp=-1"), "'tp=-1' is not DIM=BYTES"),
+        (("--machine", "dgx-1", "--bytes", "tp=many"), "'tp=many' is not DIM=BYTES"),
+        (("--machine", "dgx-1", "--model", ""), "--model: '' is no number of parameters. Fix: begin with it"),
+        (("--machine", "dgx-1", "--model", "7e9"), "'7e9' does not say layers and width and context. Fix: write it as"),
+        (("--machine", "dgx-1", "--model", "7e9,depth=3"), "'depth' is nothing that a model has. Fix: give layers, width"),
+        (("--machine", "dgx-1", "--model", "7e9,layers=2.5"), "'layers=2.5' does not say a whole number, at least 1"),
+        (("--machine", "dgx-1", "--model", "7e9,layers=inf"), "'layers=inf' does not say a whole number, at least 1"),
+        (("--machine", "dgx-1", "--model", "7e9,layers=2,width=8,context=8", "--set", "parallel.shard=8", "--set",
+          "parallel.ep=2"), "parallel.ep: ep = 2 is for a model with experts"),
         (("--machine", "gb200",), "8 ranks on a gb200, which has 4 GPUs. Fix: give --ntasks-per-node 4, or less"),
         (("--machine", "dgx-a100", "--ntasks-per-node", "7", "--set", "parallel.tp=2"),
          "parallel.tp: tp = 2 does not divide the 7 ranks of a node"),

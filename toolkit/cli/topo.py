@@ -14,7 +14,6 @@ from toolkit.cli.topo_plot import plot
 from toolkit.cli.topo_show import show
 
 if TYPE_CHECKING:
-    from toolkit.config.parallel import ParallelTable
     from toolkit.config.resolved import ResolvedJob
     from toolkit.topology.facts import Topology
     from toolkit.topology.tiers import Tiers
@@ -37,6 +36,7 @@ topo.add_command(plot)
 @click.option("--machine", metavar="NAME", help="Kind of the nodes: dgx-a100, dgx-1, gb200 or pcie-8.")
 @click.option("--leaves", metavar="N,N", help="Nodes below each leaf switch; all below one, when not given.")
 @click.option("--facts", metavar="FILE", help="What `topo show --json` printed on each node; - is stdin.")
+@click.option("--model", metavar="SHAPE", help="Of a transformer: 70e9,layers=80,width=8192,context=4096.")
 @click.option("--bytes", "payloads", multiple=True, metavar="DIM=BYTES", help="What a rank exchanges for it in a step.")
 @click.option("--explain", is_flag=True, help="Say what each tier carries, and the order of ranks.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/topology.md has the keys.")
@@ -46,6 +46,7 @@ def groups(
     machine: str | None,
     leaves: str | None,
     facts: str | None,
+    model: str | None,
     payloads: tuple[str, ...],
     explain: bool,
     as_json: bool,
@@ -56,6 +57,7 @@ def groups(
     \b
     toolkit topo groups train_lm.toml --machine dgx-a100 -N 8 --leaves 4,4 --explain
     """
+    from toolkit.cli.topo_traffic import job_step, read_model, traffic_of_job
     from toolkit.config.layers import resolve_job
     from toolkit.config.shipped import find_job
     from toolkit.topology.groups_shown import groups_as_json
@@ -68,13 +70,21 @@ def groups(
 
     resolved = resolve_job(path, site=None, environ=os.environ, settings=settings, flags=flags_of(shape, nodes_before))
     tiers = _tiers(resolved, machine, leaves, facts)
-    sizes = _sizes(resolved.parallel, tiers.size)
-    traffic = _traffic(payloads)
+    sizes = resolved.parallel.sizes(tiers.size)
+    shape_of_model = read_model(model) if model is not None else None
+    traffic = traffic_of_job(resolved, sizes, shape_of_model, payloads)
     before, after = as_launched(tiers, sizes, traffic), place(tiers, sizes, traffic)
     if as_json:
-        click.echo(json.dumps(groups_as_json(tiers, before, after), indent=1))
+        click.echo(json.dumps(groups_as_json(tiers, before, after, traffic), indent=1))
         return
-    _print_groups(tiers, before, after, explain)
+    _print_groups(tiers, before, after)
+    if resolved.parallel.placement == "launched":
+        click.echo("the job's ranks stay as launched: parallel.placement says so")
+    if explain:
+        if model is not None:
+            step = job_step(resolved, sizes)
+            click.echo(f"micro-batches of a step: {step.micro_batches} of {step.micro_batch} samples [train.batch]")
+        _explain(tiers, after, traffic)
 
 
 def _tiers(resolved: ResolvedJob, machine: str | None, leaves: str | None, facts: str | None) -> Tiers:
@@ -130,35 +140,7 @@ def _topology_of_facts(resolved: ResolvedJob, facts: str) -> Topology:
     return topology
 
 
-def _sizes(mesh: ParallelTable, ranks: int) -> dict[str, int]:
-    replicate = mesh.replicate or max(1, ranks // mesh.model_ranks)
-    return {"pp": mesh.pp, "replicate": replicate, "shard": mesh.shard, "cp": mesh.cp, "tp": mesh.tp, "ep": mesh.ep}
-
-
-def _traffic(payloads: tuple[str, ...]) -> dict[str, Traffic]:
-    from dataclasses import replace
-
-    from toolkit.errors import ToolkitError
-    from toolkit.topology.placement import NOMINAL_TRAFFIC
-
-    traffic = dict(NOMINAL_TRAFFIC)
-    for text in payloads:
-        name, _, number = text.partition("=")
-        try:
-            payload_bytes = float(number)
-        except ValueError:
-            payload_bytes = -1.0
-        if name not in traffic or not 0 <= payload_bytes < float("inf"):
-            raise ToolkitError(
-                f"{text!r} is not DIM=BYTES",
-                where="--bytes",
-                fix=f"give for instance tp=4e9; DIM is {', '.join(traffic)}",
-            )
-        traffic[name] = replace(traffic[name], payload_bytes=payload_bytes)
-    return traffic
-
-
-def _print_groups(tiers: Tiers, before: Any, after: Any, explain: bool) -> None:
+def _print_groups(tiers: Tiers, before: Any, after: Any) -> None:
     from rich.table import Table
 
     from toolkit.cli.ckpt_print import print_out
@@ -174,14 +156,19 @@ def _print_groups(tiers: Tiers, before: Any, after: Any, explain: bool) -> None:
     click.echo(f"a step's exchanges: {before.seconds * 1e3:.1f} ms as launched, {after.seconds * 1e3:.1f} ms {order}")
     for line in after.compromises:
         click.echo(f"compromise: {line}")
-    if explain:
-        for level in tiers.levels:
-            link = level.link
-            click.echo(
-                f"{level.name}: {int(level.group_of.max()) + 1} groups, {link.latency_s * 1e6:g} us, "
-                f"{link.bytes_per_s / 1e9:g} GB/s a rank [{link.source}]"
-            )
-        click.echo(f"order of ranks: {_ranges(after.mesh.ravel().tolist())}")
+
+
+def _explain(tiers: Tiers, after: Any, traffic: dict[str, Traffic]) -> None:
+    for name in after.costs:
+        of = traffic[name]
+        click.echo(f"{name}: {of.exchange} of {of.payload_bytes / 1e9:.3g} GB a rank in {of.calls} calls [{of.source}]")
+    for level in tiers.levels:
+        link = level.link
+        click.echo(
+            f"{level.name}: {int(level.group_of.max()) + 1} groups, {link.latency_s * 1e6:g} us, "
+            f"{link.bytes_per_s / 1e9:g} GB/s a rank [{link.source}]"
+        )
+    click.echo(f"order of ranks: {_ranges(after.mesh.ravel().tolist())}")
 
 
 def _ranges(ranks: list[int]) -> str:

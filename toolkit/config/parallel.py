@@ -24,8 +24,18 @@ class ParallelTable(Table):
     reduction: Literal["auto", "flat", "hierarchical"] = key(
         "auto", "How gradients are summed; `auto` is hierarchical on several nodes with several ranks each."
     )
+    placement: Literal["auto", "launched"] = key(
+        "auto",
+        "Which rank stands where in the mesh; `auto` lays it on NVLink cliques, nodes and leaves, where that is predicted "
+        "to be faster, `launched` takes ranks in their order.",
+    )
 
     @property
     def model_ranks(self) -> int:
         """Ranks that hold one copy of the model."""
         return self.pp * self.shard * self.cp * self.tp
+
+    def sizes(self, ranks: int) -> dict[str, int]:
+        """Ranks of each dimension in the mesh's order, then `ep`; `replicate` 0 takes what the others leave of `ranks`."""
+        replicate = self.replicate or max(1, ranks // self.model_ranks)
+        return {"pp": self.pp, "replicate": replicate, "shard": self.shard, "cp": self.cp, "tp": self.tp, "ep": self.ep}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from toolkit.topology.placement import Placement
 from toolkit.topology.tiers import Tiers
-from toolkit.topology.traffic import DimensionCost
+from toolkit.topology.traffic import DimensionCost, Traffic
 
 
-def groups_as_json(tiers: Tiers, before: Placement, after: Placement) -> dict[str, Any]:
+def groups_as_json(tiers: Tiers, before: Placement, after: Placement, traffic: Mapping[str, Traffic]) -> dict[str, Any]:
     """Every dimension as launched and as placed, the order of ranks, and what does not lie as it should."""
     return {
         "ranks": tiers.size,
@@ -24,6 +25,7 @@ def groups_as_json(tiers: Tiers, before: Placement, after: Placement) -> dict[st
             }
             for level in tiers.levels
         ],
+        "traffic": {name: asdict(traffic[name]) for name in after.costs},
         "dimensions": {
             name: {"as_launched": _cost(tiers, before.costs[name]), "placed": _cost(tiers, cost)}
             for name, cost in after.costs.items()
@@ -52,16 +54,16 @@ def groups_as_rows(tiers: Tiers, before: Placement, after: Placement) -> list[tu
         (
             name,
             f"{cost.groups} of {cost.size}",
-            _met(tiers, before.costs[name]),
+            where_met(tiers, before.costs[name]),
             f"{before.costs[name].seconds * 1e3:.1f}",
-            _met(tiers, cost),
+            where_met(tiers, cost),
             f"{cost.seconds * 1e3:.1f}",
         )
         for name, cost in after.costs.items()
     ]
 
 
-def _met(tiers: Tiers, cost: DimensionCost) -> str:
+def where_met(tiers: Tiers, cost: DimensionCost) -> str:
     """Where groups meet: "leaf", or "24 cluster, 8 leaf" with the worst first."""
     found = [(count, name) for count, name in zip(cost.groups_at, tiers.names, strict=True) if count]
     return found[0][1] if len(found) == 1 else ", ".join(f"{count} {name}" for count, name in reversed(found))

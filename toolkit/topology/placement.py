@@ -7,7 +7,7 @@ the cheapest by `traffic` is taken. Expert parallel groups are stretches of shar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import prod
@@ -22,19 +22,25 @@ from toolkit.topology.traffic import DimensionCost, Traffic, dimension_cost
 DIMENSIONS = ("pp", "replicate", "shard", "cp", "tp")  # from the outermost, as in the mesh
 _PACKED_FIRST = ("tp", "cp", "shard", "replicate", "pp")
 
-# What a step of a transformer exchanges for each dimension when nobody says it, relative to its parameters' bytes: tp
-# all-reduces activations four times a layer, ep sends tokens to experts and back, twice, shard gathers parameters twice and scatters gradients, replicate
-# all-reduces gradients once, pp sends activations on. Shoeybi et al., arXiv:1909.08053; Rajbhandari et al.,
-# arXiv:1910.02054.
 _NOMINAL_BYTES = 1e9
-NOMINAL_TRAFFIC: dict[str, Traffic] = {
-    "tp": Traffic("all-reduce", 4 * _NOMINAL_BYTES, 128),
-    "cp": Traffic("all-to-all", 2 * _NOMINAL_BYTES, 64),
-    "ep": Traffic("all-to-all", 4 * _NOMINAL_BYTES, 128),
-    "shard": Traffic("gather-scatter", 3 * _NOMINAL_BYTES, 96),
-    "replicate": Traffic("all-reduce", _NOMINAL_BYTES, 32),
-    "pp": Traffic("send", 0.05 * _NOMINAL_BYTES, 16),
-}
+
+
+def nominal_traffic(sizes: Mapping[str, int]) -> dict[str, Traffic]:
+    """What a step of a transformer exchanges for each dimension when nobody says it, by the bytes of a rank's parameters.
+
+    tp all-reduces activations four times a layer, ep sends tokens to experts and back, twice, shard gathers parameters
+    twice and scatters gradients, replicate all-reduces the gradients that sharding leaves, pp sends activations on. Of a
+    model whose shape is known `model_traffic` says it, with the sources of the formulas.
+    """
+    gradients = _NOMINAL_BYTES / (sizes.get("shard", 1) * sizes.get("cp", 1))
+    return {
+        "tp": Traffic("all-reduce", 4 * _NOMINAL_BYTES, 128, "nominal"),
+        "cp": Traffic("all-to-all", 2 * _NOMINAL_BYTES, 64, "nominal"),
+        "ep": Traffic("all-to-all", 4 * _NOMINAL_BYTES, 128, "nominal"),
+        "shard": Traffic("gather-scatter", 3 * _NOMINAL_BYTES, 96, "nominal"),
+        "replicate": Traffic("all-reduce", gradients, 32, "nominal"),
+        "pp": Traffic("send", 0.05 * _NOMINAL_BYTES, 16, "nominal"),
+    }
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,12 @@ class Placement:
         return sum(cost.seconds for cost in self.costs.values())
 
 
-def place(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic] = NOMINAL_TRAFFIC) -> Placement:
+def place(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic] | None = None) -> Placement:
     """The cheapest placement of a mesh.
 
     Args:
         sizes: ranks of each dimension, 1 for those that are not named.
-        traffic: of each dimension.
+        traffic: of each dimension, nominal when it is not given.
 
     Raises:
         ToolkitError: the mesh does not fill the ranks; tensor parallel groups of a size that fits in a node would
@@ -70,6 +76,7 @@ def place(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic]
     """
     full = _checked(tiers, sizes)
     _check_tensor_parallel(tiers, full["tp"])
+    traffic = traffic or nominal_traffic(full)
     # Of equally cheap ones the first: ranks stay as they were launched, or the usual order of dimensions.
     candidates = [
         as_launched(tiers, sizes, traffic),
@@ -78,20 +85,21 @@ def place(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic]
     return min(candidates, key=lambda placement: round(placement.seconds, 12))
 
 
-def as_launched(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic] = NOMINAL_TRAFFIC) -> Placement:
+def as_launched(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic] | None = None) -> Placement:
     """The mesh with ranks as the launcher numbered them, which is what torch's `init_device_mesh` takes."""
     full = _checked(tiers, sizes)
     mesh = np.arange(tiers.size).reshape([full[name] for name in DIMENSIONS])
-    return _assessed(tiers, mesh, full["ep"], (), traffic)
+    return _assessed(tiers, mesh, full["ep"], (), traffic or nominal_traffic(full))
 
 
-def groups_of(mesh: np.ndarray, dimension: str, ep: int = 1) -> np.ndarray:
-    """The groups of one dimension, or "ep": (groups, members) of ranks."""
-    if dimension == "ep":
-        shard, cp = DIMENSIONS.index("shard"), DIMENSIONS.index("cp")
-        return np.moveaxis(mesh, (shard, cp), (-2, -1)).reshape(-1, ep)
-    axis = DIMENSIONS.index(dimension)
-    return np.moveaxis(mesh, axis, -1).reshape(-1, mesh.shape[axis])
+def groups_of(mesh: np.ndarray, dimensions: str | Sequence[str], ep: int = 1) -> np.ndarray:
+    """The groups of one dimension, of several as one, or of "ep": (groups, members) of ranks in the mesh's order."""
+    if dimensions == "ep":
+        return groups_of(mesh, ("shard", "cp")).reshape(-1, ep)
+    named = (dimensions,) if isinstance(dimensions, str) else tuple(dimensions)
+    axes = [DIMENSIONS.index(name) for name in named]
+    assert axes == sorted(axes), f"{named} in the order of {DIMENSIONS}"
+    return np.moveaxis(mesh, axes, range(-len(axes), 0)).reshape(-1, prod(mesh.shape[axis] for axis in axes))
 
 
 def _orders(sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:

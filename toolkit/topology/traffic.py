@@ -20,11 +20,15 @@ Exchange = Literal["all-reduce", "gather-scatter", "all-to-all", "send"]
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one dimension of the mesh exchanges in a step: `payload_bytes` a rank, in `calls` exchanges."""
+    """What one dimension of the mesh exchanges in a step: `payload_bytes` a rank, in `calls` exchanges.
+
+    `source` says where the figures are from.
+    """
 
     exchange: Exchange
     payload_bytes: float
     calls: int = 1
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""What `topo groups` counts for each dimension of a mesh: nominal figures, a model's (--model), single ones (--bytes)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from toolkit.config.resolved import ResolvedJob
+    from toolkit.topology.model_traffic import Step, Transformer
+    from toolkit.topology.traffic import Traffic
+
+# Words of --model, by the fields of a Transformer; the bare number is the parameters.
+_WORDS = {
+    "layers": "layers",
+    "width": "width",
+    "context": "context",
+    "key-width": "key_width",
+    "experts": "experts",
+    "experts-per-token": "experts_per_token",
+    "bytes": "bytes_per_element",
+}
+_MUST = ("layers", "width", "context")
+_EXAMPLE = "70e9,layers=80,width=8192,context=4096"
+
+
+def read_model(text: str) -> Transformer:
+    """The model of "70e9,layers=80,width=8192,context=4096".
+
+    Raises:
+        ToolkitError: it is none.
+    """
+    from toolkit.topology.model_traffic import Transformer
+
+    first, *words = (word.strip() for word in text.split(","))
+    parameters = _number(first)
+    if not parameters:
+        raise _refusal(f"{first!r} is no number of parameters", f"begin with it, as in {_EXAMPLE}")
+    given: dict[str, int] = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        value = _number(number)
+        if name not in _WORDS:
+            raise _refusal(f"{name!r} is nothing that a model has", f"give {', '.join(_WORDS)}, as in {_EXAMPLE}")
+        if not value or value != int(value):
+            raise _refusal(f"{word!r} does not say a whole number, at least 1", f"write it as in {_EXAMPLE}")
+        given[_WORDS[name]] = int(value)
+    if missing := [name for name in _MUST if name not in given]:
+        raise _refusal(f"{text!r} does not say {' and '.join(missing)}", f"write it as in {_EXAMPLE}")
+    return Transformer(parameters, **given)
+
+
+def traffic_of_job(
+    resolved: ResolvedJob, sizes: Mapping[str, int], model: Transformer | None, payloads: tuple[str, ...]
+) -> dict[str, Traffic]:
+    """The traffic of each dimension: of the model with the job's batch, else nominal; then what --bytes says.
+
+    Raises:
+        ToolkitError: a word of --bytes is no DIM=BYTES, or the model has no experts for `ep`.
+    """
+    from toolkit.topology.model_traffic import model_traffic
+    from toolkit.topology.placement import nominal_traffic
+
+    traffic = nominal_traffic(sizes)
+    if model is not None:
+        traffic |= model_traffic(model, job_step(resolved, sizes), sizes, resolved.parallel.zero)
+    for text in payloads:
+        name, _, number = text.partition("=")
+        payload_bytes = _number(number)
+        if name not in traffic or payload_bytes is None:
+            raise _refusal(
+                f"{text!r} is not DIM=BYTES", f"give for instance tp=4e9; DIM is {', '.join(traffic)}", where="--bytes"
+            )
+        traffic[name] = replace(traffic[name], payload_bytes=payload_bytes, source="--bytes")
+    return traffic
+
+
+def job_step(resolved: ResolvedJob, sizes: Mapping[str, int]) -> Step:
+    """How the job's optimizer step is cut on a rank."""
+    from toolkit.topology.model_traffic import step_of
+
+    return step_of(resolved.train.batch, resolved.train.micro_batch, sizes)
+
+
+def _number(text: str) -> float | None:
+    """A finite number, at least 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 <= number < float("inf") else None
+
+
+def _refusal(message: str, fix: str, where: str = "--model") -> Exception:
+    from toolkit.errors import ToolkitError
+
+    return ToolkitError(message, where=where, fix=fix)

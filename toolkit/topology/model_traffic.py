@@ -1,0 +1,118 @@
+"""What each dimension of a mesh exchanges in a step, from the shape of a transformer: plain arithmetic.
+
+In the formulas L are the layers of a pipeline stage, b the samples and t the tokens of a sample on a rank in one
+micro-batch, m the micro-batches of a step, h the width, e the bytes of an element, P the parameters of a rank's stage and
+tensor part. They count what a rank holds in an exchange; `traffic.edge_bytes` says what of it crosses a link.
+
+tp         4 L m all-reduces of b t h e: two forward, two backward in each layer.
+           M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
+cp         keys and values go round a ring forward, again backward, and their gradients with them: 6 L m b t' k e, with
+           t' the tokens of the whole sample and k their width. H. Liu et al., "Ring Attention", arXiv:2310.01889.
+ep         4 L m all-to-alls: a token goes to each of its experts and comes back, forward and backward.
+           D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
+shard      ZeRO's stage 3 gathers parameters twice in a micro-batch and scatters gradients once in a step, (2 m + 1) P e;
+           below it one gathering and one scattering do, 2 P e, as for an all-reduce.
+           S. Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 7.
+replicate  all-reduces the gradients that sharding leaves a rank, P e / (shard cp).
+pp         2 m times b t h e: activations on, their gradients back. Y. Huang et al., "GPipe", arXiv:1811.06965.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from toolkit.errors import ToolkitError
+from toolkit.topology.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The shape of a model. `context` are the tokens of a sample.
+
+    `key_width` is the width of all keys of a token, less than `width` where heads share them; 0 is `width`. `experts`
+    are those of a layer, 0 for none, of which each token takes `experts_per_token`.
+    """
+
+    parameters: float
+    layers: int
+    width: int
+    context: int
+    key_width: int = 0
+    experts: int = 0
+    experts_per_token: int = 2
+    bytes_per_element: int = 2
+
+    @property
+    def attention_parameters(self) -> float:
+        """Of queries, keys, values and the way out: what experts leave on every rank."""
+        return self.layers * 2.0 * self.width * (self.width + (self.key_width or self.width))
+
+
+@dataclass(frozen=True)
+class Step:
+    """How an optimizer step is cut: samples of a micro-batch on one rank, and how many micro-batches follow."""
+
+    micro_batch: int
+    micro_batches: int
+
+
+def step_of(batch: int, micro_batch: int, sizes: Mapping[str, int]) -> Step:
+    """The step of a job whose global `batch` is split over replicate x shard; a `micro_batch` of 0 is a whole share."""
+    share = max(1, batch // (sizes.get("replicate", 1) * sizes.get("shard", 1)))
+    samples = min(micro_batch or share, share)
+    return Step(samples, ceil(share / samples))
+
+
+def model_traffic(model: Transformer, step: Step, sizes: Mapping[str, int], zero: int = 3) -> dict[str, Traffic]:
+    """The traffic of each dimension, of `ep` where the model has experts.
+
+    Args:
+        sizes: ranks of each dimension, 1 for those that are not named.
+        zero: the stage of ZeRO, 0 to 3, by which `shard` shards.
+
+    Raises:
+        ToolkitError: `ep` asks for experts that the model does not have.
+    """
+    pp, shard, cp, tp, ep = (sizes.get(name, 1) for name in ("pp", "shard", "cp", "tp", "ep"))
+    _check_experts(model, ep)
+    layers, times = ceil(model.layers / pp), step.micro_batches
+    tokens = step.micro_batch * model.context / cp
+    activations = float(tokens * model.width * model.bytes_per_element)
+    keys = tokens * cp * (model.key_width or model.width) / tp * model.bytes_per_element
+    kept = min(model.attention_parameters, model.parameters) if model.experts else model.parameters
+    held = (kept + (model.parameters - kept) / ep) / (pp * tp) * model.bytes_per_element
+    rounds = 2 * times + 1 if zero == 3 else 2
+    traffic = {
+        "tp": Traffic("all-reduce", 4 * layers * times * activations, 4 * layers * times, "arXiv:1909.08053"),
+        # What shard and cp exchange of parameters together falls into a part over shard, and the rest over cp.
+        "cp": Traffic(
+            "gather-scatter",
+            6 * layers * times * keys + rounds * held / shard,
+            (2 * times + rounds) * layers,
+            "arXiv:2310.01889",
+        ),
+        "shard": Traffic("gather-scatter", rounds * held, rounds * layers, "arXiv:1910.02054"),
+        "replicate": Traffic("all-reduce", held / (shard * cp), layers, "arXiv:1910.02054"),
+        "pp": Traffic("send", 2 * times * activations, 2 * times, "arXiv:1811.06965"),
+    }
+    if model.experts:
+        calls = 4 * layers * times
+        traffic["ep"] = Traffic("all-to-all", calls * activations * model.experts_per_token, calls, "arXiv:2006.16668")
+    return traffic
+
+
+def _check_experts(model: Transformer, ep: int) -> None:
+    if ep > 1 and not model.experts:
+        raise ToolkitError(
+            f"ep = {ep} is for a model with experts, and this one has none",
+            where="parallel.ep",
+            fix="set ep = 1, or say how many experts a layer has",
+        )
+    if model.experts % ep:
+        raise ToolkitError(
+            f"ep = {ep} does not divide the {model.experts} experts of a layer",
+            where="parallel.ep",
+            fix="set ep to a divisor of them",
+        )
