@@ -20,6 +20,7 @@ from toolkit.comm.gradient import choose_reduction
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog
+from toolkit.parallel.mesh import make_mesh
 from toolkit.topology.gather import gather_topology
 from toolkit.train.arguments import read_arguments
 from toolkit.train.loop import training_steps
@@ -153,8 +154,10 @@ def main(world: World, config: ResolvedJob) -> None:
 
     torch.manual_seed(train.seed)  # the same weights on every rank
     model = GPT(args).to(world.device)
-    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    choose_reduction(parallel, world, config.parallel.reduction, gather_topology(world))
+    topology = gather_topology(world)
+    mesh = make_mesh(world, config, topology)
+    parallel = DistributedDataParallel(model, process_group=mesh.group("replicate"), gradient_as_bucket_view=True)
+    choose_reduction(parallel, world, config.parallel.reduction, topology)
     optimizer = optimizer_of(model, train.weight_decay)
     schedule = Schedule(train.lr, train.steps, train.warmup_steps, train.min_lr_ratio, train.schedule)
     precision = autocast(world.device, train.precision)

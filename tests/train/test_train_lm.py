@@ -65,6 +65,15 @@ def test_an_untied_model_learns_and_a_missing_matplotlib_is_said(tmp_path):
     assert records[-1].loss < records[0].loss < 5.6
     assert "matplotlib is missing; pip install 'toolkit[plot]'" in said_by(tmp_path, 0)
     assert not (tmp_path / "loss.png").exists()
+    assert said_by(tmp_path, 0).startswith("mesh: one rank\n")
+
+
+def test_rank_0_says_how_ranks_stand_in_the_mesh(tmp_path):
+    config = job(steps=2)
+    config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"placement": "launched"})})
+    launch(train, 2, tmp_path, config)
+    assert said_by(tmp_path, 0).startswith("mesh: replicate 2; ranks as launched: parallel.placement says so\n")
+    assert "mesh: " not in said_by(tmp_path, 1)
 
 
 def test_the_page_lists_the_columns_of_the_file():
