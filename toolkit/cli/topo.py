@@ -152,8 +152,8 @@ def _print_groups(tiers: Tiers, before: Any, after: Any) -> None:
     for row in groups_as_rows(tiers, before, after):
         table.add_row(*row)
     print_out(table)
-    order = "as launched" if not after.packed else f"packed {', '.join(after.packed)}"
-    click.echo(f"a step's exchanges: {before.seconds * 1e3:.1f} ms as launched, {after.seconds * 1e3:.1f} ms {order}")
+    placed = f"{after.seconds * 1e3:.1f} ms packed {', '.join(after.packed)}" if after.packed else "no order is better"
+    click.echo(f"a step's exchanges: {before.seconds * 1e3:.1f} ms as launched, {placed}")
     for line in after.compromises:
         click.echo(f"compromise: {line}")
 
