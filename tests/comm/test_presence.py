@@ -6,7 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from toolkit.comm.counters import Counters
-from toolkit.comm.issuer import Issuer, Ticket
+from toolkit.comm.failures import Ticket, Witness
+from toolkit.comm.issuer import Issuer
 from toolkit.comm.presence import Line, Presence
 
 
@@ -42,6 +43,23 @@ def test_who_left_in_order_after_a_collective_came_to_it(server):
     second.close()
     left = first.look()[1]
     assert left.line.left and left.came_to(4) and not left.came_to(5)
+    first.close()
+
+
+def test_who_gave_up_came_to_it_and_is_told_from_who_left_in_order(server):
+    first, second = joined(server, 0, 2), joined(server, 1, 2)
+    second.enter(4, "barrier")
+    second.give_up()
+    error = Witness([0, 1], "rank 0 on node0", first).explained(
+        Ticket("barrier", 4), 0.1, RuntimeError("[gloo] closed")
+    )
+    assert (error.missing, error.present) == ((0,), (1,))  # rank 0 itself has not entered it
+    first.enter(4, "barrier")
+    error = Witness([0, 1], "rank 0 on node0", first).explained(
+        Ticket("barrier", 4), 0.1, RuntimeError("[gloo] closed")
+    )
+    assert "failed after 0.1 s; 1 came and gave up waiting; there: 0, 1; the network said: [gloo] closed" in str(error)
+    assert error.fix == "see the log of rank 1: it says which rank it waited for"
     first.close()
 
 

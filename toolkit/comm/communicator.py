@@ -17,11 +17,11 @@ from toolkit.comm.compat import count_groups, world_store
 from toolkit.comm.cost.calibration import BUDGET_S
 from toolkit.comm.cost.choice import Choice, choose
 from toolkit.comm.counters import Counters
-from toolkit.comm.failures import is_transport_error
+from toolkit.comm.failures import Ticket, is_transport_error
 from toolkit.comm.hierarchical import HierarchicalReducer
-from toolkit.comm.issuer import Issuer, Ticket
+from toolkit.comm.issuer import Issuer
 from toolkit.comm.peers import Peers
-from toolkit.comm.presence import BEAT_S, Presence
+from toolkit.comm.presence import BEAT_S, Presence, new_board
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.topology.facts import Topology
@@ -225,11 +225,8 @@ class Communicator:
         self.start.barrier().wait(timeout_s)
 
     def _presence(self, ranks: Sequence[int], beat_s: float) -> Presence:
-        """A board of its own: ranks count how many they made together, each for itself."""
-        store = world_store()
-        board = f"communicator/{zlib.crc32(repr(ranks).encode())}"
-        number = store.add(f"{board}/made by {self._world.rank}", 1)
-        return Presence(dist.PrefixStore(f"{board}/{number}", store), self.rank, self.size, beat_s=beat_s)
+        board = new_board(f"communicator/{zlib.crc32(repr(ranks).encode())}", self._world.rank)
+        return Presence(board, self.rank, self.size, beat_s=beat_s)
 
     def _join(self, ranks: list[int], topology: Topology | None) -> Peers:
         """Make the groups, and explain it when a rank does not come."""

@@ -6,8 +6,10 @@ torch 2.13 renames two collectives and warns at every use of the old names; torc
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -30,6 +32,22 @@ def world_store() -> dist.Store:
     return store
 
 
+def world_timeout() -> timedelta:
+    """How long the default process group waits; other groups would get torch's own half an hour."""
+    timeout: timedelta = distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).options._timeout
+    return timeout
+
+
 def count_groups() -> int:
     """How many process groups this rank knows: torch names a group that only its members make by this number."""
     return len(distributed_c10d._world.pg_names)
+
+
+def after_backward(check: Callable[[], None]) -> None:
+    """Call `check` when the backward pass that runs now is over, before `backward` returns; what it raises is raised there.
+
+    DDP ends its pass in such a callback, too, which it has not asked for yet: the one that is asked for from within
+    a callback comes behind it. FSDP2 and DDP's own hooks use the same private name.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: engine.queue_callback(check))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from toolkit.comm.presence import Presence, Sighting
 from toolkit.errors import OwnFailureError
 
 # What gloo, NCCL and the store say when a peer is late, gone or cut off; other errors are passed on as they are.
 _TRANSPORT = re.compile(
     r"gloo|NCCL|[Tt]imed? ?out|Connection (closed|reset|refused)|Broken pipe|[Ss]ocket|store", re.ASCII
 )
+_TIME_OUT = re.compile(r"[Tt]imed? ?out", re.ASCII)
 
 
 class CollectiveError(OwnFailureError):
@@ -42,3 +45,131 @@ class CollectiveError(OwnFailureError):
 def is_transport_error(error: BaseException) -> bool:
     """Whether the network or a peer is to blame, not the tensors that were handed in."""
     return isinstance(error, (RuntimeError, OSError)) and bool(_TRANSPORT.search(str(error)))
+
+
+def is_time_out(error: BaseException) -> bool:
+    """Whether the transport itself has lost patience."""
+    return bool(_TIME_OUT.search(str(error)))
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One call: its kind, its number among the collectives, and the peer when only two ranks take part."""
+
+    kind: str
+    sequence: int
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        is_numbered = self.peer is None and self.sequence > 0
+        return f"{self.kind} number {self.sequence}" if is_numbered else self.kind
+
+
+class Witness:
+    """Makes the errors of one rank, `where`, in a group of `ranks`, numbers in the world. No presence: it is alone."""
+
+    def __init__(self, ranks: Sequence[int], where: str, presence: Presence | None) -> None:
+        self._ranks = ranks
+        self._where = where
+        self._presence = presence
+        self._subject = presence.subject if presence is not None else "communicator"
+
+    def explained(self, ticket: Ticket, seconds: float, error: BaseException | None = None) -> CollectiveError:
+        """The error of a call that did not finish in `seconds`, or that failed after them, with who is missing."""
+        outcome = f"did not finish in {seconds:.1f} s" if error is None else f"failed after {seconds:.1f} s"
+        try:
+            sightings = self._presence.look() if self._presence is not None else []
+        except RuntimeError:
+            return self._error(
+                f"{ticket} {outcome}, and the store does not answer: rank 0, or the agent that holds it, has ended "
+                "or is cut off",
+                ticket,
+                (),
+                (),
+                "see the log of rank 0",
+            )
+        if ticket.peer is not None:
+            others = [place for place in range(len(self._ranks)) if place != ticket.peer]
+            missing = [ticket.peer]
+        else:
+            missing = [place for place, seen in enumerate(sightings) if not seen.came_to(ticket.sequence)]
+            others = [place for place in range(len(self._ranks)) if place not in missing]
+        return self._named(ticket, outcome, sightings, missing, others, error)
+
+    def refused(self, kind: str, sequence: int, before: CollectiveError) -> CollectiveError:
+        """The error of a call that is not made, since one before it failed."""
+        return CollectiveError(
+            f"{kind} cannot be issued: {before.collective} number {before.sequence} failed before it",
+            where=self._where,
+            fix=f"make a new {self._subject}, or end this rank",
+            collective=kind,
+            sequence=sequence,
+            present=before.present,
+            missing=before.missing,
+        )
+
+    def _named(
+        self,
+        ticket: Ticket,
+        outcome: str,
+        sightings: Sequence[Sighting],
+        missing: Sequence[int],
+        present: Sequence[int],
+        error: BaseException | None,
+    ) -> CollectiveError:
+        parts = [f"{ticket} {outcome}"]
+        parts += [f"rank {self._ranks[place]} did not come ({self._told(sightings[place])})" for place in missing[:8]]
+        if len(missing) > 8:
+            parts.append(f"nor did {len(missing) - 8} more")
+        parts += [
+            f"rank {self._ranks[place]} is in {line.collective} instead"
+            for place in present
+            if (line := sightings[place].line) and line.sequence == ticket.sequence and line.collective != ticket.kind
+        ][: 8 if ticket.peer is None else 0]
+        gave_up = [place for place in present if (line := sightings[place].line) and line.gave_up]
+        if gave_up and not missing:
+            parts.append(f"{_listed([self._ranks[place] for place in gave_up])} came and gave up waiting")
+        if ticket.peer is None:
+            parts.append(f"there: {_listed([self._ranks[place] for place in present])}")
+        if error is not None and not missing:
+            parts.append(f"the network said: {str(error).splitlines()[0]}")
+        return self._error(
+            "; ".join(parts),
+            ticket,
+            [self._ranks[place] for place in present],
+            [self._ranks[place] for place in missing],
+            self._fix(missing, gave_up),
+        )
+
+    def _fix(self, missing: Sequence[int], gave_up: Sequence[int]) -> str:
+        if missing:
+            first = self._ranks[missing[0]]
+            return f"see the log of rank {first}: what it does instead, or why it ended; if it is only slow, a larger timeout_s"
+        if gave_up:
+            return f"see the log of rank {self._ranks[gave_up[0]]}: it says which rank it waited for"
+        return "all ranks came: look at the network between them"
+
+    def _told(self, sighting: Sighting) -> str:
+        if sighting.line is None:
+            return f"it never made this {self._subject}"
+        life = "alive" if sighting.lives else "it has left" if sighting.line.left else "no sign of life"
+        return f"{life}, last in {Ticket(sighting.line.collective, sighting.line.sequence)}"
+
+    def _error(
+        self, message: str, ticket: Ticket, present: Sequence[int], missing: Sequence[int], fix: str
+    ) -> CollectiveError:
+        return CollectiveError(
+            message,
+            where=self._where,
+            fix=fix,
+            collective=ticket.kind,
+            sequence=ticket.sequence,
+            present=present,
+            missing=missing,
+        )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "nobody"
+    return ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")

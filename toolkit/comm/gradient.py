@@ -10,24 +10,38 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from toolkit.comm.compat import after_backward
 from toolkit.comm.counters import Counters
 from toolkit.comm.hierarchical import HierarchicalReducer
+from toolkit.comm.presence import BEAT_S
+from toolkit.comm.watched import WatchedCalls
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Topology
 from toolkit.topology.groups import GroupPlan, plan_reduction
 from toolkit.world.facts import World
 
+GRADIENTS = "gradient reduction"
 Hook = Callable[[None, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 def choose_reduction(
-    model: DistributedDataParallel, world: World, setting: str, topology: Topology, counters: Counters | None = None
+    model: DistributedDataParallel,
+    world: World,
+    setting: str,
+    topology: Topology,
+    counters: Counters | None = None,
+    *,
+    timeout_s: float | None = None,
+    beat_s: float = BEAT_S,
 ) -> str:
     """Register the hierarchical reduction on `model` when `setting` and `topology` say so. Collective, call once.
 
-    Returns one line that says which reduction is used and why; rank 0 prints it on stderr too.
+    Returns one line that says which reduction is used and why; rank 0 prints it on stderr too. A backward pass that
+    waits longer than `timeout_s` for a rank (None: as long as the default process group), or that loses one, raises a
+    CollectiveError, which names it; for that each rank shows at the store, once every `beat_s`, that it lives.
 
     Raises:
+        CollectiveError: a rank did not come.
         ToolkitError: `setting` is "hierarchical" and the layout, or the model's group, does not allow it.
     """
     plan = plan_reduction(topology, setting)
@@ -38,26 +52,38 @@ def choose_reduction(
             raise ToolkitError(reason, where="parallel.reduction", fix='set reduction = "flat"')
         plan = GroupPlan((), (), reason)
     if plan.hierarchical:
-        model.register_comm_hook(None, hierarchical_hook(HierarchicalReducer(plan, counters)))
+        calls = WatchedCalls(world, GRADIENTS, beat_s=beat_s)
+        with calls.making():
+            reducer = HierarchicalReducer(plan, counters, timeout_s=timeout_s)
+        model.register_comm_hook(None, hierarchical_hook(reducer, calls))
     line = f"gradient reduction: {'hierarchical' if plan.hierarchical else 'flat'} ({plan.reason})"
     if world.rank == 0:
         sys.stderr.write(line + "\n")
     return line
 
 
-def hierarchical_hook(reducer: HierarchicalReducer) -> Hook:
+def hierarchical_hook(reducer: HierarchicalReducer, calls: WatchedCalls | None = None) -> Hook:
     """Make a communication hook for `register_comm_hook(None, hook)`; it averages as DDP does.
 
     Buckets are reduced while the backward pass goes on: on the CPU by the reducer's threads, on a GPU on one stream
-    of their own. DDP hands out buckets in the same order on all ranks, which is what the reducer asks for.
+    of their own. DDP hands out buckets in the same order on all ranks, which is what the reducer asks for. `calls`
+    explain what fails.
     """
     streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def start(gradients: torch.Tensor) -> Future[torch.Tensor]:
+        if calls is None:
+            return reducer.start(gradients, "avg")
+        return calls.start(GRADIENTS, lambda: reducer.start(gradients, "avg"))
 
     def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         gradients = bucket.buffer()
         if gradients.device.type == "cpu":
             future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            reducer.start(gradients, "avg").add_done_callback(lambda done: _hand_over(done, future))
+            reduced = start(gradients)
+            # DDP would make a RuntimeError of any error in its future, so it gets none: `backward` raises it as it is.
+            reduced.add_done_callback(lambda _: future.set_result(gradients))
+            after_backward(lambda: _raise_failure_of(reduced))
             return future
         if gradients.device not in streams:
             streams[gradients.device] = torch.cuda.Stream(gradients.device)
@@ -65,15 +91,11 @@ def hierarchical_hook(reducer: HierarchicalReducer) -> Hook:
         stream.wait_stream(torch.cuda.current_stream(gradients.device))
         future = torch.futures.Future(devices=[gradients.device])
         with torch.cuda.stream(stream):
-            future.set_result(reducer.start(gradients, "avg").result())
+            future.set_result(start(gradients).result())
         return future
 
     return hook
 
 
-def _hand_over(done: Future[torch.Tensor], future: torch.futures.Future[torch.Tensor]) -> None:
-    """Pass on a result, or an exception, which DDP raises in the backward pass."""
-    if error := done.exception():
-        future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation says the result's type
-    else:
-        future.set_result(done.result())
+def _raise_failure_of(done: Future[torch.Tensor]) -> None:
+    done.result()

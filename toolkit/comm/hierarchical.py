@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from toolkit.comm.compat import all_gather_single, reduce_scatter_single
+from toolkit.comm.compat import all_gather_single, reduce_scatter_single, world_timeout
 from toolkit.comm.counters import Counters
 from toolkit.comm.ordered_thread import OrderedThread
 from toolkit.comm.reductions import BACKEND_OPS, OPS, backend_all_reduce, fold_rows
@@ -42,7 +42,7 @@ class HierarchicalReducer:
         segment_bytes: int = SEGMENT_BYTES,
         timeout_s: float | None = None,
     ) -> None:
-        """Make the groups of a hierarchical plan. Collective over all ranks; `timeout_s` None is torch's own."""
+        """Make the groups of a hierarchical plan. Collective over all ranks; `timeout_s` None is the default process group's."""
         assert plan.hierarchical, plan.reason
         self.counters = counters or Counters()
         self._segment_bytes = segment_bytes
@@ -145,7 +145,7 @@ def node_reduce_scatter(segment: torch.Tensor, op: str, group: dist.ProcessGroup
 
 def own_group(groups: RankGroups, timeout_s: float | None = None) -> dist.ProcessGroup:
     """Make these groups and return this rank's. Collective over all ranks."""
-    timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
+    timeout = world_timeout() if timeout_s is None else timedelta(seconds=timeout_s)
     group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups], timeout=timeout)
     return group
 

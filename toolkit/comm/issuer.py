@@ -6,30 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
 from toolkit.comm.counters import Counters
-from toolkit.comm.failures import CollectiveError, is_transport_error
+from toolkit.comm.failures import CollectiveError, Ticket, Witness, is_transport_error
 from toolkit.comm.handle import Handle
 from toolkit.comm.ordered_thread import OrderedThread
-from toolkit.comm.presence import Presence, Sighting
+from toolkit.comm.presence import Presence
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """One call: its kind, its number among the collectives, and the peer when only two ranks take part."""
-
-    kind: str
-    sequence: int
-    peer: int | None = None
-
-    def __str__(self) -> str:
-        return self.kind if self.peer is not None else f"{self.kind} number {self.sequence}"
 
 
 class Issuer:
@@ -46,8 +33,7 @@ class Issuer:
         """Issue for a group of `ranks`, numbers in the world; `where` names this rank. No presence: it is alone."""
         self.counters = counters
         self.timeout_s = timeout_s
-        self._ranks = ranks
-        self._where = where
+        self._witness = Witness(ranks, where, presence)
         self._presence = presence
         self._lanes: dict[str, OrderedThread] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -80,83 +66,11 @@ class Issuer:
 
     def explained(self, ticket: Ticket, seconds: float, error: BaseException | None = None) -> CollectiveError:
         """The error of a call that did not finish in `seconds`, or that failed after them, with who is missing."""
-        outcome = f"did not finish in {seconds:.1f} s" if error is None else f"failed after {seconds:.1f} s"
-        try:
-            sightings = self._presence.look() if self._presence is not None else []
-        except RuntimeError:
-            return self._error(
-                f"{ticket} {outcome}, and the store does not answer: rank 0, or the agent that holds it, has ended "
-                "or is cut off",
-                ticket,
-                (),
-                (),
-                "see the log of rank 0",
-            )
-        if ticket.peer is not None:
-            others = [place for place in range(len(self._ranks)) if place != ticket.peer]
-            missing = [ticket.peer]
-        else:
-            missing = [place for place, seen in enumerate(sightings) if not seen.came_to(ticket.sequence)]
-            others = [place for place in range(len(self._ranks)) if place not in missing]
-        return self._named(ticket, outcome, sightings, missing, others, error)
-
-    def _named(
-        self,
-        ticket: Ticket,
-        outcome: str,
-        sightings: Sequence[Sighting],
-        missing: Sequence[int],
-        present: Sequence[int],
-        error: BaseException | None,
-    ) -> CollectiveError:
-        parts = [f"{ticket} {outcome}"]
-        parts += [f"rank {self._ranks[place]} did not come ({_told(sightings[place])})" for place in missing[:8]]
-        if len(missing) > 8:
-            parts.append(f"nor did {len(missing) - 8} more")
-        parts += [
-            f"rank {self._ranks[place]} is in {line.collective} instead"
-            for place in present
-            if (line := sightings[place].line) and line.sequence == ticket.sequence and line.collective != ticket.kind
-        ][: 8 if ticket.peer is None else 0]
-        if ticket.peer is None:
-            parts.append(f"there: {_listed([self._ranks[place] for place in present])}")
-        if error is not None and not missing:
-            parts.append(f"the network said: {str(error).splitlines()[0]}")
-        fix = "see the log of rank {}: what it does instead, or why it ended; if it is only slow, a larger timeout_s"
-        return self._error(
-            "; ".join(parts),
-            ticket,
-            [self._ranks[place] for place in present],
-            [self._ranks[place] for place in missing],
-            fix.format(self._ranks[missing[0]]) if missing else "all ranks came: look at the network between them",
-        )
-
-    def _error(
-        self, message: str, ticket: Ticket, present: Sequence[int], missing: Sequence[int], fix: str
-    ) -> CollectiveError:
-        return CollectiveError(
-            message,
-            where=self._where,
-            fix=fix,
-            collective=ticket.kind,
-            sequence=ticket.sequence,
-            present=present,
-            missing=missing,
-        )
+        return self._witness.explained(ticket, seconds, error)
 
     def _refuse_if_broken(self, kind: str) -> None:
-        if self._broken is None:
-            return
-        before = self._broken
-        raise CollectiveError(
-            f"{kind} cannot be issued: {before.collective} number {before.sequence} failed before it",
-            where=self._where,
-            fix="make a new communicator, or end this rank",
-            collective=kind,
-            sequence=self._sequence,
-            present=before.present,
-            missing=before.missing,
-        ) from before
+        if self._broken is not None:
+            raise self._witness.refused(kind, self._sequence, self._broken) from self._broken
 
     def _queue(self, lane: str, ticket: Ticket, tensors: Sequence[torch.Tensor], work: Callable[[], T]) -> Handle[T]:
         def late(seconds: float) -> CollectiveError:
@@ -205,16 +119,3 @@ class Issuer:
         for tensor in tensors:
             tensor.record_stream(stream)  # else its memory may be given away while the stream still reads it
         return future, event
-
-
-def _told(sighting: Sighting) -> str:
-    if sighting.line is None:
-        return "it never made this communicator"
-    life = "alive" if sighting.lives else "it has left" if sighting.line.left else "no sign of life"
-    return f"{life}, last in {sighting.line.collective} number {sighting.line.sequence}"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "nobody"
-    return ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")

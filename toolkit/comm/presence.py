@@ -15,19 +15,26 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from toolkit.comm.compat import world_store
+
 BEAT_S = 1.0
 _RANKS_A_SECOND = 1000.0  # beats that one store takes without being felt
 _STORE_PATIENCE_S = 10.0
+_HERE, _LEFT, _GAVE_UP = "0", "1", "2"
 
 
 @dataclass(frozen=True)
 class Line:
-    """What one rank wrote last. `left` means that it closed its communicator, or ended, in order."""
+    """What one rank wrote last.
+
+    `left` means that it closed its communicator, or ended, in order; `gave_up` that it did so after a failure.
+    """
 
     beat: int
     sequence: int
     collective: str
     left: bool = False
+    gave_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,18 +49,34 @@ class Sighting:
         return self.line is not None and self.line.sequence >= sequence and (self.lives or self.line.left)
 
 
+def new_board(name: str, rank: int) -> dist.Store:
+    """A board of its own, in a connection of its own, for the ranks that make one of this name together.
+
+    `rank` is the world's: each counts how many it made, so that the second is not the first one's.
+    """
+    store = world_store()
+    return dist.PrefixStore(f"{name}/{store.add(f'{name}/made by {rank}', 1)}", store)
+
+
 class Presence:
     """This rank's line on the board, and a look at the others' lines. Ranks are those of the group."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, *, beat_s: float = BEAT_S) -> None:
-        """Write the first line and begin to beat. The store should be nobody else's: a wait in it holds up beats."""
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, *, beat_s: float = BEAT_S, subject: str = "communicator"
+    ) -> None:
+        """Write the first line and begin to beat. The store should be nobody else's: a wait in it holds up beats.
+
+        `subject` is what the ranks made together, whose collectives these are.
+        """
+        self.subject = subject
         self._store = store
         self._store.set_timeout(timedelta(seconds=_STORE_PATIENCE_S))
         self._rank = rank
         self._size = size
         self.beat_s = max(beat_s, size / _RANKS_A_SECOND)
-        self._entered = (0, "making the communicator")
+        self._entered = (0, f"making the {subject}")
         self._beat = 0
+        self._gave_up = False
         self._stop = threading.Event()
         self._write()
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
@@ -64,6 +87,11 @@ class Presence:
     def enter(self, sequence: int, collective: str) -> None:
         """Note that this rank has come to a collective. Costs nothing: the next beat tells it."""
         self._entered = (sequence, collective)
+
+    def give_up(self) -> None:
+        """Leave, since a collective failed: others see that this rank came to it, and that its death is no cause."""
+        self._gave_up = True
+        self.close()
 
     def look(self) -> list[Sighting]:
         """See every rank. Takes two beats and a half, since only a second look shows who lives.
@@ -92,7 +120,8 @@ class Presence:
     def _write(self, *, left: bool = False) -> None:
         self._beat += 1
         sequence, collective = self._entered
-        self._store.set(str(self._rank), f"{self._beat} {sequence} {int(left)} {collective}")
+        state = _GAVE_UP if self._gave_up and left else _LEFT if left else _HERE
+        self._store.set(str(self._rank), f"{self._beat} {sequence} {state} {collective}")
 
     def _read(self) -> list[Line | None]:
         keys = [str(rank) for rank in range(self._size)]
@@ -102,8 +131,8 @@ class Presence:
 
 
 def _parsed(text: bytes) -> Line:
-    beat, sequence, left, collective = text.decode().split(" ", 3)
-    return Line(int(beat), int(sequence), collective, left == "1")
+    beat, sequence, state, collective = text.decode().split(" ", 3)
+    return Line(int(beat), int(sequence), collective, state != _HERE, state == _GAVE_UP)
 
 
 def _leave(stop: threading.Event, thread: threading.Thread) -> None:

@@ -20,11 +20,14 @@ from torch.distributed.fsdp import FSDPModule
 from toolkit.comm.compat import all_gather_single
 from toolkit.comm.counters import Counters
 from toolkit.comm.hierarchical import node_reduce_scatter, own_group
+from toolkit.comm.presence import BEAT_S
+from toolkit.comm.watched import WatchedCalls
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Topology
 from toolkit.topology.groups import GroupPlan, plan_reduction
 from toolkit.world.facts import World
 
+ALL_GATHER, REDUCE_SCATTER = "sharding all-gather", "sharding reduce-scatter"
 CROSS_ALL_GATHER = "sharding cross all-gather"
 NODE_ALL_GATHER = "sharding node all-gather"
 NODE_REDUCE_SCATTER = "sharding node reduce-scatter"
@@ -32,19 +35,32 @@ CROSS_REDUCE_SCATTER = "sharding cross reduce-scatter"
 
 
 def choose_sharding_collectives(
-    model: FSDPModule, world: World, setting: str, topology: Topology, counters: Counters | None = None
+    model: FSDPModule,
+    world: World,
+    setting: str,
+    topology: Topology,
+    counters: Counters | None = None,
+    *,
+    timeout_s: float | None = None,
+    beat_s: float = BEAT_S,
 ) -> str:
     """Plug the two-tier collectives into `model` and all its shards when `setting` and `topology` say so.
 
     Collective, call once after `fully_shard`, for a model that is sharded over all ranks. `setting` is that of
-    `[parallel] reduction`. Returns one line that says which is used and why; rank 0 prints it on stderr too.
+    `[parallel] reduction`. Returns one line that says which is used and why; rank 0 prints it on stderr too. A
+    forward or backward pass that waits longer than `timeout_s` for a rank (None: as long as the default process
+    group), or that loses one, raises a CollectiveError, which names it; for that each rank shows at the store, once
+    every `beat_s`, that it lives.
 
     Raises:
+        CollectiveError: a rank did not come.
         ToolkitError: `setting` is "hierarchical" and the layout does not allow it.
     """
     plan = plan_reduction(topology, setting)
     if plan.hierarchical:
-        tiers = ShardingTiers(plan, counters)
+        calls = WatchedCalls(world, "sharding", beat_s=beat_s)
+        with calls.making():
+            tiers = ShardingTiers(plan, calls, counters, timeout_s=timeout_s)
         assert isinstance(model, torch.nn.Module)
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -59,13 +75,16 @@ def choose_sharding_collectives(
 class ShardingTiers:
     """The groups of both tiers, each with one use only: FSDP gathers and scatters at the same time on a GPU."""
 
-    def __init__(self, plan: GroupPlan, counters: Counters | None = None) -> None:
-        """Make the groups of a hierarchical plan. Collective over all ranks."""
+    def __init__(
+        self, plan: GroupPlan, calls: WatchedCalls, counters: Counters | None = None, *, timeout_s: float | None = None
+    ) -> None:
+        """Make the groups of a hierarchical plan. Collective over all ranks; `calls` explain what fails."""
         assert plan.hierarchical, plan.reason
         self.counters = counters or Counters()
+        self.calls = calls
         self.plan = plan
-        self.gather_cross, self.scatter_cross = own_group(plan.cross_groups), own_group(plan.cross_groups)
-        self.gather_node, self.scatter_node = own_group(plan.node_groups), own_group(plan.node_groups)
+        self.gather_cross, self.scatter_cross = (own_group(plan.cross_groups, timeout_s) for _ in range(2))
+        self.gather_node, self.scatter_node = (own_group(plan.node_groups, timeout_s) for _ in range(2))
         self._orders: dict[tuple[dist.ProcessGroup, torch.device], torch.Tensor] = {}
 
     def order(self, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
@@ -108,11 +127,12 @@ class AllGatherInTiers(_Allocates):
         tiers = self._tiers
         order = tiers.order(group, input_tensor.device)
         across = input_tensor.new_empty(tiers.gather_cross.size() * input_tensor.numel())
-        with tiers.counters.timed(CROSS_ALL_GATHER, input_tensor):
-            all_gather_single(across, input_tensor, group=tiers.gather_cross)
         parts = torch.empty_like(output_tensor)
-        with tiers.counters.timed(NODE_ALL_GATHER, across):
-            all_gather_single(parts, across, group=tiers.gather_node)
+        with tiers.calls.watch(ALL_GATHER):
+            with tiers.counters.timed(CROSS_ALL_GATHER, input_tensor):
+                all_gather_single(across, input_tensor, group=tiers.gather_cross)
+            with tiers.counters.timed(NODE_ALL_GATHER, across):
+                all_gather_single(parts, across, group=tiers.gather_node)
         output_tensor.view(len(order), -1).index_copy_(0, order, parts.view(len(order), -1))
 
 
@@ -140,9 +160,10 @@ class ReduceScatterInTiers(_Allocates):
         tiers = self._tiers
         order = tiers.order(group, input_tensor.device)
         sorted_parts = input_tensor.view(len(order), -1).index_select(0, order).view(-1)
-        with tiers.counters.timed(NODE_REDUCE_SCATTER, sorted_parts):
-            node_part = node_reduce_scatter(sorted_parts, "sum", tiers.scatter_node)
-        with tiers.counters.timed(CROSS_REDUCE_SCATTER, node_part):
-            output_tensor.copy_(node_reduce_scatter(node_part, "sum", tiers.scatter_cross))
+        with tiers.calls.watch(REDUCE_SCATTER):
+            with tiers.counters.timed(NODE_REDUCE_SCATTER, sorted_parts):
+                node_part = node_reduce_scatter(sorted_parts, "sum", tiers.scatter_node)
+            with tiers.counters.timed(CROSS_REDUCE_SCATTER, node_part):
+                output_tensor.copy_(node_reduce_scatter(node_part, "sum", tiers.scatter_cross))
         if op == dist.ReduceOp.AVG:
             output_tensor.div_(len(order))

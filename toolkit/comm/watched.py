@@ -1,0 +1,93 @@
+"""Collectives that torch calls, in a backward pass or a module's hooks: numbered, and explained when they fail.
+
+DDP and FSDP call their plugs in the same order on all ranks, so that each rank can count the calls for itself, and
+the errors name ranks as a communicator's do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TypeVar
+
+from toolkit.comm.failures import CollectiveError, Ticket, Witness, is_time_out, is_transport_error
+from toolkit.comm.presence import BEAT_S, Presence, new_board
+from toolkit.world.facts import World
+
+T = TypeVar("T")
+
+
+class WatchedCalls:
+    """The calls that all ranks of the world make for one `subject`. A rank shows that it lives until it ends."""
+
+    def __init__(self, world: World, subject: str, *, beat_s: float = BEAT_S) -> None:
+        """Begin to show that this rank lives, once every `beat_s`."""
+        board = new_board(subject, world.rank)
+        self._presence = Presence(board, world.rank, world.size, beat_s=beat_s, subject=subject)
+        self._witness = Witness(range(world.size), f"rank {world.rank} on {world.host}", self._presence)
+        self._making = Ticket(f"making the {subject}", 0)
+        self._sequence = 0
+        self._broken: CollectiveError | None = None
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Explain the failure of what all ranks make together before the first call."""
+        with self._explaining(self._making):
+            yield
+
+    @contextmanager
+    def watch(self, kind: str) -> Iterator[None]:
+        """Explain the failure of a call that is done when the block is left.
+
+        Raises:
+            CollectiveError: a peer or the network is to blame, or one call before failed.
+        """
+        with self._explaining(self._enter(kind)):
+            yield
+
+    def start(self, kind: str, begin: Callable[[], Future[T]]) -> Future[T]:
+        """Begin a call; the future holds what that of `begin` does, or its failure explained.
+
+        Raises:
+            CollectiveError: a call before failed.
+        """
+        ticket, told, began = self._enter(kind), Future[T](), time.monotonic()
+
+        def tell(done: Future[T]) -> None:
+            if error := done.exception():
+                told.set_exception(self._explained(ticket, time.monotonic() - began, error))
+            else:
+                told.set_result(done.result())
+
+        begin().add_done_callback(tell)
+        return told
+
+    def _enter(self, kind: str) -> Ticket:
+        if self._broken is not None:
+            raise self._witness.refused(kind, self._sequence, self._broken) from self._broken
+        self._sequence += 1
+        self._presence.enter(self._sequence, kind)
+        return Ticket(kind, self._sequence)
+
+    @contextmanager
+    def _explaining(self, ticket: Ticket) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        except Exception as error:
+            explained = self._explained(ticket, time.monotonic() - began, error)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def _explained(self, ticket: Ticket, seconds: float, error: BaseException) -> BaseException:
+        """The error to raise: another one where the transport failed, the first one for calls under way with it."""
+        if not is_transport_error(error):
+            return error
+        if self._broken is None:
+            self._broken = self._witness.explained(ticket, seconds, None if is_time_out(error) else error)
+            self._broken.__cause__ = error
+            self._presence.give_up()
+        return self._broken
