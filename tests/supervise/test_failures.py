@@ -143,6 +143,27 @@ def test_the_rank_that_did_not_come_is_named_when_the_others_time_out(attempt, l
     assert end.evidence == [("errors/rank-00000.json", TIMED_OUT)]
 
 
+LATE = "barrier number 3 did not finish in 60.0 s; rank 1 did not come (alive, last in barrier number 2); there: 0, 2"
+DEAD = (
+    "barrier number 3 failed after 0.1 s; rank 1 did not come (no sign of life, last in barrier number 2); there: 0, 2"
+)
+TOO_LATE = "barrier number 3 failed after 0.0 s; 0, 2 came and gave up waiting; there: 0, 1, 2"
+
+
+@pytest.mark.parametrize(("words", "symptom"), [(LATE, "collective_timeout"), (DEAD, "silent_end")])
+def test_who_names_the_rank_that_did_not_come_is_not_to_blame(attempt, words, symptom):
+    begin(attempt, 3)
+    for rank in (0, 2):
+        fail(attempt, rank, words, 1, kind="failed")
+    assert (first_failure(attempt).symptom, first_failure(attempt).rank) == (symptom, 1)
+    if words is LATE:
+        fail(attempt, 1, TOO_LATE, 5, kind="failed")
+    else:
+        fail(attempt, 1, "killed by SIGKILL", 5, kind="signal", code=137)
+        symptom = "killed"
+    assert (first_failure(attempt).symptom, first_failure(attempt).rank) == (symptom, 1)
+
+
 def test_a_neighbour_that_hears_of_a_time_out_is_not_the_late_one(attempt):
     """Rank 2 waited, too: the first that gave up closed its connections a moment before its own time was over."""
     begin(attempt, 3)

@@ -24,6 +24,7 @@ SEEN = [
     ("slurmstepd: error: pyxis: failed to import docker image", "image_failed"),
     ("[rank 0]: gloo/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete", "collective_timeout"),
     ("[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)", "collective_timeout"),
+    ("gradient reduction number 7 did not finish in 60.0 s; rank 3 did not come (alive, last in barrier)", "collective_timeout"),
     ("srun: error: Node failure on node3", "node_lost"),
     ("srun: error: task 1 launch failed: Unspecified error", "launch_failed"),
     ("srun: error: Task launch for StepId=47.1 failed on node node3: Unspecified error", "launch_failed"),

@@ -40,7 +40,9 @@ _LAST_WORDS = re.compile(r"what\(\):|Watchdog caught|dump signal|gloo::")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # A rank that sees another one vanish fails a moment later, in words like these. It is not the culprit.
 _CONSEQUENCE = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer|dump signal", re.IGNORECASE
+    r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer|dump signal|"
+    r"; rank \d+ did not come|came and gave up waiting",
+    re.IGNORECASE,
 )
 # How srun and Open MPI name a rank that died. Hydra names the first process it knows, whichever died.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))

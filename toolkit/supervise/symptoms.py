@@ -112,7 +112,7 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
          r"srun: error: (?:tasks? [\d,-]+ launch failed|Task launch for .* failed on node|Application launch failed)"),
         (COLLECTIVE_TIMEOUT,
          r"Timed out waiting \d+ ?ms|Watchdog caught collective operation timeout|failed to pass monitoredBarrier|"
-         r"timed out .*(?:gloo|nccl|collective)"),
+         r"timed out .*(?:gloo|nccl|collective)|did not finish in [\d.]+ s; rank \d+ did not come"),
     )
 )  # fmt: skip
 
