@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import os
 import pty
 import select
@@ -20,8 +21,22 @@ import pytest
 
 from toolkit.rundir.layout import RunDirectory, create_run
 
+# A rank that a test forks costs an import of what stands here no more. There is one fork server for all tests of a
+# process, and it imports what it was told first: a list of each test's own would leave the others' ranks to import.
+# `_dynamo` is what DDP needs; fake_pg plays ranks.
+FORKED_WITH = (
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
+    "torch.testing._internal.distributed.fake_pg", "matplotlib.backends.backend_agg",
+    "toolkit.jobs.train_lm", "toolkit.comm.communicator", "toolkit.comm.gradient",
+)  # fmt: skip
+
 
 def pytest_configure() -> None:
+    multiprocessing.set_forkserver_preload(list(FORKED_WITH))
+    _hear_signals()
+
+
+def _hear_signals() -> None:
     """Hear signals that the starter of the tests has ignored, as `nohup` and a shell's `&` do: commands inherit that."""
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 
 import torch
@@ -55,8 +54,7 @@ def run_ranks(size: int, work, folder: Path) -> list[dict]:
     """Start real ranks; each writes what it saw to a file."""
     answers = folder / f"answers-{work.__name__}-{size}"
     answers.mkdir()
-    # One server imports torch, every rank is a fork of it: importing it in each rank is most of a test's time.
-    multiprocessing.set_forkserver_preload(["toolkit.checkpoint.checkpointer", "torch.distributed.tensor"])
+    # Forks of a server that has imported torch: importing it in each rank would be most of a test's time.
     mp.start_processes(one_rank, (size, work, folder, answers), nprocs=size, start_method="forkserver")
     return [json.loads((answers / str(rank)).read_text()) for rank in range(size)]
 

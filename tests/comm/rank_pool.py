@@ -74,7 +74,6 @@ class RankPool:
         self.size = sum(layout)
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "toolkit.comm.communicator"])
         self._ranks = []
         for rank in range(self.size):
             ours, theirs = context.Pipe()

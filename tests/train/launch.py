@@ -1,6 +1,6 @@
 """Start ranks as processes of this machine, each with a process group, and wait for them.
 
-A fork server imports torch once (its compiler too, which DDP needs), so that a rank costs a fork and no import.
+The tests' fork server has imported torch and the job, so that a rank costs a fork and no import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from toolkit.config.shipped import shipped_jobs
 from toolkit.world.facts import World
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "matplotlib.backends.backend_agg", "toolkit.jobs.train_lm"])
 
 
 def job(*, args: dict[str, Any] | None = None, source: Path | None = None, **train: Any) -> ResolvedJob:

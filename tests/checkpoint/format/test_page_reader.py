@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +62,6 @@ def save(rank: int, folder: Path, compression: str) -> None:
 
 
 def saved(folder: Path, compression: str) -> Path:
-    multiprocessing.set_forkserver_preload(["toolkit.checkpoint.checkpointer", "torch.distributed.tensor"])
     mp.start_processes(save, (folder, compression), nprocs=RANKS, start_method="forkserver")
     return folder / "checkpoints" / "step-00000005"
 

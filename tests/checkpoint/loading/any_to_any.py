@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -141,9 +140,6 @@ def cross(folder: Path, crossings: Sequence[tuple[Case, Case]]) -> Iterator[Cros
 
 def start(ranks: int, work: Any, folder: Path, given: Sequence[Any]) -> None:
     """Run `work(folder, world, one)` for one after the other on real ranks."""
-    # One server imports torch, every rank is a fork of it.
-    preload = ["toolkit.train.state", "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "torch._dynamo"]
-    multiprocessing.set_forkserver_preload(preload)
     store = folder / f"store-{work.__name__}-{ranks}"
     store.mkdir()
     mp.start_processes(_one_rank, (ranks, store, work, folder, given), nprocs=ranks, start_method="forkserver")

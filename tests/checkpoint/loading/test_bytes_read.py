@@ -56,7 +56,6 @@ def bytes_of_rows(folder: Path, first: int, end: int) -> tuple[int, int]:
 
 
 def bytes_read(folder: Path, rank: int, ranks: int) -> int:
-    multiprocessing.set_forkserver_preload(["toolkit.checkpoint.checkpointer", "torch.distributed.tensor"])
     with multiprocessing.get_context("forkserver").Pool(1) as pool:
         return pool.apply(load_as, (folder, rank, ranks))
 

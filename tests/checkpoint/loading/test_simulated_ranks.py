@@ -117,7 +117,6 @@ def differing(layout: Layout, folder: Path, rank: int) -> list[str]:
 
 def play(work: Callable[[Any], Any], turns: Iterable[Any]) -> list[Any]:
     """The answers of a new process for each turn: torch remembers the rank that a process was."""
-    multiprocessing.set_forkserver_preload(["toolkit.train.state", "torch.distributed.tensor.parallel", "layouts"])
     with multiprocessing.get_context("forkserver").Pool(2, maxtasksperchild=1) as pool:
         return pool.map(work, list(turns), chunksize=1)
 
@@ -126,7 +125,8 @@ def tensors_on_six(rank: int, rows: int) -> dict[str, Tensor]:
     """Rows as FSDP2 over tensor parallel lays them out on 3 x 2 ranks."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=6)
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=6)
     mesh = init_device_mesh("cpu", (3, 2))
     placements = (_StridedShard(0, split_factor=2), Shard(0))
     _, shape = strided_box((rows, 5), (3, 2), mesh.get_coordinate(), placements)
@@ -134,8 +134,12 @@ def tensors_on_six(rank: int, rows: int) -> dict[str, Tensor]:
     return {"x": DTensor.from_local(part, mesh, placements, run_check=False, shape=(rows, 5), stride=(5, 1))}
 
 
-def refused_by(rows: int, planner: type[DefaultSavePlanner], writer: HDF5StorageWriter, rank: int) -> tuple[bool, str]:
-    """Whether a planner misplaces a rank's part, and what the writer says to it."""
+def refused_by(cases: list[tuple[int, type[DefaultSavePlanner], HDF5StorageWriter]], rank: int) -> list[tuple]:
+    """Of each case whether the planner misplaces a rank's part, and what the writer says to it."""
+    return [_refused_by(*case, rank) for case in cases]
+
+
+def _refused_by(rows: int, planner: type[DefaultSavePlanner], writer: HDF5StorageWriter, rank: int) -> tuple[bool, str]:
     planned = planner()
     tensors = tensors_on_six(rank, rows)
     planned.set_up_planner(tensors, is_coordinator=rank == 0)
@@ -155,16 +159,19 @@ def refused_by(rows: int, planner: type[DefaultSavePlanner], writer: HDF5Storage
 
 
 def test_parts_that_a_planner_misplaces_are_refused(tmp_path):
-    misplaced = 0
+    cases = []
     for rows in (7, 9):
         for planner in (DefaultSavePlanner, SavePlanner):
             writer = HDF5StorageWriter(tmp_path / f"{rows}-{planner.__name__}" / "step-00000001")
             writer.set_up_storage_writer(True)
-            for rank, (is_wrong, said) in enumerate(play(partial(refused_by, rows, planner, writer), range(6))):
-                assert bool(said) == is_wrong, (rows, planner, rank, said)
-                misplaced += is_wrong
-                if said:
-                    assert said.startswith("x: a part of [") and "SavePlanner()" in said
+            cases.append((rows, planner, writer))
+    misplaced = 0
+    for rank, answers in enumerate(play(partial(refused_by, cases), range(6))):
+        for (rows, planner, _), (is_wrong, said) in zip(cases, answers, strict=True):
+            assert bool(said) == is_wrong, (rows, planner, rank, said)
+            misplaced += is_wrong
+            if said:
+                assert said.startswith("x: a part of [") and "SavePlanner()" in said
     assert misplaced
 
 

@@ -98,7 +98,6 @@ def in_foreground(folder: Path, world: World) -> dict:
 
 @pytest.mark.parametrize(("work", "size"), [(in_background, 2), (in_background, 3), (in_foreground, 2)])
 def test_ranks_hear_that_another_one_was_killed_while_it_saved(tmp_path, work, size):
-    multiprocessing.set_forkserver_preload(["toolkit.checkpoint.checkpointer", "torch.distributed.tensor"])
     context = multiprocessing.get_context("forkserver")
     ranks = [context.Process(target=one_rank, args=(rank, size, work, tmp_path, tmp_path)) for rank in range(size)]
     for process in ranks:

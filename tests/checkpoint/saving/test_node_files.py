@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,6 @@ def one_rank(rank: int, nodes: list[int], folder: Path) -> None:
 
 @pytest.mark.parametrize("nodes", NODES.values(), ids=list(NODES))
 def test_the_ranks_of_a_node_share_a_file(tmp_path, nodes):
-    multiprocessing.set_forkserver_preload(["toolkit.checkpoint.checkpointer", "torch.distributed.tensor"])
     mp.start_processes(one_rank, (nodes, tmp_path), nprocs=len(nodes), start_method="forkserver")
     folder = tmp_path / "checkpoints" / "step-00000003"
     assert sorted(path.name for path in folder.glob("*.h5")) == [

@@ -105,8 +105,6 @@ def run_ranks(
     """
     folder.mkdir(parents=True)
     context = multiprocessing.get_context("forkserver")
-    # One server imports torch and every rank is a fork of it.
-    multiprocessing.set_forkserver_preload(["toolkit.checkpoint.checkpointer", "torch.distributed.tensor"])
     ranks = []
     for rank in range(size):
         ours, theirs = context.Pipe()
