@@ -12,12 +12,14 @@ from toolkit.rundir.files import read_json, read_lines
 from toolkit.supervise.stacks import collect_stacks
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "run-directory.schema.json").read_text())
+# Scripts: their time begins with the first step, however long a start takes.
 WAITS_FOR_RANK_1 = """
 import time
-def main(world, config):
-    import torch, torch.distributed as dist
-    world.should_stop(1)
-    print('steps', flush=True)
+import torch, torch.distributed as dist
+from toolkit.world.discover import discover
+def main(world):
+    dist.init_process_group("gloo")
+    world.stop_watch.look(1, rank=world.rank)
     if world.rank == 1:
         forget_the_others()
     dist.all_reduce(torch.ones(1))
@@ -25,12 +27,22 @@ def main(world, config):
 def forget_the_others():
     while True:
         time.sleep(0.2)
+
+main(discover())
+"""
+STEPS_ONCE = """
+import time
+from toolkit.world.discover import discover
+world = discover()
+world.stop_watch.look(1, rank=world.rank)
+print('steps', flush=True)
+time.sleep(600)
 """
 
 
 def test_the_record_of_a_stall_names_the_rank_that_is_elsewhere(supervise, local_job):
     files = {"late.py": WAITS_FOR_RANK_1}
-    job = supervise(local_job("late.py:main", files=files, restart="stall_s = 9\ncrashes = 0"))
+    job = supervise(local_job("late.py", files=files, restart="stall_s = 2\ncrashes = 0"))
     assert job.wait() == 125
     end = job.end()
     assert (end["cause"], end["state"], end["step"]) == ("stalled", "failed", 1)
@@ -46,9 +58,9 @@ def test_the_record_of_a_stall_names_the_rank_that_is_elsewhere(supervise, local
 
 
 def test_a_rank_that_is_stopped_cannot_answer_and_that_is_said(supervise, local_job):
-    files = {"late.py": WAITS_FOR_RANK_1}
-    job = supervise(local_job("late.py:main", files=files, restart="stall_s = 9\ncrashes = 1"))
-    job.until_log_says("steps")
+    files = {"late.py": STEPS_ONCE}
+    job = supervise(local_job("late.py", files=files, restart="stall_s = 2\ncrashes = 1"))
+    job.until_log_says("steps", rank=1)
     guard = read_json(job.run.attempt(0).rank_file(1))["pid"]
     child = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0]
     os.kill(int(child), signal.SIGSTOP)
