@@ -41,7 +41,7 @@ def test_fit_stops_when_asked_and_goes_on_with_another_number_of_ranks(toolkit, 
     assert toolkit("wait", "last").code == 130
     assert json.loads(toolkit.ok("status", "--json"))["state"] == "stopped"
     stopped_at = max(int(path.name[5:]) for path in run.checkpoints.glob("step-????????"))
-    said = toolkit("resume", "last", "-n", 4, "--set", f"train.steps={stopped_at + 5}", "--wait")
+    said = toolkit("resume", "last", "-n", 1, "--set", f"train.steps={stopped_at + 5}", "--wait")
     assert said.code == 0, said
     assert f"begin at step {stopped_at}, saved by 2 ranks\n" in toolkit.ok("logs", "--rank", 0)
     assert (run.checkpoints / f"step-{stopped_at + 5:08}").is_dir()
@@ -58,7 +58,7 @@ def test_sharded_goes_on_with_another_number_of_ranks_and_begins_with_anothers_w
     assert "resumed at step 6 from " in toolkit.ok("logs", "--rank", 0)
     source = run.checkpoints / "step-00000008"
     settings = [f"checkpoint.source={source}", "checkpoint.take=weights", 'checkpoint.without=["2"]']
-    toolkit.submit("job.toml", *(word for setting in settings for word in ("--set", setting)), "--wait")
+    toolkit.submit("job.toml", "-n", 1, *(word for setting in settings for word in ("--set", setting)), "--wait")
     assert f"starting at step 0 with the weights of {source}, saved at step 8, without 2" in toolkit.ok(
         "logs", "--rank", 0
     )

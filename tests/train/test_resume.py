@@ -20,6 +20,7 @@ from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
 
 CUT, STEPS = 8, 30
+RANKS = 3  # of three numbers the order counts when they are added up
 ITEMS = ("model", "optimizer", "schedule", "step", "cursor", "random")
 
 
@@ -69,13 +70,13 @@ def train_forgetting_each_item(world, config) -> None:
 @pytest.fixture(scope="module")
 def uncut(tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("uncut")
-    launch(train, 4, run_dir, job(steps=STEPS))
+    launch(train, RANKS, run_dir, job(steps=STEPS))
     return run_dir
 
 
 def test_a_resumed_run_repeats_the_losses_of_the_uncut_one_to_the_last_bit(uncut, tmp_path):
     source = uncut / "checkpoints" / f"step-{CUT:08d}"
-    launch(train, 4, tmp_path, job(steps=STEPS, source=source))
+    launch(train, RANKS, tmp_path, job(steps=STEPS, source=source))
     after = {step: loss for step, loss in losses(uncut).items() if step > CUT}
     assert len(after) >= 20
     assert losses(tmp_path) == after
@@ -83,7 +84,7 @@ def test_a_resumed_run_repeats_the_losses_of_the_uncut_one_to_the_last_bit(uncut
 
 def test_each_item_of_state_is_needed_for_that(uncut, tmp_path):
     source = uncut / "checkpoints" / f"step-{CUT:08d}"
-    launch(train_forgetting_each_item, 4, tmp_path, job(steps=STEPS, source=source))
+    launch(train_forgetting_each_item, RANKS, tmp_path, job(steps=STEPS, source=source))
     after = {step: loss for step, loss in losses(uncut).items() if step > CUT}
     same = [item for item in ITEMS if losses(tmp_path / item) == after]
     assert same == []
