@@ -28,6 +28,7 @@ def test_hierarchical_reduction_is_faster_on_slow_links_with_ranks_dealt_in_turn
             *["srun", "--nodes=4", "--ntasks-per-node=2", "--distribution=cyclic", "--mpi=none"],
             *["--export=ALL,OMP_NUM_THREADS=1", sys.executable, str(ROOT / "benchmarks" / "hierarchical_reduction.py")],
             *["--mb=2", "--rounds=3"],
+            timeout_s=100,
         )
     finally:
         devcluster.shape(cluster.layout, "all", "none")
