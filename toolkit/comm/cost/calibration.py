@@ -25,6 +25,7 @@ _MOST_IN_A_ROW = 16  # about as many rounds as algorithms have: ranks that wait 
 _LEAST_IN_A_ROW = 4
 _IN_A_ROW_BYTES = 1024 * 1024  # in that many exchanges together, at most
 _MOST_REPEATS = 7
+_LEAST_REPEATS = 3
 _FOLD_BYTES = 4 * 1024 * 1024
 
 
@@ -98,7 +99,7 @@ def _alone(peers: Peers, pair: tuple[int, ...]) -> _Pattern:
 def _line(peers: Peers, pattern: _Pattern, budget_s: float) -> Line:
     samples: dict[int, list[float]] = {}
     began = time.monotonic()
-    for size in SIZES_BYTES:
+    for number, size in enumerate(SIZES_BYTES, 1):
         outgoing = torch.zeros(size, dtype=torch.uint8)
         sends: list[Message] = [(outgoing, place) for place in pattern.to]
         receives: list[Message] = [(torch.empty_like(outgoing), place) for place in pattern.from_]
@@ -115,11 +116,13 @@ def _line(peers: Peers, pattern: _Pattern, budget_s: float) -> Line:
         for _ in range(_MOST_REPEATS):
             times.append(_slowest(peers, exchange) / in_a_row)
             spent = _largest(peers, time.monotonic() - began)
-            if len(times) > 1 and spent + times[-1] * in_a_row > budget_s:
+            # On a busy machine small messages are late, too: they must not use up what large ones need.
+            share_s = budget_s * number / len(SIZES_BYTES)
+            if len(times) >= _LEAST_REPEATS and spent + times[-1] * in_a_row > share_s:
                 break
         samples[size * pattern.of_node] = times
-        # The next size takes four times as long, twice.
-        if len(samples) > 1 and spent + 8 * _LEAST_IN_A_ROW * min(times) > budget_s:
+        next_s = 4 * min(times) * _LEAST_IN_A_ROW * _LEAST_REPEATS
+        if len(samples) > 1 and spent + next_s > budget_s:
             break
     return fit(samples)
 
