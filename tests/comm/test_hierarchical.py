@@ -3,6 +3,8 @@
 import hashlib
 import os
 import random
+import re
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
+from toolkit.comm.communicator import Communicator
 from toolkit.comm.compat import reduce_scatter_single
 from toolkit.comm.counters import Counters
 from toolkit.comm.gradient import choose_reduction, hierarchical_hook
@@ -97,7 +100,9 @@ def check_model_gradients(world, topology):
     """Several buckets in flight, three steps: as flat DDP, and the same bits on all ranks."""
     counters = Counters()
     models = {}
-    for setting in ("flat", "auto"):
+    with Communicator(world, topology=topology) as communicator:
+        communicator.choose_by_measurement(budget_s=0.1)  # the job finds it in the run directory
+    for setting in ("flat", "auto", "measured"):
         torch.manual_seed(0)
         model = torch.nn.Sequential(
             torch.nn.Linear(33, 601),
@@ -112,7 +117,10 @@ def check_model_gradients(world, topology):
             "flat": "flat (the job sets parallel.reduction to flat)",
             "auto": f"hierarchical ({world.nodes} nodes with {world.local_size} ranks each)",
         }
-        assert line == f"gradient reduction: {expected[setting]}"
+        if setting == "measured":
+            assert re.fullmatch(r"gradient reduction: by measurement, .* at 4 KiB.* \(measured 20[^ ]*Z\)", line), line
+        else:
+            assert line == f"gradient reduction: {expected[setting]}"
     torch.manual_seed(100 + world.rank)
     for _ in range(3):
         batch = torch.randn(8, 33)
@@ -120,9 +128,10 @@ def check_model_gradients(world, topology):
             model.zero_grad()
             model(batch).square().mean().backward()
         gradients = {name: [p.grad for p in model.parameters()] for name, model in models.items()}
-        for flat, ours in zip(gradients["flat"], gradients["auto"], strict=True):
-            torch.testing.assert_close(ours, flat, rtol=1e-5, atol=1e-7)
-            assert_same_bits_on_all_ranks(bits(ours), "gradient")
+        for setting in ("auto", "measured"):
+            for flat, ours in zip(gradients["flat"], gradients[setting], strict=True):
+                torch.testing.assert_close(ours, flat, rtol=1e-5, atol=1e-7)
+                assert_same_bits_on_all_ranks(bits(ours), f"gradient, {setting}")
     totals = counters.totals()
     assert totals[CROSS_ALL_REDUCE].calls >= 6, "the test must have several buckets a step"
     assert totals[CROSS_ALL_REDUCE].seconds > 0
@@ -164,7 +173,7 @@ def run_rank(rank, nodes, local_size, folder):
     check_gpu_collective_exists(size)
     with pytest.raises(ValueError, match="average"):
         reducer.all_reduce(torch.ones(3, dtype=torch.int64), "avg")
-    check_model_gradients(world, topology)
+    check_model_gradients(replace(world, run_dir=folder), topology)
     check_error_reaches_backward(plan)
     check_one_node_is_refused(world)
     dist.destroy_process_group()
@@ -191,4 +200,4 @@ def test_ranks_reduce_as_flat_does(nodes, local_size, tmp_path):
     # One question a node, and one more when all ranks count as one node: never one a rank.
     assert len(calls.read_text().splitlines()) == nodes + 1
     said = [(tmp_path / f"said-{rank}").read_text().count("gradient reduction: ") for rank in range(ranks)]
-    assert said == [3] + [0] * (ranks - 1), "rank 0 alone says what is used"
+    assert said == [4] + [0] * (ranks - 1), "rank 0 alone says what is used"

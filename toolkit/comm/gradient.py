@@ -1,4 +1,4 @@
-"""Reduce the gradients of DistributedDataParallel hierarchically, where the layout of ranks makes it worth it."""
+"""Reduce the gradients of DistributedDataParallel by other ways than its own, where the layout of ranks makes it worth it."""
 
 # No `from __future__ import annotations` here: DDP looks at the annotations of its hook and refuses strings.
 
@@ -10,8 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from toolkit.comm.compat import after_backward
+from toolkit.comm.communicator import Communicator
+from toolkit.comm.compat import after_backward, world_timeout
 from toolkit.comm.counters import Counters
+from toolkit.comm.handle import Handle
 from toolkit.comm.hierarchical import HierarchicalReducer
 from toolkit.comm.presence import BEAT_S
 from toolkit.comm.watched import WatchedCalls
@@ -34,7 +36,10 @@ def choose_reduction(
     timeout_s: float | None = None,
     beat_s: float = BEAT_S,
 ) -> str:
-    """Register the hierarchical reduction on `model` when `setting` and `topology` say so. Collective, call once.
+    """Register another reduction on `model` when `setting` and `topology` say so. Collective, call once.
+
+    `setting` is "auto" or "hierarchical" (two levels, where there are two), "flat" (DDP's own), or "measured": the links
+    between the ranks are measured for some seconds, and each bucket goes by the algorithm that is the fastest for it.
 
     Returns one line that says which reduction is used and why; rank 0 prints it on stderr too. A backward pass that
     waits longer than `timeout_s` for a rank (None: as long as the default process group), or that loses one, raises a
@@ -42,8 +47,11 @@ def choose_reduction(
 
     Raises:
         CollectiveError: a rank did not come.
-        ToolkitError: `setting` is "hierarchical" and the layout, or the model's group, does not allow it.
+        ToolkitError: `setting` is "hierarchical" and the layout, or the model's group, does not allow it, or "measured"
+            and the links cannot be.
     """
+    if setting == "measured":
+        return _by_measurement(model, world, topology, counters, timeout_s, beat_s)
     plan = plan_reduction(topology, setting)
     ranks = model.process_group.size()
     if plan.hierarchical and ranks != world.size:
@@ -56,10 +64,51 @@ def choose_reduction(
         with calls.making():
             reducer = HierarchicalReducer(plan, counters, timeout_s=timeout_s)
         model.register_comm_hook(None, hierarchical_hook(reducer, calls))
-    line = f"gradient reduction: {'hierarchical' if plan.hierarchical else 'flat'} ({plan.reason})"
+    return _said(world, f"gradient reduction: {'hierarchical' if plan.hierarchical else 'flat'} ({plan.reason})")
+
+
+def _said(world: World, line: str) -> str:
     if world.rank == 0:
         sys.stderr.write(line + "\n")
     return line
+
+
+def _by_measurement(
+    model: DistributedDataParallel,
+    world: World,
+    topology: Topology,
+    counters: Counters | None,
+    timeout_s: float | None,
+    beat_s: float,
+) -> str:
+    patience_s = world_timeout().total_seconds() if timeout_s is None else timeout_s
+    communicator = Communicator(
+        world, model.process_group, topology=topology, counters=counters, timeout_s=patience_s, beat_s=beat_s
+    )
+    if not communicator.can_measure:
+        raise ToolkitError(
+            "links are measured between two or more ranks on the CPU whose nodes are known",
+            where="parallel.reduction",
+            fix='set reduction = "auto"; on GPUs NCCL measures for itself',
+        )
+    choice = communicator.choose_by_measurement()
+    model.register_comm_hook(None, measured_hook(communicator))
+    return _said(world, f"gradient reduction: by measurement, {choice.line}")
+
+
+def measured_hook(communicator: Communicator) -> Hook:
+    """Make a communication hook that averages each bucket by the algorithm that was measured to be the fastest for it."""
+
+    def hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        gradients = bucket.buffer()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        reduced = communicator.start.all_reduce(gradients, "avg", "fastest")
+        # As below: an error is raised by `backward`, as it is.
+        reduced.when_done(lambda: future.set_result(gradients))
+        after_backward(lambda: _raise_failure_of(reduced))
+        return future
+
+    return hook
 
 
 def hierarchical_hook(reducer: HierarchicalReducer, calls: WatchedCalls | None = None) -> Hook:
@@ -97,5 +146,5 @@ def hierarchical_hook(reducer: HierarchicalReducer, calls: WatchedCalls | None =
     return hook
 
 
-def _raise_failure_of(done: Future[torch.Tensor]) -> None:
-    done.result()
+def _raise_failure_of(done: Future[torch.Tensor] | Handle[torch.Tensor]) -> None:
+    done.wait() if isinstance(done, Handle) else done.result()

@@ -35,6 +35,10 @@ class Handle(Generic[T]):
         """Whether `wait` would return, or raise, at once."""
         return self._future.done() and (self._event is None or self._event.query())
 
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Have `call` called, in another thread, when this is done or has failed."""
+        self._future.add_done_callback(lambda _: call())
+
     def wait(self, timeout_s: float | None = None) -> T:
         """Return the result when it is there. It may be asked for again, also after a time-out.
 

@@ -21,8 +21,10 @@ class ParallelTable(Table):
     pp: int = key(1, "Pipeline stages.", ge=1)
     cp: int = key(1, "Context parallel ranks.", ge=1)
     ep: int = key(1, "Expert parallel ranks, out of shard x cp.", ge=1)
-    reduction: Literal["auto", "flat", "hierarchical"] = key(
-        "auto", "How gradients are summed; `auto` is hierarchical on several nodes with several ranks each."
+    reduction: Literal["auto", "flat", "hierarchical", "measured"] = key(
+        "auto",
+        "How gradients are summed; `auto` is hierarchical on several nodes with several ranks each, `measured` what some "
+        "seconds of measuring the links say (on the CPU; later attempts on the same nodes take the same figures).",
     )
     placement: Literal["auto", "launched"] = key(
         "auto",

@@ -60,7 +60,9 @@ def plan_reduction(topology: Topology, setting: str) -> GroupPlan:
     """
     if setting not in ("auto", "flat", "hierarchical"):
         raise ToolkitError(
-            f"reduction {setting!r} is not known", where="parallel.reduction", fix="auto, flat or hierarchical"
+            f"reduction {setting!r} is not known",
+            where="parallel.reduction",
+            fix="auto, flat, hierarchical or measured",
         )
     if setting == "flat":
         return _flat("the job sets parallel.reduction to flat")

@@ -49,7 +49,7 @@ class Choice:
         for size in _SHOWN_BYTES:
             chosen.setdefault(self.algorithm(size), []).append(_size(size))
         said = ", ".join(f"{name} at {' and '.join(sizes)}" for name, sizes in chosen.items())
-        return f"all-reduce: {said} ({self.source})"
+        return f"{said} ({self.source})"
 
 
 def choose(
