@@ -54,10 +54,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def names_in(directory: Path) -> list[str]:
     try:
-        names = os.listdir(directory)
+        names = [path.name for path in directory.iterdir()]
     except OSError:  # a fault that was meant for the save, and comes once
         os.write(2, b"the look failed\n")
-        names = os.listdir(directory)
+        names = [path.name for path in directory.iterdir()]
     return sorted(name for name in names if name != WRITER)
 
 
