@@ -102,4 +102,5 @@ def test_each_segment_has_its_own_latency_and_bandwidth():
     line = fit({1000: [0.001], 10_000: [0.002], 110_000: [0.052]})
     assert line.seconds(5500) == pytest.approx(0.0015)
     assert line.seconds(60_000) == pytest.approx(0.027)
-    assert line.bytes_per_s == pytest.approx(2e6)
+    assert line.seconds(220_000) == pytest.approx(0.104)
+    assert line.bytes_per_s == pytest.approx(110_000 / 0.052)

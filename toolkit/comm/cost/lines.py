@@ -1,6 +1,6 @@
 """Time against bytes as measured: straight lines between the sizes that were tried.
 
-Below the smallest size the latency stays; above the largest the last bandwidth goes on.
+Below the smallest size the latency stays; above the largest its bytes per second go on.
 """
 
 from __future__ import annotations
@@ -65,4 +65,6 @@ def fit(samples: Mapping[int, list[float]]) -> Line:
         segments[0] = replace(segments[0], first_bytes=0.0)
     else:  # it would begin below zero: no latency can be told from these sizes
         segments.insert(0, Segment(0.0, 0.0, times[0] / sizes[0]))
+    # Not the last segment's slope: what a middle size waits for is hidden behind the bytes of larger ones.
+    segments.append(Segment(float(sizes[-1]), 0.0, times[-1] / sizes[-1]))
     return Line(tuple(segments))

@@ -68,5 +68,7 @@ def _round_s(one: Round, node_of: dict[int, int], links: Links) -> float:
         network = links.network_spread
     across = network.seconds(max((*leaving.values(), *entering.values()), default=0.0))
     within = node.seconds(max(inside.values(), default=0.0))
+    if across and within:  # the latency of ranks that all talk is in the network's time
+        within -= node.latency_s
     talking, folding = max(across, within), one.folded_bytes * links.fold_s_per_byte
     return one.repeats * (max(talking, folding) if one.overlaps else talking + folding)
