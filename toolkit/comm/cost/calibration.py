@@ -8,7 +8,7 @@ other, as in an algorithm's rounds, and of the slowest rank.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -103,18 +103,10 @@ def _line(peers: Peers, pattern: _Pattern, budget_s: float) -> Line:
         outgoing = torch.zeros(size, dtype=torch.uint8)
         sends: list[Message] = [(outgoing, place) for place in pattern.to]
         receives: list[Message] = [(torch.empty_like(outgoing), place) for place in pattern.from_]
-
         in_a_row = max(_LEAST_IN_A_ROW, min(_MOST_IN_A_ROW, _IN_A_ROW_BYTES // size))
-
-        def exchange(
-            sends: list[Message] = sends, receives: list[Message] = receives, in_a_row: int = in_a_row
-        ) -> None:
-            for _ in range(in_a_row):
-                peers.exchange(sends, receives)
-
         times: list[float] = []
         for _ in range(_MOST_REPEATS):
-            times.append(_slowest(peers, exchange) / in_a_row)
+            times.append(_exchange_s(peers, sends, receives, in_a_row))
             spent = _largest(peers, time.monotonic() - began)
             # On a busy machine small messages are late, too: they must not use up what large ones need.
             share_s = budget_s * number / len(SIZES_BYTES)
@@ -130,15 +122,26 @@ def _line(peers: Peers, pattern: _Pattern, budget_s: float) -> Line:
 def _fold_seconds(peers: Peers) -> float:
     """Adding up, by all ranks at once: they share processors and memory."""
     data, other = torch.zeros(_FOLD_BYTES // 4), torch.ones(_FOLD_BYTES // 4)
-    return min(_slowest(peers, lambda: fold(data, other, "sum")) for _ in range(_MOST_REPEATS))
+    times = []
+    for _ in range(_MOST_REPEATS):
+        dist.barrier(group=peers.group)
+        start = time.perf_counter()
+        fold(data, other, "sum")
+        times.append(_largest(peers, time.perf_counter() - start))
+    return min(times)
 
 
-def _slowest(peers: Peers, work: Callable[[], None]) -> float:
-    """Seconds of the slowest rank, all of them beginning together."""
+def _exchange_s(peers: Peers, sends: Sequence[Message], receives: Sequence[Message], in_a_row: int) -> float:
+    """Seconds of one exchange of several, on the slowest rank.
+
+    One more goes before: a link that rested may carry the first bytes faster than it goes on.
+    """
     dist.barrier(group=peers.group)
+    peers.exchange(sends, receives)
     start = time.perf_counter()
-    work()
-    return _largest(peers, time.perf_counter() - start)
+    for _ in range(in_a_row):
+        peers.exchange(sends, receives)
+    return _largest(peers, time.perf_counter() - start) / in_a_row
 
 
 def _largest(peers: Peers, value: float) -> float:
