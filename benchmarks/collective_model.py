@@ -103,6 +103,10 @@ def main() -> None:
             }
             result = {
                 "nodes": nodes, "calibration_s": round(calibration_s, 2), "latency_s and bytes_per_s": lines,
+                "segments": {
+                    name: [(one.first_bytes, one.latency_s, one.seconds_per_byte) for one in line.segments]
+                    for name, line in vars(links).items() if name != "fold_s_per_byte"
+                },
                 "fold_bytes_per_s": 1 / links.fold_s_per_byte, "predicted and measured": table,
                 "summary": summary(measured, predicted),
             }  # fmt: skip

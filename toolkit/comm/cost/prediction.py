@@ -62,7 +62,7 @@ def _round_s(one: Round, node_of: dict[int, int], links: Links) -> float:
             entering[node_of[receiver]] += size
     # Few speak where fewer than half of the ranks do: the others neither fill links nor take processors.
     senders = len({sender for sender, _, _ in one.messages})
-    together = 2 * senders > len(node_of)
+    together = 2 * senders >= len(node_of)
     network, node = (links.network, links.node) if together else (links.network_alone, links.node_alone)
     if together and len(one.messages) > senders * len(node_of) / 2:  # each to most others
         network = links.network_spread
