@@ -5,7 +5,7 @@ BIN := .venv/bin
 ON_DEBIAN_ROOT := $(shell [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ] && echo 1)
 # Tests wait for processes, ranks and Slurm more than they compute: one worker a core leaves cores idle. Files go out in
 # the order of folders: xdist's own order begins with files of many tests, and ends with long files of few.
-SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
+SPREAD := --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test check unit cluster packages evidence clean
 
@@ -24,10 +24,11 @@ check:
 	$(BIN)/lint-imports
 
 unit:
-	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SPREAD) -m "not cluster and not evidence"
+	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 $(SPREAD) -m "not cluster and not evidence"
 
+# Each worker brings up clusters of its own, whose daemons wait for processors, too: one a core.
 cluster:
-	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SPREAD) -m "cluster and not evidence"
+	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 $(SPREAD) -m "cluster and not evidence"
 
 packages:
 ifeq ($(ON_DEBIAN_ROOT),1)
