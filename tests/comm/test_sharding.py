@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from rank_pool import topology_of
+from rank_pool import topology_of, world_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -98,3 +98,9 @@ def test_a_factor_that_only_nccl_knows_is_refused_with_the_fix(ranks):
 def test_torch_has_the_plugs():
     assert callable(FSDPModule.set_custom_all_gather) and callable(FSDPModule.set_custom_reduce_scatter)
     assert dist.ReduceOp.AVG != dist.ReduceOp.SUM
+
+
+def test_a_sharded_model_has_nothing_to_measure():
+    with pytest.raises(ToolkitError, match="measuring chooses among all-reduces") as caught:
+        choose_sharding_collectives(torch.nn.Linear(2, 2), world_of(0, (2, 2)), "measured", topology_of((2, 2)))
+    assert 'reduction = "auto"' in caught.value.fix

@@ -54,8 +54,14 @@ def choose_sharding_collectives(
 
     Raises:
         CollectiveError: a rank did not come.
-        ToolkitError: `setting` is "hierarchical" and the layout does not allow it.
+        ToolkitError: `setting` is "hierarchical" and the layout does not allow it, or "measured".
     """
+    if setting == "measured":
+        raise ToolkitError(
+            "measuring chooses among all-reduces, and a sharded model gathers and scatters",
+            where="parallel.reduction",
+            fix='set reduction = "auto"',
+        )
     plan = plan_reduction(topology, setting)
     if plan.hierarchical:
         calls = WatchedCalls(world, "sharding", beat_s=beat_s)
