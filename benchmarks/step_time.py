@@ -30,9 +30,13 @@ import torch.multiprocessing
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from toolkit.config.layers import resolve_job
 from toolkit.jobs import train_lm
 from toolkit.metrics.training import TrainLog
+from toolkit.parallel.distribute import distribute
+from toolkit.parallel.mesh import make_mesh
 from toolkit.rundir.layout import RunDirectory, create_run
+from toolkit.topology.gather import gather_topology
 from toolkit.train.loop import training_steps
 from toolkit.train.order import SampleOrder
 from toolkit.train.precision import autocast, use_deterministic_kernels
@@ -88,14 +92,17 @@ def our_steps(args: train_lm.Arguments, train: SimpleNamespace, text: bytes, run
     rank, ranks = dist.get_rank(), dist.get_world_size()
     watch = StopWatch(run=run, attempt=run.attempt(0))
     world = World(rank, rank, ranks, ranks, 0, 1, "", "cpu", "local", "benchmark", run_dir=run.path, stop_watch=watch)
-    torch.manual_seed(0)
-    model = train_lm.GPT(args)
+    config, topology = resolve_job(JOB, site=None, environ={}, flags={}), gather_topology(world)
+    mesh = make_mesh(world, config, topology)
+    parallel = distribute(
+        lambda: train_lm.GPT(args), train_lm.initialise, train_lm.OUTLINE, world, mesh, config, topology
+    )
+    model = parallel.module
     optimizer = train_lm.optimizer_of(model, train.weight_decay)
     schedule = Schedule(train.lr, train.steps, train.warmup_steps)
     step = OptimizerStep(
-        DistributedDataParallel(model, gradient_as_bucket_view=True), optimizer, schedule, train_lm.loss_of,
-        autocast("cpu", "auto"), train.batch, train.clip_norm,
-    )  # fmt: skip
+        parallel, optimizer, schedule, train_lm.loss_of, autocast("cpu", "auto"), train.batch, train.clip_norm
+    )
     windows = Windows(text, args.context)
     order = SampleOrder(windows.count, 0)
     state = TrainingState(model, optimizer, schedule, 0)

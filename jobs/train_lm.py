@@ -12,15 +12,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.folder.retention import Retention
-from toolkit.comm.gradient import choose_reduction
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog
+from toolkit.parallel.distribute import distribute
 from toolkit.parallel.mesh import make_mesh
+from toolkit.parallel.outline import Outline
 from toolkit.topology.gather import gather_topology
 from toolkit.train.arguments import read_arguments
 from toolkit.train.loop import training_steps
@@ -80,11 +80,12 @@ class Block(nn.Module):
 
     def _attention(self, stream: Tensor) -> Tensor:
         batch, context, width = stream.shape
-        by_head = self.query_key_value(stream).view(batch, context, 3, self.heads, width // self.heads)
-        query, key, value = by_head.permute(2, 0, 3, 1, 4)  # each (batch, heads, context, width / heads)
+        # Heads come first, so that tensor parallel ranks take whole ones; a rank sees its own.
+        by_head = self.query_key_value(stream).view(batch, context, -1, 3, width // self.heads)
+        query, key, value = by_head.permute(3, 0, 2, 1, 4)  # each (batch, heads, context, width / heads)
         dropout = self.dropout if self.training else 0.0
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        return self.attention_out(mixed.transpose(1, 2).reshape(batch, context, width))
+        return self.attention_out(mixed.transpose(1, 2).flatten(2))
 
     def _drop(self, stream: Tensor) -> Tensor:
         return nn.functional.dropout(stream, self.dropout, self.training)
@@ -101,24 +102,34 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
         self.norm = nn.LayerNorm(args.width)
         self.head = nn.Linear(args.width, BYTES, bias=False)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
         if args.tied:
             self.head.weight = self.byte_embedding.weight
 
     def forward(self, text: Tensor) -> Tensor:
-        places = torch.arange(text.shape[1], device=text.device)
-        stream = self.byte_embedding(text) + self.place_embedding(places)
-        stream = nn.functional.dropout(stream, self.dropout, self.training)
+        stream = self._embedded(text) if self.byte_embedding is not None else text
         for block in self.blocks:
             stream = block(stream)
-        return self.head(self.norm(stream))
+        return self.head(self.norm(stream)) if self.head is not None else stream
+
+    def _embedded(self, text: Tensor) -> Tensor:
+        places = torch.arange(text.shape[1], device=text.device)
+        stream = self.byte_embedding(text) + self.place_embedding(places)
+        return nn.functional.dropout(stream, self.dropout, self.training)
 
 
-def loss_of(model: nn.Module, micro_batch: tuple[Tensor, Tensor]) -> Tensor:
-    text, following = micro_batch
-    return nn.functional.cross_entropy(model(text).flatten(0, 1).float(), following.flatten())
+# A pipeline stage gets the stream of the one before it, and lacks the modules that others run.
+OUTLINE = Outline(blocks="blocks", before=("byte_embedding", "place_embedding"), after=("norm", "head"))
+
+
+def initialise(name: str, tensor: Tensor) -> None:
+    if tensor.dim() == 2:
+        nn.init.normal_(tensor, std=0.02)
+    else:
+        nn.init.constant_(tensor, 1.0 if name.endswith("norm.weight") else 0.0)
+
+
+def loss_of(logits: Tensor, following: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
 
 
 def optimizer_of(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
@@ -137,12 +148,6 @@ def read_windows(args: Arguments, config: ResolvedJob) -> Windows:
 def main(world: World, config: ResolvedJob) -> None:
     """Train until `train.steps`, or until asked to stop; either way the last step is in a checkpoint."""
     args, train = read_arguments(Arguments, config.args), config.train
-    if config.parallel.model_ranks > 1:
-        raise ToolkitError(
-            f"this job keeps a whole model on each rank; [parallel] asks for {config.parallel.model_ranks} ranks a model",
-            where="parallel",
-            fix="leave shard, tp, pp and cp at 1",
-        )
     if train.deterministic:
         use_deterministic_kernels()
     windows = read_windows(args, config)
@@ -152,12 +157,10 @@ def main(world: World, config: ResolvedJob) -> None:
     def take_samples(samples: range) -> tuple[Tensor, Tensor]:
         return windows.take(order.positions(samples), world.device)
 
-    torch.manual_seed(train.seed)  # the same weights on every rank
-    model = GPT(args).to(world.device)
     topology = gather_topology(world)
     mesh = make_mesh(world, config, topology)
-    parallel = DistributedDataParallel(model, process_group=mesh.group("replicate"), gradient_as_bucket_view=True)
-    choose_reduction(parallel, world, config.parallel.reduction, topology)
+    parallel = distribute(lambda: GPT(args), initialise, OUTLINE, world, mesh, config, topology)
+    model = parallel.module
     optimizer = optimizer_of(model, train.weight_decay)
     schedule = Schedule(train.lr, train.steps, train.warmup_steps, train.min_lr_ratio, train.schedule)
     precision = autocast(world.device, train.precision)

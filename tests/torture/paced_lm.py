@@ -26,11 +26,11 @@ def main(world, config):
     last_step = int(os.environ.get("STEPS_PER_LIFE", "0"))
     plain, steps = train_lm.loss_of, count()  # step 0 is the loop's rehearsal
 
-    def loss_of(model, micro_batch):
+    def loss_of(logits, following):
         time.sleep(pace_s)
         if next(steps) > last_step and mortal:
             end_this_rank()
-        return plain(model, micro_batch)
+        return plain(logits, following)
 
     train_lm.loss_of = loss_of
     train_lm.main(world, config)

@@ -21,6 +21,22 @@ class ParallelTable(Table):
     pp: int = key(1, "Pipeline stages.", ge=1)
     cp: int = key(1, "Context parallel ranks.", ge=1)
     ep: int = key(1, "Expert parallel ranks, out of shard x cp.", ge=1)
+    wrap: Literal["blocks", "size"] = key(
+        "blocks", "What a sharded model gathers at once: the model's blocks, or modules of `wrap_parameters` and more."
+    )
+    wrap_parameters: int = key(
+        1_000_000, 'Least parameters of a module that is gathered by itself, with `wrap = "size"`.', ge=1
+    )
+    gather_type: Literal["as_is", "fp32", "bf16"] = key(
+        "as_is",
+        "Type in which sharded parameters are gathered and computed with; `as_is` is the one that they are kept in.",
+    )
+    reduce_type: Literal["as_is", "fp32", "bf16"] = key(
+        "as_is", "Type in which the gradients of sharded parameters are summed; `as_is` is the one that they come in."
+    )
+    unused_parameters: bool = key(
+        False, "Look for parameters without a gradient in every step: models that leave out parts of themselves."
+    )
     reduction: Literal["auto", "flat", "hierarchical", "measured"] = key(
         "auto",
         "How gradients are summed; `auto` is hierarchical on several nodes with several ranks each, `measured` what some "

@@ -44,7 +44,8 @@ def training_steps(
     """
     mark = _Mark(state.step)
     while state.step < settings.steps:
-        samples = share(state.samples, settings.batch, world.rank, world.size)
+        mesh = step.model.mesh
+        samples = share(state.samples, settings.batch, mesh.data_rank, mesh.data_size)
         micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch)]
         # What `World.should_stop` does, except that the ranks' answers travel with the loss: where ranks share
         # cores, an exchange of their own costs more than all else that this loop adds to a step. A request is

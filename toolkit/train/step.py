@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
+from toolkit.parallel.distribute import DistributedModel
+from toolkit.parallel.passes import MicroBatch
 from toolkit.train.schedule import Schedule
 
-# Mean loss of the samples of one micro-batch, a scalar with a gradient.
-LossOf = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
+# Mean loss of the samples of one micro-batch, a scalar with a gradient, from the model's outputs and the targets.
+LossOf = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,11 @@ class Stepped:
 class OptimizerStep:
     """How a step is taken; `take` takes one. Ranks may hold shares of different sizes, but not empty ones.
 
-    `batch` is the number of samples of all ranks together. `clip_norm` 0 is off.
+    `loss_of` gives the mean loss of a micro-batch from the model's outputs and the targets. `batch` is the number of
+    samples of all ranks together. `clip_norm` 0 is off.
     """
 
-    model: DistributedDataParallel
+    model: DistributedModel
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     loss_of: LossOf
@@ -46,20 +47,20 @@ class OptimizerStep:
     batch: int
     clip_norm: float
 
-    def take(self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: int = 0) -> Stepped:
+    def take(self, micro_batches: Sequence[MicroBatch], asked: int = 0) -> Stepped:
         """Take a step on all ranks; `asked` is what this rank asks for."""
         rate = self.schedule.rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         sums, exchange = self._accumulate(micro_batches, asked)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm or math.inf)
+        norm = self.model.clip(self.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.schedule.advance()
         exchange.wait()
         return Stepped(sums[0], sums[1], norm, rate)
 
-    def rehearse(self, micro_batch: tuple[Tensor, Tensor]) -> None:
+    def rehearse(self, micro_batch: MicroBatch) -> None:
         """One backward pass whose gradients are thrown away, before the streams are seeded or restored.
 
         DDP lays out its buckets anew after the first backward pass, and the place of a gradient in its
@@ -69,27 +70,33 @@ class OptimizerStep:
         self._accumulate([micro_batch], False)[1].wait()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _accumulate(self, micro_batches: Sequence[tuple[Tensor, Tensor]], asked: int) -> tuple[Tensor, dist.Work]:
+    def _accumulate(self, micro_batches: Sequence[MicroBatch], asked: int) -> tuple[Tensor, dist.Work]:
         """Gradients of the global mean loss, exchanged once; and the sums of loss and `asked`, still under way.
 
-        DDP takes the mean of the ranks' gradients, so each rank's part of the global mean is scaled by the
-        number of ranks. The sums travel while the last backward pass runs, which hides their latency.
+        The sums travel while the last backward pass runs, which hides their latency; a rank that sees no loss sends
+        them when it has done its passes.
         """
-        ranks = dist.get_world_size()
         sums = torch.tensor([0.0, asked], dtype=torch.float64, device=micro_batches[0][0].device)
-        for micro_batch in micro_batches[:-1]:
-            with self.model.no_sync():
-                part = self._part(micro_batch)
-                (part * ranks).backward()
-            sums[0] += part.detach()
-        part = self._part(micro_batches[-1])
-        sums[0] += part.detach()
-        exchange = dist.all_reduce(sums, async_op=True)
-        (part * ranks).backward()
-        return sums, exchange
+        exchange: list[dist.Work] = []
+        losses = 0
 
-    def _part(self, micro_batch: tuple[Tensor, Tensor]) -> Tensor:
-        """This micro-batch's contribution to the mean over the global batch."""
-        with self.autocast:
-            mean = self.loss_of(self.model, micro_batch)
-        return mean.float() * (len(micro_batch[0]) / self.batch)
+        def heard(part: Tensor) -> None:
+            nonlocal losses
+            losses += 1
+            if self.model.counts_loss:
+                sums[0] += part
+            if losses == len(micro_batches):
+                exchange.append(_started(sums))
+
+        self.model.run(micro_batches, self._part, heard, self.autocast)
+        return sums, exchange[0] if exchange else _started(sums)
+
+    def _part(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What a micro-batch adds to the mean over the global batch."""
+        return self.loss_of(outputs, targets).float() * (len(targets) / self.batch)
+
+
+def _started(sums: Tensor) -> dist.Work:
+    work = dist.all_reduce(sums, async_op=True)
+    assert work is not None
+    return work

@@ -1,0 +1,93 @@
+"""Turns a model and a mesh into a distributed model: splits, shards or copies it, then gives it memory and values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.parallel.clipping import clip_gradients
+from toolkit.parallel.materialise import Initialise, materialise
+from toolkit.parallel.mesh import Mesh
+from toolkit.parallel.outline import Outline
+from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes, PassesInTurn
+from toolkit.parallel.replicated import replicate
+from toolkit.parallel.sharded import shard
+from toolkit.topology.facts import Topology
+from toolkit.world.facts import World
+
+
+@dataclass(frozen=True)
+class DistributedModel:
+    """A model on a mesh, and how to train it.
+
+    `module` has this rank's parameters under the names that they have in the whole model. `counts_loss` where the losses
+    of this rank go into the sum over all ranks: ranks that share samples see the same loss.
+    """
+
+    module: nn.Module
+    mesh: Mesh
+    passes: Passes
+
+    @property
+    def counts_loss(self) -> bool:
+        return self.mesh.place["tp"] == 0 and self.mesh.place["cp"] == 0
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
+    ) -> None:
+        """Gradients of the mean loss over all ranks, from this rank's micro-batches: `passes.Passes`. Collective."""
+        self.passes.run(micro_batches, part_of, heard, precision)
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale gradients to a 2-norm of `max_norm` at most, 0 for any; returns the norm before. Collective."""
+        return clip_gradients(self.module.parameters(), max_norm, self.mesh.group("pp"))
+
+
+def distribute(
+    build: Callable[[], nn.Module],
+    initialise: Initialise,
+    outline: Outline,
+    world: World,
+    mesh: Mesh,
+    config: ResolvedJob,
+    topology: Topology,
+) -> DistributedModel:
+    """Lay the model that `build` makes on `mesh` as `[parallel]` says. Collective.
+
+    It is built on torch's "meta" device, where it takes no memory, and refused there if it does not fit the mesh.
+
+    Args:
+        build: makes the model; all ranks make the same.
+        initialise: fills each parameter and buffer with its first values.
+
+    Raises:
+        ToolkitError: the model cannot be laid on this mesh.
+    """
+    settings = config.parallel
+    with torch.device("meta"):
+        model = build()
+    outline.blocks_of(model)
+    data = mesh.among("replicate", "shard")
+    plain = mesh.sizes["shard"] == mesh.sizes["tp"] == mesh.sizes["pp"] == 1
+    between = shard(model, outline, data, settings) if data is not None and not plain else nullcontext
+    materialise(model, initialise, config.train.seed, world.device)
+    if plain:
+        passes = replicate(model, mesh, world, config, topology)
+    else:
+        passes = PassesInTurn(model, float(mesh.data_size), between)
+    if world.rank == 0:
+        sys.stderr.write(f"model: {describe(mesh, settings.zero)}\n")
+    return DistributedModel(model, mesh, passes)
+
+
+def describe(mesh: Mesh, zero: int) -> str:
+    """ "4 copies", "2 copies, each sharded over 4 ranks (zero 3)"."""
+    copies = mesh.sizes["replicate"]
+    said = "1 copy" if copies == 1 else f"{copies} copies"
+    return f"{said}, each sharded over {mesh.sizes['shard']} ranks (zero {zero})" if mesh.sizes["shard"] > 1 else said

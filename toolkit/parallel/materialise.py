@@ -1,0 +1,79 @@
+"""Gives memory and first values to a model that was laid out on torch's "meta" device.
+
+A value depends on the seed and the parameter's name alone, not on who holds it: a rank makes each tensor whole, one at a
+time, and keeps its own part. So all layouts begin with the same weights, without a message, and no rank ever holds more
+than its share and one tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+# Fills a tensor of that name with its first values, drawn from torch's default generator.
+Initialise = Callable[[str, Tensor], None]
+
+
+def materialise(module: nn.Module, initialise: Initialise, seed: int, device: str) -> None:
+    """Fill all parameters and buffers of `module`, which is on the meta device and may be split or sharded.
+
+    `initialise` sees every tensor whole, in its global shape. The default generators are left as they were.
+    """
+    tied = _tied(module)
+    module.to_empty(device=device)
+    for first, *others in tied:  # `to_empty` makes a tensor for each name
+        for name in others:
+            _set_parameter(module, name, module.get_parameter(first))
+    devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        for name, tensor in _tensors(module):
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            torch.manual_seed(_seed_of(seed, name))
+            initialise(name, whole)
+            if isinstance(tensor, DTensor):
+                tensor.to_local().copy_(_own_part(whole, tensor))
+            else:
+                tensor.copy_(whole)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()  # tied ones once
+    yield from module.named_buffers()
+
+
+def _tied(module: nn.Module) -> list[list[str]]:
+    """Names of one parameter, for each that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [of_one for of_one in names.values() if len(of_one) > 1]
+
+
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, own_name = name.rpartition(".")
+    setattr(module.get_submodule(owner), own_name, parameter)
+
+
+def _seed_of(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
+
+
+def _own_part(whole: Tensor, like: DTensor) -> Tensor:
+    """Where a dimension is split twice, by tensor parallel ranks first and then among those that shard."""
+    coordinate = like.device_mesh.get_coordinate()
+    assert coordinate is not None, "this rank is in the mesh of its own parameters"
+    part = whole
+    for axis in reversed(range(like.device_mesh.ndim)):
+        placement = like.placements[axis]
+        if placement.is_replicate():
+            continue
+        dimension = getattr(placement, "dim", None)  # of Shard, and of the private kind for what is split twice
+        assert dimension is not None, placement
+        parts = torch.chunk(part, like.device_mesh.size(axis), dimension)
+        place = coordinate[axis]
+        part = parts[place] if place < len(parts) else part.narrow(dimension, 0, 0)
+    return part

@@ -1,0 +1,53 @@
+"""What strategies must know of a model that they cannot read off it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from toolkit.config.table import nearest
+from toolkit.errors import ToolkitError
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The order of a model's parts, by the names of its modules.
+
+    Args:
+        blocks: a ModuleList whose members run one after the other, the unit in which a model is sharded, recomputed and
+            dealt to pipeline stages.
+        before, after: modules that run before the first block and after the last. A pipeline stage that does without
+            them has None in their place, and blocks of other stages are missing in the list: the model's `forward` asks.
+        tensor: how tensor parallel ranks split a module, by names in which "*" stands for any number:
+            "blocks.*.attention_out".
+    """
+
+    blocks: str
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    tensor: Mapping[str, str] = field(default_factory=dict)
+
+    def blocks_of(self, model: nn.Module) -> nn.ModuleList:
+        """The blocks of this model.
+
+        Raises:
+            ToolkitError: the model has no such list, or not one of the other modules.
+        """
+        names = dict(model.named_modules(remove_duplicate=False))
+        for name in (self.blocks, *self.before, *self.after):
+            if name not in names:
+                raise ToolkitError(
+                    f"{type(model).__name__} has no module {name!r}",
+                    where="outline",
+                    fix=f"name one of its own: {nearest(name, list(names)) or ', '.join(names)[:200]}",
+                )
+        blocks = names[self.blocks]
+        if not isinstance(blocks, nn.ModuleList):
+            raise ToolkitError(
+                f"{self.blocks!r} of {type(model).__name__} is a {type(blocks).__name__}",
+                where="outline.blocks",
+                fix="keep the blocks in an nn.ModuleList",
+            )
+        return blocks

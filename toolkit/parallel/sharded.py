@@ -1,0 +1,90 @@
+"""Parameters, gradients and optimizer state in parts on the ranks of `shard`, by torch's FSDP2.
+
+What `[parallel] zero` means here, after S. Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054:
+
+    1  a rank keeps its part of the optimizer's state. Parameters are gathered once a step, gradients added up whole over
+       the micro-batches and scattered once.
+    2  gradients too: they are scattered after every micro-batch.
+    3  parameters too: each block is gathered for its forward pass and again for its backward pass.
+
+With `replicate` beside it, parts are copied: parameters travel within `shard` alone, and the sums of gradients once a step
+across (hybrid sharding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from toolkit.config.parallel import ParallelTable
+from toolkit.parallel.compat import replicate_composable
+from toolkit.parallel.outline import Outline
+
+_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "as_is": None}
+
+Between = Callable[[], AbstractContextManager[None]]
+
+
+def shard(model: nn.Module, outline: Outline, mesh: DeviceMesh, settings: ParallelTable) -> Between:
+    """Lay `model` in parts on the ranks of `mesh`, of "replicate", "shard" or both. Collective.
+
+    A model without "shard" in its mesh is copied by the same machinery, which, unlike DDP, takes models that are split
+    by tensor parallel ranks.
+
+    Returns:
+        In what the backward passes run that are not the last of a step.
+    """
+    names = mesh.mesh_dim_names or ()
+    precision = MixedPrecisionPolicy(_TYPES[settings.gather_type], _TYPES[settings.reduce_type])
+    for part in (*_wrapped(model, outline, settings), model):
+        if "shard" in names:
+            fully_shard(part, mesh=mesh, reshard_after_forward=settings.zero == 3, mp_policy=precision)
+        else:
+            replicate_composable(part, mesh=mesh, mp_policy=precision)
+    assert isinstance(model, FSDPModule)
+    zero = settings.zero if "shard" in names else 1
+    return lambda: _between(model, zero)
+
+
+def _wrapped(model: nn.Module, outline: Outline, settings: ParallelTable) -> list[nn.Module]:
+    """What is gathered at once, inner modules before outer ones."""
+    if settings.wrap == "blocks":
+        return list(outline.blocks_of(model))
+    found: list[nn.Module] = []
+    for child in model.children():
+        _by_size(child, settings.wrap_parameters, found)
+    return found
+
+
+def _by_size(module: nn.Module, least: int, found: list[nn.Module]) -> int:
+    """Add modules of `least` parameters or more that are not in an inner one; returns those that are left over.
+
+    A list is no module that is called, so it is never wrapped itself.
+    """
+    own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    left = own + sum(_by_size(child, least, found) for child in module.children())
+    if left < least or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return left
+    found.append(module)
+    return 0
+
+
+@contextmanager
+def _between(model: FSDPModule, zero: int) -> Iterator[None]:
+    if zero == 1:
+        model.set_requires_gradient_sync(False)
+        model.set_reshard_after_backward(False)
+    else:
+        model.set_requires_all_reduce(False)
+        model.set_reshard_after_backward(zero == 3)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+        model.set_requires_all_reduce(True)
+        model.set_reshard_after_backward(True)
