@@ -21,8 +21,6 @@ import torch
 import torch.distributed as dist
 
 from toolkit.comm.communicator import Communicator
-from toolkit.comm.cost.calibration import calibrate
-from toolkit.comm.cost.prediction import predict
 from toolkit.topology.gather import gather_topology
 from toolkit.world.discover import discover
 from toolkit.world.rendezvous import start_groups
@@ -84,13 +82,14 @@ def main() -> None:
     start_groups(world)
     with Communicator(world, topology=gather_topology(world)) as communicator:
         began = time.perf_counter()
-        links = calibrate(communicator.peers)
+        choice = communicator.choose_by_measurement()
+        links = choice.links
         calibration_s = time.perf_counter() - began
         sizes = [size for size in SIZES_BYTES if size <= options.most_mib * 2**20]
         measured = measure(communicator, options.rounds, sizes)
         nodes = communicator.peers.nodes
         names = communicator.algorithms
-        predicted = {size: {name: predict(name, size, nodes, links) for name in names} for size in sizes}
+        predicted = {size: {name: choice.seconds(name, size) for name in names} for size in sizes}
         if world.rank == 0:
             table = {
                 size: {name: [round(predicted[size][name], 5), round(measured[size][name], 5)] for name in names}
@@ -107,7 +106,7 @@ def main() -> None:
                     name: [(one.first_bytes, one.latency_s, one.seconds_per_byte) for one in line.segments]
                     for name, line in vars(links).items() if name != "fold_s_per_byte"
                 },
-                "fold_bytes_per_s": 1 / links.fold_s_per_byte, "predicted and measured": table,
+                "tried": choice.tried, "fold_bytes_per_s": 1 / links.fold_s_per_byte, "predicted and measured": table,
                 "summary": summary(measured, predicted),
             }  # fmt: skip
             print(json.dumps(result, indent=1))

@@ -117,9 +117,12 @@ class Communicator:
             )
         run = RunDirectory(self._world.run_dir) if self._world.run_dir and self.size == self._world.size else None
         hosts = [self._host_of[node[0]] for node in self._peers.nodes]
-        choice = choose(self._peers, hosts, self.algorithms, run, budget_s)
+        choice = choose(self._peers, hosts, self.algorithms, self._sum, run, budget_s)
         self.start.choice = choice
         return choice
+
+    def _sum(self, tensor: torch.Tensor, algorithm: str) -> None:
+        self.all_reduce(tensor, algorithm=algorithm)
 
     @property
     def sent_bytes(self) -> dict[int, int]:

@@ -17,7 +17,9 @@ KIB = 1024
 
 def measure(state, folder: str, hosts: list[str]):
     run = RunDirectory(Path(folder))
-    choice = choose(state.communicator.peers, hosts, state.communicator.algorithms, run, budget_s=0.2)
+    communicator = state.communicator
+    all_reduce = lambda tensor, name: communicator.all_reduce(tensor, algorithm=name)  # noqa: E731
+    choice = choose(communicator.peers, hosts, communicator.algorithms, all_reduce, run, budget_s=0.2)
     return choice.source, choice.line, [choice.algorithm(size) for size in (KIB, 100 * KIB, 10_000 * KIB)]
 
 

@@ -52,17 +52,17 @@ def calibrate(peers: Peers, budget_s: float = BUDGET_S) -> Links:
     lines: dict[str, Line] = {}
     if has_network:
         everyone, pair = _across(peers, node_number, inside)
-        lines["network"] = _line(peers, everyone, budget_s * 0.4)
-        lines["network_spread"] = _line(peers, _spread(peers, node), budget_s * 0.4)
-        lines["network_alone"] = _line(peers, pair, budget_s * 0.2)
+        lines["network"] = _line(peers, everyone, budget_s * 0.25)
+        lines["network_spread"] = _line(peers, _spread(peers, node), budget_s * 0.2)
+        lines["network_alone"] = _line(peers, pair, budget_s * 0.15)
     if has_pairs:
         right, left = node[(inside + 1) % len(node)], node[inside - 1]
         talks = len(node) > 1
         most = max(map(len, peers.nodes))
         everyone = _Pattern((right,) if talks else (), (left,) if talks else (), most)
-        lines["node"] = _line(peers, everyone, budget_s * 0.6)
+        lines["node"] = _line(peers, everyone, budget_s * 0.45)
         lines["node_alone"] = _line(
-            peers, _alone(peers, next(n for n in peers.nodes if len(n) > 1)[:2]), budget_s * 0.3
+            peers, _alone(peers, next(n for n in peers.nodes if len(n) > 1)[:2]), budget_s * 0.25
         )
     # A tier that is not there is never asked for.
     return Links(

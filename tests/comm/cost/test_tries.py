@@ -1,0 +1,69 @@
+"""What small all-reduces took corrects the model where waiting counts, and leaves it alone where bytes do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.comm.cost.choice import Choice
+from toolkit.comm.cost.lines import fit
+from toolkit.comm.cost.prediction import LINKS, Links
+from toolkit.comm.cost.tries import SIZES_BYTES, Correction, correct, try_all
+
+KIB = 1024
+LINE = fit({KIB: [1e-4], 1024 * KIB: [1e-2]})
+MODEL = Links(**dict.fromkeys(LINKS, LINE), fold_s_per_byte=1e-10)
+NODES = ((0, 1), (2, 3))
+
+
+def choice_of(tried: dict[str, dict[int, float]]) -> Choice:
+    return Choice(("one", "two"), NODES, ("ring", "tree", "direct"), MODEL, tried, "by hand")
+
+
+@given(st.lists(st.floats(1e-6, 10), min_size=3, max_size=3), st.sampled_from(range(3)))
+def test_a_prediction_at_a_tried_size_is_what_was_measured(seconds, at):
+    choice = choice_of({"ring": dict(zip(SIZES_BYTES, seconds, strict=True))})
+    assert choice.seconds("ring", SIZES_BYTES[at]) == pytest.approx(seconds[at])
+
+
+@given(st.floats(1, 300 * KIB), st.lists(st.floats(0.01, 100), min_size=3, max_size=3))
+def test_between_tried_sizes_a_correction_lies_between_theirs(size, ratios):
+    ends = [*ratios, 1.0]
+    assert min(ends) * 0.999 <= Correction(SIZES_BYTES, tuple(ratios)).ratio(size) <= max(ends) * 1.001
+
+
+def test_large_messages_are_as_the_model_says():
+    choice = choice_of({"ring": dict.fromkeys(SIZES_BYTES, 9.0)})
+    assert choice.seconds("ring", 256 * KIB) == choice_of({}).seconds("ring", 256 * KIB)
+    assert choice.seconds("ring", 255 * KIB) > choice_of({}).seconds("ring", 255 * KIB)
+
+
+def test_what_was_the_fastest_is_chosen_against_the_model():
+    tried = {name: dict.fromkeys(SIZES_BYTES, 0.02) for name in ("ring", "tree", "direct")}
+    for name in tried:
+        faster = choice_of({**tried, name: dict.fromkeys(SIZES_BYTES, 0.01)})
+        assert {faster.algorithm(size) for size in (100, 5 * KIB, 100 * KIB)} == {name}
+
+
+def test_corrections_are_relative_to_the_model():
+    found = correct({"ring": {2048: 0.3}}, lambda name, size: 0.1)
+    assert found["ring"].ratio(2048) == pytest.approx(3.0)
+
+
+def tries_of(state):
+    communicator = state.communicator
+    names: list[str] = []
+
+    def all_reduce(tensor, name):
+        names.append(name)
+        communicator.all_reduce(tensor, algorithm=name)
+
+    return try_all(communicator.peers, communicator.algorithms, all_reduce, 0.5), names
+
+
+def test_all_algorithms_are_tried_by_turns_at_all_sizes(ranks):
+    (found, names), *others = ranks(4).run(tries_of)
+    assert all(set(taken) == set(SIZES_BYTES) and min(taken.values()) > 0 for taken in found.values())
+    assert names[: len(found)] == list(found) == names[len(found) : 2 * len(found)]
+    assert all(other == found for other, _ in others), "of the slowest rank"
