@@ -7,7 +7,7 @@ ON_DEBIAN_ROOT := $(shell [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ] && e
 # the order of folders: xdist's own order begins with files of many tests, and ends with long files of few.
 SPREAD := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check unit cluster packages evidence clean
+.PHONY: demo test check unit cluster packages evidence parity clean
 
 demo:
 	@$(PYTHON) scripts/setup_environment.py train,mpi,plot
@@ -43,6 +43,13 @@ evidence:
 	@mkdir -p evidence
 	OMP_NUM_THREADS=1 nohup $(BIN)/python scripts/evidence.py $(ONLY) > evidence/log.txt 2>&1 &
 	@echo "running in the background; see evidence/log.txt"
+
+# Every parallel strategy beside one process, on 1 to 8 ranks; rewrites the table of docs/parity.md when all is done.
+parity:
+	@mkdir -p evidence
+	OMP_NUM_THREADS=1 nohup sh -c '$(BIN)/pytest -q -m evidence tests/parallel/test_parity.py; $(BIN)/python scripts/parity_table.py' \
+		> evidence/parity.txt 2>&1 &
+	@echo "running in the background; see evidence/parity.txt"
 
 clean:
 	rm -rf .venv build dist evidence *.egg-info

@@ -84,6 +84,17 @@ from toolkit.errors import ToolkitError
             "job.toml:7:parallel.ep: ep = 3 does not divide shard x cp = 4 x 1 = 4. Fix: ep = 4",
         ),
         (
+            "nodes = 2",
+            "[parallel]\nzero = 2",
+            "job.toml:6:parallel.zero: zero = 2 shards over shard = 1 rank, which is nothing. Fix: shard = 8, or zero = 0",
+        ),
+        (
+            "nodes = 2",
+            "[parallel]\nshard = 4\nzero = 0",
+            "job.toml:7:parallel.zero: zero = 0 shards nothing over shard = 4 ranks. "
+            "Fix: zero = 1, 2 or 3, or shard = 1 and replicate = 4",
+        ),
+        (
             "nodes = 3",
             "[train]\nbatch = 64",
             "job.toml:6:train.batch: 64 samples cannot be split evenly over 12 data ranks. Fix: batch = 60 or 72",

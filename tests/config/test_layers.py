@@ -136,7 +136,10 @@ def test_what_is_not_given_follows_from_the_partition(resolve, site):
 @pytest.mark.parametrize(("shard", "zero"), [(1, 0), (4, 3)])
 def test_zero_follows_shard(resolve, shard, zero):
     assert resolve("ranks_per_node = 4", f"[parallel]\nshard = {shard}").parallel.zero == zero
-    assert resolve("ranks_per_node = 4", f"[parallel]\nshard = {shard}\nzero = 1").parallel.zero == 1
+
+
+def test_zero_of_the_job_counts(resolve):
+    assert resolve("ranks_per_node = 4", "[parallel]\nshard = 4\nzero = 1").parallel.zero == 1
 
 
 def test_the_name_is_the_files_when_none_is_given(resolve):

@@ -34,6 +34,7 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
     _check_warning(resolved)
     _check_container(resolved)
     _check_mesh(resolved)
+    _check_zero(resolved)
     if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # else the script may use neither
         _check_batch(resolved)
 
@@ -237,6 +238,24 @@ def _check_mesh(resolved: ResolvedJob) -> None:
             "parallel.ep",
             f"ep = {mesh.ep} does not divide shard x cp = {mesh.shard} x {mesh.cp} = {mesh.shard * mesh.cp}",
             f"ep = {mesh.shard * mesh.cp}",
+        )
+
+
+def _check_zero(resolved: ResolvedJob) -> None:
+    """What is sharded must be sharded over ranks, and the other way round."""
+    zero, shard = resolved.parallel.zero, resolved.parallel.shard
+    if zero and shard == 1:
+        ranks = max(_rank_counts(resolved))
+        over = f"shard = {ranks}, or " if ranks > 1 else ""
+        raise _refuse(
+            resolved, "parallel.zero", f"zero = {zero} shards over shard = 1 rank, which is nothing", f"{over}zero = 0"
+        )
+    if shard > 1 and not zero:
+        raise _refuse(
+            resolved,
+            "parallel.zero",
+            f"zero = 0 shards nothing over shard = {shard} ranks",
+            f"zero = 1, 2 or 3, or shard = 1 and replicate = {shard}",
         )
 
 

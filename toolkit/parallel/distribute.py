@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
 from toolkit.parallel.clipping import clip_gradients
 from toolkit.parallel.materialise import Initialise, materialise
 from toolkit.parallel.mesh import Mesh
@@ -73,6 +74,7 @@ def distribute(
     with torch.device("meta"):
         model = build()
     outline.blocks_of(model)
+    _refuse_unbuilt(mesh)
     data = mesh.among("replicate", "shard")
     plain = mesh.sizes["shard"] == mesh.sizes["tp"] == mesh.sizes["pp"] == 1
     between = shard(model, outline, data, settings) if data is not None and not plain else nullcontext
@@ -84,6 +86,16 @@ def distribute(
     if world.rank == 0:
         sys.stderr.write(f"model: {describe(mesh, settings.zero)}\n")
     return DistributedModel(model, mesh, passes)
+
+
+def _refuse_unbuilt(mesh: Mesh) -> None:
+    for name, what in (("cp", "sequences"), ("ep", "experts")):
+        if mesh.sizes[name] > 1:
+            raise ToolkitError(
+                f"{name} = {mesh.sizes[name]}: `distribute` does not split {what}; the mesh has the ranks for it",
+                where=f"parallel.{name}",
+                fix=f"{name} = 1, or split them in the model, over mesh.group({name!r})",
+            )
 
 
 def describe(mesh: Mesh, zero: int) -> str:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from toolkit.checkpoint.boxes import box_of
+
 # Fills a tensor of that name with its first values, drawn from torch's default generator.
 Initialise = Callable[[str, Tensor], None]
 
@@ -35,7 +37,9 @@ def materialise(module: nn.Module, initialise: Initialise, seed: int, device: st
             torch.manual_seed(_seed_of(seed, name))
             initialise(name, whole)
             if isinstance(tensor, DTensor):
-                tensor.to_local().copy_(_own_part(whole, tensor))
+                offset, shape = box_of(tensor, name)
+                own = tuple(slice(begin, begin + length) for begin, length in zip(offset, shape, strict=True))
+                tensor.to_local().copy_(whole[own])
             else:
                 tensor.copy_(whole)
 
@@ -60,20 +64,3 @@ def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> Non
 
 def _seed_of(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1
-
-
-def _own_part(whole: Tensor, like: DTensor) -> Tensor:
-    """Where a dimension is split twice, by tensor parallel ranks first and then among those that shard."""
-    coordinate = like.device_mesh.get_coordinate()
-    assert coordinate is not None, "this rank is in the mesh of its own parameters"
-    part = whole
-    for axis in reversed(range(like.device_mesh.ndim)):
-        placement = like.placements[axis]
-        if placement.is_replicate():
-            continue
-        dimension = getattr(placement, "dim", None)  # of Shard, and of the private kind for what is split twice
-        assert dimension is not None, placement
-        parts = torch.chunk(part, like.device_mesh.size(axis), dimension)
-        place = coordinate[axis]
-        part = parts[place] if place < len(parts) else part.narrow(dimension, 0, 0)
-    return part

@@ -13,6 +13,7 @@ across (hybrid sharding).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -55,20 +56,24 @@ def _wrapped(model: nn.Module, outline: Outline, settings: ParallelTable) -> lis
     """What is gathered at once, inner modules before outer ones."""
     if settings.wrap == "blocks":
         return list(outline.blocks_of(model))
+    names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    tied = {identity for identity, count in names.items() if count > 1}
     found: list[nn.Module] = []
     for child in model.children():
-        _by_size(child, settings.wrap_parameters, found)
+        _by_size(child, settings.wrap_parameters, tied, found)
     return found
 
 
-def _by_size(module: nn.Module, least: int, found: list[nn.Module]) -> int:
+def _by_size(module: nn.Module, least: int, tied: set[int], found: list[nn.Module]) -> int:
     """Add modules of `least` parameters or more that are not in an inner one; returns those that are left over.
 
-    A list is no module that is called, so it is never wrapped itself.
+    A list is no module that is called, so it is never wrapped itself. A tied parameter belongs to several modules, so
+    that it stays with the whole model.
     """
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-    left = own + sum(_by_size(child, least, found) for child in module.children())
-    if left < least or isinstance(module, nn.ModuleList | nn.ModuleDict):
+    left = own + sum(_by_size(child, least, tied, found) for child in module.children())
+    shares = any(id(parameter) in tied for parameter in module.parameters())
+    if left < least or shares or isinstance(module, nn.ModuleList | nn.ModuleDict):
         return left
     found.append(module)
     return 0

@@ -1,0 +1,53 @@
+"""Write the table of `evidence/parity.json` into docs/parity.md: every layout beside one process.
+
+python scripts/parity_table.py [evidence/parity.json]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "parity.md"
+BEGIN, END = "<!-- parity: make parity -->\n", "<!-- end -->"
+
+
+def cell(row: dict[str, Any] | None) -> str:
+    """The largest of the three differences; "=" where there is none, bold where it is above the bound."""
+    if row is None:
+        return ""
+    worst = max(row["loss"], row["gradient"], row["parameter"])
+    said = f"{worst:.0e}".replace("e-0", "e-") if worst else "="
+    return said if worst <= row["bound"] else f"**{said}**"
+
+
+def table(found: dict[str, Any]) -> str:
+    rows = found["rows"]
+    layouts = list(dict.fromkeys(row["layout"] for row in rows))
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    cells = {(row["layout"], row["variant"]): row for row in rows}
+    within = sum(max(row["loss"], row["gradient"], row["parameter"]) <= row["bound"] for row in rows)
+    lines = [f"| | {' | '.join(variants)} |", f"|---{'|---:' * len(variants)}|"]
+    for layout in layouts:
+        said = (cell(cells.get((layout, variant))) for variant in variants)
+        lines.append(f"| {layout} | {' | '.join(said)} |")
+    summary = (
+        f"{within} of {len(rows)} runs of {len(layouts)} layouts were within their bound. "
+        f"torch {found['torch']}, commit {found['commit']}, {found['time'][:10]}."
+    )
+    return f"{summary}\n\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "evidence" / "parity.json"
+    page = PAGE.read_text(encoding="utf-8")
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    text = table(json.loads(source.read_text(encoding="utf-8")))
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The shipped training job on every layout of ranks, compared with one process: its losses, gradients and parameters."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launch import launch
+
+from toolkit.checkpoint.contents.differences import tensor_differences
+from toolkit.checkpoint.contents.stored_tensors import StoredTensors
+from toolkit.checkpoint.format.manifest_file import read_manifest
+from toolkit.config.layers import resolve_job
+from toolkit.config.origins import Flag
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.shipped import shipped_jobs
+from toolkit.metrics.training import read_train_log
+
+STEPS, CUT = 6, 3
+MODEL = {"layers": 4, "width": 32, "heads": 4, "context": 16, "dropout": 0.0, "max_bytes": 100_000}
+TRAIN = {
+    "steps": STEPS,
+    "batch": 16,
+    "micro_batch": 2,
+    "lr": 3e-3,
+    "warmup_steps": 2,
+    "schedule": "constant",
+    "seed": 7,
+}
+# Of float32, where sums are taken in another order; of bfloat16, whose epsilon is 65536 times as large.
+BOUND, BOUND_BF16 = 2e-5, 2e-2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """So many ranks, and their table [parallel]."""
+
+    name: str
+    ranks: int
+    parallel: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("replicate 2", 2),
+        Layout("replicate 4", 4),
+        Layout("replicate 8", 8),
+        *(
+            Layout(f"shard {ranks} zero {zero}", ranks, {"shard": ranks, "zero": zero})
+            for ranks in (2, 4, 8)
+            for zero in (1, 2, 3)
+        ),
+        Layout("shard 3 zero 3", 3, {"shard": 3}),
+        Layout("shard 4 by size", 4, {"shard": 4, "wrap": "size", "wrap_parameters": 4000}),
+        *(
+            Layout(f"replicate {copies} x shard {shard} zero {zero}", copies * shard, {"shard": shard, "zero": zero})
+            for copies, shard in ((2, 2), (2, 4), (4, 2))
+            for zero in (1, 2, 3)
+        ),
+    )
+}
+
+# What a layout is tried with, beside the losses and parameters of plain steps: overrides of [train].
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one pass": {"micro_batch": 0},
+    "clipped": {"clip_norm": 0.05},
+    "bf16": {"precision": "bf16"},
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest relative difference of a loss, of a gradient's norm, and of a tensor of the model after the last step.
+
+    A tensor's is the norm of the difference over its own norm.
+    """
+
+    loss: float
+    gradient: float
+    parameter: float
+
+    @property
+    def largest(self) -> float:
+        return max(self.loss, self.gradient, self.parameter)
+
+
+def job_of(layout: Layout, **train: Any) -> ResolvedJob:
+    tables = {
+        "train": TRAIN | train,
+        "args": MODEL | layout.args,
+        "parallel": layout.parallel,
+        "checkpoint": {"every_steps": 100, "keep_last": 10},
+    }
+    flags = {f"{table}.{key}": Flag(value, "test") for table, keys in tables.items() for key, value in keys.items()}
+    flags["job.ranks_per_node"] = Flag(layout.ranks, "test")
+    return resolve_job(shipped_jobs()["train_lm"], site=None, environ={}, flags=flags)
+
+
+def train(world: Any, config: ResolvedJob) -> None:
+    from toolkit.jobs import train_lm
+
+    train_lm.main(world, config)
+
+
+def run(layout: Layout, run_dir: Path, attempt: int = 0, **settings: Any) -> Path:
+    """Train to the last step, from the newest checkpoint in `run_dir` where there is one; returns `run_dir`."""
+    launch(train, layout.ranks, run_dir, job_of(layout, **settings), attempt=attempt, timeout_s=240)
+    return run_dir
+
+
+def run_in_two(first: Layout, then: Layout, run_dir: Path, **settings: Any) -> Path:
+    """The first half on one layout, the second half on another, or on the same."""
+    run(first, run_dir, **settings | {"steps": CUT})
+    return run(then, run_dir, attempt=1, **settings)
+
+
+def difference(found: Path, wanted: Path) -> Difference:
+    """Between two runs of the same steps."""
+    of_losses, of_norms = 0.0, 0.0
+    records = {folder: list(read_train_log(folder / "metrics" / "train.jsonl")) for folder in (found, wanted)}
+    assert [record.step for record in records[found]] == list(range(1, STEPS + 1)), "every step is recorded once"
+    for one, other in zip(records[found], records[wanted], strict=True):
+        of_losses = max(of_losses, abs(one.loss - other.loss) / abs(other.loss))
+        of_norms = max(of_norms, abs(one.grad_norm - other.grad_norm) / other.grad_norm)
+    return Difference(of_losses, of_norms, _of_parameters(found, wanted))
+
+
+def _of_parameters(found: Path, wanted: Path) -> float:
+    with _stored(found) as a, _stored(wanted) as b:
+        keys = sorted(key for key in a.manifest.tensors.keys() | b.manifest.tensors.keys() if key.startswith("model."))
+        assert keys, "the checkpoint has a model"
+        largest = 0.0
+        for one in tensor_differences(a, b, keys):
+            assert one.what == "values" and one.numbers is not None, f"{one.key}: {one.what}"
+            largest = max(largest, one.numbers.relative_norm)
+    return largest
+
+
+def _stored(run_dir: Path) -> StoredTensors:
+    folder = run_dir / "checkpoints" / f"step-{STEPS:08d}"
+    return StoredTensors(folder, read_manifest(folder))
+
+
+def bound_of(variant: str) -> float:
+    """The largest difference that a run of this variant may show."""
+    return BOUND_BF16 if VARIANTS.get(variant, {}).get("precision") == "bf16" else BOUND
+
+
+def forget(run_dir: Path) -> None:
+    shutil.rmtree(run_dir)
