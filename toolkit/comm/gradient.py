@@ -5,6 +5,7 @@
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -36,14 +37,42 @@ def choose_reduction(
     timeout_s: float | None = None,
     beat_s: float = BEAT_S,
 ) -> str:
-    """Register another reduction on `model` when `setting` and `topology` say so. Collective, call once.
+    """Register another reduction on `model` when `setting` and `topology` say so: `find_reduction`, which see.
+
+    Collective, call once. Returns the line that says which reduction is used and why.
+    """
+    found = find_reduction(model.process_group, world, setting, topology, counters, timeout_s=timeout_s, beat_s=beat_s)
+    if found.hook is not None:
+        model.register_comm_hook(None, found.hook)
+    return found.line
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A communication hook for DDP, None for its own way; and a line that says which reduction it is and why."""
+
+    hook: Hook | None
+    line: str
+
+
+def find_reduction(
+    group: dist.ProcessGroup,
+    world: World,
+    setting: str,
+    topology: Topology,
+    counters: Counters | None = None,
+    *,
+    timeout_s: float | None = None,
+    beat_s: float = BEAT_S,
+) -> Reduction:
+    """How gradients are to be averaged over `group`; rank 0 says it on stderr. Collective.
 
     `setting` is "auto" or "hierarchical" (two levels, where there are two), "flat" (DDP's own), or "measured": the links
     between the ranks are measured for some seconds, and each bucket goes by the algorithm that is the fastest for it.
 
-    Returns one line that says which reduction is used and why; rank 0 prints it on stderr too. A backward pass that
-    waits longer than `timeout_s` for a rank (None: as long as the default process group), or that loses one, raises a
-    CollectiveError, which names it; for that each rank shows at the store, once every `beat_s`, that it lives.
+    A backward pass that waits longer than `timeout_s` for a rank (None: as long as the default process group), or that
+    loses one, raises a CollectiveError, which names it; for that each rank shows at the store, once every `beat_s`, that
+    it lives.
 
     Raises:
         CollectiveError: a rank did not come.
@@ -51,40 +80,39 @@ def choose_reduction(
             and the links cannot be.
     """
     if setting == "measured":
-        return _by_measurement(model, world, topology, counters, timeout_s, beat_s)
+        return _by_measurement(group, world, topology, counters, timeout_s, beat_s)
     plan = plan_reduction(topology, setting)
-    ranks = model.process_group.size()
+    ranks = group.size()
     if plan.hierarchical and ranks != world.size:
         reason = f"the model is replicated over {ranks} of {world.size} ranks"
         if setting == "hierarchical":
             raise ToolkitError(reason, where="parallel.reduction", fix='set reduction = "flat"')
         plan = GroupPlan((), (), reason)
+    hook = None
     if plan.hierarchical:
         calls = WatchedCalls(world, GRADIENTS, beat_s=beat_s)
         with calls.making():
             reducer = HierarchicalReducer(plan, counters, timeout_s=timeout_s)
-        model.register_comm_hook(None, hierarchical_hook(reducer, calls))
-    return _said(world, f"gradient reduction: {'hierarchical' if plan.hierarchical else 'flat'} ({plan.reason})")
+        hook = hierarchical_hook(reducer, calls)
+    return _said(world, hook, f"gradient reduction: {'hierarchical' if plan.hierarchical else 'flat'} ({plan.reason})")
 
 
-def _said(world: World, line: str) -> str:
+def _said(world: World, hook: Hook | None, line: str) -> Reduction:
     if world.rank == 0:
         sys.stderr.write(line + "\n")
-    return line
+    return Reduction(hook, line)
 
 
 def _by_measurement(
-    model: DistributedDataParallel,
+    group: dist.ProcessGroup,
     world: World,
     topology: Topology,
     counters: Counters | None,
     timeout_s: float | None,
     beat_s: float,
-) -> str:
+) -> Reduction:
     patience_s = world_timeout().total_seconds() if timeout_s is None else timeout_s
-    communicator = Communicator(
-        world, model.process_group, topology=topology, counters=counters, timeout_s=patience_s, beat_s=beat_s
-    )
+    communicator = Communicator(world, group, topology=topology, counters=counters, timeout_s=patience_s, beat_s=beat_s)
     if not communicator.can_measure:
         raise ToolkitError(
             "links are measured between two or more ranks on the CPU whose nodes are known",
@@ -92,8 +120,7 @@ def _by_measurement(
             fix='set reduction = "auto"; on GPUs NCCL measures for itself',
         )
     choice = communicator.choose_by_measurement()
-    model.register_comm_hook(None, measured_hook(communicator))
-    return _said(world, f"gradient reduction: by measurement, {choice.line}")
+    return _said(world, measured_hook(communicator), f"gradient reduction: by measurement, {choice.line}")
 
 
 def measured_hook(communicator: Communicator) -> Hook:

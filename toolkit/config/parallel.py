@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from toolkit.config.table import Table, key
+
+DDP_BUCKET_MB = 25.0  # torch's own default
 
 
 class ParallelTable(Table):
@@ -36,6 +40,12 @@ class ParallelTable(Table):
     )
     unused_parameters: bool = key(
         False, "Look for parameters without a gradient in every step: models that leave out parts of themselves."
+    )
+    bucket_mb: Annotated[float, Field(gt=0)] | Literal["measured"] = key(
+        DDP_BUCKET_MB,
+        "MiB of gradients that replicas sum at once; `measured` tries some sizes before the first step, and may settle on "
+        "another one in a later attempt, whose sums then differ in their last bits.",
+        form='a number above 0, or "measured"',
     )
     reduction: Literal["auto", "flat", "hierarchical", "measured"] = key(
         "auto",

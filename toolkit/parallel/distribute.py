@@ -79,6 +79,7 @@ def distribute(
     plain = mesh.sizes["shard"] == mesh.sizes["tp"] == mesh.sizes["pp"] == 1
     between = shard(model, outline, data, settings) if data is not None and not plain else nullcontext
     materialise(model, initialise, config.train.seed, world.device)
+    passes: Passes
     if plain:
         passes = replicate(model, mesh, world, config, topology)
     else:

@@ -30,6 +30,14 @@ class Passes(Protocol):
         """
         ...
 
+    def prepare(self, once: Callable[[], None]) -> None:
+        """Settle what settles in the first passes, before any counts. Collective.
+
+        Args:
+            once: runs the passes of one step, whose gradients are thrown away.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class PassesInTurn:
@@ -52,6 +60,9 @@ class PassesInTurn:
             with self.between():
                 self._pass(micro_batch, part_of, heard, precision)
         self._pass(micro_batches[-1], part_of, heard, precision)
+
+    def prepare(self, once: Callable[[], None]) -> None:
+        once()
 
     def _pass(self, micro_batch: MicroBatch, part_of: PartOf, heard: Heard, precision: torch.autocast) -> None:
         inputs, targets = micro_batch

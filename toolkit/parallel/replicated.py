@@ -1,29 +1,108 @@
-"""A whole model on every rank, gradients summed in buckets while the backward pass runs: torch's DDP."""
+"""A whole model on every rank, gradients summed in buckets while the backward pass runs: torch's DDP.
+
+S. Li et al., "PyTorch Distributed", VLDB 2020, arXiv:2006.15704.
+"""
 
 from __future__ import annotations
 
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from toolkit.comm.gradient import choose_reduction
+from toolkit.comm.gradient import find_reduction
+from toolkit.config.parallel import DDP_BUCKET_MB
 from toolkit.config.resolved import ResolvedJob
 from toolkit.parallel.mesh import Mesh
-from toolkit.parallel.passes import PassesInTurn
+from toolkit.parallel.passes import Heard, MicroBatch, PartOf, PassesInTurn
 from toolkit.topology.facts import Topology
 from toolkit.world.facts import World
 
+TRIED_MB = (1.0, 5.0, DDP_BUCKET_MB, 100.0)
+_REPEATS = 3  # of each, after one in which DDP lays its buckets out
 
-def replicate(model: nn.Module, mesh: Mesh, world: World, config: ResolvedJob, topology: Topology) -> PassesInTurn:
-    """Keep `model` equal on all ranks of `replicate`. Collective.
 
-    The gradient that DDP leaves is the mean over ranks. S. Li et al., "PyTorch Distributed", VLDB 2020, arXiv:2006.15704.
-    """
-    group = mesh.group("replicate")
-    parallel = DistributedDataParallel(
-        model,
-        process_group=group,
-        gradient_as_bucket_view=True,
-        find_unused_parameters=config.parallel.unused_parameters,
-    )
-    choose_reduction(parallel, world, config.parallel.reduction, topology)
-    return PassesInTurn(parallel, float(mesh.sizes["replicate"]), parallel.no_sync)
+class ReplicatedPasses:
+    """Passes through a model of which every rank of `replicate` has a copy; gradients travel with the last one."""
+
+    def __init__(self, wrap: Callable[[float], DistributedDataParallel], bucket_mb: float | None, ranks: int) -> None:
+        """Wrap the model. Collective.
+
+        Args:
+            wrap: makes a DDP of the model, with buckets of so many MiB.
+            bucket_mb: None has it measured, when `prepare` is called.
+        """
+        self._wrap, self._ranks = wrap, ranks
+        self._measures = bucket_mb is None
+        self._passes = self._with_buckets(bucket_mb or DDP_BUCKET_MB)
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
+    ) -> None:
+        self._passes.run(micro_batches, part_of, heard, precision)
+
+    def prepare(self, once: Callable[[], None]) -> None:
+        """Try some sizes of buckets and keep the fastest; then pass once more, after which the buckets stay."""
+        if self._measures:
+            seconds = {size_mb: self._try(size_mb, once) for size_mb in self._sizes_mb()}
+            best = min(seconds, key=lambda size_mb: seconds[size_mb])
+            if dist.get_rank() == 0:
+                found = ", ".join(f"{size_mb:g} MiB {taken * 1e3:.1f} ms" for size_mb, taken in seconds.items())
+                sys.stderr.write(f"gradient buckets: {best:g} MiB (a pass took: {found})\n")
+            self._passes = self._with_buckets(best)
+        once()
+
+    def _with_buckets(self, size_mb: float) -> PassesInTurn:
+        parallel = self._wrap(size_mb)
+        # The gradient that DDP leaves is the mean over ranks.
+        return PassesInTurn(parallel, float(self._ranks), parallel.no_sync)
+
+    def _sizes_mb(self) -> list[float]:
+        """Not those that hold the whole model several times over."""
+        assert isinstance(self._passes.module, DistributedDataParallel)
+        parameters = self._passes.module.parameters()
+        model_mb = sum(one.numel() * one.element_size() for one in parameters if one.requires_grad) / 2**20
+        return [size_mb for number, size_mb in enumerate(TRIED_MB) if not number or TRIED_MB[number - 1] < model_mb]
+
+    def _try(self, size_mb: float, once: Callable[[], None]) -> float:
+        """Seconds of a pass on the slowest rank, the median of some; the same on all ranks."""
+        self._passes = self._with_buckets(size_mb)
+        once()
+        taken = []
+        for _ in range(_REPEATS):
+            dist.barrier()
+            start = time.perf_counter()
+            once()
+            taken.append(time.perf_counter() - start)
+        # On the device that the backend can reach.
+        found = torch.tensor(statistics.median(taken), device=next(self._passes.module.parameters()).device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return float(found)
+
+
+def replicate(model: nn.Module, mesh: Mesh, world: World, config: ResolvedJob, topology: Topology) -> ReplicatedPasses:
+    """Keep `model` equal on all ranks of `replicate`. Collective."""
+    settings = config.parallel
+    group = mesh.group("replicate") or dist.group.WORLD
+    assert group is not None, "the default process group is there before a model is distributed"
+    reduction = find_reduction(group, world, settings.reduction, topology)
+
+    def wrap(bucket_mb: float) -> DistributedDataParallel:
+        parallel = DistributedDataParallel(
+            model,
+            process_group=group,
+            bucket_cap_mb=bucket_mb,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=settings.unused_parameters,
+        )
+        if reduction.hook is not None:
+            parallel.register_comm_hook(None, reduction.hook)
+        return parallel
+
+    bucket_mb = None if settings.bucket_mb == "measured" else float(settings.bucket_mb)
+    return ReplicatedPasses(wrap, bucket_mb, mesh.sizes["replicate"])

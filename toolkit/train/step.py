@@ -61,14 +61,18 @@ class OptimizerStep:
         return Stepped(sums[0], sums[1], norm, rate)
 
     def rehearse(self, micro_batch: MicroBatch) -> None:
-        """One backward pass whose gradients are thrown away, before the streams are seeded or restored.
+        """Passes whose gradients are thrown away, before the streams are seeded or restored.
 
-        DDP lays out its buckets anew after the first backward pass, and the place of a gradient in its
+        What is chosen by measurement is chosen in them. DDP lays out its buckets anew after the first backward pass, and the place of a gradient in its
         bucket decides the order in which ranks are summed. Without this, the first step after a resume
         differs in the last bits from the same step of a run that was not cut.
         """
-        self._accumulate([micro_batch], False)[1].wait()
-        self.optimizer.zero_grad(set_to_none=True)
+
+        def once() -> None:
+            self._accumulate([micro_batch], False)[1].wait()
+            self.optimizer.zero_grad(set_to_none=True)
+
+        self.model.passes.prepare(once)
 
     def _accumulate(self, micro_batches: Sequence[MicroBatch], asked: int) -> tuple[Tensor, dist.Work]:
         """Gradients of the global mean loss, exchanged once; and the sums of loss and `asked`, still under way.
