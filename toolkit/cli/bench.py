@@ -204,7 +204,7 @@ def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_js
         if ranks is not None:
             request.check_ranks(ranks)
         resolved = resolve_here(str(shipped_jobs()[JOB]), None, _settings(request), {"ntasks": ranks})
-        request.check_ranks(_fewest_ranks(resolved))
+        _check_job(request, resolved)
     except ToolkitError as error:
         raise _by_option(error) from None
     directory = create(resolved, runs_folder_of(runs, resolved), here=True)
@@ -218,9 +218,16 @@ def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_js
     return found, code
 
 
-def _fewest_ranks(job: ResolvedJob) -> int:
-    """Of a range of nodes the fewest."""
-    return int(str(job.job.nodes).partition("-")[0]) * job.job.ranks_per_node
+def _check_job(request: BenchRequest, resolved: ResolvedJob) -> None:
+    """Refuse what its ranks would refuse, each by itself; of a range of nodes what no number of them can measure."""
+    from toolkit.world.device import visible_gpus
+
+    job = resolved.job
+    request.check_ranks(job.min_nodes * job.ranks_per_node)
+    request.check_layout(job.max_nodes, job.ranks_per_node)
+    # A process in an allocation may be on a node without the GPUs that its ranks will have.
+    if not os.environ.get("SLURM_JOB_ID"):
+        request.check_gpus(visible_gpus(os.environ), job.ranks_per_node)
 
 
 def _settings(request: BenchRequest) -> tuple[str, ...]:

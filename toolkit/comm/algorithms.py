@@ -1,32 +1,45 @@
-"""The table of all-reduce algorithms. All have one signature, so that they can be measured and chosen by name."""
+"""The table of all-reduce algorithms. All have one signature, so that they can be measured and chosen by name.
+
+Without torch until one is run: the login side reads the names, and which layout of ranks each needs.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import torch
-
-from toolkit.comm.direct import direct_all_reduce
-from toolkit.comm.flat import flat_all_reduce
-from toolkit.comm.leader import leader_all_reduce
-from toolkit.comm.peers import Peers
-from toolkit.comm.ring import double_buffered_ring_all_reduce, pipelined_ring_all_reduce, ring_all_reduce
-from toolkit.comm.tree import tree_all_reduce
 from toolkit.errors import ToolkitError
 
-# Reduce `data` in place over all peers; every rank ends with the same bits. `data` is contiguous, of shape (elements,)
-# and not empty; its type and the op ("sum", "min", "max", "product") are what `reductions.to_working` leaves.
-AllReduce = Callable[[torch.Tensor, str, Peers], None]
+if TYPE_CHECKING:
+    import torch
+
+    from toolkit.comm.peers import Peers
+
+    # Reduce `data` in place over all peers; every rank ends with the same bits. `data` is contiguous, of shape
+    # (elements,) and not empty; its type and the op ("sum", "min", "max", "product") are what `reductions.to_working`
+    # leaves.
+    AllReduce = Callable[[torch.Tensor, str, Peers], None]
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way to all-reduce. `needs` says what `Peers` must know: nothing, the nodes, or an even layout of them."""
+    """One way to all-reduce, a function of a module beside this one.
 
-    run: AllReduce
+    `needs` says what `Peers` must know: nothing, the nodes, or an even layout of them.
+    """
+
+    module: str
+    function: str
     needs: str = ""
+
+    @property
+    def run(self) -> AllReduce:
+        """The function itself."""
+        found: AllReduce = getattr(importlib.import_module(f"toolkit.comm.{self.module}"), self.function)
+        return found
 
 
 def hierarchical_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
@@ -37,16 +50,21 @@ def hierarchical_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
-        "flat": Algorithm(flat_all_reduce),
-        "ring": Algorithm(ring_all_reduce),
-        "double-buffered ring": Algorithm(double_buffered_ring_all_reduce),
-        "pipelined ring": Algorithm(pipelined_ring_all_reduce),
-        "tree": Algorithm(tree_all_reduce),
-        "direct": Algorithm(direct_all_reduce),
-        "leader": Algorithm(leader_all_reduce, needs="nodes"),
-        "hierarchical": Algorithm(hierarchical_all_reduce, needs="even nodes"),
+        "flat": Algorithm("flat", "flat_all_reduce"),
+        "ring": Algorithm("ring", "ring_all_reduce"),
+        "double-buffered ring": Algorithm("ring", "double_buffered_ring_all_reduce"),
+        "pipelined ring": Algorithm("ring", "pipelined_ring_all_reduce"),
+        "tree": Algorithm("tree", "tree_all_reduce"),
+        "direct": Algorithm("direct", "direct_all_reduce"),
+        "leader": Algorithm("leader", "leader_all_reduce", needs="nodes"),
+        "hierarchical": Algorithm("algorithms", "hierarchical_all_reduce", needs="even nodes"),
     }
 )
+
+
+def layouts_allow(name: str, nodes: int, ranks_per_node: int) -> bool:
+    """Whether the algorithm can run on so many nodes with so many ranks each, whose places are known."""
+    return ALGORITHMS[name].needs != "even nodes" or (nodes > 1 and ranks_per_node > 1)
 
 
 def available(peers: Peers) -> tuple[str, ...]:

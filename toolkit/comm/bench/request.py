@@ -7,14 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from toolkit.comm.algorithms import ALGORITHMS, layouts_allow
 from toolkit.errors import ToolkitError
 from toolkit.metrics.collectives import OPERATIONS, sizes_of
 from toolkit.world.facts import World
 
-# Those of `comm.algorithms`, which needs torch; a test holds them together.
-ALGORITHMS = (
-    "flat", "ring", "double-buffered ring", "pipelined ring", "tree", "direct", "leader", "hierarchical",
-)  # fmt: skip
 BACKENDS = ("auto", "gloo", "nccl")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:i?B)?", re.IGNORECASE)
@@ -42,7 +39,7 @@ class BenchRequest:
     def __post_init__(self) -> None:
         """Raise a ToolkitError for the first argument that cannot be."""
         _names(self.operations, tuple(OPERATIONS), "operations")
-        _names(self.algorithms, ALGORITHMS, "algorithms")
+        _names(self.algorithms, tuple(ALGORITHMS), "algorithms")
         if self.backend not in BACKENDS:
             raise _refused(f"there is no backend {self.backend!r}", "backend", f"one of {', '.join(BACKENDS)}")
         for name, value, least in (
@@ -51,8 +48,15 @@ class BenchRequest:
             if value < least:
                 raise _refused(f"{value} is too few", name, f"{least}, or more")
         first, last = self.first_and_last_bytes
-        if first < 1 or last < first:
-            raise _refused(f"{self.sizes!r} holds no size", "sizes", "write the smaller one first, as in 8..16M")
+        if last < 1:
+            raise _refused(f"{self.sizes!r} holds no size", "sizes", "write 8..16M, or one size such as 64K")
+        if first < 1:
+            fix = f"write 8..{self.sizes.rpartition('..')[2].strip() if last >= 8 else '16M'}"
+            raise _refused(f"{self.sizes!r} begins with 0, and no factor makes that more", "sizes", fix)
+        if last < first:
+            smaller, between, larger = (part.strip() for part in reversed(self.sizes.partition("..")))
+            fix = f"write the smaller one first: {smaller}{between}{larger}"
+            raise _refused(f"{self.sizes!r} holds no size", "sizes", fix)
 
     @property
     def operation_names(self) -> tuple[str, ...]:
@@ -67,7 +71,7 @@ class BenchRequest:
     @property
     def algorithm_names(self) -> tuple[str, ...]:
         """The algorithms, each once, in the order that was asked for."""
-        return _names(self.algorithms, ALGORITHMS, "algorithms")
+        return _names(self.algorithms, tuple(ALGORITHMS), "algorithms")
 
     @property
     def first_and_last_bytes(self) -> tuple[int, int]:
@@ -106,6 +110,45 @@ class BenchRequest:
                     f"write {self.sizes.partition('..')[0]}..{16 * ranks}, or more",
                 )
 
+    def check_layout(self, nodes: int, ranks_per_node: int) -> None:
+        """Refuse an algorithm that so many nodes, with so many ranks each, cannot run.
+
+        Raises:
+            ToolkitError: it is asked for by its name, and all-reduce is asked for.
+        """
+        if "all_reduce" not in self.operation_names or self.every_algorithm:
+            return
+        fitting = [name for name in ALGORITHMS if layouts_allow(name, nodes, ranks_per_node)]
+        for name in self.algorithm_names:
+            if name not in fitting:
+                there = f"{_counted(nodes, 'node')} of {_counted(ranks_per_node, 'rank')}"
+                raise _refused(
+                    f"all-reduce algorithm {name!r} needs two or more nodes with two or more ranks each, and here is "
+                    f"{there}",
+                    "algorithms",
+                    f"all, or some of {', '.join(fitting)}; or `toolkit submit bench_collectives -N 2 "
+                    f"--ntasks-per-node 2 --set args.algorithms={name}`",
+                )
+
+    def check_gpus(self, gpus: int, ranks_per_node: int) -> None:
+        """Refuse what a machine with so many GPUs cannot measure.
+
+        Raises:
+            ToolkitError: nccl is asked for without a GPU, or ranks would share one.
+        """
+        if self.backend == "nccl" and not gpus:
+            raise _refused(
+                "nccl moves what is on GPUs, and this machine shows none",
+                "backend",
+                "leave it out; or `toolkit submit bench_collectives --gpus-per-node 2 --set args.backend=nccl`",
+            )
+        if self.backend != "gloo" and 0 < gpus < ranks_per_node:
+            raise ToolkitError(
+                f"{_counted(ranks_per_node, 'rank')} would share {_counted(gpus, 'GPU')}",
+                where="args.ranks",
+                fix=("--backend gloo" if gpus == 1 else f"--ranks {gpus}, or --backend gloo"),
+            )
+
     def check_world(self, world: World) -> None:
         """Refuse what the ranks that were started cannot measure, before they meet."""
         self.check_ranks(world.size)
@@ -135,6 +178,10 @@ def _names(text: str, known: Sequence[str], key: str) -> tuple[str, ...]:
     if not found:
         raise _refused(f"{text!r} names none", key, f"all, or some of {', '.join(known)}")
     return found
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _refused(message: str, key: str, fix: str) -> ToolkitError:
