@@ -41,13 +41,26 @@ def test_stdin_text_and_wrong_use(toolkit, monkeypatch, tmp_path):
     for nothing in ("(null)", "None assigned"):
         queue.write_text(nothing)
         said = toolkit("parse", "hostlist", queue, "--json")
-        assert (json.loads(said.out)["valid"], "names no host" in said.err) == (False, True)
+        assert (json.loads(said.out)["valid"], said.code, "names no host. Fix: write" in said.err) == (False, 1, True)
     queue.write_text('{"jobs": []}')
     assert "is JSON" in toolkit("parse", "squeue", queue).err
     for kind in KINDS:
         queue.write_text("\n\nHello, there is nothing here!\x1b[2J\n" if kind != "hostlist" else " \n")
         other = toolkit("parse", kind, queue)
         assert (other.code, f"{queue}:" in other.err, "\x1b" in other.err) == (1, True, False), other
+
+
+def test_a_list_that_is_none_is_refused_with_the_fix_and_each_escape_once(toolkit, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("n[1-\x1b2]\n")
+    said = toolkit("parse", "hostlist", hosts, "--json")
+    assert (said.code, json.loads(said.out)["valid"], json.loads(said.out)["expected"]) == (1, False, "reject")
+    assert said.err == (
+        f"toolkit: {hosts}:1: the host list 'n[1-\\x1b2]' has '1-\\x1b2' where a number or a range belongs. "
+        "Fix: write it as Slurm does, such as node[1-4,8]\n"
+    )
+    hosts.write_text("JOBID STATE\nx\x1by RUNNING\n")
+    assert "line 2: 'x\\x1by' is no job id" in toolkit("parse", "squeue", hosts).err
 
 
 def test_damage_is_named_and_not_read(toolkit, tmp_path):

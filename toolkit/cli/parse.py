@@ -101,6 +101,8 @@ def parse(kind: str, file: str, as_json: bool) -> None:
 
     What is damaged is named on stderr with its line, and its facts are null.
     """
+    from toolkit.cli.ckpt_print import plain
+
     reader, keys = reader_of(kind)
     text = _text_of(file)
     if kind != "hostlist" and text.lstrip().startswith("{"):
@@ -114,9 +116,22 @@ def parse(kind: str, file: str, as_json: bool) -> None:
         error.where = f"{file}:{error.where.removeprefix('line ')}" if error.where else file
         error.fix = error.fix or f"give the output of `{KINDS[kind].command}`"
         raise
-    for warning in warnings:
-        click.echo(f"toolkit: {file}: {ascii(warning)[1:-1]}", err=True)
-    answer = {key: facts[key] for key in keys}
+    refused = facts.get("valid") is False  # a list of hosts that is none has an answer, and is none all the same
+    for warning in () if refused else warnings:
+        click.echo(plain(f"toolkit: {file}: {warning}"), err=True)
+    _print({key: facts[key] for key in keys}, as_json=as_json)
+    if refused:
+        raise _refused_list(file, warnings)
+
+
+def _refused_list(file: str, reasons: tuple[str, ...]) -> CheckFailedError:
+    where, _, reason = ": ".join(reasons).partition(": ")
+    return CheckFailedError(
+        reason, where=f"{file}:{where.removeprefix('line ')}", fix="write it as Slurm does, such as node[1-4,8]"
+    )
+
+
+def _print(answer: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(answer, indent=1))
         return

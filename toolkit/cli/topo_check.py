@@ -123,6 +123,7 @@ def _givens(
 
 
 def _read_log(path: Path) -> tuple[NcclLog, LogEvidence]:
+    from toolkit.cli.ckpt_print import plain
     from toolkit.errors import ToolkitError
     from toolkit.topology.fabric.log_evidence import read_evidence
     from toolkit.topology.parsers.nccl_log import parse_nccl_log
@@ -140,7 +141,7 @@ def _read_log(path: Path) -> tuple[NcclLog, LogEvidence]:
         error.fix = error.fix or "give the output of a job that ran with NCCL_DEBUG=INFO"
         raise
     for warning in warnings:
-        click.echo(f"toolkit: {path}: {ascii(warning)[1:-1]}", err=True)
+        click.echo(plain(f"toolkit: {path}: {warning}"), err=True)
     return facts, read_evidence(text)
 
 
