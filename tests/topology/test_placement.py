@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.machine_facts import PLANS, topology_of_machine
+from toolkit.topology.mesh_choices import nearest_meshes
 from toolkit.topology.placement import DIMENSIONS, as_launched, groups_of, place
 from toolkit.topology.tiers import Link, Tiers, tiers_of
 from toolkit.topology.tiers_found import tiers_of_topology
@@ -91,8 +94,71 @@ def test_seven_of_eight_gpus_are_refused_where_tensor_parallel_groups_would_cros
     tiers = cluster_of("dgx-a100", [8], ranks_per_node=7)
     with pytest.raises(ToolkitError, match=r"tp = 4 does not divide the 7 ranks of a node") as refused:
         place(tiers, {"tp": 4, "shard": 14})
-    assert refused.value.fix == "set tp = 1, or ask for 4 ranks a node"
+    assert refused.value.fix == "set tp = 1 and replicate = 4"
     assert not place(tiers, {"tp": 7, "shard": 8}).compromises
+
+
+def accepted(sizes: dict[str, int], fix: str, machine: str, nodes: int, ranks: int) -> int:
+    """Take each choice of a fix, word by word, and place ranks by it; how many choices there were."""
+    choices = re.split("; or |, or ", fix.removeprefix("set "))
+    for choice in choices:
+        taken = sizes | {name: int(size) for name, size in re.findall(r"(\w+) = (\d+)", choice)}
+        asked = re.search(r"ask for (\d+) ranks a node", choice)
+        place(cluster_of(machine, [nodes], int(asked[1]) if asked else ranks), taken)
+    return len(choices)
+
+
+@pytest.mark.parametrize("machine", ["dgx-a100", "dgx-1", "pcie-8"])
+def test_every_choice_of_a_fix_is_accepted(machine):
+    refused = choices = 0
+    for nodes, ranks, tp, shard in product((1, 2, 3), range(1, 9), (1, 2, 3, 4, 6, 9), (1, 3)):
+        tiers = cluster_of(machine, [nodes], ranks)
+        ep = 2 if (nodes + tp) % 3 == 0 else 1
+        sizes = {"tp": tp, "shard": shard, "ep": ep, "replicate": max(1, nodes * ranks // (tp * shard))}
+        try:
+            place(tiers, sizes)
+        except ToolkitError as error:
+            refused += 1
+            choices += accepted(sizes, error.fix, machine, nodes, ranks)
+    assert refused > 100 and choices > refused
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 5), st.integers(1, 8),
+    st.fixed_dictionaries({name: st.integers(1, 9) for name in ("tp", "shard", "cp", "pp", "ep", "replicate")}),
+)  # fmt: skip
+def test_a_fix_that_is_taken_is_accepted_whatever_mesh_was_asked_for(nodes, ranks, sizes):
+    try:
+        place(cluster_of("dgx-a100", [nodes], ranks), sizes)
+    except ToolkitError as error:
+        accepted(sizes, error.fix, "dgx-a100", nodes, ranks)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fix"),
+    [
+        ({"tp": 3, "replicate": 5}, "set tp = 4 and replicate = 4, or tp = 2 and replicate = 8"),
+        ({"tp": 4, "replicate": 2}, "set replicate = 4"),
+        ({"tp": 2, "shard": 5}, "set shard = 4 and replicate = 2, or shard = 8"),
+        ({"shard": 16, "ep": 3}, "set ep = 4, or ep = 2"),
+        ({"shard": 32}, "set shard = 16"),
+        ({"shard": 3, "tp": 5}, "set shard = 4 and tp = 4"),
+    ],
+)
+def test_the_nearest_mesh_that_fills_two_nodes_is_named(sizes, fix):
+    with pytest.raises(ToolkitError) as refused:
+        place(cluster_of("dgx-a100", [2]), sizes)
+    assert refused.value.fix == fix
+
+
+def test_a_mesh_of_many_ranks_finds_its_fix_within_a_second():
+    start = time.process_time()
+    found = nearest_meshes(
+        55440, {"pp": 17, "replicate": 1, "shard": 19, "cp": 23, "tp": 29, "ep": 1}, lambda mesh: mesh["tp"] in (1, 8)
+    )
+    assert time.process_time() - start < 1.0
+    assert [prod(size for name, size in mesh.items() if name != "ep") for mesh in found] == [55440]
 
 
 def test_a_group_wider_than_its_clique_is_a_stated_compromise():

@@ -15,6 +15,7 @@ from math import prod
 import numpy as np
 
 from toolkit.errors import ToolkitError
+from toolkit.topology.mesh_choices import nearest_meshes, spelled
 from toolkit.topology.packing import pack
 from toolkit.topology.tiers import Tiers
 from toolkit.topology.traffic import DimensionCost, Traffic, dimension_cost
@@ -75,7 +76,7 @@ def place(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic]
             cross nodes.
     """
     full = _checked(tiers, sizes)
-    _check_tensor_parallel(tiers, full["tp"])
+    _check_tensor_parallel(tiers, full)
     traffic = traffic or nominal_traffic(full)
     # Of equally cheap ones the first: ranks stay as they were launched, or the usual order of dimensions.
     candidates = [
@@ -161,46 +162,52 @@ def _compromises(tiers: Tiers, costs: Mapping[str, DimensionCost]) -> Iterator[s
 
 def _checked(tiers: Tiers, sizes: Mapping[str, int]) -> dict[str, int]:
     full = {name: sizes.get(name, 1) for name in (*DIMENSIONS, "ep")}
-    _check_product(tiers, {name: full[name] for name in DIMENSIONS})
+    asked = prod(full[name] for name in DIMENSIONS)
+    if asked != tiers.size:
+        spelled_out = " x ".join(f"{name} {full[name]}" for name in DIMENSIONS if full[name] > 1) or "one rank"
+        raise ToolkitError(
+            f"{spelled_out} is {asked} ranks, and there are {tiers.size}", where="parallel", fix=_choices(tiers, full)
+        )
     if full["shard"] * full["cp"] % full["ep"]:
         raise ToolkitError(
             f"ep = {full['ep']} does not divide shard x cp = {full['shard'] * full['cp']}",
             where="parallel.ep",
-            fix="give a divisor of it",
+            fix=_choices(tiers, full),
         )
     return full
 
 
-def _check_product(tiers: Tiers, sizes: Mapping[str, int]) -> None:
-    asked = prod(sizes.values())
-    if asked != tiers.size:
-        spelled = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank"
-        others = asked // sizes["replicate"]
-        nearest = max(1, tiers.size // others)
-        fix = (
-            f"replicate = {nearest} fills {nearest * others} ranks"
-            if nearest * others == tiers.size
-            else f"ask for {nearest * others} ranks, or change the dimensions"
-        )
-        raise ToolkitError(f"{spelled} is {asked} ranks, and there are {tiers.size}", where="parallel", fix=fix)
+def _choices(tiers: Tiers, asked: Mapping[str, int]) -> str:
+    """The nearest meshes that are accepted."""
+    found = nearest_meshes(tiers.size, asked, lambda mesh: _keeps_to_nodes(tiers, mesh["tp"]))
+    return f"set {', or '.join(spelled(mesh, asked) for mesh in found)}"
 
 
-def _check_tensor_parallel(tiers: Tiers, size: int) -> None:
-    """Groups that would fit into a node, or a clique of nodes, and do not fill it evenly: some would cross it."""
-    around = [name for name in tiers.names if name in ("clique", "node")]
-    if size == 1 or not around:
+def _around(tiers: Tiers) -> str:
+    """The coarser tier of cliques and nodes, which tensor parallel groups that fit into it must not cross."""
+    return next((name for name in reversed(tiers.names) if name in ("clique", "node")), "")
+
+
+def _keeps_to_nodes(tiers: Tiers, size: int) -> bool:
+    """False for groups that would fit into a node, or a clique of nodes, and do not fill it evenly: some cross it."""
+    counts = tiers.sizes(_around(tiers))
+    return size == 1 or not counts or size > max(counts) or all(count % size == 0 for count in counts)
+
+
+def _check_tensor_parallel(tiers: Tiers, sizes: Mapping[str, int]) -> None:
+    if _keeps_to_nodes(tiers, sizes["tp"]):
         return
-    counts = tiers.sizes(around[-1])
-    if size > max(counts) or all(count % size == 0 for count in counts):
-        return
-    within = (*counts, *tiers.sizes(around[0]))
-    fitting = [n for n in range(1, max(counts) + 1) if all(count % n == 0 for count in within)]
-    evened = sorted({count - count % size for count in counts} - {0})
+    around, size = _around(tiers), sizes["tp"]
+    counts = tiers.sizes(around)
+    fix = _choices(tiers, sizes)
+    if around == "node" and len(counts) == 1 and (evened := counts[0] - counts[0] % size):
+        ranks, others = tiers.size // counts[0] * evened, prod(sizes[name] for name in DIMENSIONS if name != "replicate")
+        if ranks % others == 0:
+            fix += f"; or ask for {evened} ranks a node and set replicate = {ranks // others}"
     raise ToolkitError(
-        f"tp = {size} does not divide the {_listed(counts)} ranks of a {around[-1]}: "
-        "groups would cross it in every layer",
+        f"tp = {size} does not divide the {_listed(counts)} ranks of a {around}: groups would cross it in every layer",
         where="parallel.tp",
-        fix=f"set tp = {min(fitting, key=lambda n: abs(n - size))}, or ask for {_listed(evened)} ranks a {around[-1]}",
+        fix=fix,
     )
 
 
