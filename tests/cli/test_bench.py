@@ -79,7 +79,10 @@ def test_where_no_mpi_started_the_ranks_mpi_is_left_out_and_that_is_said(here) -
         (["--operation", "allreduce"], "--operation: there is no 'allreduce'. Fix: did you mean 'all_reduce'"),
         (["--operation", "all_gather", "--ranks", 4, "--sizes", 32], "--sizes: no size up to 32"),
         (["--sizes", "0..1K"], "--sizes: '0..1K' begins with 0, and no factor makes that more. Fix: write 8..1K"),
-        (["--backend", "nccl"], "--backend: nccl moves what is on GPUs, and this machine shows none. Fix: leave it out"),
+        (
+            ["--backend", "nccl"],
+            "--backend: nccl moves what is on GPUs, and this machine shows none. Fix: leave it out",
+        ),
         (["--algorithm", "hierarchical"], "--algorithm: all-reduce algorithm 'hierarchical' needs two or more nodes"),
         (["-o", "picture.gif"], "picture.gif: .gif is no picture that is known"),
     ],

@@ -58,13 +58,40 @@ def test_a_job_that_keeps_the_launchers_order_is_said_to(toolkit):
     assert said not in toolkit.ok(*job)
 
 
+def test_a_fix_is_typed_as_it_stands(toolkit):
+    job = ("topo", "groups", "train_lm", "--machine", "dgx-1", "-N", "2", "--ntasks-per-node", "8")
+    said = toolkit(*job, "--set", "parallel.tp=3").err
+    for choice in said.split("Fix: set ")[1].split(", or "):
+        names = re.findall(r"(\w+) = (\d+)", choice)
+        settings = [word for name, size in names for word in ("--set", f"parallel.{name}={size}")]
+        table = toolkit.ok(*job, *settings)
+        assert [f"{name} " in table for name, _ in names] == [True, True]
+
+
+def test_of_a_range_of_nodes_the_most_are_shown_and_that_is_said(toolkit):
+    job = ("topo", "groups", "train_lm", "--machine", "dgx-1", "--ntasks-per-node", "8", "--json")
+    range_of, most = toolkit(*job, "-N", "2-4"), toolkit(*job, "-N", "4")
+    assert range_of.err == "nodes: 4, of 2-4 nodes the most; -N 2 shows the fewest\n"
+    assert (most.err, most.out) == ("", range_of.out)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ((), "--machine: nothing says what the nodes are. Fix: give one of dgx-a100"),
+        ((), "dgx-1, gb200, pcie-8, or --facts FILE with what `toolkit topo show --json` printed on each node"),
         (("--machine", "dgx"), "no machine 'dgx' is known"),
         (("--machine", "dgx-1", "--leaves", "3"), "3 is 3 nodes, and the job has 2. Fix: give numbers that add up to 2"),
-        (("--machine", "dgx-1", "--leaves", "x"), "'x' is no list of numbers"),
+        (("--machine", "dgx-1", "--leaves", "x"), "'x' is no list of whole numbers"),
+        (("--machine", "dgx-1", "--leaves", "2,0"), "--leaves: 2,0 has a leaf switch without nodes. Fix: give nodes of each"),
+        (("--machine", "dgx-1", "--leaves", "9" * 5000), "is more than the 100000 nodes that are planned for"),
+        (("--machine", "dgx-1", "-N", "100001"), "-N 100001:job.nodes: 100001 is more than the 100000 nodes"),
+        (("--machine", "dgx-1", "--bytes", "tp=1"), "--bytes: tp has one rank, which exchanges nothing. Fix: leave tp=1 out"),
+        (("--machine", "dgx-1", "-p", "gpu"), "No such option '-p'. Fix: see `toolkit topo groups --help`"),
+        (("--machine", "dgx-1", "-A", "me"), "No such option '-A'"),
+        (("--machine", "dgx-1", "-a", "0-3"), "No such option '-a'"),
+        (("--machine", "dgx-1", "-o", "x.log"), "No such option '-o'"),
+        (("--machine", "dgx-1", "--set", "parallel.tp=3"), "Fix: set tp = 4 and replicate = 4, or tp = 2 and replicate = 8"),
         (("--machine", "dgx-1", "--bytes", "tp=-1"), "'tp=-1' is not DIM=BYTES"),
         (("--machine", "dgx-1", "--bytes", "tp=many"), "'tp=many' is not DIM=BYTES"),
         (("--machine", "dgx-1", "--model", ""), "--model: '' is no number of parameters. Fix: begin with it"),

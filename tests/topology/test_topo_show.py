@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -127,6 +128,20 @@ def test_nothing_overlaps_on_a_picture(machine, leaves):
     assert all(0 <= y <= drawing.height for wire in drawing.wires for y in (wire.start[1], wire.end[1]))
 
 
+def test_a_place_that_takes_no_picture_is_refused_before_this_node_is_asked(toolkit, monkeypatch):
+    monkeypatch.setattr("toolkit.topology.probe.probe_node", lambda host: pytest.fail("asked"))
+    assert toolkit("topo", "plot", "-o", "/nonexist/x.svg").code == 2
+
+
+def test_the_largest_cluster_is_drawn_within_seconds():
+    """Its first nodes are; that all others are counted must not take longer with each of them."""
+    topology = topology_of_machine("dgx-1", [50_000])
+    start = time.process_time()
+    drawing = draw(topology, "large")
+    assert time.process_time() - start < 1.0
+    assert [box.label for box in drawing.boxes if box.kind == "more"] == ["and 49998\nmore nodes"]
+
+
 def test_nics_of_one_gpu_stand_side_by_side():
     """All of them are nearest to the first GPU, in the corner of its node."""
     topology = topology_of_machine("dgx-a100", [1])
@@ -162,6 +177,18 @@ def test_a_picture_is_written(toolkit, tmp_path):
         (("--machine", "dgx", "-o", "x.svg"), 2, "no machine 'dgx' is known. Fix: give one of dgx-a100"),
         (("--machine", "dgx-1", "--facts", "f", "-o", "x.svg"), 2, "only one thing is drawn"),
         (("--leaves", "2", "-o", "x.svg"), 2, "--leaves: says nothing without a machine"),
+        (
+            ("--machine", "dgx-1", "-o", "/nonexist/x.png"),
+            2,
+            "/nonexist/x.png: its folder is not there. Fix: mkdir -p /nonexist",
+        ),
+        (("--machine", "dgx-1", "-o", "FOLDER.png"), 2, "FOLDER.png: is a folder. Fix: name a file in it: "),
+        (("--machine", "dgx-1", "--leaves", "0", "-o", "x.svg"), 2, "0 has a leaf switch without nodes"),
+        (
+            ("--machine", "dgx-1", "--leaves", "1000000", "-o", "x.svg"),
+            2,
+            "more than the 100000 nodes that are planned for. Fix",
+        ),
         (("--input", "EMPTY", "-o", "x.svg"), 1, "no header with GPU columns"),
         (("--facts", "EMPTY", "-o", "x.svg"), 2, "nothing stands in it"),
         (("--facts", "BINARY", "-o", "x.svg"), 2, "is no text"),
@@ -170,7 +197,8 @@ def test_a_picture_is_written(toolkit, tmp_path):
 def test_what_cannot_be_drawn_is_refused_with_the_fix(toolkit, tmp_path, options, code, said):
     (tmp_path / "EMPTY").write_text("\n")
     (tmp_path / "BINARY").write_bytes(b"\xff\xfe\x00")
-    words = [str(tmp_path / word) if word in ("EMPTY", "BINARY") else word for word in options]
+    (tmp_path / "FOLDER.png").mkdir()
+    words = [str(tmp_path / word) if word in ("EMPTY", "BINARY", "FOLDER.png") else word for word in options]
     given = toolkit("topo", "plot", *words)
     assert (given.code, said in given.err, given.out) == (code, True, ""), given
 

@@ -45,6 +45,18 @@ def job_options(function: Command) -> Command:
         function = click.option(*letters, metavar="TEXT", help=text)(function)
     for letters, text in reversed(_RAW):
         function = click.option(*letters, metavar="TEXT", help=text)(function)
+    return _ranks_and_settings(function)
+
+
+def mesh_options(function: Command) -> Command:
+    """Add those of `job_options` that say how many ranks there are, for commands that submit nothing."""
+    for letters, key, text in reversed(_KEYS):
+        if key in ("job.nodes", "job.ranks_per_node"):
+            function = click.option(*letters, metavar="TEXT", help=text)(function)
+    return _ranks_and_settings(function)
+
+
+def _ranks_and_settings(function: Command) -> Command:
     function = click.option("-n", "--ntasks", type=int, help="Ranks in all, as many on each of -N nodes.")(function)
     return click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Any key of the job file.")(
         function

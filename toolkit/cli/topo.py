@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import flags_of, job_options
+from toolkit.cli.options import flags_of, mesh_options
 from toolkit.cli.topo_check import check
 from toolkit.cli.topo_plot import plot
 from toolkit.cli.topo_show import show
@@ -32,7 +32,7 @@ topo.add_command(plot)
 
 @topo.command()
 @click.argument("job")
-@job_options
+@mesh_options
 @click.option("--machine", metavar="NAME", help="Kind of the nodes: dgx-a100, dgx-1, gb200 or pcie-8.")
 @click.option("--leaves", metavar="N,N", help="Nodes below each leaf switch; all below one, when not given.")
 @click.option("--facts", metavar="FILE", help="What `topo show --json` printed on each node; - is stdin.")
@@ -70,6 +70,9 @@ def groups(
 
     resolved = resolve_job(path, site=None, environ=os.environ, settings=settings, flags=flags_of(shape, nodes_before))
     tiers = _tiers(resolved, machine, leaves, facts)
+    if resolved.job.min_nodes != resolved.job.max_nodes:
+        said = f"of {resolved.job.nodes} nodes the most; -N {resolved.job.min_nodes} shows the fewest"
+        click.echo(f"nodes: {resolved.job.max_nodes}, {said}", err=True)
     sizes = resolved.parallel.sizes(tiers.size)
     shape_of_model = read_model(model) if model is not None else None
     traffic = traffic_of_job(resolved, sizes, shape_of_model, payloads)
@@ -103,11 +106,13 @@ def _tiers(resolved: ResolvedJob, machine: str | None, leaves: str | None, facts
 
 
 def _topology_of_machine(resolved: ResolvedJob, machine: str | None, leaves: str | None) -> Topology:
-    from toolkit.cli.topo_facts import leaves_of, machine_of
+    from toolkit.cli.topo_facts import MOST_NODES, leaves_of, machine_of, too_many_nodes
     from toolkit.errors import ToolkitError
     from toolkit.topology.machine_facts import topology_of_machine
 
     kind, nodes = machine_of(machine), resolved.job.max_nodes
+    if nodes > MOST_NODES:
+        raise too_many_nodes(resolved.origin("job.nodes").place("job.nodes"), str(nodes))
     below = leaves_of(leaves) if leaves else [nodes]
     if sum(below) != nodes:
         raise ToolkitError(

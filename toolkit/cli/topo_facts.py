@@ -10,6 +10,8 @@ import click
 if TYPE_CHECKING:
     from toolkit.topology.facts import Topology
 
+MOST_NODES = 100_000  # some ten times the largest clusters with GPUs; they are all described before any is drawn
+
 
 def read_facts(path: str) -> Topology:
     """The topology of a file of facts, of stdin for `-`.
@@ -60,7 +62,8 @@ def machine_of(name: str | None) -> str:
         raise ToolkitError(
             "nothing says what the nodes are" if name is None else f"no machine {name!r} is known",
             where="--machine",
-            fix=f"give one of {', '.join(PLANS)}",
+            fix=f"give one of {', '.join(PLANS)}"
+            + (", or --facts FILE with what `toolkit topo show --json` printed on each node" if name is None else ""),
         )
     return name
 
@@ -69,14 +72,31 @@ def leaves_of(text: str) -> list[int]:
     """The nodes below each leaf: [4, 4] of "4,4".
 
     Raises:
-        ToolkitError: it is no such list.
+        ToolkitError: it is no such list, or of more nodes than any cluster has.
     """
     from toolkit.errors import ToolkitError
 
-    words = text.split(",")
-    if not all(word.strip().isascii() and word.strip().isdigit() and int(word) for word in words):
-        raise ToolkitError(f"{text!r} is no list of numbers", where="--leaves", fix="give nodes of each leaf: 4,4")
-    return [int(word) for word in words]
+    fix = "give nodes of each leaf: 4,4"
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ToolkitError(f"{text!r} is no list of whole numbers", where="--leaves", fix=fix)
+    if not all(word.strip("0") for word in words):
+        raise ToolkitError(f"{text} has a leaf switch without nodes", where="--leaves", fix=fix)
+    shortest = [word.lstrip("0") for word in words]
+    if any(len(word) > len(str(MOST_NODES)) for word in shortest) or sum(map(int, shortest)) > MOST_NODES:
+        raise too_many_nodes("--leaves", text)
+    return [int(word) for word in shortest]
+
+
+def too_many_nodes(where: str, said: str) -> Exception:
+    """The error that names how many nodes are planned for."""
+    from toolkit.errors import ToolkitError
+
+    return ToolkitError(
+        f"{said} is more than the {MOST_NODES} nodes that are planned for",
+        where=where,
+        fix=f"give {MOST_NODES}, or fewer",
+    )
 
 
 def _text(path: str, fix: str) -> str:

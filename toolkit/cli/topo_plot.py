@@ -25,8 +25,9 @@ def plot(facts: str | None, machine: str | None, leaves: str | None, matrix: str
     """
     from toolkit.errors import ToolkitError
     from toolkit.topology.drawing import draw
-    from toolkit.topology.picture import save_picture
+    from toolkit.topology.picture import check_picture, save_picture
 
+    check_picture(output)
     given = [name for name, value in (("--facts", facts), ("--machine", machine), ("--input", matrix)) if value]
     if len(given) > 1:
         raise ToolkitError("only one thing is drawn", where=" and ".join(given), fix="leave out all but one")

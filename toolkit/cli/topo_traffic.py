@@ -73,6 +73,10 @@ def traffic_of_job(
             raise _refusal(
                 f"{text!r} is not DIM=BYTES", f"give for instance tp=4e9; DIM is {', '.join(traffic)}", where="--bytes"
             )
+        if sizes.get(name, 1) == 1:
+            raise _refusal(
+                f"{name} has one rank, which exchanges nothing", f"leave {text} out, or set parallel.{name}", "--bytes"
+            )
         traffic[name] = replace(traffic[name], payload_bytes=payload_bytes, source="--bytes")
     return traffic
 

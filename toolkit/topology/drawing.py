@@ -6,6 +6,7 @@ leaves. NVLink cliques are shaded: inside a node behind its GPUs, across nodes b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -115,10 +116,10 @@ def _groups(topology: Topology) -> list[tuple[str | None, str | None, list[NodeF
         told = {fact.value for fact in node.gpu_fabrics}
         label = told.pop() if len(told) == 1 else None
         fabrics[number] = None if label == NO_FABRIC else label
-    count = list(fabrics.values())
+    members = Counter(fabrics.values())
     found: dict[tuple[str | None, str | None], list[NodeFacts]] = {}
     for number, node in enumerate(topology.nodes):
-        fabric = fabrics[number] if count.count(fabrics[number]) > 1 else None
+        fabric = fabrics[number] if members[fabrics[number]] > 1 else None
         path = node.switches.value
         found.setdefault((path.leaf if path else None, fabric), []).append(node)
     order = {leaf: place for place, leaf in enumerate(dict.fromkeys(leaf for leaf, _ in found))}

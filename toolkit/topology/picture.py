@@ -29,11 +29,11 @@ _ORDER = {"fabric": 0, "node": 1, "clique": 2, "leaf": 3, "spine": 3}
 _DPI = 130
 
 
-def save_picture(drawing: Drawing, path: Path) -> None:
-    """Write the picture; the file's name says of which kind.
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be written, before anything is laid out for it.
 
     Raises:
-        ToolkitError: the name has another ending, or matplotlib is missing.
+        ToolkitError: the name has another ending or is a folder's, its folder is not there, or matplotlib is missing.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ToolkitError(
@@ -41,12 +41,27 @@ def save_picture(drawing: Drawing, path: Path) -> None:
             where=str(path),
             fix=f"end the name with {', '.join(SUFFIXES)}",
         )
+    if path.is_dir():
+        raise ToolkitError("is a folder", where=str(path), fix=f"name a file in it: {path / f'topology{path.suffix}'}")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ToolkitError("its folder is not there", where=str(path), fix=f"mkdir -p {folder}, or name another")
     try:
-        figures = importlib.import_module("matplotlib.figure")
+        importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise ToolkitError(
             "matplotlib is not installed", where="topo plot", fix="pip install 'toolkit[plot]'"
         ) from error
+
+
+def save_picture(drawing: Drawing, path: Path) -> None:
+    """Write the picture; the file's name says of which kind.
+
+    Raises:
+        ToolkitError: see `check_picture`.
+    """
+    check_picture(path)
+    figures = importlib.import_module("matplotlib.figure")
     legend = 0.5 + 0.17 * (max(len(_kinds(drawing)), min(drawing.rails, 8) / 2) + len(drawing.notes))
     head = 0.55
     width, height = max(drawing.width, 7.5), drawing.height + legend + head

@@ -201,7 +201,10 @@ def _check_tensor_parallel(tiers: Tiers, sizes: Mapping[str, int]) -> None:
     counts = tiers.sizes(around)
     fix = _choices(tiers, sizes)
     if around == "node" and len(counts) == 1 and (evened := counts[0] - counts[0] % size):
-        ranks, others = tiers.size // counts[0] * evened, prod(sizes[name] for name in DIMENSIONS if name != "replicate")
+        ranks, others = (
+            tiers.size // counts[0] * evened,
+            prod(sizes[name] for name in DIMENSIONS if name != "replicate"),
+        )
         if ranks % others == 0:
             fix += f"; or ask for {evened} ranks a node and set replicate = {ranks // others}"
     raise ToolkitError(
