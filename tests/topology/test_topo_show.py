@@ -13,10 +13,12 @@ import pytest
 from machine_fakes import h100_pair
 
 from toolkit.cli import topo_show
+from toolkit.config.parallel import ParallelTable
+from toolkit.parallel.rank_order import order_ranks
 from toolkit.topology.drawing import Box, Drawing, draw
-from toolkit.topology.facts import Claimed, Fact, Hardware, LinkFact, NodeFacts
+from toolkit.topology.facts import Claimed, Fact, Hardware, LinkFact, NodeFacts, Topology, unknown
 from toolkit.topology.machine_facts import topology_of_machine
-from toolkit.topology.probe import probe_node
+from toolkit.topology.probe import probe_node, unknown_hardware
 from toolkit.topology.topology_json import NodeRecord, topology_as_json, topology_of_node, write_topology
 
 PAGE = Path(__file__).parents[2] / "docs" / "topology.md"
@@ -64,6 +66,22 @@ def test_the_tree_has_devices_below_their_numa_nodes_and_contradictions_at_the_e
     assert "switches: unknown, SLURM_TOPOLOGY_ADDR is not set" in text
     assert "NVLink cliques: GPU 0,1" in text
     assert lines[-2:] == ["contradictions", "└── GPU1 numa_node: NVML says 1, lscpu says 0"]
+
+
+def test_show_counts_the_unknown_facts_that_a_job_counts(toolkit, tmp_path):
+    """A job's log says how many there are, and where to read them."""
+    hardware = unknown_hardware("test", "nobody was asked")
+    node = NodeFacts(Fact("node7", "test", "direct"), unknown("SLURM_TOPOLOGY_ADDR", "is not set"), hardware)
+    path = tmp_path / "facts.json"
+    path.write_text(write_topology(topology_of_node(node)))
+    with_ranks = Topology((node,), {"node7": (0, 1)})
+    said = order_ranks(ParallelTable(), with_ranks).line
+    assert "3 facts are unknown, see `toolkit topo show`" in said
+    shown = toolkit.ok("topo", "show", "--facts", path).splitlines()
+    at = shown.index("3 facts are unknown that ranks are placed by")
+    assert len(shown) - at - 1 == 3 and all("node7: " in line for line in shown[at + 1 :])
+    path.write_text(write_topology(with_ranks))
+    assert toolkit.ok("topo", "show", "--facts", path).splitlines()[at:] == shown[at:]
 
 
 def test_show_asks_this_node_and_keeps_warnings_off_its_answer(toolkit, contradicted, monkeypatch):

@@ -1,6 +1,7 @@
 """A topology as a tree for people: nodes, their sockets and NUMA nodes, the GPUs and NICs next to them.
 
-Every line says who told it. What is unknown says why; what sources say against each other stands at the end.
+Every line says who told it. What is unknown says why. At the end stand what is missing to place ranks by, and what sources
+say against each other.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolkit.errors import ToolkitError
 from toolkit.topology.facts import NO_FABRIC, Fact, Gpu, Hardware, Nic, NodeFacts, NumaNode, Topology, contradictions
 from toolkit.topology.groups_shown import stretches
 from toolkit.topology.node_links import cliques_of, nearest_nics_of
+from toolkit.topology.tiers_found import tiers_of_topology
 
 _GIB = 2**30
 
@@ -32,8 +35,11 @@ class Branch:
 
 
 def tree_of(topology: Topology) -> list[Branch]:
-    """A tree for each node, and one of what contradicts where anything does."""
+    """A tree for each node, one of what placing ranks lacks where it lacks anything, and one of what contradicts."""
     trees = [_node(node) for node in topology.nodes]
+    if missing := _missing_for_ranks(topology):
+        counted = "1 fact is" if len(missing) == 1 else f"{len(missing)} facts are"
+        trees.append(Branch(f"{counted} unknown that ranks are placed by", below=[Branch(line) for line in missing]))
     several = len(topology.nodes) > 1
     last = Branch("contradictions")
     for node in topology.nodes:
@@ -42,6 +48,16 @@ def tree_of(topology: Topology) -> list[Branch]:
     for line in topology.conflicts:
         last.add(line)
     return [*trees, last] if last.below else trees
+
+
+def _missing_for_ranks(topology: Topology) -> list[str]:
+    """What a job that places its ranks counts as unknown, and what follows from it."""
+    notes: list[str] = []
+    try:
+        tiers_of_topology(topology, None if topology.size else 1, notes)
+    except ToolkitError as error:
+        return [*notes, error.message]
+    return notes
 
 
 def _node(node: NodeFacts) -> Branch:
