@@ -116,7 +116,7 @@ def test_ranks_stand_as_launched_where_nothing_better_is_known_or_allowed(topolo
 def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_nearest(topology, placement):
     with pytest.raises(ToolkitError, match="replicate 5 x tp 8 is 40 ranks, and there are 32") as refused:
         order_ranks(ParallelTable(replicate=5, tp=8, placement=placement), topology)
-    assert refused.value.fix == "replicate = 4 fills 32 ranks"
+    assert refused.value.fix == "set replicate = 4"
 
 
 def test_the_page_shows_the_lines():

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from toolkit.topology.facts import Fact, LinkFact, Topology, unknown
 from toolkit.topology.links import disjoint_cliques
-from toolkit.topology.machine_facts import topology_of_machine
+from toolkit.topology.machine_facts import PLANS, topology_of_machine
 from toolkit.topology.tiers_found import tiers_of_topology
+from toolkit.topology.traffic import Traffic, dimension_cost
 
 
 def found(topology, ranks_per_node=None):
@@ -61,6 +64,45 @@ def test_links_carry_what_their_makers_say(machine, carries, said):
     assert {name: links[name].bytes_per_s / 1e9 for name in carries} == carries
     assert links["node"].source.startswith(said)
     assert all(link.source for link in links.values())
+
+
+@pytest.mark.parametrize(
+    ("machine", "members", "gigabytes_per_s"),
+    [
+        ("dgx-1", [8, 9], 25),  # one NVLink, on the second node
+        ("dgx-1", [0, 3], 50),  # two
+        ("dgx-1", [0, 2, 3], 50),  # one on the weakest edge, to each of two others
+        ("dgx-1", [4, 5, 6, 7], 75),
+        ("dgx-a100", [0, 3], 300),  # a switch lets all links lead anywhere
+        ("dgx-a100", [0, 3, 4, 5], 300),
+        ("gb200", [0, 1], 900),
+    ],
+)
+def test_a_part_of_a_clique_has_the_nvlinks_of_its_own_pairs(machine, members, gigabytes_per_s):
+    tiers, _ = found(topology_of_machine(machine, [1, 1]))
+    cost = dimension_cost(tiers, np.array([members]), Traffic("send", 1e9))
+    assert (tiers.names[cost.busiest], tiers.names[cost.worst]) == ("clique", "clique")
+    assert cost.seconds == pytest.approx(1 / gigabytes_per_s + 3e-6)
+
+
+def test_the_slowest_pair_of_a_dimension_counts_and_pairs_across_cliques_go_by_the_node():
+    tiers, _ = found(topology_of_machine("dgx-1", [1]))
+    pairs = np.array([[0, 3], [1, 2], [4, 7], [5, 6]])
+    traffic = Traffic("send", 1e9)
+    assert dimension_cost(tiers, pairs, traffic).seconds == pytest.approx(1 / 50 + 3e-6)
+    pairs[:2] = [[0, 1], [2, 3]]
+    assert dimension_cost(tiers, pairs, traffic).seconds == pytest.approx(1 / 25 + 3e-6)
+    pairs = np.array([[0, 4], [1, 5], [2, 6], [3, 7]])
+    assert tiers.names[dimension_cost(tiers, pairs, traffic).busiest] == "node"
+
+
+def test_latencies_are_those_of_the_page_whatever_the_hardware():
+    page = (Path(__file__).parents[2] / "docs" / "topology.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"Latencies are nominal, too: (.*?),\s+whatever", page, re.DOTALL)
+    on_page = {float(number) for number in re.findall(r"\d+", said)}
+    machines = [topology_of_machine(machine, [2, 2]) for machine in PLANS]
+    levels = [level for machine in machines for level in found(machine)[0].levels]
+    assert {round(level.link.latency_s * 1e6, 6) for level in levels} == on_page
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from toolkit.topology.links import DISTANCE, NearestNics, disjoint_cliques
 
 Groups = tuple[tuple[int, ...], ...]  # places in `Hardware.gpus`
 
-_MOST_NVLINKS = 18  # of one GPU, up to NVLink 5
+MOST_NVLINKS = 18  # of one GPU, up to NVLink 5
 
 
 def cliques_of(hardware: Hardware) -> Groups:
@@ -43,7 +43,7 @@ def nvlinks_to(counts: Sequence[int]) -> int:
     More than a GPU has are the same ones again: behind NVSwitches all of them lead to each other GPU.
     """
     total = sum(counts)
-    return total if total <= _MOST_NVLINKS else max(counts)
+    return total if total <= MOST_NVLINKS else max(counts)
 
 
 def nvlinks_leaving(hardware: Hardware, groups: Groups) -> int:

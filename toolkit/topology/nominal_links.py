@@ -63,6 +63,11 @@ def nvlinks(hardware: Hardware, count: int) -> Link:
     )
 
 
+def nvlink_bytes_per_s(hardware: Hardware) -> float:
+    """Of one NVLink and direction."""
+    return _figures(hardware).nvlink_bytes_per_s
+
+
 def pcie(hardware: Hardware, links: Iterable[str | None]) -> Link:
     """The slowest of these links over PCIe; an unknown one is taken for the slowest there is."""
     ways = [_WAYS.get(link or "SYS", _SOCKETS) for link in links if not nvlink_count(link)]

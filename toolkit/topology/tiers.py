@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -27,13 +28,24 @@ class Link:
     source: str
 
 
+class Pairs(Protocol):
+    """What single pairs of ranks have where they are not alike within a tier."""
+
+    def bytes_per_s(self, groups: np.ndarray) -> np.ndarray:
+        """What a rank of each group has to the others of it: (groups, members) to (groups,)."""
+
+
 @dataclass(frozen=True)
 class Tier:
-    """One level. `group_of[rank]` is the number of the rank's group, counted from 0."""
+    """One level. `group_of[rank]` is the number of the rank's group, counted from 0.
+
+    Where `pairs` tells what single pairs have, ranks that are a part of a group have that of their own pairs.
+    """
 
     name: str
     group_of: np.ndarray
     link: Link
+    pairs: Pairs | None = None
 
 
 @dataclass(frozen=True)

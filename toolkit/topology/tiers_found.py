@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import NO_FABRIC, NodeFacts, Topology
 from toolkit.topology.node_kinds import NodeKind, kinds_of
 from toolkit.topology.notes import Notes
+from toolkit.topology.pair_links import pair_links
 from toolkit.topology.rank_places import places_of
 from toolkit.topology.tier_links import clique_link, fabric_link, node_link
 from toolkit.topology.tiers import Tiers, tiers_of
@@ -51,7 +53,10 @@ def tiers_of_topology(topology: Topology, ranks_per_node: int | None = None, not
     columns.append(("cluster", [0] * len(places), between))
     if notes is not None:
         notes += unknown.lines()
-    return tiers_of(columns)
+    tiers = tiers_of(columns)
+    if columns[0][0] != "clique":
+        return tiers
+    return Tiers((replace(tiers.levels[0], pairs=pair_links(kinds, places)), *tiers.levels[1:]))
 
 
 def _racks(nodes: Sequence[NodeFacts], kinds: Sequence[NodeKind], notes: Notes) -> dict[Hashable, Hashable]:

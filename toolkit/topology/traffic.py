@@ -71,9 +71,13 @@ def dimension_cost(tiers: Tiers, groups: np.ndarray, traffic: Traffic) -> Dimens
         for number, level in enumerate(tiers.levels):
             inside = tiers.levels[number - 1].group_of if number else np.arange(tiers.size)
             leaving = inside[groups] != inside[followers]
+            seconds = 0.0
+            if level.pairs and (whole := common == number).any():
+                seconds = over_edge / float(level.pairs.bytes_per_s(groups[whole]).min())
+                leaving[whole] = False
             # What leaves a finer group is shared by all ranks in it, each of which has this tier's bandwidth.
             load = np.bincount(inside[groups][leaving], minlength=int(inside.max()) + 1) * over_edge
-            seconds = float((load / np.bincount(inside) / level.link.bytes_per_s).max())
+            seconds = max(seconds, float((load / np.bincount(inside) / level.link.bytes_per_s).max()))
             if seconds > slowest_s:
                 busiest, slowest_s = number, seconds
     latency_s = steps * tiers.levels[worst].link.latency_s if size > 1 else 0.0
