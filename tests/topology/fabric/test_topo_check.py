@@ -105,6 +105,14 @@ def test_a_log_as_planned(check):
     assert "NCCL 2.27.7 [the log]" in said.out
 
 
+def test_a_damaged_line_is_quoted_with_each_escape_once(check):
+    Path("cut.out").write_text(
+        "node1:1:2 [0] NCCL INFO NCCL version 2.27.7+cuda12.9\nnode1:1:2 [0] NCCL INFO Usi\x07ng"
+    )
+    said = check("--log", "cut.out")
+    assert "'node1:1:2 [0] NCCL INFO Usi\\x07ng'" in said.err, said
+
+
 def test_a_run(check, toolkit):
     more = "[env]\nvars = { NCCL_IB_TIMEOUT = '22', NCCL_ALGO = 'Rng' }\n"
     run_id = toolkit.ok("render", toolkit.job("true", more=more)) and next(toolkit.runs.glob("*/*")).name
