@@ -47,9 +47,9 @@ def message_of(tmp_path, call):
         ),
         (
             "",
-            '[train]\nprecision = "fp16"',
-            "job.toml:5:train.precision: 'fp16' is refused: input should be 'auto', 'fp32' or 'bf16'. "
-            'Fix: give one of "auto", "fp32", "bf16"',
+            '[train]\nprecision = "fp8"',
+            "job.toml:5:train.precision: 'fp8' is refused: input should be 'auto', 'fp32', 'bf16' or 'fp16'. "
+            'Fix: give one of "auto", "fp32", "bf16", "fp16"',
         ),
         (
             'name = "my job"',
