@@ -6,33 +6,54 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+Course = Literal["cosine", "linear", "constant", "one_cycle"]
+
+ONE_CYCLE_START = 1 / 25  # of the peak, as in torch's OneCycleLR
+
 
 @dataclass
 class Schedule:
-    """Linear warmup to `peak`, then a cosine down to `peak * min_ratio` at `steps`, or constant.
+    """Linear warmup from `start` to `peak`, then down to `peak * min_ratio` at `steps`, or constant.
 
     `taken` is the only part that changes: the optimizer steps taken so far. It goes into every checkpoint.
     The shape comes from the job, so a resumed run may be given more steps and follows the new curve.
-    Cosine after warmup: Loshchilov and Hutter, SGDR, arXiv 1608.03983, equation 5 with one cycle.
+    Cosine after warmup: Loshchilov and Hutter, SGDR, arXiv 1608.03983, equation 5 with one cycle. One cycle: Smith and
+    Topin, Super-convergence, arXiv 1708.07120, with torch's two halves of a cosine; its momentum stays as it is.
     """
 
     peak: float
     steps: int
     warmup_steps: int = 0
     min_ratio: float = 0.1
-    kind: Literal["cosine", "constant"] = "cosine"
+    kind: Course = "cosine"
     taken: int = 0
+    start: float = 0.0
 
     def rate(self) -> float:
         """The learning rate of the next optimizer step."""
-        if self.taken < self.warmup_steps:
-            return self.peak * (self.taken + 1) / self.warmup_steps
+        return self.rate_at(self.taken)
+
+    def rate_at(self, taken: int) -> float:
+        """The learning rate of the step after `taken` others."""
+        if self.kind == "one_cycle":
+            return self._one_cycle(taken)
+        if taken < self.warmup_steps:
+            return self.start + (self.peak - self.start) * (taken + 1) / self.warmup_steps
         if self.kind == "constant":
             return self.peak
-        length = max(1, self.steps - self.warmup_steps)
-        done = min(1.0, (self.taken - self.warmup_steps) / length)
+        done = min(1.0, (taken - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
         lowest = self.peak * self.min_ratio
-        return lowest + (self.peak - lowest) * 0.5 * (1.0 + math.cos(math.pi * done))
+        if self.kind == "linear":
+            return self.peak + (lowest - self.peak) * done
+        return _half_cosine(self.peak, lowest, done)
+
+    def _one_cycle(self, taken: int) -> float:
+        """The peak is the last step of the rise, and the lowest rate the last step of all."""
+        highest_at = max(0, self.warmup_steps - 1)
+        if taken < highest_at:
+            return _half_cosine(self.peak * ONE_CYCLE_START, self.peak, taken / highest_at)
+        done = min(1.0, (taken - highest_at) / max(1, self.steps - 1 - highest_at))
+        return _half_cosine(self.peak, self.peak * self.min_ratio, done)
 
     def advance(self) -> None:
         self.taken += 1
@@ -44,3 +65,7 @@ class Schedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()` of an earlier life."""
         self.taken = state["taken"]
+
+
+def _half_cosine(first: float, last: float, done: float) -> float:
+    return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * done))

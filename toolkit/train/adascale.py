@@ -1,0 +1,143 @@
+"""AdaScale: how much faster a larger batch may go, measured from how far its parts agree.
+
+Johnson, Agrawal, Gu and Guestrin, AdaScale SGD: A User-Friendly Algorithm for Distributed Training, ICML 2020,
+arXiv 2007.05105. It is made for SGD, and the run is over when `progress`, not the number of steps, comes to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from toolkit.errors import ToolkitError
+from toolkit.train.schedule import Schedule
+
+_SMALLEST_VARIANCE = 1e-6  # as in the paper's appendix B: a gain of 0/0 is 1
+
+
+def gain_of(variance: float, square: float, scale: float) -> float:
+    """The gain r in [1, scale]: the paper's equation for r_t, with `scale` for S.
+
+    Args:
+        variance: trace of the covariance of a gradient of the reference batch.
+        square: squared norm of the true gradient.
+        scale: the batch as a multiple of the reference batch, 1 or more.
+    """
+    return (variance + square) / (variance / scale + square)
+
+
+def moments_of(part_squares: float, mean_square: float, parts: int, scale: float) -> tuple[float, float]:
+    """Unbiased variance of a gradient of the reference batch, and the true gradient's squared norm.
+
+    Args:
+        part_squares: mean over the parts (micro-batches of all ranks, equal in size) of their gradients' squared norms.
+        mean_square: squared norm of the mean of these gradients.
+        parts: how many there are, 2 or more.
+        scale: the whole batch as a multiple of the reference batch; with as many parts the paper's estimates.
+
+    Raises:
+        ToolkitError: one part has no variance.
+    """
+    if parts < 2:
+        raise ToolkitError(
+            "AdaScale compares the gradients of two or more parts of a batch, and there is one",
+            where="train.lr_scaling",
+            fix="use two or more ranks, or a train.micro_batch of at most half of train.batch",
+        )
+    of_the_mean = (part_squares - mean_square) / (parts - 1)  # variance of the whole batch's gradient
+    return scale * of_the_mean, mean_square - of_the_mean
+
+
+@dataclass
+class AdaScale:
+    """A schedule in steps of the reference batch, of which each step takes as many as its gain says.
+
+    After the backward passes of a step: `observe`, then `rate`, the update, and `advance`.
+    """
+
+    schedule: Schedule
+    scale: float
+    progress: float = 0.0
+    variance: float = 0.0
+    square: float = 0.0
+    weight: float = 0.0  # how much of the moving averages is filled
+
+    def __post_init__(self) -> None:
+        if self.scale < 1:
+            raise ToolkitError(
+                f"AdaScale is for a batch of at least the reference's, and this one is {self.scale:g} times that",
+                where="train.lr_reference_batch",
+                fix="set it to train.batch or less",
+            )
+
+    def observe(self, part_squares: float, mean_square: float, parts: int) -> None:
+        """Take in a step's gradients, as `moments_of` describes them; the same numbers on all ranks.
+
+        The averages forget as in the paper: by 1 - S/1000 a step.
+        """
+        variance, square = moments_of(part_squares, mean_square, parts, self.scale)
+        keep = max(0.0, 1.0 - self.scale / 1000.0)
+        self.variance = keep * self.variance + (1.0 - keep) * variance
+        self.square = keep * self.square + (1.0 - keep) * square
+        self.weight = keep * self.weight + (1.0 - keep)
+
+    def gain(self) -> float:
+        """Steps of the reference batch that the next step is worth; 1 before anything was observed."""
+        if not self.weight:
+            return 1.0
+        variance = max(_SMALLEST_VARIANCE, self.variance / self.weight)
+        return gain_of(variance, max(0.0, self.square / self.weight), self.scale)
+
+    def rate(self) -> float:
+        """The learning rate of the next optimizer step."""
+        return self.gain() * self.schedule.rate_at(int(self.progress))
+
+    @property
+    def finished(self) -> bool:
+        """Whether as much is done as `schedule.steps` of the reference batch would do."""
+        return self.progress >= self.schedule.steps
+
+    def advance(self) -> None:
+        self.progress += self.gain()
+        self.schedule.advance()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        own = {name: getattr(self, name) for name in ("progress", "variance", "square", "weight")}
+        return self.schedule.state_dict() | own
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict()` of an earlier life."""
+        self.schedule.load_state_dict(state)
+        self.progress, self.variance = state["progress"], state["variance"]
+        self.square, self.weight = state["square"], state["weight"]
+
+
+@torch.no_grad()
+def square_norm(gradients: Sequence[Tensor | None]) -> Tensor:
+    """Squared 2-norm of whole gradients, in float64, a scalar on their device; of DTensors over their ranks."""
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient in gradients:
+        if gradient is None:
+            continue
+        part = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+        total = total.to(part.device) + (part.full_tensor() if isinstance(part, DTensor) else part)
+    return total
+
+
+def mean_over(squares: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> tuple[float, int]:
+    """Mean of the squared norms of this rank's parts and those of the group's other ranks, and how many there are.
+
+    A collective once the process group exists; every rank gets the same bits.
+    """
+    sums = torch.stack([torch.stack(list(squares)).sum(), torch.tensor(len(squares), device=squares[0].device)])
+    if dist.is_initialized():
+        dist.all_reduce(sums, group=group)
+    total, count = sums.tolist()
+    return total / count, int(count)
