@@ -1,0 +1,73 @@
+"""The blocks of a model: the layers that it repeats, which is where its matrices, activations and time are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from toolkit.errors import ToolkitError
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+def blocks_of(model: nn.Module, below: Sequence[str] = ()) -> dict[str, nn.Module]:
+    """The blocks by name, in the order of the model.
+
+    Args:
+        below: names of the modules whose children are the blocks, as in "encoder.layers". By default, the outermost
+            lists (ModuleList, ModuleDict, Sequential) whose members are of one class and have modules of their own.
+
+    Raises:
+        ToolkitError: `below` names no module.
+    """
+    containers = _named(model, below) if below else dict(_lists(model, ""))
+    return {_joined(name, child): block for name, holder in containers.items() for child, block in _members(holder)}
+
+
+def needed_blocks(model: nn.Module, what_for: str, below: Sequence[str] = ()) -> dict[str, nn.Module]:
+    """As `blocks_of`; a model that has none is refused.
+
+    Raises:
+        ToolkitError: it has none.
+    """
+    blocks = blocks_of(model, below)
+    if not blocks:
+        raise ToolkitError(
+            f"{type(model).__name__} has no blocks, which are needed for {what_for}",
+            where="model",
+            fix="keep its repeated layers in an nn.ModuleList, or name what holds them, as in below=['encoder.layers']",
+        )
+    return blocks
+
+
+def _lists(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(module, _CONTAINERS) and _is_repeated([block for _, block in _members(module)]):
+        yield name, module
+        return
+    for child_name, child in module.named_children():
+        yield from _lists(child, _joined(name, child_name))
+
+
+def _is_repeated(members: Sequence[nn.Module]) -> bool:
+    """Leaves are layers of one block, not blocks."""
+    return len({type(member) for member in members}) == 1 and all(any(member.children()) for member in members)
+
+
+def _named(model: nn.Module, below: Sequence[str]) -> dict[str, nn.Module]:
+    modules = dict(model.named_modules())
+    if unknown := [name for name in below if name not in modules]:
+        raise ToolkitError(
+            f"{type(model).__name__} has no module {', '.join(unknown)}",
+            where="model",
+            fix=f"name some of its modules, such as {', '.join(name for name, _ in model.named_children())}",
+        )
+    return {name: modules[name] for name in below}
+
+
+def _members(holder: nn.Module) -> list[tuple[str, nn.Module]]:
+    return list(holder.named_children())
+
+
+def _joined(above: str, name: str) -> str:
+    return f"{above}.{name}" if above else name
