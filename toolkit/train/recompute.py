@@ -1,0 +1,135 @@
+"""Activation checkpointing: blocks that keep their input alone and compute the rest again in the backward pass.
+
+Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174. The gradients are the same to the last bit,
+with dropout, too, as torch restores the random streams. Order: recompute, compile, shard.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from toolkit.errors import ToolkitError
+from toolkit.train.activations import Activations, cheapest, measure_activations
+from toolkit.train.blocks import needed_blocks
+
+# Scalar loss from the model's outputs and the targets.
+LossOf = Callable[[Any, Any], Tensor]
+
+
+class RecomputeSettings(Protocol):
+    """What decides which blocks are recomputed, in the job's table `[train]`."""
+
+    recompute: Literal["none", "every", "large", "selective", "budget"]
+    recompute_every: int
+    recompute_above_mb: float
+    activation_budget_gb: float
+
+
+def recompute(
+    model: nn.Module,
+    settings: RecomputeSettings,
+    *,
+    loss_of: LossOf | None = None,
+    micro_batch: tuple[Any, Any] | None = None,
+    below: Sequence[str] = (),
+) -> list[str]:
+    """Make blocks of the model recompute, as [train] asks for; returns their names.
+
+    Args:
+        loss_of, micro_batch: for "large" and "budget", which measure: inputs and targets of the size of those to come,
+            on the model's device. On torch's "meta" device nothing is computed, and attention counts with its scores,
+            which the kernels of a GPU do not keep.
+        below: what holds the blocks, where `blocks_of` does not find them.
+
+    Raises:
+        ToolkitError: the model has no blocks; a measurement has nothing to measure with; no choice meets the budget.
+    """
+    kind = settings.recompute
+    if kind == "none":
+        return []
+    blocks = needed_blocks(model, "activation checkpointing", below)
+    if kind in ("every", "selective"):
+        every = settings.recompute_every if kind == "every" else 1
+        names = [name for number, name in enumerate(blocks, start=1) if number % every == 0]
+    else:
+        if loss_of is None or micro_batch is None:
+            raise ToolkitError(
+                f"recompute = {kind!r} measures the activations of a micro-batch, and none is given",
+                where="train.recompute",
+                fix="give recompute(...) loss_of and micro_batch, or take another kind",
+            )
+        inputs, targets = micro_batch
+        measured = measure_activations(model, lambda: loss_of(model(inputs), targets), blocks)
+        names = _measured_names(settings, measured)
+    for name in names:
+        recompute_block(blocks[name], selective=kind == "selective")
+    return names
+
+
+def _measured_names(settings: RecomputeSettings, measured: Activations) -> list[str]:
+    if settings.recompute == "budget":
+        return cheapest(measured, settings.activation_budget_gb * 1e9)
+    return [block.name for block in measured.blocks if block.saved_bytes > settings.recompute_above_mb * 1e6]
+
+
+def recompute_block(block: nn.Module, *, selective: bool = False) -> None:
+    """Make one module recompute, in place: its class and the names of its parameters stay.
+
+    `selective` keeps the results of matrix products, convolutions and attention and recomputes what is cheap: norms,
+    activations, dropout (Korthikanti et al., Reducing Activation Recomputation, arXiv 2205.05198, section 5).
+    """
+    if is_recomputed(block):
+        return
+    context = {"context_fn": partial(create_selective_checkpoint_contexts, _policy)} if selective else {}
+    # A partial of a bound method is copied with its module by `copy.deepcopy`; a function in a closure would not be.
+    block.forward = _Recomputed(checkpoint, block.forward, use_reentrant=False, **context)
+
+
+def is_recomputed(block: nn.Module) -> bool:
+    return isinstance(block.__dict__.get("forward"), _Recomputed)
+
+
+def forget_recompute(model: nn.Module) -> None:
+    """Undo `recompute` on all modules of a model."""
+    for module in model.modules():
+        if is_recomputed(module):
+            del module.forward
+
+
+class _Recomputed(partial[Any]):
+    """A module's own forward, through torch's checkpoint."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Recomputed:
+        return _Recomputed(self.func, *copy.deepcopy(self.args, memo), **self.keywords)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **named: Any) -> CheckpointPolicy:
+    """Save what is dear. Attention with dropout draws numbers: all that draws is recomputed, or the next would differ."""
+    if operation in _dear() and not _draws(operation, args, named):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _draws(operation: Any, args: Sequence[Any], named: dict[str, Any]) -> bool:
+    places = [argument.name for argument in operation._schema.arguments]
+    if "dropout_p" not in places:
+        return False
+    place = places.index("dropout_p")
+    return bool(args[place] if place < len(args) else named.get("dropout_p", 0.0))
+
+
+def _dear() -> Collection[Any]:
+    aten = torch.ops.aten
+    names = (
+        "mm", "bmm", "addmm", "baddbmm", "linear", "convolution", "_scaled_mm",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    )  # fmt: skip
+    return [getattr(aten, name).default for name in names if hasattr(aten, name)]
