@@ -1,0 +1,60 @@
+"""torch.compile of a model's blocks, and the memory format that convolutions want."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.errors import ToolkitError
+from toolkit.train.blocks import needed_blocks
+
+_FORMATS = {
+    nn.Conv2d: torch.channels_last,
+    nn.ConvTranspose2d: torch.channels_last,
+    nn.Conv3d: torch.channels_last_3d,
+    nn.ConvTranspose3d: torch.channels_last_3d,
+}
+
+
+def compile_blocks(model: nn.Module, below: Sequence[str] = (), **settings: Any) -> list[str]:
+    """Compile each block in place; returns their names. Blocks of one class share one compilation.
+
+    Compiling the repeated region instead of the model keeps the compile time apart from the depth ("regional
+    compilation" in torch's tutorials), and leaves hooks of DDP and FSDP2 between blocks alone. No module is wrapped,
+    so that names in a checkpoint stay.
+
+    Args:
+        below: what holds the blocks, where `blocks_of` does not find them.
+        settings: torch.compile's own, such as `mode`, `dynamic` or `backend`.
+
+    Raises:
+        ToolkitError: the model has no blocks.
+    """
+    blocks = needed_blocks(model, "train.compile", below)
+    for block in blocks.values():
+        block.compile(**settings)
+    return list(blocks)
+
+
+def use_channels_last(model: nn.Module) -> nn.Module:
+    """Lay the weights of convolutions out with channels last, in place; inputs and results follow.
+
+    Call it before the optimizer is made, whose state has the weights' layout. Values and names stay.
+
+    Raises:
+        ToolkitError: the model has no convolution of images.
+    """
+    convolutions = [module for module in model.modules() if isinstance(module, tuple(_FORMATS))]
+    if not convolutions:
+        raise ToolkitError(
+            f"{type(model).__name__} has no convolution over images or volumes",
+            where="train.channels_last",
+            fix="set train.channels_last to false",
+        )
+    for module in convolutions:
+        layout = next(layout for kind, layout in _FORMATS.items() if isinstance(module, kind))
+        module.to(memory_format=layout)  # type: ignore[call-overload]
+    return model
