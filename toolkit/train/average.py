@@ -1,0 +1,120 @@
+"""A moving average of the weights, saved with a run and put in their place for validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from toolkit.errors import ToolkitError
+
+
+class WeightAverage(nn.Module):
+    """An exponential moving average of a model's parameters and buffers, by the names that they have in a checkpoint.
+
+    Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992; over many steps as Tarvainen and
+    Valpola's mean teacher, arXiv 1703.01780. In the first steps the decay is (1 + n) / (10 + n) at most, as in
+    TensorFlow, so that the first weights are soon forgotten. Kept in fp32 at least, since a small change is lost in
+    16 bits; parts of a sharded model stay on their ranks. What is no floating number is copied.
+
+    Give it to `TrainingState(modules={"average": ...})`, and call `update` after each optimizer step.
+    """
+
+    updates: Tensor
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__()
+        if not 0.0 <= decay < 1.0:
+            raise ToolkitError(
+                f"a decay of {decay} makes no average", where="train.average_decay", fix="take one in [0, 1), as 0.999"
+            )
+        self.decay = decay
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.weights = nn.Module()
+        kept: dict[tuple[int, torch.Size], nn.Parameter] = {}
+        for name, value in _values(model).items():
+            place = (_local(value).data_ptr(), value.shape)
+            if place not in kept or not _local(value).numel():  # a tied weight is averaged once
+                kept[place] = nn.Parameter(_wide(value).clone(), requires_grad=False)
+            _place(self.weights, name, kept[place])
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take in the model's weights of now."""
+        count = int(self.updates)
+        decay = min(self.decay, (1 + count) / (10 + count))
+        pairs = self._pairs(model)
+        floating = [(_local(kept), _local(_wide(value))) for kept, value in pairs if kept.is_floating_point()]
+        if floating:
+            averages, current = map(list, zip(*floating, strict=True))
+            get_ema_multi_avg_fn(decay)(averages, current, count)
+        for kept, value in pairs:
+            if not kept.is_floating_point():
+                kept.copy_(value)
+        self.updates += 1
+
+    @contextmanager
+    def in_place_of(self, model: nn.Module) -> Iterator[None]:
+        """Within, the model has the averaged weights; afterwards its own again, to the last bit."""
+        pairs = self._pairs(model)
+        own = [value.clone() for _, value in pairs]
+        try:
+            _write(model, [(value, kept) for kept, value in pairs])
+            yield
+        finally:
+            _write(model, [(value, before) for (_, value), before in zip(pairs, own, strict=True)])
+
+    def _pairs(self, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        """Each average with the model's own tensor, tied ones once."""
+        values = _values(model)
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        kept = dict(self.weights.named_parameters(remove_duplicate=False))
+        if differing := kept.keys() ^ values.keys():
+            raise ToolkitError(
+                f"the average is of another model, which differs in {', '.join(sorted(differing)[:10])}",
+                where="average",
+                fix="make the average from the model that it is updated with",
+            )
+        for name, average in kept.items():
+            found.setdefault(id(average), (average, values[name]))
+        return list(found.values())
+
+
+@torch.no_grad()
+def _write(model: nn.Module, pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Copy each second tensor into the first, which is the model's."""
+    for to, value in pairs:
+        to.copy_(value)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # the root keeps its gathered parameters after a forward pass
+            module.reshard()
+
+
+def _values(model: nn.Module) -> dict[str, Tensor]:
+    """The model's own memory by the names of a checkpoint, whatever wraps it."""
+    return {name: value for name, value in get_model_state_dict(model).items() if isinstance(value, Tensor)}
+
+
+def _wide(value: Tensor) -> Tensor:
+    narrow = value.is_floating_point() and value.dtype.itemsize < 4
+    return value.detach().float() if narrow else value.detach()
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _place(root: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Register a parameter below a dotted name, with plain modules on the way."""
+    *above, last = name.split(".")
+    for part in above:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    root.register_parameter(last, parameter)
