@@ -180,13 +180,17 @@ def test_walltime_saves_requeues_and_goes_on(here: Site) -> None:
 
 
 def release_soon(here: Site, job_id: str) -> None:
-    """Slurm begins a requeued job two minutes later; root may tell it not to wait."""
+    """Slurm begins a requeued job two minutes later; root may tell it to wait less.
+
+    A node tells the lives of a job apart by the second: one that comes to the same node in the second in which the last
+    one ended there is killed ("Killing non-startable batch job: Job credential revoked"), and Slurm calls the job failed.
+    """
 
     def eligible() -> bool:
         shown = here.command(["scontrol", "show", "job", job_id]).stdout
         if "JobState=PENDING" not in shown:
             return "JobState=RUNNING" in shown and "Restarts=1" in shown
-        return here.command(["scontrol", "update", f"JobId={job_id}", "StartTime=now"]).returncode == 0
+        return here.command(["scontrol", "update", f"JobId={job_id}", "StartTime=now+2seconds"]).returncode == 0
 
     wait_for(eligible, 60)
 
