@@ -109,3 +109,12 @@ def test_a_codec_that_is_not_installed_is_refused_with_what_to_install(toolkit, 
     assert ":4:checkpoint.compression: zstd compression of checkpoints needs zstandard, and " in said.err
     assert f"{sys.executable}, which the ranks run in, too, does not have it. Fix: install the extra: pip" in said.err
     toolkit.ok("render", job_with(toolkit, 'compression = "gzip"'))
+
+
+def test_a_source_at_the_last_step_leaves_nothing_to_do_but_for_its_weights(toolkit, sources) -> None:
+    source = 'source = "old/checkpoints/step-00000010"'
+    said = toolkit("render", job_with(toolkit, source), "--set", "train.steps=10")
+    assert (said.code, "step-00000010 is at step 10, and train.steps is 10: nothing would be left" in said.err) == (2, True)
+    assert 'Fix: set train.steps above 10, or checkpoint.take to "weights"' in said.err
+    toolkit.ok("render", job_with(toolkit, source), "--set", "train.steps=11")
+    toolkit.ok("render", job_with(toolkit, f'{source}\ntake = "weights"'), "--set", "train.steps=10")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from whole_checkpoints import make_whole_checkpoint
 
+from toolkit.metrics.training import TrainRecord
+
 # A job that shows its shape and settings, and saves nothing.
 SHOW = 'cat $TOOLKIT_RESOLVED_JOB > "$TOOLKIT_RUN_DIR/seen-$TOOLKIT_ATTEMPT.json"; echo ranks $TOOLKIT_WORLD_SIZE'
 
@@ -173,3 +175,51 @@ def test_from_a_damaged_checkpoint_is_refused_before_newer_ones_are_set_aside(to
     assert (said.code, names(ended)) == (2, before)
     assert "--from: " in said.err and "step-00000010 is damaged: manifest.json: is not a manifest" in said.err
     assert ended.start_numbers() == [0]
+
+
+def records(run, step: int, *, steps: int) -> None:
+    """What the training loop leaves of its last step."""
+    record = TrainRecord(
+        step, steps, loss=1.0, loss_hex=1.0.hex(), lr=0.1, grad_norm=1.0, samples=step, tokens=step, seconds=1.0,
+        tokens_per_s=1.0, time="2026-11-20T14:22:33Z", attempt=0, world=1,
+    )  # fmt: skip
+    (run.metrics / "train.jsonl").write_text(record.to_line() + "\n")
+
+
+def test_a_resume_with_no_step_left_is_refused_with_a_number_that_is_accepted(toolkit, ended) -> None:
+    before = checkpoints(ended, 10, 20)
+    said = toolkit("resume", "last", "--set", "train.steps=20")
+    assert (said.code, said.out, names(ended)) == (1, "", before)
+    place = "toolkit: --set train.steps=20:train.steps: "
+    assert said.err == (
+        f"{place}run {ended.run_id} is at step 20, and train.steps is 20: nothing is left to do. "
+        f"Fix: `toolkit resume {ended.run_id} --set train.steps=40` makes 20 more; --from CKPT goes back\n"
+    )
+    assert not list(ended.path.glob("resumed-*"))
+    assert toolkit("resume", "last", "--set", "train.steps=20", "--from", 10, "--wait").code == 0
+    assert toolkit("resume", "last", "--set", "train.steps=40", "--wait").code == 0
+
+
+def test_a_completed_run_whose_records_ended_at_its_steps_has_none_left(toolkit, ended) -> None:
+    checkpoints(ended, 1000)
+    toolkit.ok("resume", "last", "--wait")  # no word of train.steps: a script may count by itself
+    records(ended, 1000, steps=1000)
+    said = toolkit("resume", "last")
+    assert (said.code, "is at step 1000, and train.steps is 1000: nothing is left to do" in said.err) == (1, True)
+    (ended.checkpoints / "step-00001000" / "manifest.json").write_text("{}")  # then ranks take an older one
+    assert toolkit("resume", "last", "--wait").code == 0
+
+
+def test_a_run_that_failed_behind_its_last_step_is_resumed_with_a_word(toolkit) -> None:
+    run = toolkit.submit(toolkit.job("exit 3", more="[train]\nsteps = 10\n[restart]\ncrashes = 0\n"))
+    assert toolkit("wait", run.run_id).code == 3
+    checkpoints(run, 10)
+    said = toolkit("resume", "last")
+    assert (said.code, "has made all 10 steps; what follows them alone is left" in said.err) == (0, True)
+    toolkit("wait", run.run_id)
+
+
+def test_an_attempt_without_a_step_stands_at_the_newest_checkpoint(toolkit, ended) -> None:
+    assert json.loads(toolkit.ok("status", "--json"))["step"] is None
+    checkpoints(ended, 10, 2500)
+    assert json.loads(toolkit.ok("status", "--json"))["step"] == 2500

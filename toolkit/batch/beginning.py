@@ -19,7 +19,7 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     folders of its own, and a job that waits for another, by sbatch's `options`, may wait for its checkpoint.
 
     Raises:
-        ToolkitError: there is no such folder, it is no checkpoint, or a damaged one.
+        ToolkitError: there is no such folder, it is no checkpoint, a damaged one, or one behind the job's last step.
     """
     source = job.checkpoint.source
     path = job.job_directory / source
@@ -30,11 +30,18 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     where = job.origin("checkpoint.source").place("checkpoint.source")
     if said := _no_checkpoint(path):
         raise ToolkitError(said, where=where, fix=_fix_of(path, source))
-    check_whole(path, where=where)
+    step = check_whole(path, where=where)
+    # A script that is told no number of steps may count its own.
+    if job.checkpoint.take == "all" and "train.steps" in job.origins and step >= job.train.steps:
+        raise ToolkitError(
+            f"{path} is at step {step}, and train.steps is {job.train.steps}: nothing would be left to do",
+            where=where,
+            fix=f"set train.steps above {step}, or checkpoint.take to \"weights\", which begins at step 0",
+        )
 
 
-def check_whole(checkpoint: Path, *, where: str) -> None:
-    """Look at a checkpoint quickly, as ranks do before they begin from it.
+def check_whole(checkpoint: Path, *, where: str) -> int:
+    """Look at a checkpoint quickly, as ranks do before they begin from it; returns its step.
 
     Raises:
         ToolkitError: it is damaged, or cannot be read here; `where` stands in it as the place.
@@ -43,7 +50,7 @@ def check_whole(checkpoint: Path, *, where: str) -> None:
     from toolkit.checkpoint.folder.choice import good_manifest
 
     try:
-        good_manifest(checkpoint)
+        return good_manifest(checkpoint).step
     except CorruptCheckpointError as error:
         fix = f"name another; `toolkit ckpt verify {shlex.quote(str(checkpoint))}` says all that is wrong with this one"
         raise ToolkitError(f"{checkpoint} is damaged: {error.message}", where=where, fix=fix) from None

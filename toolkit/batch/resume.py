@@ -15,6 +15,7 @@ from toolkit.batch.beginning import check_codec, check_source, check_whole
 from toolkit.batch.script import render_script
 from toolkit.batch.settle import tasks_in
 from toolkit.batch.state import RunStatus, require_submitted, run_status
+from toolkit.batch.steps_left import check_steps_left
 from toolkit.batch.submission import recorded_job
 from toolkit.config.amend import amend_job
 from toolkit.config.origins import Flag
@@ -124,7 +125,16 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
     if source is None:
         if job.checkpoint.source != recorded.checkpoint.source or not _has_checkpoints(run):
             check_source(job, changes.sbatch)
-        return job
+    else:
+        job = _begun_from(job, run, source)
+    if recorded.job.tasks is None or run.task_number is not None:  # tasks have steps of their own
+        ended = status if run.task_number is None else run_status(run)
+        check_steps_left(run, recorded, job, source, completed=ended.state is RunState.COMPLETED)
+    return job
+
+
+def _begun_from(job: ResolvedJob, run: RunDirectory, source: Path) -> ResolvedJob:
+    """The job with a named checkpoint to begin from."""
     # Without an origin of its own: the next resume takes the newest checkpoint again.
     update: dict[str, Any] = {"source": str(source)}
     if source.is_relative_to(run.path.resolve()):  # it goes on, also where it began with another run's weights

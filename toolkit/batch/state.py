@@ -23,7 +23,7 @@ from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedErro
 from toolkit.metrics.training import last_record
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.find import has_begun, job_ids, newest_record
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of, step_of
 from toolkit.rundir.states import RunState
 
 
@@ -137,7 +137,10 @@ def _shape(run: RunDirectory, job: ResolvedJob) -> tuple[int | str, int]:
 
 
 def _step(run: RunDirectory, attempt: AttemptDirectory) -> int | None:
-    """The last step that anybody wrote down: the heartbeat is at most one a second, and lags behind."""
+    """The last step that anybody wrote down: the heartbeat is at most one a second, and lags behind.
+
+    An attempt that has made none stands where it began, at the newest checkpoint.
+    """
     beat, end = read_json_or_none(attempt.heartbeat), read_json_or_none(attempt.exit_file)
     record = last_record(run.metrics / "train.jsonl")
     steps = [
@@ -145,7 +148,10 @@ def _step(run: RunDirectory, attempt: AttemptDirectory) -> int | None:
         end["step"] if end else None,
         record.step if record is not None and record.attempt == attempt.number else None,
     ]
-    return max((step for step in steps if step is not None), default=None)
+    made = max((step for step in steps if step is not None), default=None)
+    if made is not None or not (committed := run.committed_checkpoints()):
+        return made
+    return step_of(committed[-1])
 
 
 def require_task(run: RunDirectory) -> None:

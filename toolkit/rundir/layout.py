@@ -253,6 +253,11 @@ def rank_of(path: Path) -> int:
     return _number_behind_dash(path)
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step in the name of a committed checkpoint, `step-00001000`."""
+    return _number_behind_dash(checkpoint)
+
+
 def _number_behind_dash(path: Path) -> int:
     return int(path.stem.split("-")[1])
 
