@@ -122,6 +122,15 @@ def test_a_missing_account(resolve, site):
     resolve(site=site, environ={"SBATCH_ACCOUNT": "a"})
 
 
+@pytest.mark.parametrize("micro_batch", [2, 5, 64])
+def test_a_batch_that_is_proposed_is_taken(resolve, site, micro_batch):
+    train = f"[train]\nbatch = {{}}\nmicro_batch = {micro_batch}"
+    with pytest.raises(ToolkitError, match="cannot be split") as caught:
+        resolve('account = "a"\nnodes = 3', train.format(64), site=site)
+    for batch in caught.value.fix.removeprefix("batch = ").split(" or "):
+        resolve('account = "a"\nnodes = 3', train.format(batch), site=site)
+
+
 @pytest.mark.parametrize(
     ("job", "more"),
     [

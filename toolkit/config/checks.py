@@ -266,11 +266,12 @@ def _check_batch(resolved: ResolvedJob) -> None:
     splits = [ranks // same_data for ranks in _rank_counts(resolved) if ranks % same_data == 0]
     if not any(train.batch % split == 0 for split in splits):
         split = splits[0]
+        whole = split * max(1, train.micro_batch)  # else the batch that is named here would be the next to be refused
         raise _refuse(
             resolved,
             "train.batch",
             f"{counted(train.batch, 'sample')} cannot be split evenly over {counted(split, 'data rank')}",
-            f"batch = {' or '.join(str(one) for one in _multiples_around(train.batch, split))}",
+            f"batch = {' or '.join(str(one) for one in _multiples_around(train.batch, whole))}",
         )
     shares = [train.batch // split for split in splits if train.batch % split == 0]
     if train.micro_batch and not any(share % train.micro_batch == 0 for share in shares):
