@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -111,10 +112,41 @@ def test_a_codec_that_is_not_installed_is_refused_with_what_to_install(toolkit, 
     toolkit.ok("render", job_with(toolkit, 'compression = "gzip"'))
 
 
+def trained(toolkit, checkpoint_table: str) -> Path:
+    """As `job_with`, of a job with a main function."""
+    (toolkit.folder / "fit.py").write_text("def main(world, config): ...\n")
+    path = toolkit.folder / "fit.toml"
+    path.write_text(f'[job]\nentry = "fit.py:main"\n[checkpoint]\n{checkpoint_table}\n')
+    return path
+
+
 def test_a_source_at_the_last_step_leaves_nothing_to_do_but_for_its_weights(toolkit, sources) -> None:
     source = 'source = "old/checkpoints/step-00000010"'
-    said = toolkit("render", job_with(toolkit, source), "--set", "train.steps=10")
-    assert (said.code, "step-00000010 is at step 10, and train.steps is 10: nothing would be left" in said.err) == (2, True)
+    said = toolkit("render", trained(toolkit, source), "--set", "train.steps=10")
+    assert (said.code, "step-00000010 is at step 10, and train.steps is 10: nothing would be left" in said.err) == (
+        2,
+        True,
+    )
     assert 'Fix: set train.steps above 10, or checkpoint.take to "weights"' in said.err
-    toolkit.ok("render", job_with(toolkit, source), "--set", "train.steps=11")
-    toolkit.ok("render", job_with(toolkit, f'{source}\ntake = "weights"'), "--set", "train.steps=10")
+    toolkit.ok("render", trained(toolkit, source), "--set", "train.steps=11")
+    toolkit.ok("render", trained(toolkit, f'{source}\ntake = "weights"'), "--set", "train.steps=10")
+    toolkit.ok("render", job_with(toolkit, source), "--set", "train.steps=10")  # a script counts as it likes
+
+
+def test_what_was_imported_is_refused_before_the_ranks_refuse_it(toolkit) -> None:
+    """It has tensors and no training to go on with: its weights can be taken, where they are the model's."""
+    beginning = json.dumps({"w": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}).encode()
+    (toolkit.folder / "m.safetensors").write_bytes(len(beginning).to_bytes(8, "little") + beginning + b"ab")
+    bare = toolkit.ok("ckpt", "import", toolkit.folder / "m.safetensors", toolkit.folder / "bare").strip()
+    model = toolkit.ok(
+        "ckpt", "import", toolkit.folder / "m.safetensors", toolkit.folder / "new", "--under", "model"
+    ).strip()
+    said = toolkit("render", trained(toolkit, f'source = "{model}"'))
+    place = f"toolkit: {toolkit.folder}/fit.toml:4:checkpoint.source: {model} was imported, and holds no training"
+    assert (said.code, said.err.startswith(place)) == (2, True), said.err
+    assert said.err.endswith('Fix: set checkpoint.take to "weights"\n')
+    toolkit.ok("render", trained(toolkit, f'source = "{model}"\ntake = "weights"'))
+    said = toolkit("render", trained(toolkit, f'source = "{bare}"\ntake = "weights"'))
+    assert said.code == 2
+    assert "has no tensors below `model`. Fix: import it again, with --under model" in said.err
+    toolkit.ok("render", job_with(toolkit, f'source = "{bare}"'))  # what a script takes of it is its own business

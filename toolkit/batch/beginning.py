@@ -6,10 +6,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.slurm.sbatch_options import last_value_of
+from toolkit.supervise.launch import is_foreign
+
+if TYPE_CHECKING:
+    from toolkit.checkpoint.format.manifest import Manifest
 
 
 def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
@@ -19,7 +24,8 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     folders of its own, and a job that waits for another, by sbatch's `options`, may wait for its checkpoint.
 
     Raises:
-        ToolkitError: there is no such folder, it is no checkpoint, a damaged one, or one behind the job's last step.
+        ToolkitError: there is no such folder, it is no checkpoint, a damaged one, or none that the job can begin from
+            as it says.
     """
     source = job.checkpoint.source
     path = job.job_directory / source
@@ -30,18 +36,30 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     where = job.origin("checkpoint.source").place("checkpoint.source")
     if said := _no_checkpoint(path):
         raise ToolkitError(said, where=where, fix=_fix_of(path, source))
-    step = check_whole(path, where=where)
-    # A script that is told no number of steps may count its own.
-    if job.checkpoint.take == "all" and "train.steps" in job.origins and step >= job.train.steps:
-        raise ToolkitError(
-            f"{path} is at step {step}, and train.steps is {job.train.steps}: nothing would be left to do",
-            where=where,
-            fix=f"set train.steps above {step}, or checkpoint.take to \"weights\", which begins at step 0",
-        )
+    manifest = check_whole(path, where=where)
+    if not is_foreign(job.job.entry):  # what a script takes of it, and how it counts steps, is its own business
+        _check_use(job, path, manifest, where=where)
 
 
-def check_whole(checkpoint: Path, *, where: str) -> int:
-    """Look at a checkpoint quickly, as ranks do before they begin from it; returns its step.
+def _check_use(job: ResolvedJob, path: Path, manifest: Manifest, *, where: str) -> None:
+    """Look whether the job can begin from a checkpoint as it says in `checkpoint.take`."""
+    said, fix = "", ""
+    if job.checkpoint.take == "weights":
+        if manifest.is_imported and not any(name.startswith("model.") for name in manifest.tensors):
+            said = f"{path} was imported, and has no tensors below `model`"
+            fix = "import it again, with --under model"
+    elif manifest.is_imported:
+        said = f"{path} was imported, and holds no training that could go on"
+        fix = 'set checkpoint.take to "weights"'
+    elif "train.steps" in job.origins and manifest.step >= job.train.steps:  # else the job may count its own
+        said = f"{path} is at step {manifest.step}, and train.steps is {job.train.steps}: nothing would be left to do"
+        fix = f'set train.steps above {manifest.step}, or checkpoint.take to "weights", which begins at step 0'
+    if said:
+        raise ToolkitError(said, where=where, fix=fix)
+
+
+def check_whole(checkpoint: Path, *, where: str) -> Manifest:
+    """Look at a checkpoint quickly, as ranks do before they begin from it; returns what it holds.
 
     Raises:
         ToolkitError: it is damaged, or cannot be read here; `where` stands in it as the place.
@@ -50,7 +68,7 @@ def check_whole(checkpoint: Path, *, where: str) -> int:
     from toolkit.checkpoint.folder.choice import good_manifest
 
     try:
-        return good_manifest(checkpoint).step
+        return good_manifest(checkpoint)
     except CorruptCheckpointError as error:
         fix = f"name another; `toolkit ckpt verify {shlex.quote(str(checkpoint))}` says all that is wrong with this one"
         raise ToolkitError(f"{checkpoint} is damaged: {error.message}", where=where, fix=fix) from None

@@ -21,7 +21,7 @@ from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.digests import digests_of_file
 from toolkit.checkpoint.format.index import write_index
 from toolkit.checkpoint.format.layout import MANIFEST, digest_name, new_token, shard_name
-from toolkit.checkpoint.format.manifest import FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
+from toolkit.checkpoint.format.manifest import IMPORTED, FileRecord, Manifest, ObjectRecord, Piece, TensorRecord
 from toolkit.checkpoint.format.manifest_body import manifest_from
 from toolkit.checkpoint.format.manifest_file import manifest_text
 from toolkit.checkpoint.saving.streamed_shard import StreamedShard, stream_shard
@@ -63,7 +63,7 @@ def write_checkpoint(
             attempt=0,
             world_size=1,
             saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            written_by=f"toolkit {toolkit.__version__}, imported from {made_from}",
+            written_by=f"toolkit {toolkit.__version__}{IMPORTED}{made_from}",
             objects=dict(values),
             tensors=records,
             files=files,

@@ -12,6 +12,7 @@ from toolkit.checkpoint.format.elements import element
 from toolkit.errors import ToolkitError
 
 MOST_DIMENSIONS = 32  # HDF5's limit (H5S_MAX_RANK)
+IMPORTED = ", imported from "  # in `written_by` of what `toolkit ckpt import` made
 
 
 def check_dimensions(shape: Sequence[int], where: str) -> None:
@@ -104,6 +105,11 @@ class Manifest:
     objects: dict[str, ObjectRecord] = field(default_factory=dict)
     tensors: dict[str, TensorRecord] = field(default_factory=dict)
     files: tuple[FileRecord, ...] = ()
+
+    @property
+    def is_imported(self) -> bool:
+        """Made of another format: it holds tensors and values, and no training that could go on."""
+        return IMPORTED in self.written_by and not self.state
 
     @property
     def size_bytes(self) -> int:
