@@ -50,7 +50,11 @@ class CheckpointTable(Table):
         "not be saved; `continue` says so and tries again when the next save is due. One at a stop or at the end always "
         "fails the attempt.",
     )
-    keep_last: int = key(3, "Newest committed checkpoints that are kept.", ge=1)
+    keep_last: int = key(
+        3,
+        "Newest committed checkpoints that are kept. The one that an attempt began from stays beside them until it ends.",
+        ge=1,
+    )
     keep_every: int = key(0, "Checkpoints of every so many steps that are kept for ever; 0 keeps none so.", ge=0)
     keep_best: int = key(
         0, "With `best`: checkpoints with the best values of the metric that are kept, beside the others.", ge=0
