@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _FORMATS = click.Choice(["safetensors", "torch", "dcp"])
 _MODEL = "model"
-_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?([KMGT]?)(i?)B", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(?:([KMGT])(i?))?B", re.IGNORECASE)
+_OTHER_UNIT = re.compile(r"\d+(?:\.\d+)? ?(\D*)")
+_UNITS = "B, or of K, M, G and T with B (10^3 each) or iB (2^10), as 5GB or 2GiB"
 
 
 class NamedPath(click.Path):
@@ -173,9 +175,9 @@ def _selection(manifest: Manifest, folder: Path, kind: str, only: str | None) ->
 
 
 def _taken(selection: Selection, manifest: Manifest, folder: Path, kind: str) -> str:
-    """What is exported, and what is not."""
+    """What is being exported, and what is not: it is said before the first tensor is read."""
     below = f" (below `{selection.prefix}`)" if selection.prefix else ""
-    said = f"{len(selection.tensors)} of {len(manifest.tensors)} tensors{below}"
+    said = f"exporting {len(selection.tensors)} of {len(manifest.tensors)} tensors{below}"
     if kind == "safetensors":
         names = ", ".join(one.key for one in selection.values[:3])
         said += f", without {len(selection.values)} values that are no tensors: {names}" if names else ""
@@ -190,9 +192,14 @@ def _bytes(text: str) -> int:
     size = 0
     if match is not None:
         number, power, binary = match.groups()
-        size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index(power.upper() or " "))
+        size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index((power or " ").upper()))
     if size < 1:
-        raise ToolkitError(f"{text!r:.40} is no size", where="--max-shard-size", fix="write 5GB, 500MB or 2GiB")
+        other = _OTHER_UNIT.fullmatch(text.strip()) if match is None else None
+        said, fix = f"{text!r:.40} is no size", "write 5GB, 500MB or 2GiB"
+        if other is not None:
+            unit = f"the unit {other[1]!r:.40}, which is none of size" if other[1] else "no unit"
+            said, fix = f"{text!r:.40} has {unit}", f"write one of {_UNITS}"
+        raise ToolkitError(said, where="--max-shard-size", fix=fix)
     return size
 
 

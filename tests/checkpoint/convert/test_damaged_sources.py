@@ -66,7 +66,7 @@ def sources(tmp_path: Path) -> Path:
         ("pointer.safetensors", 2, "is a pointer of Git LFS", "`git lfs pull`"),
         ("header.safetensors", 2, "it was cut: its header has 64 bytes, and 22 are there", AGAIN),
         ("cut.safetensors", 2, "it was cut: its tensors have 400 bytes, and 393 follow its header", AGAIN),
-        ("text.safetensors", 2, "it begins with b'<html>no', which is no length of a header", AGAIN),
+        ("text.safetensors", 2, "its first 8 bytes are no length of a header", AGAIN),
         ("zip.safetensors", 2, "begins as a file of torch.save does", "give --format torch"),
         ("folder.safetensors", 2, NO_FOLDER, "name a file, or the folder that holds these"),
         ("missing.safetensors", 4, "is not there", "name a file or a folder that is there"),
@@ -87,8 +87,13 @@ def test_a_source_is_refused_in_one_line(toolkit, sources: Path, name: str, code
     [
         ("folder.pt", "torch", "is a folder", "name a file of torch.save in it"),
         ("good.safetensors", "torch", "begins as a safetensors file does", "give --format safetensors"),
-        ("text.safetensors", "torch", "does not begin as a file of torch.save", "name another file, or say with"),
-        ("good.pt", "dcp", "is a file, and dcp.save makes folders", "name the folder with .metadata"),
+        ("text.safetensors", "torch", "does not begin as a file of torch.save", "name another file\n"),
+        (
+            "good.pt",
+            "dcp",
+            "is a file, and dcp.save makes folders",
+            "name the folder with .metadata, or leave --format out",
+        ),
         ("good.pt", "safetensors", "begins as a file of torch.save does", "give --format torch"),
         ("none", "dcp", "holds no .metadata", "name a folder of dcp.save"),
         ("none", "safetensors", "holds no safetensors file", "name the file or its folder"),
@@ -147,3 +152,23 @@ def test_a_header_as_long_as_no_file_takes_no_memory(toolkit, tmp_path: Path) ->
     (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", 99_000_000) + b"{}")
     said = toolkit("ckpt", "import", tmp_path / "m.safetensors", tmp_path / "new")
     assert "it was cut: its header has 99000000 bytes, and 2 are there" in said.err
+
+
+@pytest.mark.parametrize("name", ["good.pt", "old.bin", "good.safetensors"])
+def test_a_file_whose_name_tells_no_format_is_known_by_its_beginning(toolkit, sources: Path, name: str) -> None:
+    (sources / name).rename(sources / "weights")
+    toolkit.ok("ckpt", "import", sources / "weights", sources / "new")
+
+
+def test_a_format_that_is_proposed_is_taken(toolkit, sources: Path) -> None:
+    for number, name in enumerate(("good.safetensors", "good.pt")):
+        other = {"good.safetensors": "torch", "good.pt": "safetensors"}[name]
+        said = toolkit("ckpt", "import", sources / name, sources / "new", "--step", number, "--format", other)
+        fix = said.err.partition("Fix: give ")[2].split()
+        assert said.code == 2 and len(fix) == 2, said
+        toolkit.ok("ckpt", "import", sources / name, sources / "new", "--step", number, *fix)
+    # Of a file of no format none is proposed.
+    (sources / "text.safetensors").rename(sources / "text")
+    for words in ((), ("--format", "torch"), ("--format", "safetensors")):
+        said = toolkit("ckpt", "import", sources / "text", sources / "new", "--step", 9, *words)
+        assert said.code == 2 and "--format" not in said.err, said

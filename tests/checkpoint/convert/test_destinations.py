@@ -141,6 +141,7 @@ def test_an_ending_and_a_format_that_contradict_are_refused(toolkit, saved: Path
 def test_options_of_no_sense_are_refused_by_their_names(toolkit, saved: Path, tmp_path: Path) -> None:
     source = tmp_path / "m.safetensors"
     save_file({"w": torch.ones(2)}, source)
+    sized = ["export", saved, tmp_path / "sized", "--format", "safetensors", "--max-shard-size"]
     for words, part in [
         (["import", source, tmp_path / "im", "--step", 2**63], f"--step: {2**63} is too large. Fix: give a number up"),
         (["import", source, tmp_path / "im", "--under", "."], "--under: '.' has an empty part. Fix: write"),
@@ -150,6 +151,14 @@ def test_options_of_no_sense_are_refused_by_their_names(toolkit, saved: Path, tm
         (["export", saved, "", "--format", "safetensors"], "DEST: is empty. Fix: name one"),
         (["export", "", tmp_path / "o.pt"], "RUN: is empty. Fix: name one"),
         (["show", ""], "RUN: is empty. Fix: name one"),
+        (
+            [*sized, "5XB"],
+            "--max-shard-size: '5XB' has the unit 'XB', which is none of size. Fix: write one of B, or of K",
+        ),
+        ([*sized, "5 parsecs"], "'5 parsecs' has the unit 'parsecs', which is none of size. Fix: write one of"),
+        ([*sized, "5iB"], "'5iB' has the unit 'iB', which is none of size. Fix: write one of"),
+        ([*sized, "500"], "--max-shard-size: '500' has no unit. Fix: write one of B, or of K"),
+        ([*sized, "much"], "--max-shard-size: 'much' is no size. Fix: write 5GB"),
     ]:
         done = toolkit("ckpt", *words)
         assert done.code == 2 and part in done.err and done.err.count("\n") == 1, done

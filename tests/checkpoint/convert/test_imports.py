@@ -147,7 +147,11 @@ def test_where_an_import_goes(toolkit, run_directory, tmp_path: Path) -> None:
     for words, code, part in [
         ([source, run_directory.path], 2, "belongs to a run"),
         ([source, run_directory.checkpoints], 2, "belongs to a run"),
-        ([source, checkpoints.parent, "--step", "7"], 2, "checkpoint exists already"),
+        (
+            [source, checkpoints.parent, "--step", "7"],
+            2,
+            "step-00000007: is there already. Fix: give --step 8, or name",
+        ),
         ([checkpoints, tmp_path / "new"], 2, "is a checkpoint already"),
         ([tmp_path / "nothing", tmp_path / "new"], 4, "is not there"),
         ([tmp_path / "nothing.pt", tmp_path / "new", "--format", "torch"], 4, "is not there"),

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from toolkit.checkpoint.convert.beginnings import ZIP, format_of_beginning
 from toolkit.checkpoint.convert.dcp_metadata import StoredItem, StoredTensor, read_dcp_metadata
 from toolkit.checkpoint.convert.lone_writer import NewTensor
 from toolkit.checkpoint.convert.nesting import joined, leaves, refuse_unfolding
@@ -27,8 +28,6 @@ from toolkit.checkpoint.tensors import as_numpy, dtype_name
 from toolkit.errors import ToolkitError
 
 _TAKE_MORE = "take what is around it, or leave --only out"
-_ZIP = b"PK\x03\x04"
-_BEFORE_1_6 = bytes.fromhex("6cfc9c46f9206aa85019")  # torch's magic number as a pickle holds it
 
 
 @dataclass
@@ -83,11 +82,10 @@ def _is_zip(source: Path) -> bool:
     Raises:
         NotFoundError, ToolkitError: it is neither; what it is instead.
     """
-    _, start = beginning_of(source, "a file of torch.save")
-    if not start.startswith(_ZIP):
-        if _BEFORE_1_6 not in start:
-            fix = "name another file, or say with --format what this one is"
-            raise ToolkitError("does not begin as a file of torch.save", where=str(source), fix=fix)
+    size, start = beginning_of(source, "a file of torch.save")
+    if format_of_beginning(size, start) != "torch":
+        raise ToolkitError("does not begin as a file of torch.save", where=str(source), fix="name another file")
+    if not start.startswith(ZIP):
         return False
     if not zipfile.is_zipfile(source):
         raise ToolkitError(

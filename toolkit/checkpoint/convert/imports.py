@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from toolkit.checkpoint.convert.beginnings import format_of_beginning
 from toolkit.checkpoint.convert.dcp_metadata import METADATA
 from toolkit.checkpoint.convert.destination import told_in_words
 from toolkit.checkpoint.convert.import_safetensors import tensors_of_safetensors
 from toolkit.checkpoint.convert.lone_writer import NewTensor, write_checkpoint
 from toolkit.checkpoint.convert.safetensors_format import refuse_safetensors
 from toolkit.checkpoint.convert.selection import below, refuse_unknown_prefix
-from toolkit.checkpoint.convert.source_files import reading_source
+from toolkit.checkpoint.convert.source_files import beginning_of, reading_source
 from toolkit.checkpoint.format import jsonvalues
-from toolkit.checkpoint.format.layout import MANIFEST, step_folder
+from toolkit.checkpoint.format.layout import MANIFEST, committed_steps, step_folder
 from toolkit.checkpoint.format.manifest import Manifest, ObjectRecord
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
@@ -32,22 +33,22 @@ def format_of_name(path: Path) -> str | None:
 
 
 def format_of(source: Path) -> str:
-    """The format of a file or folder, by the names that it has.
+    """The format of a file or folder, by the names that it has, or by how the file begins.
 
     Raises:
         NotFoundError: nothing is there.
-        ToolkitError: it tells none, or is a checkpoint already.
+        ToolkitError: neither tells one, or it is a checkpoint already.
     """
     with reading_source(source):
         if not stat.S_ISDIR(source.stat().st_mode):
-            known = format_of_name(source)
+            known = format_of_name(source) or format_of_beginning(*beginning_of(source, "the file to import"))
         elif (source / MANIFEST).is_file():
             raise ToolkitError("is a checkpoint already", where=str(source), fix="use it as it is")
         else:
             known = _format_of_folder(source)
     if known is None:
-        fix = f"give --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise ToolkitError("does not tell its format", where=str(source), fix=fix)
+        fix = "name another file, or a folder of dcp.save"
+        raise ToolkitError("is neither a safetensors file nor one of torch.save", where=str(source), fix=fix)
     return known
 
 
@@ -81,6 +82,7 @@ def import_checkpoint(
         OwnFailureError: the disk is full.
     """
     final = step_folder(_outside_of_runs(destination), step)
+    _refuse_taken(final, step)
     with reading_source(source):
         tensors, values = _found(source, kind, only)
     if not tensors and not values:
@@ -89,6 +91,14 @@ def import_checkpoint(
     with told_in_words(final):
         written = write_checkpoint(final, step, _put(tensors, under), _put(values, under), made_from=source.name)
     return final, written
+
+
+def _refuse_taken(final: Path, step: int) -> None:
+    """Before the source is read: a step has one checkpoint, so that a second import needs another step."""
+    with told_in_words(final):
+        if final.exists():
+            free = max([step, *committed_steps(final.parent)]) + 1
+            raise ToolkitError("is there already", where=str(final), fix=f"give --step {free}, or name another folder")
 
 
 def _outside_of_runs(destination: Path) -> Path:
@@ -114,7 +124,7 @@ def _found(source: Path, kind: str, only: str) -> tuple[Mapping[str, NewTensor],
         found = found_in_file(source, only)
         return found.tensors, found.values
     if not stat.S_ISDIR(source.stat().st_mode):
-        fix = f"name the folder with {METADATA}; a file is imported with --format torch or safetensors"
+        fix = f"name the folder with {METADATA}, or leave --format out"
         raise ToolkitError("is a file, and dcp.save makes folders", where=str(source), fix=fix)
     if not (source / METADATA).is_file():
         raise NotFoundError(f"holds no {METADATA}", where=str(source), fix="name a folder of dcp.save")

@@ -7,22 +7,20 @@ stand here: its library can write a file only from tensors that are all in memor
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from toolkit.checkpoint.convert.beginnings import LENGTH, format_of_beginning
 from toolkit.checkpoint.convert.source_files import FETCH_AGAIN, beginning_of, reading_source
 from toolkit.checkpoint.format.elements import ELEMENTS, element
 from toolkit.checkpoint.format.manifest import MOST_DIMENSIONS
 from toolkit.errors import ToolkitError
 
-_LENGTH = struct.Struct("<Q")
 LONGEST_HEADER_BYTES = 100_000_000  # the limit of the library
 _OWN_KEY = "__metadata__"
-_ZIP = b"PK\x03\x04"  # how files of torch.save begin
 
 # float8_e8m0fnu is left out: the library lists it, and its readers give it back neither to torch nor to numpy.
 CODES: dict[str, str] = {
@@ -62,13 +60,13 @@ def code_of(dtype: str, name: str) -> str:
 
 
 def refuse_safetensors(path: Path) -> None:
-    """Where a file of torch is wanted: one of these begins with the length of its header, and that with a brace.
+    """Where a file of torch is wanted.
 
     Raises:
         ToolkitError: it is a safetensors file, by its beginning.
     """
     size, start = beginning_of(path, "a file of torch.save")
-    if start[_LENGTH.size : _LENGTH.size + 1] == b"{" and _LENGTH.unpack_from(start)[0] <= size - _LENGTH.size:
+    if format_of_beginning(size, start) == "safetensors":
         raise ToolkitError("begins as a safetensors file does", where=str(path), fix="give --format safetensors")
 
 
@@ -82,7 +80,7 @@ def header_of(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mappin
         begin = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the data begin at a multiple of 8
-    return _LENGTH.pack(len(text)) + text
+    return LENGTH.pack(len(text)) + text
 
 
 def refuse_name(name: str) -> None:
@@ -108,14 +106,14 @@ def read_header(path: Path) -> tuple[int, dict[str, Entry]]:
         ToolkitError: it is no such file, or holds a type that a checkpoint has not.
     """
     size, start = beginning_of(path, "a safetensors file")
-    if start.startswith(_ZIP):
+    if format_of_beginning(size, start) == "torch":
         raise ToolkitError("begins as a file of torch.save does", where=str(path), fix="give --format torch")
     try:
         length = _header_bytes(start, size)
         with reading_source(path), path.open("rb") as file:
-            file.seek(_LENGTH.size)
+            file.seek(LENGTH.size)
             header = json.loads(file.read(length).decode(), object_pairs_hook=_without_doubles)
-        return _LENGTH.size + length, _entries(header, size - _LENGTH.size - length)
+        return LENGTH.size + length, _entries(header, size - LENGTH.size - length)
     except _RefusedError as error:
         raise _not_safetensors(path, str(error)) from None
     except (ValueError, RecursionError, MemoryError) as error:
@@ -132,13 +130,13 @@ def _not_safetensors(path: Path, why: str) -> ToolkitError:
 
 def _header_bytes(start: bytes, size: int) -> int:
     """The length of the header of a file of `size` bytes that begins with `start`."""
-    if len(start) < _LENGTH.size:
-        raise _RefusedError(f"it has {size} bytes, and a length alone takes {_LENGTH.size}")
-    length: int = _LENGTH.unpack(start[: _LENGTH.size])[0]
+    if len(start) < LENGTH.size:
+        raise _RefusedError(f"it has {size} bytes, and a length alone takes {LENGTH.size}")
+    length: int = LENGTH.unpack(start[: LENGTH.size])[0]
     if length > LONGEST_HEADER_BYTES:
-        raise _RefusedError(f"it begins with {start[: _LENGTH.size]!r}, which is no length of a header")
-    if length > size - _LENGTH.size:
-        raise _RefusedError(f"it was cut: its header has {length} bytes, and {size - _LENGTH.size} are there")
+        raise _RefusedError(f"its first {LENGTH.size} bytes are no length of a header")
+    if length > size - LENGTH.size:
+        raise _RefusedError(f"it was cut: its header has {length} bytes, and {size - LENGTH.size} are there")
     return length
 
 
