@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +41,8 @@ class RanksLostError(OwnFailureError):
 
 
 class Ranks:
-    """The ranks that save and load together. `node` is this rank's of `nodes` nodes, numbered without gaps.
+    """The ranks that save and load together. `node` is this rank's of `nodes` nodes, numbered without gaps;
+    `sharing_cpus` counts the ranks of it, this one among them, that may run on CPUs of this rank's.
 
     With more than one, torch's default process group must be initialised; making this is collective. The exchanges have
     a group of their own: a save in the background must not meet the training's collectives.
@@ -60,6 +62,8 @@ class Ranks:
         self.node = sorted(set(nodes)).index(world.node)
         self.nodes = len(set(nodes))
         self._node = _node_group([rank for rank, node in enumerate(nodes) if node == world.node])
+        own = os.sched_getaffinity(0)
+        self.sharing_cpus = sum(bool(own & given) for given in self.exchange_on_node(own))
 
     @property
     def on_node(self) -> int:

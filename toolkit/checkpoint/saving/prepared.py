@@ -185,8 +185,6 @@ def _as_planned(data: Sequence[memoryview], mine: RankPlan) -> Sequence[memoryvi
 
 
 def threads_for(ranks: Ranks) -> int:
-    """How many threads of this rank write or read at a time: the cores that it need not share."""
-    mine = len(os.sched_getaffinity(0))
-    if mine == os.cpu_count():  # bound to none: the ranks of the node share all
-        mine //= ranks.on_node
+    """How many threads of this rank write or read at a time: its part of the CPUs that it shares, or all of its own."""
+    mine = len(os.sched_getaffinity(0)) // ranks.sharing_cpus
     return max(1, min(mine, _MOST_THREADS))
