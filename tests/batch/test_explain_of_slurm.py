@@ -11,6 +11,7 @@ import pytest
 from toolkit.rundir.claims import claim_start, end_start
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
+from toolkit.rundir.states import ENDINGS
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
@@ -304,6 +305,16 @@ def attempted(run, number, *, cause, final=False, **more):
     }
     told = {**end, **plain, "cause": cause, "final": final, "next": "end" if final else "await_slurm", **more}
     write_json(attempt.exit_file, {**told, "time": f"{day}T03:00:00.000Z"})
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=list(ENDINGS))
+def test_what_budget_ended_a_run_is_told_of_each_cause_that_has_one(toolkit, slurm, ending):
+    run = submitted(toolkit, "8")
+    claim_start(run, first=0, job_id="8", host="node1", pid=1, process_started=1)
+    decision = f"restart.{ending.budget} = 0 is spent"
+    attempted(run, 0, cause=ending.cause, final=True, state=ending.final_state, decision=decision)
+    slurm(("8", "FAILED", "None", "node1"))
+    assert explain(toolkit, run.run_id)["follows"] == (f"nothing by itself ({decision})" if ending.budget else "")
 
 
 def test_a_requeue_that_was_asked_for_is_no_preemption_by_others(toolkit, slurm):

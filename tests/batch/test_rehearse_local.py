@@ -92,7 +92,8 @@ def test_a_killed_rank_is_rehearsed_once_and_not_when_it_would_end_the_run(toolk
 
 def test_explain_knows_that_a_failure_was_rehearsed(toolkit, stepping) -> None:
     run = stepping()
-    toolkit.ok("rehearse", run.run_id, "kill-rank", 1, "--yes")
+    said = toolkit("rehearse", run.run_id, "kill-rank", 1, "--yes")
+    assert (said.code, ": crashed; restarting\n" in said.err) == (0, True), said
     left = json.loads(run.attempt(0).rehearsed.read_text())
     jsonschema.validate(left, {**SCHEMA, "$ref": "#/$defs/rehearsed"})
     told = json.loads(toolkit.ok("explain", run.run_id, "--json"))

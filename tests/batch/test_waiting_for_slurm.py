@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from queued_runs import claim, end_attempt, submitted
 
-from toolkit.batch import follow
+from toolkit.batch import follow, living
 from toolkit.batch.settle import close_submission
 from toolkit.rundir.claims import end_start
 from toolkit.rundir.files import utc_now, write_json
@@ -168,7 +168,8 @@ def test_a_cancel_says_what_follows(toolkit, squeue, tmp_path, clock):
         ("0-1", ["JobHeldUser", "Priority"], False),
     ],
 )
-def test_who_waits_for_what_cannot_start_is_told_once(toolkit, squeue, clock, array, reasons, stuck):
+def test_who_waits_for_what_cannot_start_is_told_once(toolkit, squeue, clock, monkeypatch, array, reasons, stuck):
+    monkeypatch.setattr(living, "_in_words", lambda fact: f"{fact.reason} in any words")
     run = submitted(toolkit, "7", "stuck", array=array)
     ids = [f"7_{number}" for number in (0, 1)] if array else ["7"]
     squeue(*((job_id, "PENDING", reason) for job_id, reason in zip(ids, reasons, strict=True)))

@@ -22,7 +22,9 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """One task of an array run at one moment. `job_id` is Slurm's, `123_4`; `source` is who told the state."""
+    """One task of an array run at one moment. `job_id` is Slurm's, `123_4`; `source` is who told the state,
+    and `cannot_start` as of a `Word`.
+    """
 
     task: int
     job_id: str
@@ -30,6 +32,7 @@ class TaskStatus:
     reason: str
     source: str
     exit_code: int | None
+    cannot_start: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """One of the `tasks` of `status --json`."""
@@ -48,12 +51,13 @@ def task_job_id(run: RunDirectory, task: int, array_job: str) -> str:
 def task_status(run: RunDirectory, task: int, job_id: str, final: Word | None, answer: Answer) -> TaskStatus:
     """One task: its own final word, else Slurm's."""
     word = final or slurm_word(run.task(task), job_id, answer)
-    return TaskStatus(task, job_id, *word, exit_code_of_end(run.task(task), word))
+    code = exit_code_of_end(run.task(task), word)
+    return TaskStatus(task, job_id, word.state, word.reason, word.source, code, word.cannot_start)
 
 
 def exit_code_of_end(run: RunDirectory, word: Word) -> int | None:
     """What the last attempt's end says where `word` is its own: an earlier life has no say in what Slurm tells."""
-    attempt = run.last_attempt() if word[2] == OWN_WORD else None
+    attempt = run.last_attempt() if word.source == OWN_WORD else None
     end = read_json_or_none(attempt.exit_file) if attempt else None
     return int(end["exit_code"]) if end and end["final"] else None
 
@@ -68,4 +72,6 @@ def word_of_tasks(array: str, tasks: Sequence[TaskStatus]) -> Word:
     counts = Counter(task.state for task in tasks)
     state = next((state for state in _ORDER if counts[state]), RunState.UNKNOWN)
     told = ", ".join(f"{counts[one]} {one.value}" for one in _ORDER if counts[one])
-    return state, f"array {array}: {told}", "tasks"
+    living = [task for task in tasks if not task.state.final]
+    stuck = bool(living) and all(task.cannot_start for task in living)
+    return Word(state, f"array {array}: {told}", "tasks", stuck)

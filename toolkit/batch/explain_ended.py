@@ -19,7 +19,7 @@ from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.states import RunState
+from toolkit.rundir.states import ENDINGS, Cause, RunState
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.slurm.partitions import UnusableNode, unusable_nodes
@@ -33,7 +33,6 @@ LOG_LINES = 40
 FULL_BYTES = 1 << 20  # a file system with less room than this is full to a run
 
 _TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lost", "collective_timeout", "stalled")
-_SPEND_A_BUDGET = ("crashed", "stalled", "launch_failed", "walltime", "preempted", "node_lost")
 # Why an attempt ended that did not fail, in words.
 _ENDS = {
     "completed": "every rank came to its end",
@@ -67,7 +66,7 @@ def _by_record(
     evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
     if symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
-    spent = end["decision"] if end["cause"] in _SPEND_A_BUDGET else ""
+    spent = end["decision"] if ENDINGS[Cause(end["cause"])].budget else ""
     return Explanation(
         symptom, why, follows=f"nothing by itself ({spent})" if spent else "", evidence=evidence,
         actions=_next_steps(run, status, end), rank=end.get("rank"), host=end.get("host"),

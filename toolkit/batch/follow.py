@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from toolkit.batch.living import OWN_WORD, cannot_start
+from toolkit.batch.living import OWN_WORD
 from toolkit.batch.restarts import RestartNews
 from toolkit.batch.state import RunStatus, run_status
 from toolkit.config.checks import counted
@@ -54,14 +54,6 @@ def settle_s(status: RunStatus) -> float:
     return SETTLE_S if any(source in _OF_SLURM for _, source in told) else 0.0
 
 
-def _is_stuck(status: RunStatus) -> bool:
-    """True where nothing of a run can begin as it stands, and no task of it runs."""
-    if status.tasks is None:
-        return cannot_start(status.state, status.reason)
-    living = [task for task in status.tasks if not task.state.final]
-    return bool(living) and all(cannot_start(task.state, task.reason) for task in living)
-
-
 class InterruptedWaitError(ToolkitError):
     """The user no longer waits for a run."""
 
@@ -98,12 +90,12 @@ class Follower:
                 elif status.state is not last_state or (text != told and time.monotonic() - told_at >= LINE_PERIOD_S):
                     told, told_at = text, time.monotonic()
                     self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-                if _is_stuck(status) and not stuck:
+                if status.cannot_start and not stuck:
                     self.console.print(
                         f"it cannot start as it stands: `toolkit explain {self.run.run_id}`",
                         highlight=False, markup=False, soft_wrap=True,
                     )  # fmt: skip
-                last_state, stuck = status.state, stuck or _is_stuck(status)
+                last_state, stuck = status.state, stuck or status.cannot_start
                 if self._has_settled(status):
                     return status
                 time.sleep(MARKER_PERIOD_S)

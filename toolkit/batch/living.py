@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.claims import StartClaim, read_claim
@@ -19,39 +19,46 @@ from toolkit.supervise.allocation import process_start_ticks
 # Slurm's facts by each job id that it was asked for, None of a job that it does not know; or the error where it did not
 # answer. An id that is not there was not asked for.
 Answer = Mapping[str, JobFacts | None] | ToolkitError
-# State, reason in words, who said it.
-Word = tuple[RunState, str, str]
 OWN_WORD = "exit.json"  # who said it, where the run's own last attempt did
 SUPERVISOR_LOST = "supervisor lost"
-_WAITS = re.compile(r"Slurm: \w+ \(([^)]+)\)")  # how `_in_words` begins
+
+
+class Word(NamedTuple):
+    """A state, the reason in words, and who said it; `cannot_start`: not until somebody changes the job or the cluster."""
+
+    state: RunState
+    reason: str
+    source: str
+    cannot_start: bool = False
 
 
 def slurm_word(run: RunDirectory, job_id: str, answer: Answer) -> Word:
     """The state that Slurm gives a run or a task. Its exit code 0 is no done marker, so a completed job alone is lost."""
     if isinstance(answer, ToolkitError):
-        return RunState.UNKNOWN, f"Slurm does not answer: {answer.message}", "none"
+        return Word(RunState.UNKNOWN, f"Slurm does not answer: {answer.message}", "none")
     claim = _claim_of(run, job_id)
     open_claim = claim if claim is not None and not _has_ended(run, claim) else None
     lost = f"; {SUPERVISOR_LOST}: it ended without a word" if open_claim else ""
     fact = answer.get(job_id)
     cancelling = run.is_asked("cancel")
     if fact is None and cancelling and claim is None:
-        return RunState.CANCELLED, f"job {job_id} was cancelled before it began", "run directory"
+        return Word(RunState.CANCELLED, f"job {job_id} was cancelled before it began", "run directory")
     if fact is None:
         gone = f"Slurm does not know job {job_id} any more, and the run left no result"
-        return RunState.LOST, gone + lost, "Slurm"
+        return Word(RunState.LOST, gone + lost, "Slurm")
     state, reason = run_state(fact.state), _in_words(fact)
     if state is RunState.RUNNING and open_claim is not None and _vanished(open_claim):
         # `toolkit run` inside salloc: the allocation lives on, its supervisor does not.
-        return RunState.LOST, f"{_gone(open_claim)}; {reason}", "process table"
+        return Word(RunState.LOST, f"{_gone(open_claim)}; {reason}", "process table")
     if state is RunState.PENDING and open_claim is not None and _lives(run, job_id) > (fact.restarts or 0):
         # This life of the job has a supervisor already: Slurm's answer is the older one.
         state, reason = RunState.RUNNING, f"start {open_claim.start} has begun on {open_claim.host}; {reason}"
     if cancelling and not state.final:
-        return RunState.CANCELLING, reason, fact.source
+        return Word(RunState.CANCELLING, reason, fact.source)
     if state is RunState.COMPLETED:
-        return RunState.LOST, reason + ", but the run left no result" + lost, fact.source
-    return state, reason + (lost if state.final else ""), fact.source
+        return Word(RunState.LOST, reason + ", but the run left no result" + lost, fact.source)
+    never = state is RunState.PENDING and _never_starts(fact)
+    return Word(state, reason + (lost if state.final else ""), fact.source, never)
 
 
 def _in_words(fact: JobFacts) -> str:
@@ -75,10 +82,9 @@ def _in_words(fact: JobFacts) -> str:
     return said
 
 
-def cannot_start(state: RunState, reason: str) -> bool:
-    """True of a state and a reason of this module's that mean: not until somebody changes the job or the cluster."""
-    said = _WAITS.match(reason) if state is RunState.PENDING else None
-    return said is not None and pending_reason(said[1]).can_start is CanStart.NEVER
+def _never_starts(fact: JobFacts) -> bool:
+    known = pending_reason(fact.reason or "None", names_nodes=bool(fact.required_nodes))
+    return known.can_start is CanStart.NEVER
 
 
 def _times(number: int) -> str:
@@ -89,19 +95,19 @@ def local_word(run: RunDirectory, job_id: str) -> Word:
     """Local runs have no scheduler to ask: only the host that they run on knows whether they live."""
     claim, host = _claim_of(run, job_id), started_on(run, job_id)
     if host != socket.gethostname():
-        return RunState.UNKNOWN, f"it was started on {host}; ask there", "run directory"
+        return Word(RunState.UNKNOWN, f"it was started on {host}; ask there", "run directory")
     cancelling = run.is_asked("cancel")
     if claim is None:
         if _alive(int(job_id.removeprefix("local-")), None):
             waiting = RunState.CANCELLING if cancelling else RunState.PENDING
-            return waiting, "the supervisor is starting", "process table"
+            return Word(waiting, "the supervisor is starting", "process table")
         early = "the supervisor ended before it claimed the start; see the run's slurm-local-*.out"
-        return RunState.FAILED, early, "process table"
+        return Word(RunState.FAILED, early, "process table")
     if not _alive(claim.pid, claim.process_started):
-        return RunState.LOST, _gone(claim), "process table"
+        return Word(RunState.LOST, _gone(claim), "process table")
     if cancelling:
-        return RunState.CANCELLING, "cancel was asked", "process table"
-    return RunState.RUNNING, f"process {claim.pid} on {claim.host}", "process table"
+        return Word(RunState.CANCELLING, "cancel was asked", "process table")
+    return Word(RunState.RUNNING, f"process {claim.pid} on {claim.host}", "process table")
 
 
 def started_on(run: RunDirectory, job_id: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from toolkit.batch.restarts import follows
 from toolkit.batch.state import final_word, run_status
 from toolkit.errors import CheckFailedError
 from toolkit.metrics.training import last_record
@@ -168,7 +169,7 @@ class _Watch:
             ended = final_word(self.run)  # before the look: what was done before the end is still seen
             yield
             if ended is not None:
-                raise RunEndedError(self.run, ended[0], what, ended[1])
+                raise RunEndedError(self.run, ended.state, what, ended.reason)
             if time.time() > self.deadline:
                 status = run_status(self.run)
                 if status.state.final:  # Slurm says so, or the process table: it left no word of its own
@@ -209,7 +210,7 @@ def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
             steps = max(steps, steps_done(watch.run, attempt))
         end = read_json_or_none(attempt.exit_file)
         if end is not None:
-            tell(f"attempt {attempt.number} ended at step {steps}: {end['cause']}; {end['next']} follows")
+            tell(f"attempt {attempt.number} ended at step {steps}: {end['cause']}; {follows(end)}")
             return _Over(steps, _epoch(end["time"]), end["cause"])
         later = _later(watch)
         if later is not None and (begun := read_json_or_none(later.start_file)) is not None:

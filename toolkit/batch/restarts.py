@@ -41,13 +41,15 @@ class RestartNews:
             end = read_json_or_none(self.run.attempt(number).exit_file)
             if end is None:
                 continue
-            follows = "" if end["final"] else _follows(end)
             place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
-            text = f"attempt {number} {end['cause']} ({place}{end['reason']}); {follows}"
-            yield number, text if follows else ""
+            text = f"attempt {number} {end['cause']} ({place}{end['reason']}); {follows(end)}"
+            yield number, "" if end["final"] else text
 
 
-def _follows(end: Mapping[str, Any]) -> str:
+def follows(end: Mapping[str, Any]) -> str:
+    """What comes after an attempt with such an end, in words."""
+    if end["final"]:
+        return "nothing follows"
     if end["decision"] == NEXT_START_BEGAN:  # by a resume, a requeue or a follow-up job: it is there
         return "another start goes on"
-    return FOLLOWS.get(Next(end["next"]), "")
+    return FOLLOWS[Next(end["next"])]

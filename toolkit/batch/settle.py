@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from toolkit.batch.living import Word
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none, utc_now, write_json
@@ -111,13 +112,13 @@ def was_given_by_hand(run: RunDirectory, slurm: Slurm) -> bool:
     return job_id is not None
 
 
-def open_word(opened: OpenSubmission | None, job_id: str) -> tuple[RunState, str, str] | None:
-    """State, reason and source of a run with an open submission; None where its earlier jobs say what it is."""
+def open_word(opened: OpenSubmission | None, job_id: str) -> Word | None:
+    """The word of a run with an open submission; None where its earlier jobs say what it is."""
     if opened is None or (opened.certain and job_id):
         return None
     if opened.certain:
-        return RunState.LOST, f"{opened.reason}; `toolkit resume` submits the run", "Slurm"
-    return RunState.UNKNOWN, opened.reason, "none"
+        return Word(RunState.LOST, f"{opened.reason}; `toolkit resume` submits the run", "Slurm")
+    return Word(RunState.UNKNOWN, opened.reason, "none")
 
 
 def _is_under_way(record: dict[str, Any]) -> bool:

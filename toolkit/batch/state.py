@@ -46,11 +46,14 @@ class RunStatus:
     exit_code: int | None
     path: str
     tasks: tuple[TaskStatus, ...] | None = None  # of an array run
+    cannot_start: bool = False  # as of a `Word`; of an array where none of its tasks that live can
 
     def as_json(self) -> dict[str, Any]:
         """The documented JSON of `status --json`."""
         tasks = None if self.tasks is None else [task.as_json() for task in self.tasks]
-        return {**asdict(self), "state": self.state.value, "tasks": tasks}
+        told = {**asdict(self), "state": self.state.value, "tasks": tasks}
+        del told["cannot_start"]  # `explain --json` tells it with the reason
+        return told
 
 
 def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = False) -> RunStatus:
@@ -72,17 +75,16 @@ def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = 
     elif word is None:
         word = final_word(run) or _living_word(run, job, job_id, answer, echo=echo)
         # The run may have ended between the two looks, and then its own word counts.
-        word = (final_word(run) if word[0].final else None) or word
-    state, reason, source = word
+        word = (final_word(run) if word.state.final else None) or word
     attempt = run.last_attempt()
     nodes, ranks = _shape(run, job)
     return RunStatus(
-        run_id=run.run_id, job_name=run.job_name, state=state, site=job.site.name, job_id=job_id, reason=reason,
-        source=source, nodes=nodes, ranks=ranks,
+        run_id=run.run_id, job_name=run.job_name, state=word.state, site=job.site.name, job_id=job_id, reason=word.reason,
+        source=word.source, nodes=nodes, ranks=ranks,
         starts=_count(run, tasks, RunDirectory.start_numbers), attempts=_count(run, tasks, RunDirectory.attempt_numbers),
         step=_step(run, attempt) if attempt else None,
-        exit_code=exit_code_of_end(run, word) if tasks is None else exit_code_of_tasks(state, tasks),
-        path=str(run.path), tasks=tasks,
+        exit_code=exit_code_of_end(run, word) if tasks is None else exit_code_of_tasks(word.state, tasks),
+        path=str(run.path), tasks=tasks, cannot_start=word.cannot_start,
     )  # fmt: skip
 
 
@@ -209,7 +211,7 @@ def final_word(run: RunDirectory) -> Word | None:
     if begun is None or _last_submitted(run) > begun["start"]:
         return None
     place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
-    return RunState(end["state"]), place + end["reason"], OWN_WORD
+    return Word(RunState(end["state"]), place + end["reason"], OWN_WORD)
 
 
 def _last_submitted(run: RunDirectory) -> int:
@@ -233,9 +235,9 @@ def _answer_for(job_ids: list[str], job: ResolvedJob, answer: Answer | None, *, 
 
 def _living_word(run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer | None, *, echo: bool) -> Word:
     if not job_id:
-        return RunState.CREATED, "rendered, not submitted", "run directory"
+        return Word(RunState.CREATED, "rendered, not submitted", "run directory")
     if job_id.startswith("local-"):
         return local_word(run, job_id)
     if not uses_slurm(job):
-        return RunState.UNKNOWN, f"job {job_id} is not of site {job.site.name}", "run directory"
+        return Word(RunState.UNKNOWN, f"job {job_id} is not of site {job.site.name}", "run directory")
     return slurm_word(run, job_id, _answer_for([job_id], job, answer, echo=echo))
