@@ -158,6 +158,24 @@ def test_a_cancel_says_what_follows(toolkit, squeue, tmp_path, clock):
     assert toolkit.ok("status", name).count("cancelled") == 2  # its state and its reason
 
 
+def test_several_runs_are_cancelled_and_one_that_cannot_be_keeps_no_other_from_it(toolkit, squeue, tmp_path):
+    runs = [submitted(toolkit, job_id, f"run{job_id}") for job_id in ("7", "8")]
+    calls = tmp_path / "bin" / "cancelled"
+    (tmp_path / "bin" / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{calls}\n')
+    (tmp_path / "bin" / "scancel").chmod(0o755)
+    squeue(("7", "RUNNING", "None"), ("8", "RUNNING", "None"))
+    first, second = (run.run_id for run in runs)
+    said = toolkit("cancel", first, "nobody", second, "nothing", first)
+    assert said.code == 4, said
+    assert said.out == "".join(
+        f"run {name} was asked to save and end; `toolkit wait {name}` waits for it\n" for name in (first, second)
+    )
+    refused = said.err.splitlines()
+    assert len(refused) == 2 and "'nobody'" in refused[0] and "'nothing'" in refused[1], said
+    assert calls.read_text() == "--full 7\n--full 8\n"
+    assert (toolkit("cancel").code, toolkit("cancel", first, second, "--task", 0).code) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("array", "reasons", "stuck"),
     [

@@ -132,20 +132,35 @@ def wait(run: str, runs: Path | None) -> None:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", nargs=-1, required=True)
 @runs_option
 @print_command_option
 @task_option
-def cancel(run: str, runs: Path | None, echo: bool, task: int | None) -> None:
-    """Ask RUN to save and end."""
+def cancel(run: tuple[str, ...], runs: Path | None, echo: bool, task: int | None) -> None:
+    """Ask each RUN to save and end."""
+    from toolkit.errors import ToolkitError
+
+    if task is not None and len(run) > 1:
+        raise click.UsageError("--task is of one RUN; write RUN_T for each")
+    refused = []
+    for name in dict.fromkeys(run):
+        try:
+            click.echo(_cancel(_part(name, task, runs), echo=echo))
+        except ToolkitError as error:  # what cannot be cancelled keeps no other from it
+            refused.append(error)
+    if refused:
+        refused[0].others = (*refused[0].others, *refused[1:])
+        raise refused[0]
+
+
+def _cancel(directory: RunDirectory, *, echo: bool) -> str:
+    """Ask a run, or a task, to end; what follows."""
     from toolkit.batch.cancel import cancel_run, cancel_task, what_follows
     from toolkit.supervise.failures import clean
 
-    directory = _part(run, task, runs)
-    number = directory.task_number
-    whole = directory.whole
+    number, whole = directory.task_number, directory.whole
     status = cancel_run(whole, echo=echo) if number is None else cancel_task(whole, number, echo=echo)
-    click.echo(clean(what_follows(status)))
+    return clean(what_follows(status))
 
 
 @click.command()
