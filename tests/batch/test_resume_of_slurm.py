@@ -158,3 +158,23 @@ def test_an_array_whose_tasks_are_all_completed_is_not_run_again_unasked(toolkit
     asked = toolkit("resume", run.run_id, *fix.split())
     assert (asked.code, "stay as they are" in asked.err) == (0, False), asked
     assert "#SBATCH --array=0-2%2\n" in run.script(1).read_text()
+
+
+@pytest.mark.usefixtures("sbatch")
+def test_a_resume_on_another_site_is_submitted_there_and_stays_there(toolkit, squeue):
+    run = toolkit.submit(toolkit.job("true"))
+    toolkit.ok("wait", run.run_id)
+    squeue(("8", "PENDING", "Priority"))
+    said = toolkit("resume", run.run_id, "--site", "devcluster", "-p", "nosuch")
+    assert (said.code, "site devcluster has no partition 'nosuch'" in said.err) == (2, True), said
+    assert toolkit("resume", run.run_id, "-d", "afterok:5").code == 2  # no sbatch starts it here
+    toolkit.ok("resume", run.run_id, "--site", "devcluster", "-d", "afterok:5")
+    assert {"--partition=main", "--dependency=afterok:5"} <= set(directives(run, 1))
+    told = json.loads(toolkit.ok("status", run.run_id, "--json"))
+    assert (told["site"], told["state"], told["job_id"]) == ("devcluster", "pending", "8")
+    squeue(("8", "FAILED", "NonZeroExitCode"))
+    toolkit.ok("resume", run.run_id)
+    assert "--partition=main" in directives(run, 2)
+    toolkit.ok("resume", run.run_id, "--site", "local", "--wait")
+    told = json.loads(toolkit.ok("status", run.run_id, "--json"))
+    assert (told["site"], told["state"], told["starts"]) == ("local", "completed", 2)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from toolkit.config.amend import amend_job
+from toolkit.config.amend import amend_job, move_job
 from toolkit.config.origins import Flag, Origin
 from toolkit.errors import ToolkitError
+from toolkit.site.load import load_site
 
 
 def test_a_resume_on_another_shape(resolve, site):
@@ -25,6 +26,15 @@ def test_what_followed_from_the_partition_follows_anew(resolve, site):
     assert amended.job.name == "job"
     sharded = resolve('account = "a"', "[parallel]\nshard = 4", site=site)
     assert (sharded.parallel.zero, amend_job(sharded, site=site, settings=["parallel.shard=1"]).parallel.zero) == (3, 0)
+
+
+def test_a_job_of_another_site_has_what_that_site_says_and_keeps_its_own(resolve, site):
+    local = load_site("local")
+    recorded = resolve('account = "a"\nnodes = 1', "[train]\nsteps = 9", site=site)
+    moved = amend_job(move_job(recorded, local, {}), site=local)
+    wanted = resolve('account = "a"\nnodes = 1', "[train]\nsteps = 9", site=local)
+    assert moved == wanted
+    assert amend_job(move_job(moved, site, {}), site=site) == recorded
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from toolkit.batch.settle import tasks_in
 from toolkit.batch.state import RunStatus, require_submitted, run_status
 from toolkit.batch.steps_left import check_steps_left
 from toolkit.batch.submission import recorded_job
-from toolkit.config.amend import amend_job
+from toolkit.config.amend import amend_job, move_job
 from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
@@ -47,13 +47,15 @@ class Changes:
     """What a resume has other than the start before it.
 
     `settings` and `flags` replace recorded values, as for a submit; `sbatch` are options of this submission alone;
-    `checkpoint` is a step number, a folder's name or a path, None for the newest that verifies.
+    `checkpoint` is a step number, a folder's name or a path, None for the newest that verifies; `site` is another one
+    than before, or the same with what its file says now.
     """
 
     settings: Sequence[str] = ()
     flags: Mapping[str, Flag] = field(default_factory=dict)
     sbatch: Sequence[str] = ()
     checkpoint: str | None = None
+    site: Site | None = None
 
 
 def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextStart:
@@ -120,7 +122,8 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
     recorded = recorded_job(run)
     named = "job.array" in changes.flags or any(setting.startswith("job.array=") for setting in changes.settings)
     flags = ({} if named else _tasks_to_resume(run, recorded, status)) | dict(changes.flags)
-    job = amend_job(recorded, site=site_of(recorded), settings=changes.settings, flags=flags)
+    before = move_job(recorded, changes.site, os.environ) if changes.site is not None else recorded
+    job = amend_job(before, site=changes.site or site_of(recorded), settings=changes.settings, flags=flags)
     check_codec(job)
     if source is None:
         if job.checkpoint.source != recorded.checkpoint.source or not _has_checkpoints(run):

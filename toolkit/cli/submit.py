@@ -124,6 +124,7 @@ def render(
 
 @click.command()
 @click.argument("run")
+@click.option("--site", metavar="NAME", help="Another site, by its name or file [the one of the run's last start].")
 @runs_option
 @job_options
 @click.option("--from", "checkpoint", metavar="CKPT", help="Step, folder name or path [the newest that verifies].")
@@ -132,8 +133,8 @@ def render(
 @_parsable_option
 @print_command_option
 def resume(
-    run: str, runs: Path | None, settings: tuple[str, ...], checkpoint: str | None, here: bool, wait: bool,
-    parsable: bool, echo: bool, **values: Any,
+    run: str, site: str | None, runs: Path | None, settings: tuple[str, ...], checkpoint: str | None, here: bool,
+    wait: bool, parsable: bool, echo: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Continue RUN from its newest checkpoint as a new job, maybe on another number of ranks.
 
@@ -141,9 +142,10 @@ def resume(
     toolkit resume last
     toolkit resume last -n 2 --set train.steps=300 --wait
     toolkit resume last --here
+    toolkit resume last --site local
     """
     part = find(run, runs)
-    prepared = _prepare(part, settings, checkpoint, values, here=here)
+    prepared = _prepare(part, site, settings, checkpoint, values, here=here)
     if here:
         _live_here(part.whole, prepared.job, prepared.number)
     _announce(_hand_over(prepared, echo=echo), parsable=parsable)
@@ -152,21 +154,25 @@ def resume(
 
 
 def _prepare(
-    part: RunDirectory, settings: tuple[str, ...], checkpoint: str | None, values: dict[str, Any], *, here: bool
-) -> NextStart:
+    part: RunDirectory, site: str | None, settings: tuple[str, ...], checkpoint: str | None, values: dict[str, Any],
+    *, here: bool,
+) -> NextStart:  # fmt: skip
     """The next start of a run, which can begin: `here` needs an allocation where there is Slurm."""
     from toolkit.batch.allocation import check_here
     from toolkit.batch.resume import Changes, prepare_resume, take_back
-    from toolkit.batch.submission import recorded_job, uses_slurm
+    from toolkit.batch.submission import recorded_job
     from toolkit.config.amend import nodes_after
     from toolkit.errors import ToolkitError
+    from toolkit.site.detect import choose_site
 
     recorded = recorded_job(part)
-    if here and uses_slurm(recorded):
+    chosen = choose_site(site).site if site else None
+    scheduler = chosen.scheduler if chosen else recorded.scheduler
+    if here and scheduler.kind == "slurm":
         _take_allocation(values, settings)
     flags = flags_of(values, lambda: nodes_after(recorded, settings))
-    options = sbatch_options_of(values, for_sbatch=uses_slurm(recorded) and not here)
-    prepared = prepare_resume(part, Changes(settings, flags, options, checkpoint))
+    options = sbatch_options_of(values, for_sbatch=scheduler.kind == "slurm" and not here)
+    prepared = prepare_resume(part, Changes(settings, flags, options, checkpoint, chosen))
     try:
         if here:
             check_here(prepared.job, os.environ)

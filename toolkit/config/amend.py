@@ -16,6 +16,7 @@ from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob
 from toolkit.config.site import Site
+from toolkit.config.site_values import origins_of_site, values_of_site
 
 
 def amend_job(
@@ -50,6 +51,17 @@ def amend_job(
     check_words(amended)
     check_request(amended, site)
     return amended
+
+
+def move_job(recorded: ResolvedJob, site: Site, environ: Mapping[str, str]) -> ResolvedJob:
+    """A recorded job with another site's values in place of its own; `amend_job` then checks it there.
+
+    Raises:
+        ToolkitError: a path of the site has a variable that `environ` lacks.
+    """
+    of_job = {key: origin for key, origin in recorded.origins.items() if key.partition(".")[0] in JobFile.model_fields}
+    moved = {**values_of_site(site, environ), "origins": of_job | origins_of_site(site)}
+    return recorded.model_copy(update=moved)
 
 
 def nodes_after(recorded: ResolvedJob, settings: Sequence[str]) -> int | str:

@@ -18,14 +18,14 @@ from toolkit.config.checks import check_request, check_words
 from toolkit.config.derive import derive
 from toolkit.config.document import Document, leaves, read_document
 from toolkit.config.entry import check_entry
-from toolkit.config.expand import expand_paths
 from toolkit.config.job import is_job_name
 from toolkit.config.lines import KeyPath
 from toolkit.config.metric import check_metric
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refusal
 from toolkit.config.resolved import JobFile, ResolvedJob
-from toolkit.config.site import PathsTable, Site, SiteIdentity
+from toolkit.config.site import Site
+from toolkit.config.site_values import origins_of_site, values_of_site
 from toolkit.config.texts import TABLES, read_text
 from toolkit.errors import ToolkitError
 
@@ -97,8 +97,7 @@ def resolve_job(
     except ValidationError as error:
         raise refusal(error, JobFile, place) from error
     known = site or Site(name="none")
-    paths = expand_paths(known, environ)
-    resolved = derive(_join(tables, known, paths, document.path, argv, origins), known)
+    resolved = derive(_join(tables, known, environ, document.path, argv, origins), known)
     check_entry(resolved)
     check_metric(resolved)
     check_words(resolved)
@@ -120,7 +119,12 @@ def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
 
 
 def _join(
-    tables: JobFile, site: Site, paths: PathsTable, job_file: Path, argv: Sequence[str], origins: dict[str, Origin]
+    tables: JobFile,
+    site: Site,
+    environ: Mapping[str, str],
+    job_file: Path,
+    argv: Sequence[str],
+    origins: dict[str, Origin],
 ) -> ResolvedJob:
     own = {name: getattr(tables, name) for name in JobFile.model_fields}
     own["checkpoint"] = _with_lasting_source(tables.checkpoint, origins)
@@ -129,15 +133,8 @@ def _join(
         job_directory=job_file.parent,
         argv=list(argv),
         **own,
-        site=SiteIdentity(**{name: getattr(site, name) for name in SiteIdentity.model_fields}),
-        scheduler=site.scheduler,
-        launcher=site.launcher,
-        gpu=site.gpu,
-        site_env=site.env,
-        network=site.network,
-        paths=paths,
-        site_container=site.container,
-        origins=origins | _site_origins(site),
+        **values_of_site(site, environ),
+        origins=origins | origins_of_site(site),
     )
 
 
@@ -211,17 +208,3 @@ def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]
             table = table.setdefault(part, {})
         table[path[-1]] = setting.value
     return values, {".".join(path): setting.origin for path, setting in kept.items()}
-
-
-def _site_origins(site: Site) -> dict[str, Origin]:
-    """Return the origins of the site's values under the names that the resolved job gives them."""
-    renamed: dict[str, Origin] = {}
-    for name, origin in site.origins.items():
-        first = name.partition(".")[0]
-        if first in ("env", "container"):  # a job has tables of these names, too
-            renamed[f"site_{name}"] = origin
-        elif "." not in name:
-            renamed[f"site.{name}"] = origin
-        elif first not in ("partitions", "detect"):
-            renamed[name] = origin
-    return renamed
