@@ -55,6 +55,18 @@ def test_what_was_cancelled_in_the_queue_is_not_lost_when_slurm_forgets_it(run_d
     assert slurm_word(run_directory, "7", {})[0] is RunState.LOST
 
 
+def test_no_moment_of_a_requeue_is_an_end(toolkit, squeue):
+    """What squeue shows from the supervisor's last word to the next start, as watched on a cluster of 22.05."""
+    run = submitted(toolkit, "7", "again")
+    claim(run)
+    end_attempt(run, final=False, next="requeue", cause="walltime", state="timeout")
+    for state in ("RUNNING", "COMPLETING", "PENDING", "CONFIGURING", "RUNNING"):
+        squeue(("7", state, "BeginTime" if state == "PENDING" else "None"))
+        told = json.loads(toolkit.ok("status", run.run_id, "--json"))
+        assert told["state"] in ("running", "pending"), told
+        end_start(run, 0, state="requeue", exit_code=140)  # after the first look
+
+
 def test_an_older_answer_takes_no_start_back_but_a_requeue_does(run_directory):
     assert say(run_directory, state="PENDING")[0] is RunState.PENDING
     claim(run_directory)

@@ -23,7 +23,7 @@ def check_steps_left(
     Args:
         recorded, job: as the run was submitted last, and as it is resumed.
         source: the checkpoint that it is to go on from; None for its newest.
-        completed: how the run has ended.
+        completed: whether the run came to its end.
 
     Raises:
         CheckFailedError: nothing is left to do.
