@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "parse": ("toolkit.cli.parse", "parse", "Read another command's output as the toolkit does."),
     "bench": ("toolkit.cli.bench", "bench", "Measure what this machine does."),
     "ckpt": ("toolkit.cli.ckpt", "ckpt", "List, show, verify, compare, prune, export and import checkpoints."),
+    "data": ("toolkit.cli.data", "data", "Make token files of text, and indexes of JSON lines."),
     "devcluster": ("toolkit.cli.devcluster", "devcluster", "A real Slurm cluster on this machine."),
 }
 

@@ -1,0 +1,45 @@
+"""The data half of training: sources of samples, their order, a loader, and token files made ahead.
+
+What is imported from here is imported on first use: packing text and indexing lines work without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolkit.train.data.broken import BrokenRecordError
+    from toolkit.train.data.hdf5_datasets import HDF5Source
+    from toolkit.train.data.iterable_dataset import IterableSource
+    from toolkit.train.data.json_lines import JsonLinesSource
+    from toolkit.train.data.loader import Loader
+    from toolkit.train.data.loader_settings import LoaderSettings, choose_loader_settings
+    from toolkit.train.data.map_dataset import MapSource
+    from toolkit.train.data.padding import Padded, PadSamples, pad_to_multiple
+    from toolkit.train.data.token_windows import TokenSource
+
+__all__ = [
+    "BrokenRecordError", "HDF5Source", "IterableSource", "JsonLinesSource", "Loader", "LoaderSettings", "MapSource",
+    "PadSamples", "Padded", "TokenSource", "choose_loader_settings", "pad_to_multiple",
+]  # fmt: skip
+_MODULES = {
+    "BrokenRecordError": "broken",
+    "HDF5Source": "hdf5_datasets",
+    "IterableSource": "iterable_dataset",
+    "JsonLinesSource": "json_lines",
+    "Loader": "loader",
+    "LoaderSettings": "loader_settings",
+    "MapSource": "map_dataset",
+    "PadSamples": "padding",
+    "Padded": "padding",
+    "TokenSource": "token_windows",
+    "choose_loader_settings": "loader_settings",
+    "pad_to_multiple": "padding",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

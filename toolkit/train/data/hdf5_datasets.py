@@ -1,0 +1,136 @@
+"""Datasets of an HDF5 file, whose first dimension counts the samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import default_collate
+
+from toolkit.config.table import nearest
+from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource
+
+_KINDS = "biufc"  # of numpy: what becomes a tensor
+
+
+class HDF5Source(RecordSource):
+    """Sample `i` is `(first[i], second[i], ...)` of the named datasets, or `first[i]` alone where one is named.
+
+    A batch is read by slices in the order of the file, each chunk once, and put into the order that was asked for.
+    """
+
+    def __init__(self, path: Path | str, names: Sequence[str], *, broken: Broken = "fail") -> None:
+        super().__init__(default_collate, broken)
+        self.path = Path(path)
+        self.names = [names] if isinstance(names, str) else list(names)
+        self._file: h5py.File | None = None
+        self._process = 0
+        self._count = self._check()
+        self.close()  # whoever takes samples opens it: HDF5 must not go through a fork
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None}
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def take(self, positions: NDArray[np.int64]) -> Any:
+        try:
+            arrays = [self._rows(dataset, positions) for dataset in self._datasets()]
+        except OSError:
+            # A block that cannot be read spoils its whole slice: which samples it is of comes out one by one.
+            return super().take(positions)
+        tensors = tuple(torch.from_numpy(array) for array in arrays)
+        return tensors if len(tensors) > 1 else tensors[0]
+
+    def read(self, position: int) -> Any:
+        tensors = []
+        for dataset in self._datasets():
+            try:
+                tensors.append(torch.from_numpy(np.asarray(dataset[position])))
+            except OSError as error:
+                raise BrokenRecordError(
+                    f"cannot be read: {error}",
+                    where=f"{self.path}:{dataset.name}[{position}]",
+                    fix='restore the file, or set data.broken = "skip"',
+                ) from error
+        return tuple(tensors) if len(tensors) > 1 else tensors[0]
+
+    def close(self) -> None:
+        """Close the file; it is opened again when samples are taken."""
+        if self._file is not None and self._process == os.getpid():
+            self._file.close()
+        self._file = None
+
+    def _rows(self, dataset: h5py.Dataset, positions: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows at `positions`, in that order."""
+        in_order, place = np.unique(positions, return_inverse=True)
+        rows = np.empty((len(in_order), *dataset.shape[1:]), dataset.dtype)
+        for first, last in _slices(in_order, dataset.chunks[0] if dataset.chunks else 1):
+            begin, end = int(in_order[first]), int(in_order[last - 1]) + 1
+            if end - begin == last - first:
+                dataset.read_direct(rows, np.s_[begin:end], np.s_[first:last])
+            else:
+                rows[first:last] = dataset[begin:end][in_order[first:last] - begin]
+        return rows[place]
+
+    def _datasets(self) -> list[h5py.Dataset]:
+        if self._file is None or self._process != os.getpid():
+            self._file, self._process = self._opened(), os.getpid()
+        return [self._file[name] for name in self.names]
+
+    def _opened(self) -> h5py.File:
+        try:
+            # Nobody writes while a run reads, and locks are refused by some parallel file systems.
+            return h5py.File(self.path, "r", locking=False)
+        except FileNotFoundError as error:
+            raise NotFoundError("there is no such file", where=str(self.path), fix="name an HDF5 file") from error
+        except OSError as error:
+            raise ToolkitError(
+                f"cannot open it: {error}", where=str(self.path), fix="name a whole HDF5 file"
+            ) from error
+
+    def _check(self) -> int:
+        file = self._file = self._opened()
+        self._process = os.getpid()
+        counts: dict[str, int] = {}
+        for name in self.names:
+            dataset = file.get(name)
+            if not isinstance(dataset, h5py.Dataset):
+                near = nearest(name, file)
+                fix = f"write {near[0]!r}" if near else f"the file has {', '.join(map(repr, file))}"
+                raise NotFoundError(f"there is no dataset {name!r}", where=str(self.path), fix=fix)
+            if dataset.dtype.kind not in _KINDS or not dataset.shape:
+                what = f"{dataset.dtype} of shape {dataset.shape}"
+                raise ToolkitError(
+                    f"holds {what}, of which no tensors are made",
+                    where=f"{self.path}:{name}",
+                    fix="name a dataset of numbers whose first dimension counts the samples",
+                )
+            counts[name] = len(dataset)
+        if len(set(counts.values())) != 1 or not all(counts.values()):
+            raise ToolkitError(
+                f"the datasets have {', '.join(f'{count:,} ({name})' for name, count in counts.items())} samples",
+                where=str(self.path),
+                fix="name datasets of one length, of 1 or more",
+            )
+        return next(iter(counts.values()))
+
+
+def _slices(in_order: NDArray[np.int64], chunk: int) -> list[tuple[int, int]]:
+    """Where to cut rising positions into slices [first, last): between those that neither touch nor share a chunk.
+
+    HDF5 reads a chunk as a whole, so rows between two of one chunk cost nothing.
+    """
+    apart = (np.diff(in_order) > 1) & (np.diff(in_order // chunk) > 0)
+    cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(in_order)]
+    return list(pairwise(cuts))

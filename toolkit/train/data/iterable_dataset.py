@@ -1,0 +1,133 @@
+"""Any iterable dataset of torch: a stream, of which each rank takes its samples by their place in it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, default_collate
+
+from toolkit.errors import ToolkitError
+from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource, broken_by, tell_stderr
+from toolkit.train.data.source import Collate
+
+
+class IterableSource(RecordSource):
+    """Sample `i` is what the dataset yields `i`-th, over epoch after epoch.
+
+    Every rank reads the whole stream and drops what is the others'; a resume reads and drops what was read before. So
+    neither it nor another number of ranks repeats or skips a sample, as long as the dataset yields the same samples
+    every time and does not divide them among ranks itself. A dataset with `set_epoch` is told the epoch; all epochs
+    must be of one length. An iterator that raises has ended: for "skip" the dataset yields a `BrokenRecordError` in
+    the place of a sample that it cannot read.
+    """
+
+    count = None
+    most_workers = 1  # a second one would read the same stream once more
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        *,
+        collate: Collate = default_collate,
+        broken: Broken = "fail",
+        tell: Callable[[str], None] = tell_stderr,
+    ) -> None:
+        super().__init__(collate, broken)
+        self.dataset = dataset
+        self._tell = tell
+        self._iterator: Iterator[Any] | None = None
+        self._process = os.getpid()
+        self._next = 0  # the sample that the iterator yields next
+        self._epoch = 0
+        self._epoch_began = 0  # its first sample
+        self._length: int | None = None  # of an epoch; known from the end of the first one on
+        self._ahead: dict[int, Any] = {}  # read to replace a broken one, and still to be given itself
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has its own iterator: neither generators nor open files travel.
+        return {**self.__dict__, "_iterator": None, "_ahead": {}}
+
+    def take(self, positions: NDArray[np.int64]) -> Any:
+        """The batch of these samples, whose numbers rise."""
+        if self._process != os.getpid():
+            # Files that the iterator holds open share their pointer with the process that forked.
+            self._iterator, self._process = None, os.getpid()
+        samples = []
+        for position in positions.tolist():
+            for passed in [number for number in self._ahead if number < position]:
+                del self._ahead[passed]
+            samples.append(self.read_or_replace(position))
+        return self.batch_of(samples)
+
+    def read(self, position: int) -> Any:
+        item = self._item(position)
+        if isinstance(item, BrokenRecordError):
+            raise item
+        return item
+
+    def _item(self, sample: int) -> Any:
+        if sample not in self._ahead:
+            if self._iterator is None or sample < self._next:
+                self._go_to(sample)
+            while self._next < sample:
+                self._pull()
+            self._ahead[sample] = self._pull()
+        return self._ahead[sample]
+
+    def _go_to(self, sample: int) -> None:
+        """Begin at the epoch that holds the sample, or at the first one, and drop what comes before it."""
+        self._ahead.clear()
+        self._begin_epoch(sample // self._length if self._length else 0)
+        dropped, began = sample - self._next, time.monotonic()
+        while self._next < sample:
+            self._pull()
+        if dropped:
+            seconds = time.monotonic() - began
+            self._tell(
+                f"read and dropped {dropped:,} samples of the stream to come to sample {sample:,} ({seconds:.1f} s)"
+            )
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        self._epoch, self._iterator = epoch, iter(self.dataset)
+        self._next = self._epoch_began = epoch * (self._length or 0)
+
+    def _pull(self) -> Any:
+        """The next sample of the stream."""
+        name = type(self.dataset).__name__
+        assert self._iterator is not None
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            self._end_epoch(name)
+            return self._pull()
+        except Exception as error:  # a user's code may raise anything; the record is named
+            self._iterator = None
+            raise ToolkitError(
+                f"the stream broke off: {broken_by(error, '').message}",
+                where=f"sample {self._next} of {name}",
+                fix='catch it in the dataset and yield a BrokenRecordError instead, which data.broken = "skip" leaves out',
+            ) from error
+        self._next += 1
+        return item
+
+    def _end_epoch(self, name: str) -> None:
+        length = self._next - self._epoch_began
+        if length == 0:
+            raise ToolkitError(
+                "the stream is empty", where=f"epoch {self._epoch} of {name}", fix="name data that has samples"
+            )
+        if self._length not in (None, length):
+            raise ToolkitError(
+                f"this epoch has {length:,} samples, the one before {self._length:,}",
+                where=f"epoch {self._epoch} of {name}",
+                fix="yield the same number of samples in every epoch: a resume could not find its place else",
+            )
+        self._length = length
+        self._begin_epoch(self._epoch + 1)

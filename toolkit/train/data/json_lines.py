@@ -1,0 +1,90 @@
+"""JSON lines: one record a line, over several files, each line reached by its offset."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from toolkit.errors import ToolkitError
+from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource, broken_by
+from toolkit.train.data.line_index import LineIndex, line_index
+from toolkit.train.data.source import Collate
+
+
+class JsonLinesSource(RecordSource):
+    """Sample `i` is the i-th line of all files that is not empty, as `convert` makes it of the parsed line.
+
+    Args:
+        convert: makes a sample of a record; what it raises makes the record a broken one.
+        collate: makes a batch of a list of samples; torch's own by default.
+        index_folder: where the indexes of lines are kept; by default beside each file.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path | str],
+        *,
+        convert: Callable[[Any], Any] | None = None,
+        collate: Collate = default_collate,
+        broken: Broken = "fail",
+        index_folder: Path | None = None,
+    ) -> None:
+        super().__init__(collate, broken)
+        self.files = [Path(file) for file in files]
+        self.convert = convert
+        self.index_folder = index_folder
+        self._indexes: list[LineIndex] | None = None
+        self._descriptors: dict[int, int] = {}  # of files that were opened, by their number
+        self._ends = np.cumsum([len(index.starts) for index in self._opened()])
+        if not self.files or self._ends[-1] == 0:
+            raise ToolkitError(
+                "no line holds a record", where=", ".join(map(str, self.files[:3])), fix="name files with text"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_indexes": None, "_descriptors": {}}
+
+    def __del__(self) -> None:
+        for descriptor in self.__dict__.get("_descriptors", {}).values():
+            os.close(descriptor)
+
+    @property
+    def count(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, position: int) -> Any:
+        number = int(np.searchsorted(self._ends, position, side="right"))
+        record = position - (int(self._ends[number - 1]) if number else 0)
+        index = self._opened()[number]
+        begin, end = index.span(record)
+        # By its place, and not by the file's pointer, which processes that were forked share.
+        line = os.pread(self._descriptor(number), end - begin, begin)
+        where = f"{self.files[number]}:{index.line(record)}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BrokenRecordError(
+                f"not valid JSON: {error}", where=where, fix='mend or remove the line, or set data.broken = "skip"'
+            ) from error
+        if self.convert is None:
+            return value
+        try:
+            return self.convert(value)
+        except Exception as error:  # a user's code may raise anything; the record is named
+            raise broken_by(error, where) from error
+
+    def _opened(self) -> list[LineIndex]:
+        if self._indexes is None:
+            self._indexes = [line_index(path, self.index_folder) for path in self.files]
+        return self._indexes
+
+    def _descriptor(self, number: int) -> int:
+        if number not in self._descriptors:
+            self._descriptors[number] = os.open(self.files[number], os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptors[number]

@@ -1,0 +1,82 @@
+"""Windows of tokens out of files that are mapped into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+from torch import Tensor
+
+from toolkit.errors import ToolkitError
+from toolkit.train.data.token_file import map_tokens, read_header
+
+
+class TokenSource:
+    """Samples of `context` tokens, each with the token that follows as its last target. No window spans two files.
+
+    Args:
+        files: made by `toolkit data pack`, or raw ones, for which `dtype` is "uint16" or "uint32".
+    """
+
+    most_workers: int | None = None
+
+    def __init__(self, files: Sequence[Path | str], context: int, *, dtype: str | None = None) -> None:
+        if context < 1:
+            raise ToolkitError(f"a context of {context} tokens", where="context", fix="give 1 or more")
+        self.files = [Path(file) for file in files]
+        self.context = context
+        self.dtype = dtype
+        self._windows: list[NDArray[Any]] | None = None
+        counts = [len(windows) for windows in self._open()]
+        self._ends = np.cumsum(counts)  # of each file, in samples
+        if not counts or self._ends[-1] == 0:
+            raise ToolkitError(
+                f"{len(self.files)} files hold no window of {context} tokens and the one that follows",
+                where=", ".join(map(str, self.files[:3])),
+                fix="name more text, or a smaller context",
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_windows": None}  # a map that travels would travel as its bytes
+
+    @property
+    def count(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def digest(self) -> str:
+        """What the headers say of the tokens, "raw" where there is none: equal on all ranks that read the same."""
+        headers = [read_header(path) for path in self.files]
+        return "+".join(header.digest.hex() if header else "raw" for header in headers)
+
+    def take(self, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, both int64 of shape (len(positions), context)."""
+        files = self._open()
+        numbers = np.searchsorted(self._ends, positions, side="right")
+        rows = np.empty((len(positions), self.context + 1), np.int64)
+        for number in np.unique(numbers):
+            chosen = numbers == number
+            first = self._ends[number - 1] if number else 0
+            rows[chosen] = files[number][positions[chosen] - first]
+        tensor = torch.from_numpy(rows)
+        return tensor[:, :-1], tensor[:, 1:]
+
+    def drain_skips(self) -> list[str]:
+        return []
+
+    def _open(self) -> list[NDArray[Any]]:
+        if self._windows is None:
+            self._windows = [_windows(map_tokens(path, self.dtype), self.context) for path in self.files]
+        return self._windows
+
+
+def _windows(tokens: NDArray[Any], context: int) -> NDArray[Any]:
+    """All windows as rows of one array, which overlap by a token: a row is copied as a whole, not token by token."""
+    count = max(0, (len(tokens) - 1) // context)
+    width = tokens.itemsize
+    return as_strided(tokens, (count, context + 1), (context * width, width), writeable=False)

@@ -1,0 +1,90 @@
+"""What makes tokens of text: the bytes themselves, or any function of yours."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.errors import ToolkitError
+
+BYTES = "bytes"
+# A text in, its tokens out.
+Tokenizer = Callable[[str], Sequence[int]]
+
+
+def load_tokenizer(name: str) -> Tokenizer | None:
+    """The function that `module:name` names; None for "bytes". The current folder is searched as well.
+
+    Raises:
+        ToolkitError: there is no such module or name, or it cannot be called.
+    """
+    if name == BYTES:
+        return None
+    module_name, _, attribute = name.partition(":")
+    where = f"tokenizer {name}"
+    if not module_name or not attribute:
+        raise ToolkitError(
+            "is neither bytes nor module:name", where=where, fix='write "bytes" or a name such as "my_tokens:encode"'
+        )
+    if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109 - as sys.path has it
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing runs a user's code, which may raise anything
+        raise ToolkitError(
+            f"cannot be loaded: {type(error).__name__}: {error}",
+            where=where,
+            fix="name a module that this Python finds, here or installed, and a function in it",
+        ) from error
+    if not callable(found):
+        raise ToolkitError(
+            "cannot be called", where=where, fix="name a function that takes a text and returns its tokens"
+        )
+    tokenizer: Tokenizer = found
+    return tokenizer
+
+
+def tokens_of(data: bytes, tokenizer: Tokenizer | None, dtype: str, where: str) -> NDArray[Any]:
+    """The tokens of a piece of text, which is UTF-8 unless its bytes are the tokens.
+
+    Raises:
+        ToolkitError: it is not UTF-8, the tokenizer fails, or a token does not fit `dtype`.
+    """
+    if tokenizer is None:
+        return np.frombuffer(data, np.uint8).astype(np.dtype(dtype).newbyteorder("<"))
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ToolkitError(
+            f"not UTF-8: {error.reason} at byte {error.start} of this piece",
+            where=where,
+            fix="convert the file (iconv -t utf-8), or take --tokenizer bytes",
+        ) from error
+    try:
+        tokens = np.asarray(tokenizer(text))
+    except Exception as error:  # a user's code may raise anything
+        raise ToolkitError(
+            f"the tokenizer failed: {type(error).__name__}: {error}", where=where, fix="mend it, or leave the file out"
+        ) from error
+    if tokens.size == 0:
+        return np.empty(0, np.dtype(dtype).newbyteorder("<"))
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ToolkitError(
+            f"the tokenizer returned {tokens.dtype} of shape {tokens.shape}",
+            where=where,
+            fix="return a flat list of whole numbers",
+        )
+    most = np.iinfo(dtype).max
+    if (least := int(tokens.min())) < 0 or int(tokens.max()) > most:
+        wrong = least if least < 0 else int(tokens.max())
+        fix = "pack with --dtype uint32" if 0 <= wrong < 2**32 else "return tokens from 0 to 4294967295"
+        raise ToolkitError(f"the token {wrong} does not fit {dtype}", where=where, fix=fix)
+    return tokens.astype(np.dtype(dtype).newbyteorder("<"))
