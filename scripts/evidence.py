@@ -47,6 +47,7 @@ CHECKS = (
     Check("tests", [*PYTEST, "-m", "evidence", "--ignore=tests/torture"]),
     Check("fuzz", [*PYTEST, "--timeout=1800", "tests/fuzz"], {"TOOLKIT_FUZZ_CASES": "20000"}),
     Check("step_time", [sys.executable, "benchmarks/step_time.py"]),
+    Check("data_loading", [sys.executable, "benchmarks/data_loading.py"]),
     # Kills, damage, power cuts, full disks and second writers; then the table of what was seen.
     Check("checkpoint_torture_tests", CHECKPOINT_TORTURE, {"TOOLKIT_CHECKPOINT_TORTURE": "full"}),
     Check("checkpoint_torture", [sys.executable, "tests/checkpoint/torture/torture_tally.py"]),

@@ -23,7 +23,7 @@ def data() -> None:
     "--vocabulary", default=0, type=click.IntRange(0, 2**32 - 1), metavar="N", help="Written into the header."
 )
 @click.option(
-    "--processes", type=click.IntRange(min=1), metavar="N", help="How many tokenise [the CPUs of this process]."
+    "--processes", type=click.IntRange(min=1), metavar="N", help="How many tokenise [one a CPU; 1 for bytes]."
 )
 @click.option("--force", is_flag=True, help="Replace the output if it is there.")
 def pack(
@@ -41,13 +41,14 @@ def pack(
     from toolkit.cli.ckpt_print import reading_bar, size
     from toolkit.train.data.pieces import size_of
     from toolkit.train.data.preprocess import Packing, pack
+    from toolkit.train.data.tokenizers import BYTES
 
     total = sum(map(size_of, files))
     packing = Packing(tokenizer, dtype, end_token, vocabulary)
+    # Bytes are read as fast as one process writes them.
+    processes = processes or (1 if tokenizer == BYTES else len(os.sched_getaffinity(0)))
     with reading_bar("tokenising", total) as advance:
-        header = pack(
-            files, output, packing, processes=processes or len(os.sched_getaffinity(0)), replace=force, advance=advance
-        )
+        header = pack(files, output, packing, processes=processes, replace=force, advance=advance)
     click.echo(f"{output}: {header.tokens:,} tokens ({header.dtype}) of {len(files):,} files, {size(total)}")
 
 

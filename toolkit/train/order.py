@@ -29,9 +29,11 @@ class SampleOrder:
         self._half_bits = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
         self._half_mask = np.uint64((1 << int(self._half_bits)) - 1)
 
-    def positions(self, samples: range) -> NDArray[np.int64]:
+    def positions(self, samples: range | NDArray[np.int64]) -> NDArray[np.int64]:
         """The positions in [0, count) of the global samples; shape (len(samples),)."""
-        index = np.arange(samples.start, samples.stop, samples.step, dtype=np.uint64)
+        if isinstance(samples, range):
+            samples = np.arange(samples.start, samples.stop, samples.step, dtype=np.int64)
+        index = samples.astype(np.uint64)
         epoch, place = np.divmod(index, np.uint64(self.count))
         key = _mix(epoch + _mix(np.full_like(epoch, self.seed % 2**64)))
         place = self._permute(place, key)

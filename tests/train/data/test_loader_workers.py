@@ -54,6 +54,7 @@ def test_one_that_hangs_in_a_read_is_gone_as_well(monkeypatch):
     with loader_of(Hanging(), workers=1) as loader:
         batches = loader.batches()
         process = int(next(batches)[0])
+        time.sleep(0.6)  # by now it hangs
     assert not is_there(process)
 
 
@@ -182,7 +183,7 @@ def test_what_a_dataset_draws_follows_the_seed_and_the_sample(workers):
 
 class Slow(Numbers):
     def __getitem__(self, position):
-        time.sleep(0.005)
+        time.sleep(0.015)
         return position
 
 
@@ -190,7 +191,7 @@ def test_the_fastest_number_of_workers_is_kept_and_told(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
     said = []
     reader = BatchReader(MapSource(Slow()), 0)
-    settings = choose_loader_settings(reader, Plan(4), candidates=(0, 2), budget_s=0.6, tell=said.append)
+    settings = choose_loader_settings(reader, Plan(4), candidates=(0, 2), budget_s=1.6, tell=said.append)
     assert settings == LoaderSettings(2, prefetch=2)
     assert said[0].startswith("batches are read by 2 worker processes, ") and " by 0)" in said[0]
     quick = choose_loader_settings(

@@ -30,15 +30,17 @@ def test_windows_of_several_files_with_targets_one_token_on(tmp_path, dtype):
     files = [token_file(tmp_path / "a", range(10), dtype), token_file(tmp_path / "b", range(100, 104), dtype)]
     source = TokenSource(files, 3)
     assert source.count == 4
-    inputs, targets = source.take(np.array([3, 0, 2, 3]))
+    inputs, targets = source.finished(source.take(np.array([3, 0, 2, 3])))
     assert inputs.tolist() == [[100, 101, 102], [0, 1, 2], [6, 7, 8], [100, 101, 102]]
     assert targets.tolist() == [[101, 102, 103], [1, 2, 3], [7, 8, 9], [101, 102, 103]]
     assert inputs.dtype == targets.dtype and str(inputs.dtype) == "torch.int64"
 
 
 def test_large_tokens_are_not_cut(tmp_path):
-    inputs, _ = TokenSource([token_file(tmp_path / "a", [2**32 - 1, 65535, 7], "uint32")], 2).take(np.array([0]))
-    assert inputs.tolist() == [[2**32 - 1, 65535]]
+    large = token_file(tmp_path / "a", [2**32 - 1, 65535, 7], "uint32")
+    source = TokenSource([token_file(tmp_path / "b", [1, 2, 3]), large], 2)
+    inputs, _ = source.finished(source.take(np.array([1, 0])))
+    assert inputs.tolist() == [[2**32 - 1, 65535], [1, 2]], "of files of two types, too"
 
 
 def test_a_raw_file_needs_its_type(tmp_path):
@@ -91,4 +93,4 @@ def test_it_travels_to_another_process_without_its_tokens(tmp_path):
     source = TokenSource([token_file(tmp_path / "a", range(10_000))], 3)
     sent = pickle.dumps(source)
     assert len(sent) < 1000
-    assert pickle.loads(sent).take(np.array([5]))[0].tolist() == [[15, 16, 17]]
+    assert pickle.loads(sent).take(np.array([5])).tolist() == [[15, 16, 17, 18]]

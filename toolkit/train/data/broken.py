@@ -94,6 +94,9 @@ class RecordSource(ABC):
                 fix="give a collate of your own; PadSamples() makes sequences equally long",
             ) from error
 
+    def finished(self, batch: Any) -> Any:
+        return batch
+
     def drain_skips(self) -> list[str]:
         skips, self._skips = self._skips, []
         return skips

@@ -12,11 +12,11 @@ import h5py
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
 
 from toolkit.config.table import nearest
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource
+from toolkit.train.data.stacking import stack
 
 _KINDS = "biufc"  # of numpy: what becomes a tensor
 
@@ -28,7 +28,7 @@ class HDF5Source(RecordSource):
     """
 
     def __init__(self, path: Path | str, names: Sequence[str], *, broken: Broken = "fail") -> None:
-        super().__init__(default_collate, broken)
+        super().__init__(stack, broken)
         self.path = Path(path)
         self.names = [names] if isinstance(names, str) else list(names)
         self._file: h5py.File | None = None

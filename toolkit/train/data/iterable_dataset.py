@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset
 
 from toolkit.errors import ToolkitError
 from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource, broken_by, tell_stderr
 from toolkit.train.data.source import Collate
+from toolkit.train.data.stacking import stack
 
 
 class IterableSource(RecordSource):
@@ -33,7 +34,7 @@ class IterableSource(RecordSource):
         self,
         dataset: IterableDataset[Any],
         *,
-        collate: Collate = default_collate,
+        collate: Collate = stack,
         broken: Broken = "fail",
         tell: Callable[[str], None] = tell_stderr,
     ) -> None:

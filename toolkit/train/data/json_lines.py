@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import default_collate
 
 from toolkit.errors import ToolkitError
 from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource, broken_by
 from toolkit.train.data.line_index import LineIndex, line_index
 from toolkit.train.data.source import Collate
+from toolkit.train.data.stacking import stack
 
 
 class JsonLinesSource(RecordSource):
@@ -22,7 +22,7 @@ class JsonLinesSource(RecordSource):
 
     Args:
         convert: makes a sample of a record; what it raises makes the record a broken one.
-        collate: makes a batch of a list of samples; torch's own by default.
+        collate: makes a batch of a list of samples; by default what torch's own makes.
         index_folder: where the indexes of lines are kept; by default beside each file.
     """
 
@@ -31,7 +31,7 @@ class JsonLinesSource(RecordSource):
         files: Sequence[Path | str],
         *,
         convert: Callable[[Any], Any] | None = None,
-        collate: Collate = default_collate,
+        collate: Collate = stack,
         broken: Broken = "fail",
         index_folder: Path | None = None,
     ) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import tee
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from toolkit.errors import ToolkitError
 from toolkit.train.data.broken import SkipCount, tell_stderr
 from toolkit.train.data.loader_settings import LoaderSettings, choose_loader_settings
-from toolkit.train.data.reading import Answer, BatchReader, Plan, ReadAhead
+from toolkit.train.data.reading import Answer, BatchReader, Plan, ReadAhead, Request
 from toolkit.train.data.source import Source
+from toolkit.train.data.travel import each_tensor
 
 
 class Loader:
@@ -52,11 +53,12 @@ class Loader:
         self.settings = settings or LoaderSettings()
         self.device = torch.device(device)
         self._reader = BatchReader(source, seed, shuffle=shuffle)
+        self._reader.packs = self.device.type != "cuda"
         self._skips = SkipCount(broken_limit, tell)
         self._tell = tell
         self._ahead: ReadAhead | None = None
-        self._coming: Iterator[range] = iter(())  # what workers read, from the next batch on
-        self._next: range | None = None
+        self._coming: Iterator[Request] = iter(())  # what the plan has behind `_next`
+        self._next: Request | None = None
 
     def batches(self, first: int = 0) -> Iterator[Any]:
         """The rank's micro-batches, without end, of the steps from global sample `first` on."""
@@ -69,15 +71,15 @@ class Loader:
         What comes next in the plan is at hand already; workers begin anew where it does not, as after a resume, and
         what is no step's first micro-batch is read on the spot.
         """
-        if samples != self._next:
+        if self._next is None or samples != self._next.samples:
             self._begin_at(samples)
         try:
-            answer = self._reader.read(samples) if samples != self._next else self._read_ahead()
+            answer = self._read(samples)
             self._skips.add(len(samples), answer.skips)
         except ToolkitError:
             self.close()
             raise
-        return _moved(answer.batch, self.device)
+        return self.source.finished(self._moved(answer.batch))
 
     def close(self) -> None:
         """End the worker processes; the next batch starts new ones."""
@@ -93,13 +95,14 @@ class Loader:
     ) -> None:
         self.close()
 
-    def _read_ahead(self) -> Answer:
-        assert self._ahead is not None
-        self._next = next(self._coming)
-        return next(self._ahead)
+    def _read(self, samples: range) -> Answer:
+        if self._next is None or samples != self._next.samples:
+            return self._reader.read(self._reader.request(samples))
+        request, self._next = self._next, next(self._coming)
+        return next(self._ahead) if self._ahead is not None else self._reader.read(request)
 
     def _begin_at(self, samples: range) -> None:
-        """Start workers at the step that begins with these samples, if one does and there are to be workers."""
+        """Follow the plan from the step that begins with these samples, if one does."""
         first = self.plan.first_of(samples)
         if first is None:
             return
@@ -108,18 +111,22 @@ class Loader:
                 self._reader, self.plan, first=first, prefetch=self.settings.prefetch, tell=self._tell
             )
         workers = self._useful_workers(self.settings.workers)
-        if workers == 0:
-            return
         self.close()
-        self._ahead = ReadAhead(
-            self._reader,
-            self.plan.ranges(first),
-            workers=workers,
-            prefetch=self.settings.prefetch,
-            pin_memory=self.device.type == "cuda",
-        )
-        self._coming = self.plan.ranges(first)
-        self._next = next(self._coming)
+        requests = self._reader.requests(self.plan.ranges(first))
+        if workers:
+            given, requests = tee(requests)
+            pin = self.device.type == "cuda"
+            self._ahead = ReadAhead(
+                self._reader, given, workers=workers, prefetch=self.settings.prefetch, pin_memory=pin
+            )
+        self._coming = requests
+        self._next = next(requests)
+
+    def _moved(self, batch: Any) -> Any:
+        """The same with its tensors on the device; copies from pinned memory do not wait."""
+        if self.device.type == "cpu":
+            return batch
+        return each_tensor(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def _useful_workers(self, workers: int | str) -> int:
         assert isinstance(workers, int)
@@ -128,18 +135,3 @@ class Loader:
             return workers
         self._tell(f"{workers} workers are asked for, and this source is read by {most}")
         return most
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    """The same with its tensors on the device; copies from pinned memory do not wait."""
-    if device.type == "cpu":
-        return batch
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(one, device) for one in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_moved(one, device) for one in batch)
-    if isinstance(batch, dict):
-        return {name: _moved(one, device) for name, one in batch.items()}
-    return batch

@@ -83,10 +83,10 @@ def _seconds_per_batch(
     reader: BatchReader, plan: Plan, first: int, workers: int, prefetch: int, budget_s: float
 ) -> float:
     """Seconds of a batch once all are at work: those that were read before anybody asked are not counted."""
-    ranges = plan.ranges(first)
+    requests = reader.requests(plan.ranges(first))
     if workers == 0:
-        return _timed(lambda: reader.read(next(ranges)), 1, budget_s)
-    ahead = ReadAhead(reader, ranges, workers=workers, prefetch=prefetch, pin_memory=False)
+        return _timed(lambda: reader.read(next(requests)), 1, budget_s)
+    ahead = ReadAhead(reader, requests, workers=workers, prefetch=prefetch, pin_memory=False)
     try:
         return _timed(lambda: next(ahead), workers * prefetch, budget_s)
     finally:

@@ -6,22 +6,23 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from toolkit.errors import ToolkitError
 from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource, broken_by
 from toolkit.train.data.source import Collate
+from toolkit.train.data.stacking import stack
 
 
 class MapSource(RecordSource):
     """Samples of a dataset with `__len__` and `__getitem__`; its `__getitems__` is used where it has one.
 
     Args:
-        collate: makes a batch of a list of samples; torch's own by default.
+        collate: makes a batch of a list of samples; by default what torch's own makes.
         broken: what an exception of the dataset leads to.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, collate: Collate = default_collate, broken: Broken = "fail") -> None:
+    def __init__(self, dataset: Dataset[Any], *, collate: Collate = stack, broken: Broken = "fail") -> None:
         super().__init__(collate, broken)
         name = type(dataset).__name__
         if not hasattr(dataset, "__len__"):

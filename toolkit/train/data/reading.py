@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,11 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from toolkit.errors import ToolkitError
 from toolkit.train.data.source import Source
+from toolkit.train.data.travel import packed, unpacked
 from toolkit.train.data.worker_life import kill, settle, workers_of
 from toolkit.train.order import SampleOrder, share, split
+
+_AT_ONCE = 1024  # samples whose positions are worked out together
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,15 @@ class Answer:
     skips: list[str]
 
 
+class Request(NamedTuple):
+    """A batch to read: its global samples, and where these stand in the source."""
+
+    samples: range
+    positions: NDArray[np.int64]
+
+
 class BatchReader(Dataset[dict[str, Any]]):
-    """The batch of global samples as an item of a dataset, so that torch's workers read it as a whole.
+    """A whole batch as one item of a dataset, so that torch's workers read it as a whole.
 
     In a worker, what a dataset draws (torch, numpy, random) follows from the seed and the batch's first sample.
     """
@@ -57,33 +67,64 @@ class BatchReader(Dataset[dict[str, Any]]):
     def __init__(self, source: Source, seed: int, *, shuffle: bool = True) -> None:
         self.source = source
         self.seed = seed
+        self.packs = True  # False leaves tensors to torch, which pins them
         count = source.count
         self._order = SampleOrder(count, seed) if shuffle and count is not None else None
 
-    def __getitem__(self, samples: range) -> dict[str, Any]:
-        if get_worker_info() is not None:
-            _seed_worker(self.seed, samples.start)
+    def __getitem__(self, request: Request) -> dict[str, Any]:
+        in_worker = get_worker_info() is not None
+        if in_worker:
+            _seed_worker(self.seed, request.samples.start)
         try:
-            batch = self.source.take(self.positions(samples))
+            batch = self.source.take(request.positions)
         except ToolkitError as error:
             # torch would bring it to the rank as a traceback of this process.
             return {"failed": (type(error), error.message, error.where, error.fix)}
+        if in_worker and self.packs:
+            batch = packed(batch)
         return {"batch": batch, "skips": self.source.drain_skips()}
 
-    def positions(self, samples: range) -> NDArray[np.int64]:
-        """Where these global samples stand in the source."""
+    def requests(self, ranges: Iterable[range]) -> Iterator[Request]:
+        """What to read for these ranges of global samples.
+
+        A permutation costs hardly more for a thousand samples than for ten, so that some ranges are asked for at once.
+        """
+        waiting = iter(ranges)
+        at_once = 1  # a range that is asked for alone does not wait for others
+        while group := _group(waiting, at_once):
+            found = self._positions(np.concatenate([np.arange(one.start, one.stop) for one in group]))
+            ends = np.cumsum([len(one) for one in group])
+            for samples, positions in zip(group, np.split(found, ends[:-1]), strict=True):
+                yield Request(samples, positions)
+            at_once = _AT_ONCE
+
+    def request(self, samples: range) -> Request:
+        """What to read for one range of global samples."""
+        return next(self.requests([samples]))
+
+    def read(self, request: Request) -> Answer:
+        """Read a batch in this process."""
+        return _answer(self[request])
+
+    def _positions(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._order is not None:
             return self._order.positions(samples)
-        index = np.arange(samples.start, samples.stop, dtype=np.int64)
-        return index if self.source.count is None else index % self.source.count
+        return samples if self.source.count is None else samples % self.source.count
 
-    def read(self, samples: range) -> Answer:
-        """Read a batch in this process."""
-        return _answer(self[samples])
+
+def _group(ranges: Iterator[range], least: int) -> list[range]:
+    """The next ranges with `least` samples in all."""
+    group, samples = [], 0
+    for one in ranges:
+        group.append(one)
+        samples += len(one)
+        if samples >= least:
+            break
+    return group
 
 
 class ReadAhead:
-    """Batches of one range of global samples after the other, read by worker processes; close it to end them.
+    """One batch after the other, read by worker processes; close it to end them.
 
     Args:
         workers: 1 or more.
@@ -92,11 +133,11 @@ class ReadAhead:
     """
 
     def __init__(
-        self, reader: BatchReader, ranges: Iterable[range], *, workers: int, prefetch: int, pin_memory: bool
+        self, reader: BatchReader, requests: Iterable[Request], *, workers: int, prefetch: int, pin_memory: bool
     ) -> None:
         loader: DataLoader[Any] = DataLoader(
             reader,
-            sampler=_Ranges(ranges),
+            sampler=_Requests(requests),
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=workers,
@@ -131,13 +172,13 @@ class ReadAhead:
 
 
 @dataclass(frozen=True)
-class _Ranges:
+class _Requests:
     """What torch calls a sampler."""
 
-    ranges: Iterable[range]
+    requests: Iterable[Request]
 
-    def __iter__(self) -> Iterator[range]:
-        return iter(self.ranges)
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
 
 
 def _as_it_is(item: Any) -> Any:
@@ -148,7 +189,7 @@ def _answer(item: dict[str, Any]) -> Answer:
     if "failed" in item:
         kind, message, where, fix = item["failed"]
         raise kind(message, where=where, fix=fix)
-    return Answer(item["batch"], item["skips"])
+    return Answer(unpacked(item["batch"]), item["skips"])
 
 
 def _seed_worker(seed: int, first: int) -> None:

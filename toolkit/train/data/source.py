@@ -26,5 +26,8 @@ class Source(Protocol):
     def take(self, positions: NDArray[np.int64]) -> Any:
         """The batch of these samples, in this order: tensors, or tuples and dicts of them."""
 
+    def finished(self, batch: Any) -> Any:
+        """What the training is given, made of what `take` gave once that is on the rank's device."""
+
     def drain_skips(self) -> list[str]:
         """Which samples were replaced since this was last asked, each as the place and what is wrong there."""

@@ -54,17 +54,25 @@ class TokenSource:
         headers = [read_header(path) for path in self.files]
         return "+".join(header.digest.hex() if header else "raw" for header in headers)
 
-    def take(self, positions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, both int64 of shape (len(positions), context)."""
+    def take(self, positions: NDArray[np.int64]) -> Tensor:
+        """The windows as they are in the file, of shape (len(positions), context + 1) and type uint16 or uint32."""
         files = self._open()
         numbers = np.searchsorted(self._ends, positions, side="right")
-        rows = np.empty((len(positions), self.context + 1), np.int64)
-        for number in np.unique(numbers):
-            chosen = numbers == number
-            first = self._ends[number - 1] if number else 0
-            rows[chosen] = files[number][positions[chosen] - first]
-        tensor = torch.from_numpy(rows)
-        return tensor[:, :-1], tensor[:, 1:]
+        present = np.unique(numbers).tolist()
+        first = np.concatenate([[0], self._ends])
+        if len(present) == 1:
+            return torch.from_numpy(files[present[0]][positions - first[present[0]]])
+        kinds = [files[number].dtype for number in present]
+        rows = np.empty((len(positions), self.context + 1), max(kinds, key=lambda kind: kind.itemsize))
+        for number in present:
+            chosen = np.flatnonzero(numbers == number)
+            rows[chosen] = files[number][positions[chosen] - first[number]]
+        return torch.from_numpy(rows)
+
+    def finished(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, both int64 of shape (samples, context): the types that a GPU is sent are the short ones."""
+        rows = batch.long()
+        return rows[:, :-1], rows[:, 1:]
 
     def drain_skips(self) -> list[str]:
         return []

@@ -1,0 +1,27 @@
+"""Samples of one shape as one batch: what torch's `default_collate` makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from toolkit.train.data.travel import MOST_BYTES
+
+
+def stack(samples: list[Any]) -> Any:
+    """Tensors and arrays are stacked, numbers become tensors, tuples and dicts are gone through, texts stay a list.
+
+    In a worker, torch's own function puts each result into shared memory. That pays for large ones alone, which are
+    left to it.
+    """
+    first = samples[0]
+    if type(first) is Tensor and first.numel() * first.element_size() * len(samples) <= MOST_BYTES:
+        return torch.stack(samples)
+    if type(first) is dict and all(type(one) is dict and one.keys() == first.keys() for one in samples):
+        return {name: stack([one[name] for one in samples]) for name in first}
+    if type(first) is tuple and all(type(one) is tuple and len(one) == len(first) for one in samples):
+        return [stack(list(entries)) for entries in zip(*samples, strict=True)]
+    return default_collate(samples)
