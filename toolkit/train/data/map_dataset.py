@@ -50,9 +50,9 @@ class MapSource(RecordSource):
 
     def read_all(self, positions: NDArray[np.int64]) -> list[Any]:
         together = getattr(self.dataset, "__getitems__", None)
-        if together is None:
-            return super().read_all(positions)
         try:
+            if together is None:
+                return [self.dataset[position] for position in positions.tolist()]
             samples: list[Any] = together(positions.tolist())
         except Exception as error:  # as above; which sample it was comes out one by one
             raise broken_by(error, type(self.dataset).__name__) from error

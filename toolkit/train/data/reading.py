@@ -19,7 +19,7 @@ from toolkit.train.data.travel import packed, unpacked
 from toolkit.train.data.worker_life import kill, settle, workers_of
 from toolkit.train.order import SampleOrder, share, split
 
-_AT_ONCE = 1024  # samples whose positions are worked out together
+_AT_ONCE = 4096  # samples whose positions are worked out together
 
 
 @dataclass(frozen=True)
