@@ -38,6 +38,7 @@ from toolkit.parallel.mesh import make_mesh
 from toolkit.rundir.layout import RunDirectory, create_run
 from toolkit.topology.gather import gather_topology
 from toolkit.train.loop import training_steps
+from toolkit.train.optimizers import optimizer_of
 from toolkit.train.order import SampleOrder
 from toolkit.train.precision import autocast, use_deterministic_kernels
 from toolkit.train.schedule import Schedule
@@ -98,7 +99,7 @@ def our_steps(args: train_lm.Arguments, train: SimpleNamespace, text: bytes, run
         lambda: train_lm.GPT(args), train_lm.initialise, train_lm.OUTLINE, world, mesh, config, topology
     )
     model = parallel.module
-    optimizer = train_lm.optimizer_of(model, train.weight_decay)
+    optimizer = optimizer_of(model, config.train)
     schedule = Schedule(train.lr, train.steps, train.warmup_steps)
     step = OptimizerStep(
         parallel, optimizer, schedule, train_lm.loss_of, autocast("cpu", "auto"), train.batch, train.clip_norm

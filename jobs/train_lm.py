@@ -6,33 +6,20 @@ the sources of Python's standard library; name your own text in `[data] paths`.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from toolkit.checkpoint import Checkpointer
-from toolkit.checkpoint.folder.retention import Retention
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
-from toolkit.metrics.training import TrainLog
-from toolkit.parallel.distribute import distribute
-from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.outline import Outline
-from toolkit.topology.gather import gather_topology
 from toolkit.train.arguments import read_arguments
-from toolkit.train.loop import training_steps
 from toolkit.train.order import SampleOrder
-from toolkit.train.picture import draw_loss
-from toolkit.train.precision import autocast, use_deterministic_kernels
-from toolkit.train.randomness import seed_rank
-from toolkit.train.saves import Saves
-from toolkit.train.schedule import Schedule
-from toolkit.train.state import TrainingState
-from toolkit.train.step import OptimizerStep
 from toolkit.train.text import Windows, check_same_text, named_files, read_bytes, standard_library_sources
+from toolkit.train.trainer import Task, Trainer
+from toolkit.train.validations import HeldOut
 from toolkit.world.facts import World
 
 BYTES = 256  # the vocabulary: every byte is a token
@@ -49,6 +36,7 @@ class Arguments:
     dropout: float = 0.1
     tied: bool = True  # the head reuses the embedding's weights
     max_bytes: int = 4_000_000  # how much of the text is read
+    held_out: float = 0.0  # the share of the text, at its end, that is validated with and not learned
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -56,6 +44,10 @@ class Arguments:
                 f"a width of {self.width} does not divide into {self.heads} heads",
                 where="args.heads",
                 fix=f"make args.width a multiple of {self.heads}",
+            )
+        if not 0 <= self.held_out < 1:
+            raise ToolkitError(
+                f"{self.held_out} is no share of the text", where="args.held_out", fix="a number in [0, 1), as 0.05"
             )
 
 
@@ -132,11 +124,11 @@ def loss_of(logits: Tensor, following: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
 
 
-def optimizer_of(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95))
+def measure(model: nn.Module, samples: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """What a validation measures of each sample: its loss in nats per byte."""
+    text, following = samples
+    losses = nn.functional.cross_entropy(model(text).flatten(0, 1).float(), following.flatten(), reduction="none")
+    return {"loss": losses.view(following.shape).mean(1)}
 
 
 def read_windows(args: Arguments, config: ResolvedJob) -> Windows:
@@ -148,69 +140,25 @@ def read_windows(args: Arguments, config: ResolvedJob) -> Windows:
 def main(world: World, config: ResolvedJob) -> None:
     """Train until `train.steps`, or until asked to stop; either way the last step is in a checkpoint."""
     args, train = read_arguments(Arguments, config.args), config.train
-    if train.deterministic:
-        use_deterministic_kernels()
     windows = read_windows(args, config)
     check_same_text(windows)
-    order = SampleOrder(windows.count, train.seed)
+    held_out = int(windows.count * args.held_out)
+    learned = SampleOrder(windows.count - held_out, train.seed)
 
     def take_samples(samples: range) -> tuple[Tensor, Tensor]:
-        return windows.take(order.positions(samples), world.device)
+        return windows.take(learned.positions(samples), world.device)
 
-    topology = gather_topology(world)
-    mesh = make_mesh(world, config, topology)
-    parallel = distribute(lambda: GPT(args), initialise, OUTLINE, world, mesh, config, topology)
-    model = parallel.module
-    optimizer = optimizer_of(model, train.weight_decay)
-    schedule = Schedule(train.lr, train.steps, train.warmup_steps, train.min_lr_ratio, train.schedule)
-    precision = autocast(world.device, train.precision)
-    step = OptimizerStep(parallel, optimizer, schedule, loss_of, precision, train.batch, train.clip_norm)
-    step.rehearse(take_samples(range(1)))
-    seed_rank(train.seed, 0, world.rank)  # another dropout on every rank
+    def take_held_out(samples: range) -> tuple[Tensor, Tensor]:
+        """The last windows of the text, which no step reads."""
+        return windows.take(learned.count + np.arange(samples.start, samples.stop), world.device)
 
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    say(world, f"{parameters:,} parameters, {world.size} x {world.device}, {windows.count:,} windows of text")
-    data = {"seed": train.seed, "windows": windows.count, "text": windows.digest}
-    state = TrainingState(model, optimizer, schedule, train.seed, data)
-    saves = log = None
-    if world.run_dir is None:
-        say(world, "no run directory: neither checkpoints nor metrics are written")
-    else:
-        directory = world.run_dir / "checkpoints"
-        retention = Retention.of(config.checkpoint)
-        checkpointer = Checkpointer(
-            directory,
-            world,
-            retention=retention,
-            aggregate=config.checkpoint.aggregate,
-            compression=config.checkpoint.compression,
-        )
-        source = config.job_directory / config.checkpoint.source if config.checkpoint.source else None
-        take, without = config.checkpoint.take, config.checkpoint.without
-        say(world, state.resume(checkpointer, world, source=source, take=take, without=without))
-        saves = Saves(world, state, checkpointer, config.checkpoint)
-        log = TrainLog(world.run_dir / "metrics" / "train.jsonl") if world.rank == 0 else None
-
-    for record in training_steps(world, train, state, step, take_samples, saves):
-        if log:
-            log.write(record)
-        if record.step % max(1, train.steps // 10) == 0 or record.step == train.steps:
-            say(world, f"step {record.step} of {record.steps}: loss {record.loss:.4f}")
-    if log:
-        log.close()
-        if state.step == train.steps:
-            say(world, picture_of(log.path))
-
-
-def picture_of(log: Path) -> str:
-    picture = log.parent.parent / "loss.png"
-    try:
-        draw_loss(log, picture)
-    except ImportError:
-        return "no picture of the loss: matplotlib is missing; pip install 'toolkit[plot]'"
-    return f"the loss is drawn in {picture}"
-
-
-def say(world: World, line: str) -> None:
-    if world.rank == 0:
-        print(line, file=sys.stderr, flush=True)
+    task = Task(
+        build=lambda: GPT(args),
+        initialise=initialise,
+        outline=OUTLINE,
+        loss_of=loss_of,
+        take_samples=take_samples,
+        data={"windows": learned.count, "text": windows.digest},
+        held_out=HeldOut(held_out, take_held_out, measure) if held_out else None,
+    )
+    Trainer(world, config, task).train()

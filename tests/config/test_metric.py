@@ -35,6 +35,14 @@ def test_the_shipped_job_measures_its_loss_alone():
         amend_job(recorded, site=load_site("local"), settings=["checkpoint.best=los"])
 
 
+def test_a_trainer_measures_its_validation_where_it_validates():
+    job, best = shipped_jobs()["train_lm"], "checkpoint.best=validation_loss"
+    assert resolve_job(job, site=None, environ={}, settings=[best, "train.validate_every=5"]).checkpoint.best
+    with pytest.raises(ToolkitError, match="measures no 'validation_loss', only loss") as refused:
+        resolve_job(job, site=None, environ={}, settings=[best])
+    assert refused.value.fix.endswith("or set train.validate_every")
+
+
 @pytest.mark.parametrize(
     ("call", "only"),
     [

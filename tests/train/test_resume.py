@@ -60,8 +60,9 @@ def _copy_into(to: dict[str, Any], values: dict[str, Any]) -> None:
 
 def train_forgetting_each_item(world, config) -> None:
     from toolkit.jobs import train_lm
+    from toolkit.train import trainer
 
-    train_lm.Checkpointer = Forgetful
+    trainer.Checkpointer = Forgetful
     for item in ITEMS:
         Forgetful.item = item
         train_lm.main(dataclasses.replace(world, run_dir=world.run_dir / item), config)
@@ -93,8 +94,9 @@ def test_each_item_of_state_is_needed_for_that(uncut, tmp_path):
 def train_watched(world, config, ask_after: int) -> None:
     """Train; note which samples each rank reads; the last rank alone is asked to stop when a step ends."""
     from toolkit.jobs import train_lm
+    from toolkit.train import trainer
 
-    steps_of_loop = train_lm.training_steps
+    steps_of_loop = trainer.training_steps
 
     def watched(world, settings, state, step, take_samples, *given):
         with (world.run_dir / f"read-{world.attempt}-{world.rank}").open("w") as read:
@@ -108,7 +110,7 @@ def train_watched(world, config, ask_after: int) -> None:
                     world.stop_watch.asked = True
                 yield record
 
-    train_lm.training_steps = watched
+    trainer.training_steps = watched
     train_lm.main(world, config)
 
 

@@ -10,11 +10,12 @@ from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
 
 TRAINING_LOSS = "loss"  # what the loop of `toolkit.train` measures by itself
+VALIDATION_LOSS = "validation_loss"  # what its trainer measures where it validates
 _MEASURES = 4  # the place of `measures` among the arguments of `Saves`
 
 
 def check_metric(resolved: ResolvedJob) -> None:
-    """Compare the metric with those that the entry's script gives to `toolkit.train.saves.Saves`.
+    """Compare the metric with those that the entry's script gives to `toolkit.train.saves.Saves`, or a `Trainer` has.
 
     Nothing is imported or run here, so a script that makes them otherwise, or elsewhere, is left to the ranks.
 
@@ -25,7 +26,7 @@ def check_metric(resolved: ResolvedJob) -> None:
     if best in ("", TRAINING_LOSS) or script is None:
         return
     try:
-        known = _measured(ast.parse(script.read_bytes(), str(script)))
+        known = _measured(ast.parse(script.read_bytes(), str(script)), validates=resolved.train.validate_every > 0)
     except (SyntaxError, ValueError):  # Python of another version than ours, say
         return
     if known is not None and best not in known:
@@ -33,29 +34,32 @@ def check_metric(resolved: ResolvedJob) -> None:
         raise ToolkitError(
             f"{script} measures no {best!r}, only {', '.join(known)}",
             where=resolved.origin("checkpoint.best").place("checkpoint.best"),
-            fix=f"write {' or '.join(repr(one) for one in close)}, or give Saves(...) a measure of that name",
+            fix=f"write {' or '.join(repr(one) for one in close)}, or "
+            + ("set train.validate_every" if best == VALIDATION_LOSS else "give Saves(...) a measure of that name"),
         )
 
 
-def _measured(module: ast.Module) -> list[str] | None:
+def _measured(module: ast.Module, *, validates: bool) -> list[str] | None:
     """The metrics that a script can save by; None where it does not say."""
-    imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
-    ours = {
-        alias.asname or alias.name
-        for node in imports
-        if node.module == "toolkit.train.saves"
-        for alias in node.names
-        if alias.name == "Saves"
-    }
-    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
-    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ours]
     known = [TRAINING_LOSS]
-    for call in made:
+    trainers = _calls(module, "toolkit.train.trainer", "Trainer")
+    if trainers and validates:
+        known.append(VALIDATION_LOSS)
+    saves = _calls(module, "toolkit.train.saves", "Saves")
+    for call in saves:
         names = _measures_of(call)
         if names is None:
             return None
         known += [name for name in names if name not in known]
-    return known if made else None
+    return known if saves or trainers else None
+
+
+def _calls(module: ast.Module, of: str, name: str) -> list[ast.Call]:
+    """Where the script makes a `name` that it imports from the module `of`."""
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module == of]
+    ours = {alias.asname or alias.name for node in imports for alias in node.names if alias.name == name}
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ours]
 
 
 def _measures_of(call: ast.Call) -> list[str] | None:

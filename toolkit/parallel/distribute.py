@@ -58,6 +58,7 @@ def distribute(
     mesh: Mesh,
     config: ResolvedJob,
     topology: Topology,
+    prepare: Callable[[nn.Module], object] = lambda model: None,
 ) -> DistributedModel:
     """Lay the model that `build` makes on `mesh` as `[parallel]` says. Collective.
 
@@ -66,6 +67,7 @@ def distribute(
     Args:
         build: makes the model; all ranks make the same.
         initialise: fills each parameter and buffer with its first values.
+        prepare: changes the model in place, on the meta device, before it is sharded: recomputes or compiles blocks.
 
     Raises:
         ToolkitError: the model cannot be laid on this mesh.
@@ -75,6 +77,7 @@ def distribute(
         model = build()
     outline.blocks_of(model)
     _refuse_unbuilt(mesh)
+    prepare(model)
     data = mesh.among("replicate", "shard")
     plain = mesh.sizes["shard"] == mesh.sizes["tp"] == mesh.sizes["pp"] == 1
     between = shard(model, outline, data, settings) if data is not None and not plain else nullcontext

@@ -29,6 +29,9 @@ class Verdict:
     next_sample: int = 0
 
 
+GO_ON = Verdict("go_on")
+
+
 class LossGuard:
     """Judges the loss of all ranks at each step; give it to `TrainingState(extra={"guard": ...})`.
 
@@ -58,11 +61,11 @@ class LossGuard:
             ToolkitError: it is bad, and the run has had as many bad steps as it may.
         """
         if self.policy == "off":
-            return Verdict("go_on")
+            return GO_ON
         why = self._why(loss)
         if not why:
             self._losses.append(loss)
-            return Verdict("go_on")
+            return GO_ON
         self.bad_steps += 1
         if self.bad_steps > self.limit:
             raise ToolkitError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -10,10 +11,14 @@ from typing import Protocol
 from torch import Tensor
 
 from toolkit.metrics.training import TrainRecord
+from toolkit.train.adascale import AdaScale
+from toolkit.train.guard import Verdict
 from toolkit.train.order import share, split
+from toolkit.train.rate_scaling import LearningRate
 from toolkit.train.saves import Saves
 from toolkit.train.state import TrainingState
 from toolkit.train.step import OptimizerStep, Stepped
+from toolkit.train.validations import Validations
 from toolkit.world.facts import World
 
 # The samples with these global indices: inputs and targets, both of shape (len(samples), tokens).
@@ -36,11 +41,14 @@ def training_steps(
     step: OptimizerStep,
     take_samples: TakeSamples,
     saves: Saves | None,
+    validations: Validations | None = None,
 ) -> Iterator[TrainRecord]:
     """Take optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` of them.
 
-    Saves when `saves` says, at the end, on request, and when any rank was asked to stop. A step's record comes before
-    its save: with `log_every` 1 no step in a checkpoint is missing from the records.
+    Validates when `validations` says, and ends early when they do. A step that the guard finds bad changes no weights; a
+    roll-back goes on from the newest checkpoint. Saves when `saves` says, at the end, on request, and when any rank was
+    asked to stop. A step's record comes before its save: with `log_every` 1 no step in a checkpoint is missing from the
+    records.
     """
     mark = _Mark(state.step)
     while state.step < settings.steps:
@@ -51,19 +59,45 @@ def training_steps(
         # cores, an exchange of their own costs more than all else that this loop adds to a step. A request is
         # heard when a step begins and obeyed when it ends.
         asked = saves.asked() if saves else world.stop_asked(state.step)
-        stepped = step.take(micro_batches, asked)
+        stepped = step.take(micro_batches, asked, step=state.step + 1, samples=state.samples)
+        if stepped.verdict.action != "go_on" and _goes_back(world, stepped.verdict, saves):
+            mark = _Mark(state.step)
+            continue
         state.step += 1
         state.samples += settings.batch
-        last = state.step == settings.steps
-        reported = last or state.step % settings.log_every == 0
-        stop = world.stop_agreed(0 if last else int(stepped.asked))  # a finished run was not stopped
-        if reported:
-            yield _record(world, settings, state, stepped, micro_batches[0][0].shape[1], mark)
+        last = state.step == settings.steps or _is_finished(step.schedule)
+        if last or state.step % settings.log_every == 0:
+            yield _record(world, settings, state, stepped, _tokens(micro_batches[0][0]), mark)
             mark = _Mark(state.step)
+        if validations and validations.is_due(state.step):
+            last = validations.after_step(state) or last
+            mark = _Mark(state.step)
+        stop = world.stop_agreed(0 if last else int(stepped.asked))  # a finished run was not stopped
         if saves and saves.after_step(stepped.loss, stop=stop, last=last):
             mark = _Mark(state.step)
-        if stop:
+        if stop or last:
             return
+
+
+def _goes_back(world: World, verdict: Verdict, saves: Saves | None) -> bool:
+    """Say what the guard found; true when the run went back to a checkpoint."""
+    line = verdict.line
+    went_back = verdict.action == "roll_back" and saves is not None and saves.roll_back(verdict.next_sample)
+    if verdict.action == "roll_back" and not went_back:
+        line += "; there is no checkpoint, so that only the update is left out"
+    if world.rank == 0:
+        sys.stderr.write(line + "\n")
+    return went_back
+
+
+def _is_finished(schedule: LearningRate) -> bool:
+    """A schedule that counts steps of another batch may be done before the last step."""
+    return isinstance(schedule, AdaScale) and schedule.finished
+
+
+def _tokens(inputs: Tensor) -> int:
+    """Of a sample: what is no row of tokens counts as one."""
+    return inputs.shape[1] if inputs.dim() == 2 and not inputs.is_floating_point() else 1
 
 
 class _Mark:

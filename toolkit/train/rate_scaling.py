@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from toolkit.errors import ToolkitError
 from toolkit.train.adascale import AdaScale
 from toolkit.train.schedule import Course, Schedule
 
 Rule = Literal["none", "linear", "square_root", "adaptive"]
+
+
+class LearningRate(Protocol):
+    """A schedule, or what makes one of it: `Schedule`, `AdaScale`."""
+
+    def rate(self) -> float: ...
+
+    def advance(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class RateSettings(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -103,6 +104,16 @@ class Saves:
         if not (self._is_due_by_step() or self._world.should_save()):
             return looked
         self._save_and_go_on()
+        return True
+
+    def roll_back(self, next_sample: int) -> bool:
+        """Go back to the run's newest checkpoint, and on from the sample `next_sample`; false where there is none."""
+        with suppress(ToolkitError):  # of a save in the background: the one before it serves
+            self._settle()
+        if from_rank_zero(self._world, self._checkpointer.latest) is None:
+            return False
+        self._state.resume(self._checkpointer, self._world)
+        self._state.samples = next_sample
         return True
 
     def _is_due_by_step(self) -> bool:

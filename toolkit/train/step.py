@@ -11,7 +11,10 @@ from torch import Tensor
 
 from toolkit.parallel.distribute import DistributedModel
 from toolkit.parallel.passes import MicroBatch
-from toolkit.train.schedule import Schedule
+from toolkit.train.average import WeightAverage
+from toolkit.train.guard import GO_ON, LossGuard, Verdict
+from toolkit.train.precision import agree_found_inf
+from toolkit.train.rate_scaling import LearningRate
 
 # Mean loss of the samples of one micro-batch, a scalar with a gradient, from the model's outputs and the targets.
 LossOf = Callable[[Tensor, Tensor], Tensor]
@@ -22,43 +25,84 @@ class Stepped:
     """What a step did. The tensors are scalars, left on the device: reading them there would wait for it.
 
     `loss` is the mean over the global batch, `grad_norm` the gradient's 2-norm before clipping, `rate` the
-    learning rate used. `asked` sums what the ranks ask for (`World.stop_asked`).
+    learning rate used. `asked` sums what the ranks ask for (`World.stop_asked`). `verdict` is the guard's; other than
+    "go_on", the weights are as they were.
     """
 
     loss: Tensor
     asked: Tensor
     grad_norm: Tensor
     rate: float
+    verdict: Verdict = GO_ON
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
     """How a step is taken; `take` takes one. Ranks may hold shares of different sizes, but not empty ones.
 
-    `loss_of` gives the mean loss of a micro-batch from the model's outputs and the targets. `batch` is the number of
-    samples of all ranks together. `clip_norm` 0 is off.
+    Args:
+        model, optimizer: over this rank's parameters.
+        schedule: of the learning rate.
+        loss_of: the mean loss of a micro-batch from the model's outputs and the targets.
+        autocast: in which forward passes run.
+        batch: samples of all ranks together.
+        clip_norm: largest norm of the gradient; 0 is off.
+        scaler: of the loss, for fp16.
+        average: of the weights, which takes in every update.
+        guard: judges each step's loss before its update. That waits for the loss of all ranks.
     """
 
     model: DistributedModel
     optimizer: torch.optim.Optimizer
-    schedule: Schedule
+    schedule: LearningRate
     loss_of: LossOf
     autocast: torch.autocast
     batch: int
     clip_norm: float
+    scaler: torch.amp.GradScaler | None = None
+    average: WeightAverage | None = None
+    guard: LossGuard | None = None
 
-    def take(self, micro_batches: Sequence[MicroBatch], asked: int = 0) -> Stepped:
-        """Take a step on all ranks; `asked` is what this rank asks for."""
+    def take(self, micro_batches: Sequence[MicroBatch], asked: int = 0, *, step: int = 0, samples: int = 0) -> Stepped:
+        """Take a step on all ranks.
+
+        Args:
+            asked: what this rank asks for.
+            step, samples: the number of this step, and the first of its global samples, for the guard.
+
+        Raises:
+            ToolkitError: the guard's patience is over.
+        """
         rate = self.schedule.rate()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         sums, exchange = self._accumulate(micro_batches, asked)
-        norm = self.model.clip(self.clip_norm)
-        self.optimizer.step()
+        verdict = GO_ON
+        if self.guard is not None:
+            exchange.wait()
+            verdict = self.guard.judge(step, float(sums[0]), range(samples, samples + self.batch))
+        norm = self._update(keep=verdict is GO_ON)
         self.optimizer.zero_grad(set_to_none=True)
         self.schedule.advance()
         exchange.wait()
-        return Stepped(sums[0], sums[1], norm, rate)
+        return Stepped(sums[0], sums[1], norm, rate, verdict)
+
+    def _update(self, *, keep: bool) -> Tensor:
+        """Clip, and change the weights; returns the norm before."""
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+            agree_found_inf(self.scaler, self.optimizer)
+        norm = self.model.clip(self.clip_norm)
+        if keep:
+            if self.scaler is None:
+                self.optimizer.step()
+            else:
+                self.scaler.step(self.optimizer)
+            if self.average is not None:
+                self.average.update(self.model.module)
+        if self.scaler is not None:
+            self.scaler.update()
+        return norm
 
     def rehearse(self, micro_batch: MicroBatch) -> None:
         """Passes whose gradients are thrown away, before the streams are seeded or restored.
@@ -80,24 +124,28 @@ class OptimizerStep:
         The sums travel while the last backward pass runs, which hides their latency; a rank that sees no loss sends
         them when it has done its passes.
         """
-        sums = torch.tensor([0.0, asked], dtype=torch.float64, device=micro_batches[0][0].device)
+        device = micro_batches[0][0].device
+        sums = torch.tensor([0.0, asked], dtype=torch.float64, device=device)
         exchange: list[dist.Work] = []
         losses = 0
+        if self.scaler is not None:  # also where no loss is seen
+            self.scaler.scale(torch.zeros((), device=device))
+
+        def part_of(outputs: Tensor, targets: Tensor) -> Tensor:
+            """What a micro-batch adds to the mean over the global batch."""
+            part = self.loss_of(outputs, targets).float() * (len(targets) / self.batch)
+            return part if self.scaler is None else self.scaler.scale(part)
 
         def heard(part: Tensor) -> None:
             nonlocal losses
             losses += 1
             if self.model.counts_loss:
-                sums[0] += part
+                sums[0] += part if self.scaler is None else part / self.scaler.get_scale()
             if losses == len(micro_batches):
                 exchange.append(_started(sums))
 
-        self.model.run(micro_batches, self._part, heard, self.autocast)
+        self.model.run(micro_batches, part_of, heard, self.autocast)
         return sums, exchange[0] if exchange else _started(sums)
-
-    def _part(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What a micro-batch adds to the mean over the global batch."""
-        return self.loss_of(outputs, targets).float() * (len(targets) / self.batch)
 
 
 def _started(sums: Tensor) -> dist.Work:

@@ -38,6 +38,7 @@ def validate(
     *,
     micro_batch: int,
     group: dist.ProcessGroup | None = None,
+    alone: bool = False,
 ) -> Validation:
     """Measure `samples` samples, split over the ranks of the group; every rank gets the same result.
 
@@ -48,6 +49,7 @@ def validate(
 
     Args:
         group: ranks with different samples: the data parallel ones. Ranks outside it hold other parts of one model.
+        alone: this rank takes all samples, as the ranks do that hold the parts of one model among them.
         micro_batch: samples of one forward pass; 0 takes a rank's whole share.
 
     Raises:
@@ -59,19 +61,23 @@ def validate(
             where="validation",
             fix="give at least one, or set train.validate_every = 0",
         )
-    parts, passes = _parts(samples, micro_batch, group)
+    rank, ranks = (0, 1) if alone or not dist.is_initialized() else (dist.get_rank(group), dist.get_world_size(group))
+    parts, passes = _parts(samples, micro_batch, rank, ranks)
     sums: dict[str, Tensor] = {}
     with evaluating(model), torch.no_grad():
         for number in range(passes):
             part = parts[number] if number < len(parts) else range(0)
             measured = measure(model, take_samples(part or range(1)))
             _add(sums, measured, part)
-    return _agreed(sums, samples, group)
+    names = sorted(sums)
+    values = torch.stack([sums[name] for name in names])
+    if ranks > 1:
+        dist.all_reduce(values, group=group)
+    return _means(dict(zip(names, values.tolist(), strict=True)), samples)
 
 
-def _parts(samples: int, micro_batch: int, group: dist.ProcessGroup | None) -> tuple[list[range], int]:
+def _parts(samples: int, micro_batch: int, rank: int, ranks: int) -> tuple[list[range], int]:
     """This rank's samples, some for each forward pass, and how many passes the rank with most samples makes."""
-    rank, ranks = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
     own = range(samples * rank // ranks, samples * (rank + 1) // ranks)
     largest = -(-samples // ranks)
     length = micro_batch or largest
@@ -111,11 +117,6 @@ def _add(sums: dict[str, Tensor], measured: Mapping[str, Tensor], part: range) -
         sums[WEIGHT] = sums.get(WEIGHT, 0.0) + torch.zeros_like(weights.sum()) + count
 
 
-def _agreed(sums: dict[str, Tensor], samples: int, group: dist.ProcessGroup | None) -> Validation:
-    names = sorted(sums)
-    values = torch.stack([sums[name] for name in names])
-    if dist.is_initialized():
-        dist.all_reduce(values, group=group)
-    totals = dict(zip(names, values.tolist(), strict=True))
+def _means(totals: dict[str, float], samples: int) -> Validation:
     weight = totals.pop(WEIGHT)
     return Validation({name: total / weight for name, total in totals.items()} if weight else {}, samples, weight)

@@ -1,0 +1,209 @@
+"""The trainer as the tables ask for it: bad losses, validation, averages, early stops, fp16, callbacks."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from launch import job, launch, said_by
+from torch import nn
+
+from toolkit.metrics.training import read_train_log
+from toolkit.metrics.validation import read_validations
+from toolkit.parallel.outline import Outline
+
+STEPS, BATCH = 12, 4
+BAD = 29  # a sample of step 8
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, stream):
+        for block in self.blocks:
+            stream = stream + torch.tanh(block(stream))
+        return self.last(stream)
+
+
+def initialise(name: str, tensor: torch.Tensor) -> None:
+    nn.init.normal_(tensor, std=0.1)
+
+
+def samples_at(samples: range) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.stack([torch.randn(8, generator=torch.Generator().manual_seed(one)) for one in samples])
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+def with_a_bad_one(samples: range) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, targets = samples_at(samples)
+    if BAD in samples:
+        targets = targets * math.nan
+    return inputs, targets
+
+
+def measure(model: nn.Module, samples: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+    inputs, targets = samples
+    return {"loss": (model(inputs) - targets).square().flatten()}
+
+
+def trained(world, config, take_samples=samples_at, callbacks=(), held_out=10):
+    from toolkit.train.trainer import Task, Trainer
+    from toolkit.train.validations import HeldOut
+
+    task = Task(
+        Model, initialise, Outline(blocks="blocks"), nn.functional.mse_loss, take_samples,
+        held_out=HeldOut(held_out, samples_at, measure) if held_out else None,
+    )  # fmt: skip
+    trainer = Trainer(world, config, task, callbacks)
+    trainer.train()
+    return trainer
+
+
+def with_the_bad_sample(world, config) -> None:
+    read: list[int] = []
+
+    def take_samples(samples: range):
+        read.extend(samples)
+        return with_a_bad_one(samples)
+
+    trainer = trained(world, config, take_samples)
+    finite = all(bool(parameter.isfinite().all()) for parameter in trainer.model.module.parameters())
+    found = {"finite": finite, "read": read, "step": trainer.state.step, "samples": trainer.state.samples}
+    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps(found))
+
+
+def config_of(**settings):
+    return job(steps=STEPS, batch=BATCH, micro_batch=1, warmup_steps=0, schedule="constant", **settings)
+
+
+def saved_every(steps: int, config):
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": steps})})
+
+
+def found_by(run_dir: Path, rank: int) -> dict:
+    return json.loads((run_dir / f"found-{rank}.json").read_text())
+
+
+def test_a_bad_loss_is_skipped_and_said(tmp_path):
+    launch(with_the_bad_sample, 2, tmp_path, config_of(guard="skip"))
+    assert "step 8: the loss is nan (samples 28 to 31; bad step 1 of 10 allowed): its update is left out" in said_by(
+        tmp_path, 0
+    )
+    assert [found_by(tmp_path, rank)["finite"] for rank in (0, 1)] == [True, True]
+    assert found_by(tmp_path, 0)["samples"] == STEPS * BATCH
+
+
+def test_a_bad_loss_rolls_back_and_goes_past_its_samples(tmp_path):
+    config = saved_every(5, config_of(guard="roll_back"))
+    launch(with_the_bad_sample, 2, tmp_path, config)
+    assert "back to the last checkpoint, and on from sample 32" in said_by(tmp_path, 0)
+    found = [found_by(tmp_path, rank) for rank in (0, 1)]
+    assert all(one["finite"] and one["step"] == STEPS for one in found)
+    # Steps 6 and 7 were taken twice, with other samples: 20 to 27 are lost with the bad step's own, 28 to 31.
+    assert found[0]["samples"] == 32 + (STEPS - 5) * BATCH
+    read = sorted(found[0]["read"] + found[1]["read"])[1:]  # sample 0 is rehearsed with
+    assert read.count(BAD) == 1
+    records = read_train_log(tmp_path / "metrics" / "train.jsonl")
+    assert [record.step for record in records] == list(range(1, STEPS + 1))
+    assert all(math.isfinite(record.loss) for record in records)
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_back_to(tmp_path):
+    config = saved_every(100, config_of(guard="roll_back"))
+    launch(with_the_bad_sample, 1, tmp_path, config)
+    assert "there is no checkpoint, so that only the update is left out" in said_by(tmp_path, 0)
+    assert found_by(tmp_path, 0)["finite"]
+
+
+def test_validation_counts_every_sample_once_and_takes_the_average(tmp_path):
+    settings = {"validate_every": 4, "average_decay": 0.8}
+    for ranks in (1, 2):
+        launch(trained, ranks, tmp_path / str(ranks), config_of(**settings))
+    one, two = (read_validations(tmp_path / str(ranks) / "metrics" / "validation.jsonl") for ranks in (1, 2))
+    assert [(record.step, record.samples, record.average) for record in two] == [
+        (4, 10, True),
+        (8, 10, True),
+        (12, 10, True),
+    ]
+    for alone, together in zip(one, two, strict=True):
+        assert together.means["loss"] == pytest.approx(alone.means["loss"], rel=1e-5)
+    launch(trained, 1, tmp_path / "own", config_of(validate_every=4))
+    own = read_validations(tmp_path / "own" / "metrics" / "validation.jsonl")
+    assert own[0].means["loss"] != pytest.approx(one[0].means["loss"], rel=1e-3), "of the weights themselves"
+
+
+def test_a_run_that_gets_no_better_ends_early_with_a_checkpoint(tmp_path):
+    settings = {"validate_every": 2, "early_stop_patience": 2, "early_stop_min_delta": 1e9}
+    launch(trained, 2, tmp_path, config_of(**settings))
+    assert "stopped early at step 6" in said_by(tmp_path, 0)
+    assert (tmp_path / "checkpoints" / "step-00000006").is_dir()
+
+
+def test_fp16_leaves_out_a_step_that_overflows_and_goes_on_with_half_the_scale(tmp_path):
+    launch(_in_fp16, 2, tmp_path, config_of(precision="fp16"))
+    found = found_by(tmp_path, 0)
+    assert found_by(tmp_path, 1) == found
+    weights, scales = found["weights"], found["scales"]
+    assert scales[7] == scales[8] == 2 * scales[9] == 2 * scales[10]
+    assert weights[7] != weights[8] == weights[9] != weights[10]
+
+
+def _in_fp16(world, config) -> None:
+    """Rank 1 alone has a gradient that overflows, in the ninth step."""
+    from toolkit.train import trainer as module
+
+    weights: list[float] = []
+    scales: list[float] = []
+    trainers: list[module.Trainer] = []
+    plain = module.Trainer.train
+
+    def train(self) -> None:
+        trainers.append(self)
+        plain(self)
+
+    def take_samples(samples: range):
+        if trainers and samples.start % BATCH in (0, 2):  # the first micro-batch of a step on either rank
+            weights.append(float(next(trainers[0].model.module.parameters()).double().sum()))
+            scales.append(trainers[0].state.scaler.get_scale())
+        inputs, targets = samples_at(samples)
+        return inputs, targets * (1e6 if 34 in samples else 0.01)
+
+    module.Trainer.train = train
+    trained(world, config, take_samples, held_out=0)
+    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"weights": weights, "scales": scales}))
+
+
+def _with_callbacks(world, config) -> None:
+    from toolkit.train.callbacks import Callback
+
+    class Noting(Callback):
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def on_begin(self, state) -> None:
+            self.seen.append("begin")
+
+        def on_step(self, state, record) -> None:
+            self.seen.append(f"step {record.step}")
+
+        def on_validation(self, state, found) -> None:
+            self.seen.append(f"validation {state.step}")
+
+        def on_end(self, state, *, stopped) -> None:
+            self.seen.append(f"end {stopped}")
+
+    noting = Noting()
+    trained(world, config, callbacks=[noting])
+    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"seen": noting.seen}))
+
+
+def test_callbacks_hear_of_every_step_on_all_ranks(tmp_path):
+    launch(_with_callbacks, 2, tmp_path, config_of(validate_every=12))
+    wanted = ["begin", *(f"step {number}" for number in range(1, 13)), "validation 12", "end False"]
+    assert found_by(tmp_path, 0)["seen"] == found_by(tmp_path, 1)["seen"] == wanted
