@@ -33,18 +33,11 @@ from torch.nn.parallel import DistributedDataParallel
 from toolkit.config.layers import resolve_job
 from toolkit.jobs import train_lm
 from toolkit.metrics.training import TrainLog
-from toolkit.parallel.distribute import distribute
-from toolkit.parallel.mesh import make_mesh
 from toolkit.rundir.layout import RunDirectory, create_run
-from toolkit.topology.gather import gather_topology
 from toolkit.train.loop import training_steps
-from toolkit.train.optimizers import optimizer_of
-from toolkit.train.order import SampleOrder
-from toolkit.train.precision import autocast, use_deterministic_kernels
-from toolkit.train.schedule import Schedule
-from toolkit.train.state import TrainingState
-from toolkit.train.step import OptimizerStep
+from toolkit.train.precision import use_deterministic_kernels
 from toolkit.train.text import Windows, read_bytes, standard_library_sources
+from toolkit.train.trainer import Task, Trainer
 from toolkit.world.facts import World
 from toolkit.world.stop import StopWatch
 
@@ -93,25 +86,14 @@ def our_steps(args: train_lm.Arguments, train: SimpleNamespace, text: bytes, run
     rank, ranks = dist.get_rank(), dist.get_world_size()
     watch = StopWatch(run=run, attempt=run.attempt(0))
     world = World(rank, rank, ranks, ranks, 0, 1, "", "cpu", "local", "benchmark", run_dir=run.path, stop_watch=watch)
-    config, topology = resolve_job(JOB, site=None, environ={}, flags={}), gather_topology(world)
-    mesh = make_mesh(world, config, topology)
-    parallel = distribute(
-        lambda: train_lm.GPT(args), train_lm.initialise, train_lm.OUTLINE, world, mesh, config, topology
-    )
-    model = parallel.module
-    optimizer = optimizer_of(model, config.train)
-    schedule = Schedule(train.lr, train.steps, train.warmup_steps)
-    step = OptimizerStep(
-        parallel, optimizer, schedule, train_lm.loss_of, autocast("cpu", "auto"), train.batch, train.clip_norm
-    )
+    config = resolve_job(JOB, site=None, environ={}, flags={})
     windows = Windows(text, args.context)
-    order = SampleOrder(windows.count, 0)
-    state = TrainingState(model, optimizer, schedule, 0)
+    task = Task(lambda: train_lm.GPT(args), train_lm.initialise, train_lm.OUTLINE, train_lm.loss_of, windows)
+    trainer = Trainer(world, config, task)
     log = TrainLog(run.metrics / "train.jsonl") if rank == 0 else None
     train.steps = sys.maxsize
-    for record in training_steps(
-        world, train, state, step, lambda samples: windows.take(order.positions(samples), "cpu"), None
-    ):
+    steps = training_steps(world, train, trainer.state, trainer.step, trainer.loader.take_samples, None)
+    for record in steps:
         if log:
             log.write(record)
         yield record.loss

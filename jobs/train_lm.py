@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,13 +15,14 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.parallel.outline import Outline
 from toolkit.train.arguments import read_arguments
-from toolkit.train.order import SampleOrder
+from toolkit.train.data import TokenSource, hold_out
+from toolkit.train.data.token_file import read_header
 from toolkit.train.text import Windows, check_same_text, named_files, read_bytes, standard_library_sources
 from toolkit.train.trainer import Task, Trainer
 from toolkit.train.validations import HeldOut
 from toolkit.world.facts import World
 
-BYTES = 256  # the vocabulary: every byte is a token
+BYTES = 256  # the vocabulary of text: every byte is a token
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes (batch, context) in, logits of each next byte (batch, context, 256) out."""
+    """Tokens (batch, context) in, logits of each next token (batch, context, vocabulary) out."""
 
-    def __init__(self, args: Arguments) -> None:
+    def __init__(self, args: Arguments, vocabulary: int = BYTES) -> None:
         super().__init__()
         self.dropout = args.dropout
-        self.byte_embedding = nn.Embedding(BYTES, args.width)
+        self.byte_embedding = nn.Embedding(vocabulary, args.width)
         self.place_embedding = nn.Embedding(args.context, args.width)
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
         self.norm = nn.LayerNorm(args.width)
-        self.head = nn.Linear(args.width, BYTES, bias=False)
+        self.head = nn.Linear(args.width, vocabulary, bias=False)
         if args.tied:
             self.head.weight = self.byte_embedding.weight
 
@@ -131,34 +131,35 @@ def measure(model: nn.Module, samples: tuple[Tensor, Tensor]) -> dict[str, Tenso
     return {"loss": losses.view(following.shape).mean(1)}
 
 
-def read_windows(args: Arguments, config: ResolvedJob) -> Windows:
+def read_text(args: Arguments, config: ResolvedJob) -> tuple[Windows | TokenSource, int]:
+    """The text that `[data] paths` names, packed by `toolkit data pack` or as it is; and the size of its vocabulary."""
     paths = config.data.paths
     files = named_files(paths, config.job_directory) if paths else standard_library_sources()
-    return Windows(read_bytes(files, max_bytes=args.max_bytes), args.context)
+    packed = [header for file in files if (header := read_header(file))]
+    if packed:
+        if not all(header.vocabulary for header in packed):
+            raise ToolkitError(
+                "a token file does not say how many tokens there are",
+                where="data.paths",
+                fix="pack the text again, with toolkit data pack --vocabulary N",
+            )
+        return TokenSource(files, args.context), max(header.vocabulary for header in packed)
+    return Windows(read_bytes(files, max_bytes=args.max_bytes), args.context), BYTES
 
 
 def main(world: World, config: ResolvedJob) -> None:
     """Train until `train.steps`, or until asked to stop; either way the last step is in a checkpoint."""
-    args, train = read_arguments(Arguments, config.args), config.train
-    windows = read_windows(args, config)
-    check_same_text(windows)
-    held_out = int(windows.count * args.held_out)
-    learned = SampleOrder(windows.count - held_out, train.seed)
-
-    def take_samples(samples: range) -> tuple[Tensor, Tensor]:
-        return windows.take(learned.positions(samples), world.device)
-
-    def take_held_out(samples: range) -> tuple[Tensor, Tensor]:
-        """The last windows of the text, which no step reads."""
-        return windows.take(learned.count + np.arange(samples.start, samples.stop), world.device)
-
+    args = read_arguments(Arguments, config.args)
+    text, vocabulary = read_text(args, config)
+    check_same_text(text.digest)
+    learned, held_out = hold_out(text, args.held_out)
     task = Task(
-        build=lambda: GPT(args),
+        build=lambda: GPT(args, vocabulary),
         initialise=initialise,
         outline=OUTLINE,
         loss_of=loss_of,
-        take_samples=take_samples,
-        data={"windows": learned.count, "text": windows.digest},
-        held_out=HeldOut(held_out, take_held_out, measure) if held_out else None,
+        source=learned,
+        data={"windows": learned.count, "text": text.digest},
+        held_out=HeldOut(held_out, measure) if held_out else None,
     )
     Trainer(world, config, task).train()

@@ -41,7 +41,7 @@ def test_a_pattern_without_files_is_refused_by_name(tmp_path):
 def test_targets_are_the_following_bytes_and_windows_join_without_gap():
     windows = Windows(bytes(range(13)), context=4)
     assert windows.count == 3
-    inputs, targets = windows.take(np.array([2, 0, 1]), "cpu")
+    inputs, targets = windows.finished(windows.take(np.array([2, 0, 1])))
     assert inputs.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3], [4, 5, 6, 7]]
     assert targets.tolist() == [[9, 10, 11, 12], [1, 2, 3, 4], [5, 6, 7, 8]]
 

@@ -51,13 +51,16 @@ def named_files(patterns: Iterable[str], folder: Path) -> list[Path]:
     return list(found)
 
 
-def check_same_text(windows: Windows) -> None:
+def check_same_text(digest: str) -> None:
     """Refuse to train when the ranks read different bytes, as with another Python on another node. Collective.
+
+    Args:
+        digest: of what this rank reads.
 
     Raises:
         ToolkitError: on every rank.
     """
-    number = int(windows.digest[:15], 16)
+    number = int(hashlib.sha256(digest.encode()).hexdigest()[:15], 16)
     extremes = torch.tensor([number, -number])
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
     if extremes[0] != -extremes[1]:
@@ -80,7 +83,9 @@ def read_bytes(files: Iterable[Path], *, max_bytes: int) -> bytes:
 
 
 class Windows:
-    """Text cut into samples of `context` bytes, each with the byte that follows as its last target."""
+    """A source of samples out of text in memory: `context` bytes, each with the byte that follows as its last target."""
+
+    most_workers = 0  # copying some rows takes microseconds
 
     def __init__(self, text: bytes, context: int) -> None:
         self.count = (len(text) - 1) // context
@@ -95,8 +100,15 @@ class Windows:
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._offsets = torch.arange(context + 1)
 
-    def take(self, positions: NDArray[np.int64], device: str) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the windows at `positions`, both int64 of shape (len(positions), context)."""
+    def take(self, positions: NDArray[np.int64]) -> Tensor:
+        """The windows at `positions`, uint8 of shape (len(positions), context + 1)."""
         starts = torch.from_numpy(positions) * self.context
-        rows = self._text[starts[:, None] + self._offsets].to(device).long()
+        return self._text[starts[:, None] + self._offsets]
+
+    def finished(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, both int64 of shape (samples, context)."""
+        rows = batch.long()
         return rows[:, :-1], rows[:, 1:]
+
+    def drain_skips(self) -> list[str]:
+        return []

@@ -15,7 +15,7 @@ from toolkit.config.metric import VALIDATION_LOSS
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog, TrainRecord
-from toolkit.parallel.distribute import DistributedModel, distribute
+from toolkit.parallel.distribute import distribute
 from toolkit.parallel.materialise import Initialise
 from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.outline import Outline
@@ -23,9 +23,11 @@ from toolkit.topology.gather import gather_topology
 from toolkit.train.average import WeightAverage
 from toolkit.train.callbacks import Callback, Callbacks
 from toolkit.train.compiling import compile_blocks, use_channels_last
+from toolkit.train.data import Loader, LoaderSettings
+from toolkit.train.data.source import Source
 from toolkit.train.early_stop import EarlyStop
 from toolkit.train.guard import LossGuard
-from toolkit.train.loop import TakeSamples, training_steps
+from toolkit.train.loop import training_steps
 from toolkit.train.optimizers import optimizer_of
 from toolkit.train.picture import draw_loss
 from toolkit.train.precision import autocast, gradient_scaler, use_deterministic_kernels
@@ -49,7 +51,7 @@ class Task:
         initialise: fills one parameter or buffer, at its whole shape, with its first values.
         outline: the order of the model's parts.
         loss_of: the mean loss of a micro-batch from the model's outputs and the targets.
-        take_samples: inputs and targets of these global samples, on the rank's device.
+        source: of the samples; a batch of it is finished as a pair, inputs and targets.
         data: what the order of samples depends on (JSON values), so that a resume can see a change.
         held_out: what is validated with; None cannot be validated.
     """
@@ -58,7 +60,7 @@ class Task:
     initialise: Initialise
     outline: Outline
     loss_of: LossOf
-    take_samples: TakeSamples
+    source: Source
     data: dict[str, Any] = field(default_factory=dict)
     held_out: HeldOut | None = None
 
@@ -76,7 +78,23 @@ class Trainer:
             use_deterministic_kernels()
         self._world, self._config, self._task = world, config, task
         self._callbacks = Callbacks(callbacks)
-        self.model = self._distributed()
+        topology = gather_topology(world)
+        mesh = make_mesh(world, config, topology)
+        self.loader = Loader(
+            task.source,
+            batch=train.batch,
+            seed=train.seed,
+            rank=mesh.data_rank,
+            size=mesh.data_size,
+            micro_batch=train.micro_batch,
+            settings=LoaderSettings.of(config.data),
+            device=world.device,
+            broken_limit=config.data.broken_limit,
+        )
+        self._trial = self.loader.take_samples(range(train.micro_batch or 1))
+        self.model = distribute(
+            task.build, task.initialise, task.outline, world, mesh, config, topology, prepare=self._prepare_blocks
+        )
         module = self.model.module
         if train.channels_last:
             use_channels_last(module)
@@ -94,7 +112,7 @@ class Trainer:
             self.model, self.optimizer, self.schedule, task.loss_of, autocast(world.device, train.precision), train.batch,
             train.clip_norm, self._scaler, self.average, self._guard,
         )  # fmt: skip
-        self.step.rehearse(task.take_samples(range(train.micro_batch or 1)))
+        self.step.rehearse(self._trial)
         seed_rank(train.seed, 0, world.rank)  # another dropout on every rank
         self._early_stop = EarlyStop(train.early_stop_patience, train.early_stop_min_delta)
         parameters = parameter_count(module)
@@ -109,14 +127,15 @@ class Trainer:
         log = None
         if world.rank == 0 and world.run_dir is not None:
             log = TrainLog(world.run_dir / "metrics" / "train.jsonl")
-        self._callbacks.on_begin(state)
-        steps = training_steps(world, train, state, self.step, self._task.take_samples, self.saves, self.validations)
-        for record in steps:
-            if log:
-                log.write(record)
-            self._tell(record)
-            self._callbacks.on_step(state, record)
-        self._callbacks.on_end(state, stopped=bool(world.stop_watch.verdict))
+        take_samples = self.loader.take_samples
+        with self.loader:
+            self._callbacks.on_begin(state)
+            for record in training_steps(world, train, state, self.step, take_samples, self.saves, self.validations):
+                if log:
+                    log.write(record)
+                self._tell(record)
+                self._callbacks.on_step(state, record)
+            self._callbacks.on_end(state, stopped=bool(world.stop_watch.verdict))
         if self.validations:
             self.validations.close()
         if log:
@@ -124,19 +143,11 @@ class Trainer:
             if state.step == train.steps:
                 self._draw(log)
 
-    def _distributed(self) -> DistributedModel:
-        world, config, task = self._world, self._config, self._task
-        topology = gather_topology(world)
-        mesh = make_mesh(world, config, topology)
-        return distribute(
-            task.build, task.initialise, task.outline, world, mesh, config, topology, prepare=self._prepare_blocks
-        )
-
     def _prepare_blocks(self, model: nn.Module) -> None:
         """Recompute, then compile, as torch wants them before a model is sharded."""
         train, below = self._config.train, (self._task.outline.blocks,)
         if train.recompute != "none":
-            inputs, targets = self._task.take_samples(range(train.micro_batch or 1))
+            inputs, targets = self._trial
             micro_batch = (inputs.to("meta"), targets.to("meta"))
             names = recompute(model, train, loss_of=self._task.loss_of, micro_batch=micro_batch, below=below)
             self._say(f"recomputed in the backward pass: {', '.join(names) or 'no block'}")

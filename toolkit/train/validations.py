@@ -7,14 +7,19 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.validation import ValidationLog, ValidationRecord
 from toolkit.parallel.distribute import DistributedModel
 from toolkit.train.average import WeightAverage
+from toolkit.train.data.source import Source
+from toolkit.train.data.travel import each_tensor
 from toolkit.train.early_stop import EarlyStop
 from toolkit.train.state import TrainingState
-from toolkit.train.validation import Measure, TakeSamples, Validation, validate
+from toolkit.train.validation import Measure, Validation, validate
 from toolkit.world.facts import World
 
 LOSS = "loss"  # what early stopping looks at
@@ -22,10 +27,9 @@ LOSS = "loss"  # what early stopping looks at
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What is validated with: `samples` samples, and how they are measured (`validation.validate`)."""
+    """What is validated with: all samples of a source, and how they are measured (`validation.validate`)."""
 
-    samples: int
-    take_samples: TakeSamples
+    source: Source
     measure: Measure
 
 
@@ -69,13 +73,18 @@ class Validations:
         with average.in_place_of(module) if average is not None else nullcontext():
             return validate(
                 module,
-                held_out.samples,
-                held_out.take_samples,
+                held_out.source.count or 0,
+                self._take_samples,
                 held_out.measure,
                 micro_batch=self._micro_batch,
                 group=mesh.group("replicate", "shard"),
                 alone=mesh.data_size == 1,
             )
+
+    def _take_samples(self, samples: range) -> Any:
+        source, device = self._held_out.source, self._world.device
+        batch = source.take(np.arange(samples.start, samples.stop))
+        return source.finished(each_tensor(batch, lambda tensor: tensor.to(device)))
 
     def is_due(self, step: int) -> bool:
         return step % self._every == 0

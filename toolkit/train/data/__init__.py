@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from toolkit.train.data.loader_settings import LoaderSettings, choose_loader_settings
     from toolkit.train.data.map_dataset import MapSource
     from toolkit.train.data.padding import Padded, PadSamples, pad_to_multiple
+    from toolkit.train.data.part import PartOfSource, hold_out
     from toolkit.train.data.token_windows import TokenSource
 
 __all__ = [
     "BrokenRecordError", "HDF5Source", "IterableSource", "JsonLinesSource", "Loader", "LoaderSettings", "MapSource",
-    "PadSamples", "Padded", "TokenSource", "choose_loader_settings", "pad_to_multiple",
+    "PadSamples", "Padded", "PartOfSource", "TokenSource", "choose_loader_settings", "hold_out", "pad_to_multiple",
 ]  # fmt: skip
 _MODULES = {
     "BrokenRecordError": "broken",
@@ -33,8 +34,10 @@ _MODULES = {
     "MapSource": "map_dataset",
     "PadSamples": "padding",
     "Padded": "padding",
+    "PartOfSource": "part",
     "TokenSource": "token_windows",
     "choose_loader_settings": "loader_settings",
+    "hold_out": "part",
     "pad_to_multiple": "padding",
 }
 

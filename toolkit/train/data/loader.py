@@ -107,8 +107,10 @@ class Loader:
         if first is None:
             return
         if self.settings.workers == "auto":
+            # Ranks measure for themselves, and one of them says what it found: a thousand lines would say no more.
+            tell = self._tell if self.plan.rank == 0 else lambda said: None
             self.settings = choose_loader_settings(
-                self._reader, self.plan, first=first, prefetch=self.settings.prefetch, tell=self._tell
+                self._reader, self.plan, first=first, prefetch=self.settings.prefetch, tell=tell
             )
         workers = self._useful_workers(self.settings.workers)
         self.close()

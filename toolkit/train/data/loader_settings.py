@@ -49,7 +49,7 @@ def choose_loader_settings(
     budget_s: float = BUDGET_S,
     tell: Callable[[str], None] = tell_stderr,
 ) -> LoaderSettings:
-    """Read some batches with each number of workers, keep the fastest, and say so.
+    """Read some batches with each number of workers, keep the fastest, and say so, where there is a choice.
 
     Args:
         candidates: numbers of workers; those beyond the CPUs of this rank are left out.
@@ -58,6 +58,8 @@ def choose_loader_settings(
     """
     cpus = len(os.sched_getaffinity(0))
     most = reader.source.most_workers
+    if most == 0:
+        return LoaderSettings(0, prefetch)
     if reader.source.count is None:
         # A stream is not read for a trial: what was read of it may be gone.
         workers = 1 if cpus > 1 else 0

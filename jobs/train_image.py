@@ -1,0 +1,113 @@
+"""A small convolutional network that reads handwritten digits. Copy this file and make it yours.
+
+`toolkit run train_image` starts it on this machine, `toolkit submit train_image` on a cluster. The 1,797 images of 8 x 8
+pixels come with scikit-learn; a fifth of them is held out and validated with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
+from toolkit.parallel.outline import Outline
+from toolkit.train.arguments import read_arguments
+from toolkit.train.data import MapSource, hold_out
+from toolkit.train.trainer import Task, Trainer
+from toolkit.train.validations import HeldOut
+from toolkit.world.facts import World
+
+DIGITS = 10
+OUTLINE = Outline(blocks="blocks", before=("pixels",), after=("norm", "head"))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The table `[args]` of this job."""
+
+    blocks: int = 3
+    channels: int = 32
+    held_out: float = 0.2  # the share of the images that no step learns
+
+
+class Block(nn.Module):
+    """Two convolutions, each normalised before, added to the stream after."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, channels)
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return stream + self.second(nn.functional.gelu(self.first(self.norm(stream))))
+
+
+class Network(nn.Module):
+    """Images (batch, 1, 8, 8) in, logits of the digits (batch, 10) out."""
+
+    def __init__(self, args: Arguments) -> None:
+        super().__init__()
+        self.pixels = nn.Conv2d(1, args.channels, 3, padding=1)
+        self.blocks = nn.ModuleList(Block(args.channels) for _ in range(args.blocks))
+        self.norm = nn.GroupNorm(4, args.channels)
+        self.head = nn.Linear(args.channels, DIGITS)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        if self.pixels is not None:
+            stream = self.pixels(stream)
+        for block in self.blocks:
+            stream = block(stream)
+        return self.head(self.norm(stream).mean((2, 3))) if self.head is not None else stream
+
+
+def initialise(name: str, tensor: Tensor) -> None:
+    if tensor.dim() > 1:
+        nn.init.kaiming_normal_(tensor)
+    else:
+        nn.init.constant_(tensor, 1.0 if name.endswith("norm.weight") else 0.0)
+
+
+def measure(model: nn.Module, samples: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    """What a validation measures of each image."""
+    images, digits = samples
+    logits = model(images).float()
+    return {
+        "loss": nn.functional.cross_entropy(logits, digits, reduction="none"),
+        "accuracy": (logits.argmax(1) == digits).double(),
+    }
+
+
+def read_digits() -> MapSource:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ToolkitError(
+            "scikit-learn, which has the images, is missing", where="train_image", fix="pip install 'toolkit[image]'"
+        ) from None
+    images, digits = load_digits(return_X_y=True)
+    mixed = np.random.default_rng(0).permutation(len(images))  # writers follow one another in the file
+    pixels = torch.tensor(images[mixed], dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    return MapSource(TensorDataset(pixels, torch.tensor(digits[mixed])))
+
+
+def main(world: World, config: ResolvedJob) -> None:
+    """Train until `train.steps`, or until asked to stop; either way the last step is in a checkpoint."""
+    args = read_arguments(Arguments, config.args)
+    images = read_digits()
+    learned, held_out = hold_out(images, args.held_out)
+    task = Task(
+        build=lambda: Network(args),
+        initialise=initialise,
+        outline=OUTLINE,
+        loss_of=nn.functional.cross_entropy,
+        source=learned,
+        data={"images": learned.count},
+        held_out=HeldOut(held_out, measure) if held_out else None,
+    )
+    Trainer(world, config, task).train()
