@@ -57,6 +57,7 @@ class Block(nn.Module):
     def __init__(self, args: Arguments) -> None:
         super().__init__()
         self.heads = args.heads
+        self.head_width = args.width // args.heads
         self.dropout = args.dropout
         self.attention_norm = nn.LayerNorm(args.width)
         self.query_key_value = nn.Linear(args.width, 3 * args.width, bias=False)
@@ -71,9 +72,8 @@ class Block(nn.Module):
         return stream + self._drop(self.perceptron_out(hidden))
 
     def _attention(self, stream: Tensor) -> Tensor:
-        batch, context, width = stream.shape
         # Heads come first, so that tensor parallel ranks take whole ones; a rank sees its own.
-        by_head = self.query_key_value(stream).view(batch, context, -1, 3, width // self.heads)
+        by_head = self.query_key_value(stream).unflatten(2, (-1, 3, self.head_width))
         query, key, value = by_head.permute(3, 0, 2, 1, 4)  # each (batch, heads, context, width / heads)
         dropout = self.dropout if self.training else 0.0
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
@@ -110,7 +110,23 @@ class GPT(nn.Module):
 
 
 # A pipeline stage gets the stream of the one before it, and lacks the modules that others run.
-OUTLINE = Outline(blocks="blocks", before=("byte_embedding", "place_embedding"), after=("norm", "head"))
+OUTLINE = Outline(
+    blocks="blocks",
+    before=("byte_embedding", "place_embedding"),
+    after=("norm", "head"),
+    tensor={
+        "byte_embedding": "embedding",
+        "place_embedding": "embedding",
+        "blocks.*.attention_norm": "norm",
+        "blocks.*.query_key_value": "column by heads",
+        "blocks.*.attention_out": "row",
+        "blocks.*.perceptron_norm": "norm",
+        "blocks.*.perceptron_in": "column",
+        "blocks.*.perceptron_out": "row",
+        "norm": "norm",
+        "head": "head",
+    },
+)
 
 
 def initialise(name: str, tensor: Tensor) -> None:

@@ -22,6 +22,11 @@ class ParallelTable(Table):
         derived="3 when `shard` > 1, else 0",
     )
     tp: int = key(1, "Tensor parallel ranks.", ge=1)
+    sequence: bool = key(
+        False,
+        "With `tp` > 1: between the split matrices, ranks hold pieces of the sequence, for norms and dropout, and not all "
+        "of it.",
+    )
     pp: int = key(1, "Pipeline stages.", ge=1)
     cp: int = key(1, "Context parallel ranks.", ge=1)
     ep: int = key(1, "Expert parallel ranks, out of shard x cp.", ge=1)

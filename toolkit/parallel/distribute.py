@@ -19,6 +19,9 @@ from toolkit.parallel.outline import Outline
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes, PassesInTurn
 from toolkit.parallel.replicated import replicate
 from toolkit.parallel.sharded import shard
+from toolkit.parallel.tensor import split_tensors
+from toolkit.parallel.tensor_passes import TensorPasses
+from toolkit.parallel.tensor_plan import tensor_plan
 from toolkit.topology.facts import Topology
 from toolkit.world.facts import World
 
@@ -38,6 +41,15 @@ class DistributedModel:
     @property
     def counts_loss(self) -> bool:
         return self.mesh.place["tp"] == 0 and self.mesh.place["cp"] == 0
+
+    @property
+    def stream(self) -> tuple[int, int]:
+        """Which random stream this rank draws from, of how many; tensor parallel ranks have one together."""
+        number, count = 0, 1
+        for name in ("pp", "replicate", "shard", "cp"):
+            number = number * self.mesh.sizes[name] + self.mesh.place[name]
+            count *= self.mesh.sizes[name]
+        return number, count
 
     def run(
         self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
@@ -77,6 +89,10 @@ def distribute(
         model = build()
     outline.blocks_of(model)
     _refuse_unbuilt(mesh)
+    plan = tensor_plan(model, outline, mesh.sizes["tp"], settings.sequence)
+    tensor = mesh.among("tp")
+    if tensor is not None:
+        split_tensors(model, outline, plan, tensor, settings.sequence)
     prepare(model)
     data = mesh.among("replicate", "shard")
     plain = mesh.sizes["shard"] == mesh.sizes["tp"] == mesh.sizes["pp"] == 1
@@ -87,8 +103,10 @@ def distribute(
         passes = replicate(model, mesh, world, config, topology)
     else:
         passes = PassesInTurn(model, float(mesh.data_size), between)
+    if tensor is not None:
+        passes = TensorPasses(passes, model, tensor.get_group())
     if world.rank == 0:
-        sys.stderr.write(f"model: {describe(mesh, settings.zero)}\n")
+        sys.stderr.write(f"model: {describe(mesh, settings.zero, settings.sequence)}\n")
     return DistributedModel(model, mesh, passes)
 
 
@@ -102,8 +120,12 @@ def _refuse_unbuilt(mesh: Mesh) -> None:
             )
 
 
-def describe(mesh: Mesh, zero: int) -> str:
-    """ "4 copies", "2 copies, each sharded over 4 ranks (zero 3)"."""
+def describe(mesh: Mesh, zero: int, sequence: bool) -> str:
+    """ "4 copies", "2 copies, each sharded over 4 ranks (zero 3), matrices split over 2"."""
     copies = mesh.sizes["replicate"]
     said = "1 copy" if copies == 1 else f"{copies} copies"
-    return f"{said}, each sharded over {mesh.sizes['shard']} ranks (zero {zero})" if mesh.sizes["shard"] > 1 else said
+    if mesh.sizes["shard"] > 1:
+        said += f", each sharded over {mesh.sizes['shard']} ranks (zero {zero})"
+    if mesh.sizes["tp"] > 1:
+        said += f", matrices {'and the sequence ' if sequence else ''}split over {mesh.sizes['tp']}"
+    return said

@@ -25,11 +25,11 @@ def materialise(module: nn.Module, initialise: Initialise, seed: int, device: st
 
     `initialise` sees every tensor whole, in its global shape. The default generators are left as they were.
     """
-    tied = _tied(module)
+    tied = tied_names(module)
     module.to_empty(device=device)
     for first, *others in tied:  # `to_empty` makes a tensor for each name
         for name in others:
-            _set_parameter(module, name, module.get_parameter(first))
+            set_parameter(module, name, module.get_parameter(first))
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         for name, tensor in _tensors(module):
@@ -49,15 +49,16 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
 
 
-def _tied(module: nn.Module) -> list[list[str]]:
-    """Names of one parameter, for each that has several."""
+def tied_names(module: nn.Module) -> list[list[str]]:
+    """Names of one parameter, for each that has several, in the model's order."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return [of_one for of_one in names.values() if len(of_one) > 1]
 
 
-def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Put `parameter` in the place of the one of that name."""
     owner, _, own_name = name.rpartition(".")
     setattr(module.get_submodule(owner), own_name, parameter)
 

@@ -20,8 +20,8 @@ class Outline:
             dealt to pipeline stages.
         before, after: modules that run before the first block and after the last. A pipeline stage that does without
             them has None in their place, and blocks of other stages are missing in the list: the model's `forward` asks.
-        tensor: how tensor parallel ranks split a module, by names in which "*" stands for any number:
-            "blocks.*.attention_out".
+        tensor: how tensor parallel ranks split a module, by names in which "*" stands for one part of a name:
+            {"blocks.*.attention_out": "row"}. The words are those of `toolkit.parallel.tensor_plan`.
     """
 
     blocks: str
@@ -41,7 +41,7 @@ class Outline:
                 raise ToolkitError(
                     f"{type(model).__name__} has no module {name!r}",
                     where="outline",
-                    fix=f"name one of its own: {nearest(name, list(names)) or ', '.join(names)[:200]}",
+                    fix=f"name one of its own: {', '.join(nearest(name, names) or names)[:200]}",
                 )
         blocks = names[self.blocks]
         if not isinstance(blocks, nn.ModuleList):

@@ -44,6 +44,8 @@ class TrainingState:
         modules: further modules by name, such as an average of the weights.
         extra: JSON values, and objects whose `state_dict()` is one, by name; rank 0's are saved.
         metric: what tells how good this state is, as `{"name": "loss", "value": 1.23}`; None where nothing does.
+        stream: which random stream this rank draws from, and how many there are (`DistributedModel.stream`): ranks that
+            must draw the same have one together. By default each rank has its own.
     """
 
     model: nn.Module
@@ -59,6 +61,7 @@ class TrainingState:
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     metric: dict[str, Any] | None = None
+    stream: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         refuse_flat_parameters(self.model)
@@ -82,7 +85,7 @@ class TrainingState:
         return checkpointer.save_in_background(self.step, tensors, state, when_busy=when_busy, on_end=on_end)
 
     def _to_save(self, world: World) -> tuple[dict[str, Any], dict[str, Any]]:
-        tensors = self._tensors() | {"random": {_stream_key(world.rank): self._streams(world).states()}}
+        tensors = self._tensors() | {"random": {self._stream_key(world): self._streams(world).states()}}
         state = {
             "step": self.step,
             "cursor": {"samples": self.samples, "epoch": self.epoch, "data": self.data},
@@ -134,7 +137,7 @@ class TrainingState:
         before = dict(self.optimizer.state)
         make_room(self.optimizer)
         drawn = self._streams(world).states()
-        tensors = self._tensors() | {"random": {_stream_key(world.rank): drawn}}
+        tensors = self._tensors() | {"random": {self._stream_key(world): drawn}}
         otherwise = source if take == "all" else None
         loaded = checkpointer.load(tensors, newer_than=source, otherwise=otherwise, optional=_OPTIONAL)
         if loaded is None:
@@ -184,7 +187,7 @@ class TrainingState:
         changes = [
             self._settings.take_over(saved.get("groups", [{}] * len(self.optimizer.param_groups))),
             *self._take_values(saved),
-            *self._go_on_drawing(tensors["random"][_stream_key(world.rank)], loaded, world),
+            *self._go_on_drawing(tensors["random"][self._stream_key(world)], loaded, stored, world),
         ]
         if self.step and unfilled and len(unfilled) == len(tensors["optimizer"]):
             changes.append("the checkpoint has no state of the optimizer, which begins anew")
@@ -218,16 +221,24 @@ class TrainingState:
             changes.append(f"not taken from the checkpoint: {', '.join(idle)}")
         return changes
 
-    def _go_on_drawing(self, drawn: dict[str, Tensor], loaded: LoadedCheckpoint, world: World) -> list[str]:
+    def _go_on_drawing(
+        self, drawn: dict[str, Tensor], loaded: LoadedCheckpoint, stored: Stored, world: World
+    ) -> list[str]:
         """Restore this rank's streams, and derive those that the checkpoint has not."""
+        number, count = self.stream or (world.rank, world.size)
+        saved = len({name.partition(".")[0] for name in stored.below("random")})
         streams = self._streams(world)
-        above = f"random.{_stream_key(world.rank)}."
+        above = f"random.{self._stream_key(world)}."
         new = sorted(name.removeprefix(above) for name in loaded.missing if name.startswith(above))
         streams.set_states({name: state for name, state in drawn.items() if name not in new})
-        streams.derive(new, self.seed, self.step, world.rank)
-        if world.size > loaded.world_size and (world.rank >= loaded.world_size or not new):
-            return [f"ranks from {loaded.world_size} on draw new random streams"]
+        streams.derive(new, self.seed, self.step, number)
+        if count > saved and (number >= saved or not new):
+            return [f"{'ranks' if count == world.size else 'shares'} from {saved} on draw new random streams"]
         return [f"all ranks draw new random streams ({', '.join(new)}), as the checkpoint has none"] if new else []
+
+    def _stream_key(self, world: World) -> str:
+        number, _ = self.stream or (world.rank, world.size)
+        return f"rank-{number:05d}"
 
     def _begin_with_weights(
         self, checkpointer: Checkpointer, world: World, source: Path, without: Sequence[str]
@@ -257,10 +268,6 @@ def _refuse_own(source: Path, world: World) -> None:
             where="checkpoint.take",
             fix='submit a new run with this checkpoint as its source, or set checkpoint.take to "all"',
         )
-
-
-def _stream_key(rank: int) -> str:
-    return f"rank-{rank:05d}"
 
 
 def _resumed_from(loaded: LoadedCheckpoint) -> str:

@@ -113,7 +113,7 @@ class Trainer:
             train.clip_norm, self._scaler, self.average, self._guard,
         )  # fmt: skip
         self.step.rehearse(self._trial)
-        seed_rank(train.seed, 0, world.rank)  # another dropout on every rank
+        seed_rank(train.seed, 0, self.model.stream[0])  # another dropout for every share of the batch
         self._early_stop = EarlyStop(train.early_stop_patience, train.early_stop_min_delta)
         parameters = parameter_count(module)
         self._say(f"{parameters:,} parameters, {world.size} x {world.device}")
@@ -170,6 +170,7 @@ class Trainer:
             scaler=self._scaler,
             modules={"average": self.average} if self.average is not None else {},
             extra=extra,
+            stream=self.model.stream,
         )
 
     def _made_validations(self) -> Validations | None:

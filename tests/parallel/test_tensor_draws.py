@@ -1,0 +1,150 @@
+"""Dropout on tensor parallel ranks: one mask where they hold the same, masks of their own where they hold pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from launch import launch
+from tensor_cases import job, laid, micro_batches, step_of, take_steps
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from toolkit.errors import ToolkitError
+from toolkit.parallel.piece_draws import PieceDraws
+from toolkit.train.randomness import seed_rank
+
+
+def draw(place: int, training: bool = True) -> list[Tensor]:
+    """Before pieces, on them, between, on them again, behind them; from the same state every time."""
+    torch.manual_seed(0)
+    draws, module = PieceDraws("cpu", place), nn.Identity().train(training)
+    drawn = [torch.rand(8)]
+    for _ in range(2):
+        draws.begin(module)
+        draws.enter(module)
+        draws.enter(module)  # as query, key and value by matrices of their own do
+        assert draws.on_pieces is training
+        drawn.append(torch.rand(8))
+        draws.leave(module)
+        drawn.append(torch.rand(8))
+    return drawn
+
+
+def test_ranks_differ_on_pieces_alone_and_repeat_what_they_drew():
+    with torch.random.fork_rng():
+        one, other, again, still = draw(0), draw(1), draw(0), draw(0, training=False)
+        torch.manual_seed(0)
+        alone = [torch.rand(8) for _ in range(5)]
+    assert [torch.equal(*pair) for pair in zip(one, other, strict=True)] == [True, False, True, False, True]
+    assert torch.equal(torch.stack(one), torch.stack(again))
+    assert len({tuple(drawn.tolist()) for drawn in (*one, other[1], other[3])}) == 7, "no draw comes twice"
+    assert torch.equal(torch.stack(still), torch.stack(alone)), "a model that does not train draws as on one rank"
+
+
+def test_a_block_begins_off_pieces_where_the_one_before_ended_in_the_middle():
+    draws, module = PieceDraws("cpu", 0), nn.Identity()
+    with torch.random.fork_rng():
+        draws.enter(module)
+        draws.begin(module)
+        assert not draws.on_pieces
+
+
+def peeked() -> Tensor:
+    state = torch.get_rng_state()
+    following = torch.rand(4)
+    torch.set_rng_state(state)
+    return following
+
+
+def watch_draws(world, config) -> None:
+    """What each call of dropout and attention would draw, of this rank and the other ranks of tp."""
+    from toolkit.jobs import train_lm
+
+    model = laid(world, config)
+    step = step_of(model, config)
+    group = model.mesh.group("tp")
+    number, count = model.stream
+    assert count == model.mesh.data_size and number == model.mesh.data_rank
+    seed_rank(config.train.seed, 0, number)
+    drawn: dict[str, list[Tensor]] = {"dropout": [], "attention": []}
+    functional = train_lm.nn.functional
+    dropout, attention = functional.dropout, functional.scaled_dot_product_attention
+
+    def watched(kind, function):
+        def call(*given, **named):
+            drawn[kind].append(peeked())
+            return function(*given, **named)
+
+        return call
+
+    functional.dropout = watched("dropout", dropout)
+    functional.scaled_dot_product_attention = watched("attention", attention)
+    step.take(micro_batches(model, config, 0))
+    functional.dropout, functional.scaled_dot_product_attention = dropout, attention
+    for kind, own in drawn.items():
+        parts = [torch.empty(len(own), 4) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, torch.stack(own), group=group)
+        same = kind == "dropout" and not config.parallel.sequence
+        different = {tuple(values) for part in parts for values in part.tolist()}
+        assert len(different) == (len(own) if same else len(own) * len(parts)), kind
+    if config.parallel.replicate == 2:
+        everybody = [torch.empty(4) for _ in range(world.size)]
+        dist.all_gather(everybody, peeked())
+        assert len({tuple(values.tolist()) for values in everybody}) == model.mesh.data_size
+
+
+def watch_all(world, configs) -> None:
+    for config in configs:
+        watch_draws(world, config)
+        take_steps(world, config)  # its parameters must stay the same on all ranks of tp
+
+
+def test_dropout_is_one_on_the_stream_and_apart_on_heads_and_on_pieces_of_the_sequence(tmp_path):
+    args = {"dropout": 0.3}
+    launch(watch_all, 2, tmp_path, [job({"tp": 2}, args), job({"tp": 2, "sequence": True}, args)])
+
+
+def recompute(world, configs) -> None:
+    """Blocks that are run again for their backward pass draw the masks that they drew."""
+    from toolkit.jobs import train_lm
+
+    def forward(model, text: Tensor) -> Tensor:
+        stream = model._embedded(text)
+        for block in model.blocks:
+            stream = checkpoint(block, stream, use_reentrant=False)
+        return model.head(model.norm(stream))
+
+    plain = train_lm.GPT.forward
+    for config in configs:
+        train_lm.GPT.forward = plain
+        kept = take_steps(world, config)
+        train_lm.GPT.forward = forward
+        again = take_steps(world, config)
+        assert [name for name in kept if not torch.equal(kept[name], again[name])] == []
+
+
+def test_blocks_that_are_run_again_drop_the_same(tmp_path):
+    args = {"dropout": 0.3}
+    launch(recompute, 2, tmp_path, [job({"tp": 2}, args), job({"tp": 2, "sequence": True}, args)])
+
+
+def seed_by_rank(world, config) -> None:
+    model = laid(world, config)
+    step = step_of(model, config)
+    step.rehearse(micro_batches(model, config, 0)[0])
+    seed_rank(config.train.seed, 0, world.rank)
+    with pytest.raises(
+        ToolkitError, match=r"each has another gradient of it\. Fix: seed the ranks by DistributedModel\.stream"
+    ):
+        step.take(micro_batches(model, config, 0))
+
+
+def test_ranks_that_drop_differently_what_they_have_alike_are_refused(tmp_path):
+    launch(seed_by_rank, 2, tmp_path, job({"tp": 2}, {"dropout": 0.1}))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_shares_of_the_batch_draw_apart(tmp_path, sequence):
+    config = job({"tp": 2, "replicate": 2, "sequence": sequence}, {"dropout": 0.3})
+    launch(watch_draws, 4, tmp_path, config)

@@ -1,0 +1,92 @@
+"""What is refused before a model takes memory: outlines that do not fit it, and sizes that ranks cannot share equally."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from toolkit.errors import ToolkitError
+from toolkit.jobs.train_lm import GPT, OUTLINE, Arguments
+from toolkit.parallel.tensor_plan import Split, tensor_plan
+
+ARGUMENTS = Arguments(layers=2, width=48, heads=6, context=32)
+
+
+def plan(ranks: int, sequence: bool = False, args: Arguments = ARGUMENTS, **tensor: str | None) -> dict[str, Split]:
+    """Of the shipped model; `tensor` changes its outline, and leaves out what is None; "__" stands for a dot."""
+    with torch.device("meta"):
+        model = GPT(args)
+    words = dict(OUTLINE.tensor) | {name.replace("__", "."): word for name, word in tensor.items()}
+    outline = replace(OUTLINE, tensor={name: word for name, word in words.items() if word is not None})
+    return tensor_plan(model, outline, ranks, sequence)
+
+
+def refused(*given, **named) -> str:
+    with pytest.raises(ToolkitError) as error:
+        plan(*given, **named)
+    return "\n".join(map(str, (error.value, *error.value.others)))
+
+
+def test_the_shipped_model_is_planned_whole():
+    found = plan(2)
+    assert found["blocks.1.query_key_value"] == Split("column", 6, "heads of blocks.*")
+    assert found["head"] == Split("head", 256, "outputs of head")
+    assert [name for name in found if found[name].word == "norm"][-1] == "norm"
+    assert plan(1) == {}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "args", "said"),
+    [
+        (4, {}, "parallel.tp: 6 heads of blocks.* do not divide over 4 tensor parallel ranks. Fix: set parallel.tp to 2, or make them 4 or 8"),
+        (3, {"heads": 8}, "8 heads of blocks.* do not divide over 3 tensor parallel ranks. Fix: set parallel.tp to 2, or make them 6 or 9"),
+        (16, {"heads": 16, "width": 16 * 3, "context": 40}, "40 rows of place_embedding do not divide over 16 tensor parallel ranks. Fix: set parallel.tp to 8, or make them 32 or 48"),
+        (2, {"context": 31}, "31 rows of place_embedding do not divide over 2 tensor parallel ranks. Fix: set parallel.tp to 1, or make them 30 or 32"),
+        (3, {}, "256 rows of byte_embedding do not divide over 3 tensor parallel ranks. Fix: set parallel.tp to 2, or make them 255 or 258"),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(ranks, args, said):
+    assert said in refused(ranks, args=replace(ARGUMENTS, **args))
+
+
+def test_all_that_does_not_divide_is_said_at_once():
+    said = refused(5, args=replace(ARGUMENTS, context=30)).split("\n")
+    assert [line.split(" do not divide")[0].removeprefix("parallel.tp: ") for line in said] == [
+        "256 rows of byte_embedding", "6 heads of blocks.*", "48 inputs of blocks.*.attention_out",
+        "192 outputs of blocks.*.perceptron_in", "192 inputs of blocks.*.perceptron_out", "256 outputs of head",
+    ]  # fmt: skip
+
+
+def test_an_outline_without_a_plan_is_refused():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(
+        ToolkitError, match=r"parallel\.tp is 2, and the outline of Sequential says of no module .*'column'"
+    ):
+        tensor_plan(model, replace(OUTLINE, tensor={}), 2, False)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        ({"blocks__*__attention_outs": "row"}, "GPT has no module 'blocks.*.attention_outs'. Fix: name one of its own: blocks.*.attention_out"),
+        ({"heads": "head"}, "GPT has no module 'heads'. Fix: name one of its own: head"),
+        ({"blocks__*__attention_out": "rows"}, "'rows' is no way to split blocks.0.attention_out. Fix: say row"),
+        ({"blocks__*__attention_out": "row by heads"}, "'row by heads' is no way to split blocks.0.attention_out"),
+        ({"blocks__*__attention_norm": "column"}, "blocks.0.attention_norm is a LayerNorm, and 'column' splits nn.Linear. Fix: say one of norm, piece"),
+        ({"blocks__0": "row"}, "blocks.0 is a Block, and 'row' splits nn.Linear. Fix: name the nn.Linear in it"),
+        ({"blocks__*__query_key_value": "column by head"}, "Block.head is None, no number of pieces. Fix: name an attribute that is one: heads"),
+        ({"blocks__1__attention_out": "column"}, "blocks.1.attention_out is 'row' by one name and 'column' by 'blocks.1.attention_out'"),
+    ],
+)  # fmt: skip
+def test_outlines_that_do_not_fit_the_model_are_refused_with_what_does(tensor, said):
+    assert said in refused(2, **tensor)
+
+
+def test_with_pieces_of_the_sequence_every_parameter_must_be_in_the_plan():
+    plan(2, norm=None)
+    said = refused(2, sequence=True, norm=None)
+    assert "the outline says nothing of norm. Fix: give norm a word, one of 'column', 'row'" in said

@@ -1,0 +1,148 @@
+"""Matrices in pieces on the ranks of `tp`, and between them, if asked, the sequence: torch's styles for a plan.
+
+Without `[parallel] sequence` every rank has the whole stream, (batch, context, width), and what "row" gives is summed over
+ranks. With it a rank has (batch, context / tp, width): "column" gathers its input, "row" scatters its sum, and norms and
+dropout work on a piece. V. Korthikanti et al., "Reducing Activation Recomputation", 2022, arXiv:2205.05198.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from toolkit.errors import ToolkitError
+from toolkit.parallel.materialise import set_parameter, tied_names
+from toolkit.parallel.outline import Outline
+from toolkit.parallel.piece_draws import PieceDraws
+from toolkit.parallel.tensor_plan import Split, unplanned
+
+_SEQUENCE = Shard(-2)  # of (batch, context, width), and of (context, width), which is added to it
+
+
+def split_tensors(
+    model: nn.Module, outline: Outline, plan: Mapping[str, Split], mesh: DeviceMesh, sequence: bool
+) -> None:
+    """Split `model`, which is on the meta device, over the ranks of the one-dimensional `mesh`. No communication.
+
+    Args:
+        plan: of `tensor_plan`; modules that this rank's stage of a pipeline does without may be in it.
+
+    Raises:
+        ToolkitError: tied parameters would be split in different ways.
+    """
+    modules = dict(model.named_modules())
+    present = {name: split for name, split in plan.items() if name in modules}
+    tied = tied_names(model)
+    for name, split in present.items():
+        style = _style(split.word, sequence)
+        if style is not None:
+            parallelize_module(modules[name], mesh, style, src_data_rank=None)  # all ranks have the same, or none yet
+    _tie_again(model, tied)
+    for name, split in present.items():
+        if split.word == "head":
+            modules[name].register_forward_hook(_gather_to_evaluate)
+        elif split.word.startswith("embedding") and sequence:
+            modules[name].register_forward_pre_hook(partial(_check_context, mesh.size()))
+    _draw_apart(model, outline, present, PieceDraws(mesh.device_type, mesh.get_local_rank()), sequence)
+
+
+def _style(word: str, sequence: bool) -> ParallelStyle | None:
+    stream = _SEQUENCE if sequence else Replicate()
+    match word:
+        case "column":
+            return ColwiseParallel(input_layouts=stream)
+        case "row":
+            return RowwiseParallel(output_layouts=stream)
+        case "embedding":
+            return RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
+        case "embedding_column":
+            return ColwiseParallel(output_layouts=stream)
+        case "head":
+            return ColwiseParallel(input_layouts=stream, use_local_output=False)
+        case "head_gathered":
+            return ColwiseParallel(input_layouts=stream, output_layouts=Replicate())
+        case "piece":
+            return SequenceParallel(use_local_output=True)
+        case "norm":
+            return SequenceParallel(sequence_dim=-2, use_local_output=True) if sequence else None
+    raise AssertionError(word)
+
+
+def _tie_again(model: nn.Module, tied: Iterable[list[str]]) -> None:
+    """Splitting makes a new parameter for each name of a tied one."""
+    for first, *others in tied:
+        parameter = model.get_parameter(first)
+        for name in others:
+            other = model.get_parameter(name)
+            if _layout(other) != _layout(parameter):
+                raise ToolkitError(
+                    f"{first} and {name} are one parameter, and the outline splits it in two ways",
+                    where="outline.tensor",
+                    fix='split both by rows, an embedding as "embedding" and its head as "head" or "head_gathered", or untie them',
+                )
+            set_parameter(model, name, parameter)
+
+
+def _layout(parameter: nn.Parameter) -> object:
+    return parameter.placements if isinstance(parameter, DTensor) else None
+
+
+def _draw_apart(
+    model: nn.Module, outline: Outline, plan: Mapping[str, Split], draws: PieceDraws, sequence: bool
+) -> None:
+    """Draw as one rank where all have the stream, and each for itself where they have pieces."""
+    if sequence:
+        model.register_forward_pre_hook(draws.enter)
+        model.register_forward_hook(draws.leave, always_call=True)
+        return
+    modules = dict(model.named_modules())
+    for block in outline.blocks_of(model):
+        block.register_forward_pre_hook(draws.begin)
+    for name, split in plan.items():
+        if split.word == "column":
+            modules[name].register_forward_hook(draws.enter)
+        elif split.word == "row":
+            modules[name].register_forward_pre_hook(draws.leave)
+    for name in unplanned(model, plan):
+        if name in modules:
+            modules[name].register_forward_pre_hook(partial(_refuse_on_pieces, draws, name))
+    for name, split in plan.items():
+        if split.word == "norm":
+            modules[name].register_forward_pre_hook(partial(_refuse_on_pieces, draws, name))
+
+
+def _refuse_on_pieces(draws: PieceDraws, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Its gradient would be the share of this rank's pieces, another on every rank."""
+    if draws.on_pieces:
+        raise ToolkitError(
+            f"{name} is whole on every rank and gets the rank's own heads or features",
+            where="outline.tensor",
+            fix=f'say "piece" of {name}',
+        )
+
+
+def _gather_to_evaluate(module: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+    """Nothing but a training step's loss can do with split logits."""
+    return logits.full_tensor() if isinstance(logits, DTensor) and not module.training else logits
+
+
+def _check_context(ranks: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    context = inputs[0].shape[-1]
+    if context % ranks:
+        below = context // ranks * ranks
+        raise ToolkitError(
+            f"a sequence of {context} does not divide over {ranks} tensor parallel ranks",
+            where="parallel.sequence",
+            fix=f"make it {f'{below} or ' if below else ''}{below + ranks}, or set parallel.sequence to false",
+        )

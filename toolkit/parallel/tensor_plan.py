@@ -1,0 +1,191 @@
+"""Which modules tensor parallel ranks split, and how: the words of `Outline.tensor`, held against a model.
+
+A rank of `tp` holds, of a module with this word:
+
+    column            nn.Linear (out, in): out / tp outputs and their biases. Takes all features, gives its outputs alone.
+    column by NAME    the same, in whole pieces, of which the module around it says in its attribute NAME how many the
+                      whole model has: "column by heads" where the outputs of one head lie side by side.
+    row               nn.Linear (out, in): in / tp inputs. Takes what "column" gave, and gives the sum over ranks.
+    embedding         nn.Embedding (rows, width): rows / tp rows. Gives the sum over ranks, to which one adds.
+    embedding_column  nn.Embedding (rows, width): width / tp columns. Gives all of them, gathered.
+    norm              nn.LayerNorm, nn.RMSNorm, nn.Dropout, whole: work on the stream, each place of the sequence for itself.
+    piece             the same modules between "column" and "row", whole: work on the rank's heads or features alone.
+    head              nn.Linear (vocabulary, width): vocabulary / tp outputs, of which the loss is taken without gathering:
+                      logits are a DTensor of which nn.functional.cross_entropy makes a plain loss.
+    head_gathered     the same, and every rank gets all logits: for any other loss.
+
+"column" and "row" are the pair of M. Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import gcd
+
+from torch import nn
+
+from toolkit.config.table import nearest
+from toolkit.errors import ToolkitError
+from toolkit.parallel.outline import Outline
+
+_WHOLE = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)
+_TAKES: Mapping[str, tuple[type[nn.Module], ...]] = {
+    "column": (nn.Linear,),
+    "row": (nn.Linear,),
+    "embedding": (nn.Embedding,),
+    "embedding_column": (nn.Embedding,),
+    "norm": _WHOLE,
+    "piece": _WHOLE,
+    "head": (nn.Linear,),
+    "head_gathered": (nn.Linear,),
+}
+_WHERE = "outline.tensor"
+
+
+@dataclass(frozen=True)
+class Split:
+    """What becomes of one module: its word, and how many pieces of which kind go to the ranks in equal numbers."""
+
+    word: str
+    pieces: int = 0
+    kind: str = ""
+
+
+def tensor_plan(model: nn.Module, outline: Outline, ranks: int, sequence: bool) -> dict[str, Split]:
+    """What each module becomes on `ranks` tensor parallel ranks, by its name; empty for one rank.
+
+    Args:
+        model: the whole model, before it is cut or split; it may be on the meta device.
+        sequence: between the split modules, ranks hold pieces of the sequence.
+
+    Raises:
+        ToolkitError: the outline does not fit the model, or the model does not divide.
+    """
+    if ranks == 1:
+        return {}
+    if not outline.tensor:
+        raise ToolkitError(
+            f"parallel.tp is {ranks}, and the outline of {type(model).__name__} says of no module how ranks split it",
+            where=_WHERE,
+            fix=f"name its modules, each with one of {_words()}, or set parallel.tp to 1",
+        )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    plan: dict[str, Split] = {}
+    for pattern, word in outline.tensor.items():
+        for name in _matching(pattern, modules, type(model).__name__):
+            if name in plan and plan[name].word != word.partition(" ")[0]:
+                raise ToolkitError(
+                    f"{name} is {plan[name].word!r} by one name and {word!r} by {pattern!r}",
+                    where=_WHERE,
+                    fix="let one name alone match it",
+                )
+            plan[name] = _split(name, word, pattern, modules)
+    _check_sizes(plan, ranks)
+    if sequence:
+        _check_nothing_left(model, plan)
+    return plan
+
+
+def _matching(pattern: str, modules: Mapping[str, nn.Module], model: str) -> list[str]:
+    expression = re.compile(r"[^.]+".join(map(re.escape, pattern.split("*"))))
+    found = [name for name in modules if expression.fullmatch(name)]
+    if not found:
+        with_stars = {re.sub(r"\.\d+(?=\.|$)", ".*", name) if "*" in pattern else name for name in modules if name}
+        raise ToolkitError(
+            f"{model} has no module {pattern!r}",
+            where=_WHERE,
+            fix=f"name one of its own: {', '.join(nearest(pattern, with_stars) or sorted(with_stars))[:200]}",
+        )
+    return found
+
+
+def _split(name: str, given: str, pattern: str, modules: Mapping[str, nn.Module]) -> Split:
+    word, _, attribute = given.partition(" by ")
+    module = modules[name]
+    if word not in _TAKES or (attribute and word != "column"):
+        raise ToolkitError(
+            f"{given!r} is no way to split {name}",
+            where=_WHERE,
+            fix=f"say {' or '.join(nearest(word, _TAKES)) or _words()}",
+        )
+    if not isinstance(module, _TAKES[word]):
+        right = [other for other, kinds in _TAKES.items() if isinstance(module, kinds)]
+        takes = " or ".join(f"nn.{kind.__name__}" for kind in _TAKES[word])
+        raise ToolkitError(
+            f"{name} is a {type(module).__name__}, and {word!r} splits {takes}",
+            where=_WHERE,
+            fix=f"say one of {', '.join(right)}" if right else f"name the {takes} in it",
+        )
+    if attribute:
+        count = _count_of(modules[name.rpartition(".")[0]], attribute, given, name)
+        return Split(word, count, f"{attribute} of {pattern.rpartition('.')[0] or 'the model'}")
+    sizes = {
+        "column": ("outputs", "out_features"),
+        "row": ("inputs", "in_features"),
+        "embedding": ("rows", "num_embeddings"),
+        "embedding_column": ("columns", "embedding_dim"),
+        "head": ("outputs", "out_features"),
+        "head_gathered": ("outputs", "out_features"),
+    }
+    if word not in sizes:
+        return Split(word)
+    kind, size = sizes[word]
+    return Split(word, getattr(module, size), f"{kind} of {pattern}")
+
+
+def _count_of(owner: nn.Module, attribute: str, given: str, name: str) -> int:
+    count = getattr(owner, attribute, None)
+    if not isinstance(count, int) or count < 1:
+        counts = [known for known, value in vars(owner).items() if isinstance(value, int) and not known.startswith("_")]
+        raise ToolkitError(
+            f"{name} is split {given!r}, and {type(owner).__name__}.{attribute} is {count!r}, no number of pieces",
+            where=_WHERE,
+            fix=f"name an attribute that is one: {', '.join(nearest(attribute, counts) or counts) or 'heads'}",
+        )
+    return count
+
+
+def _check_sizes(plan: Mapping[str, Split], ranks: int) -> None:
+    uneven = {split.kind: split.pieces for split in plan.values() if split.pieces % ranks}
+    if not uneven:
+        return
+    divisor = 0
+    for split in plan.values():
+        divisor = gcd(divisor, split.pieces)
+    possible = min((n for n in range(1, divisor + 1) if divisor % n == 0), key=lambda n: (abs(n - ranks), n))
+    first, *others = (_refusal(kind, pieces, ranks, possible) for kind, pieces in uneven.items())
+    raise ToolkitError(first.message, where=first.where, fix=first.fix, others=others)
+
+
+def _refusal(kind: str, pieces: int, ranks: int, possible: int) -> ToolkitError:
+    below, above = pieces // ranks * ranks, -(-pieces // ranks) * ranks
+    right = f"{below} or {above}" if below else str(above)
+    return ToolkitError(
+        f"{pieces} {kind} do not divide over {ranks} tensor parallel ranks",
+        where="parallel.tp",
+        fix=f"set parallel.tp to {possible}, or make them {right}",
+    )
+
+
+def _check_nothing_left(model: nn.Module, plan: Mapping[str, Split]) -> None:
+    left = list(unplanned(model, plan))
+    if left:
+        raise ToolkitError(
+            f"with parallel.sequence a rank sees a piece of the sequence, so that each gradient must be summed, and the "
+            f"outline says nothing of {', '.join(left[:5])}{' and others' if len(left) > 5 else ''}",
+            where=_WHERE,
+            fix=f"give {left[0]} a word, one of {_words()}, or set parallel.sequence to false",
+        )
+
+
+def unplanned(model: nn.Module, plan: Mapping[str, Split]) -> Iterator[str]:
+    """Modules with parameters of their own that the plan does not name."""
+    for name, module in model.named_modules():
+        if name not in plan and any(True for _ in module.parameters(recurse=False)):
+            yield name or "the model itself"
+
+
+def _words() -> str:
+    return ", ".join(map(repr, _TAKES))
