@@ -18,10 +18,11 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.parallel.distribute import DistributedModel, distribute
 from toolkit.parallel.mesh import make_mesh
+from toolkit.train.optimizers import optimizer_of
 from toolkit.train.order import share, split
 from toolkit.train.precision import autocast
 from toolkit.train.randomness import seed_rank
-from toolkit.train.schedule import Schedule
+from toolkit.train.rate_scaling import schedule_of
 from toolkit.train.step import OptimizerStep
 from toolkit.world.facts import World
 
@@ -67,10 +68,10 @@ def step_of(model: DistributedModel, config: ResolvedJob) -> OptimizerStep:
     from toolkit.jobs import train_lm
 
     train = config.train
-    optimizer = train_lm.optimizer_of(model.module, train.weight_decay)
+    optimizer = optimizer_of(model.module, train)
     for group in optimizer.param_groups:
         group["eps"] = 1e-3  # else Adam would make the rounding of a gradient near 0 as large as any gradient
-    schedule = Schedule(train.lr, train.steps, train.warmup_steps, train.min_lr_ratio, train.schedule)
+    schedule = schedule_of(train)
     precision = autocast("cpu", train.precision)
     return OptimizerStep(model, optimizer, schedule, train_lm.loss_of, precision, train.batch, train.clip_norm)
 
