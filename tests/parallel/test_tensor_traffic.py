@@ -7,6 +7,7 @@ import torch
 from launch import launch
 from tensor_cases import MODEL, job, laid, micro_batches
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 LAYERS = MODEL["layers"]
@@ -33,7 +34,13 @@ def count(world, config, wanted: dict[str, int]) -> None:
         str(kind).split(".")[-1].rstrip(")>'"): number for kind, number in sent.get_comm_counts().items() if number
     }
     assert names | found == names | wanted, found
-    assert not isinstance(losses[0], torch.distributed.tensor.DTensor) and losses[0].shape == ()
+    assert not isinstance(losses[0], DTensor) and losses[0].shape == ()
+    inputs, targets = batches[0]
+    assert isinstance(model.module(inputs), DTensor)
+    with torch.no_grad():
+        logits = model.module.eval()(inputs)
+    assert not isinstance(logits, DTensor) and logits.shape == (*inputs.shape, 256)
+    torch.testing.assert_close(train_lm.loss_of(logits, targets), losses[-1])
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,9 @@ def distribute(
     _refuse_unbuilt(mesh)
     plan = tensor_plan(model, outline, mesh.sizes["tp"], settings.sequence)
     tensor = mesh.among("tp")
+    prepare(model)  # which may try it on the meta device, where split logits would have no loss
     if tensor is not None:
         split_tensors(model, outline, plan, tensor, settings.sequence)
-    prepare(model)
     data = mesh.among("replicate", "shard")
     plain = mesh.sizes["shard"] == mesh.sizes["tp"] == mesh.sizes["pp"] == 1
     between = shard(model, outline, data, settings) if data is not None and not plain else nullcontext
