@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from toolkit.config.pipeline import SEVERAL_STAGES, micro_batch_fix, no_micro_batches
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import PartitionTable, Site
 from toolkit.config.values import no_start, no_text, no_word
@@ -35,8 +36,10 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
     _check_container(resolved)
     _check_mesh(resolved)
     _check_zero(resolved)
+    _check_pipeline(resolved)
     if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # else the script may use neither
         _check_batch(resolved)
+        _check_micro_batches(resolved)
 
 
 def check_words(resolved: ResolvedJob) -> None:
@@ -280,6 +283,52 @@ def _check_batch(resolved: ResolvedJob) -> None:
             "train.micro_batch",
             f"{train.micro_batch} does not divide the {counted(shares[0], 'sample')} of one rank (batch {train.batch})",
             f"micro_batch = {max(size for size in range(1, min(train.micro_batch, shares[0]) + 1) if shares[0] % size == 0)}",
+        )
+
+
+def _check_pipeline(resolved: ResolvedJob) -> None:
+    mesh = resolved.parallel
+    if mesh.stages_per_rank > 1 and mesh.pp == 1:
+        raise _refuse(
+            resolved,
+            "parallel.stages_per_rank",
+            f"{mesh.stages_per_rank} pipeline stages a rank, and pp = 1 is no pipeline",
+            "pp = 2 or more, or stages_per_rank = 1",
+        )
+    if mesh.stages_per_rank > 1 and mesh.schedule not in SEVERAL_STAGES:
+        raise _refuse(
+            resolved,
+            "parallel.stages_per_rank",
+            f'{mesh.stages_per_rank} stages a rank, and schedule "{mesh.schedule}" has one',
+            'schedule = "interleaved", or stages_per_rank = 1',
+        )
+    if mesh.pp > 1 and mesh.shard > 1 and mesh.zero == 3 and mesh.schedule == "zero_bubble":
+        raise _refuse(
+            resolved,
+            "parallel.zero",
+            f'schedule "zero_bubble" leaves weights\' gradients for later, when zero = 3 has given the weights of '
+            f"{mesh.shard} shards away",
+            'zero = 1, or schedule = "interleaved"',
+        )
+
+
+def _check_micro_batches(resolved: ResolvedJob) -> None:
+    """A pipeline needs several micro-batches a step; where the nodes are a range, one number of nodes that fits."""
+    mesh, train = resolved.parallel, resolved.train
+    if mesh.pp == 1:
+        return
+    same_data = mesh.pp * mesh.cp * mesh.tp
+    splits = [ranks // same_data for ranks in _rank_counts(resolved) if ranks % same_data == 0]
+    shares = [(train.batch // split, split) for split in splits if train.batch % split == 0]
+    said = [no_micro_batches(mesh, share // (train.micro_batch or share)) for share, _ in shares]
+    if all(said):
+        share, split = shares[0]
+        raise _refuse(
+            resolved,
+            "train.micro_batch",
+            f"{said[0]} ({counted(share, 'sample')} of {counted(split, 'data rank')}"
+            + (f", {train.micro_batch} at once)" if train.micro_batch else ", all at once)"),
+            micro_batch_fix(mesh, share, train.micro_batch, split),
         )
 
 

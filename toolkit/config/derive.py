@@ -1,4 +1,4 @@
-"""Values that follow from others where no layer set them: the partition, ranks, CPUs, GPUs, and `zero`."""
+"""Values that follow from others where no layer set them: the partition, ranks, CPUs, GPUs, `zero` and `stages_per_rank`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,9 @@ def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
     if "parallel.zero" not in origins:
         parallel = parallel.model_copy(update={"zero": 3 if parallel.shard > 1 else 0})
         origins["parallel.zero"] = Origin("derived", "parallel.shard")
+    if "parallel.stages_per_rank" not in origins and parallel.pp > 1 and parallel.schedule == "interleaved":
+        parallel = parallel.model_copy(update={"stages_per_rank": 2})
+        origins["parallel.stages_per_rank"] = Origin("derived", "parallel.schedule")
     return resolved.model_copy(
         update={
             "job": resolved.job.model_copy(update=job),

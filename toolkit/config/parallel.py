@@ -27,9 +27,22 @@ class ParallelTable(Table):
         "With `tp` > 1: between the split matrices, ranks hold pieces of the sequence, for norms and dropout, and not all "
         "of it.",
     )
-    pp: int = key(1, "Pipeline stages.", ge=1)
+    pp: int = key(1, "Ranks of a pipeline, each with `stages_per_rank` of its stages.", ge=1)
     cp: int = key(1, "Context parallel ranks.", ge=1)
     ep: int = key(1, "Expert parallel ranks, out of shard x cp.", ge=1)
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = key(
+        "1f1b", "In which order the ranks of a pipeline pass micro-batches forward and backward."
+    )
+    stages_per_rank: int = key(
+        1,
+        "Pipeline stages of each rank; several with `interleaved` and `zero_bubble` alone.",
+        derived='2 with `schedule = "interleaved"`, else 1',
+        ge=1,
+    )
+    balance: Literal["measured", "parameters", "even"] = key(
+        "measured",
+        "What is made equal when blocks are dealt to pipeline stages: their time on rank 0, their parameters, their number.",
+    )
     wrap: Literal["blocks", "size"] = key(
         "blocks", "What a sharded model gathers at once: the model's blocks, or modules of `wrap_parameters` and more."
     )

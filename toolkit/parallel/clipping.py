@@ -6,7 +6,7 @@ torch's own `clip_grad_norm_` takes tensors of one mesh only, and knows nothing 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 import torch.distributed as dist
@@ -15,15 +15,23 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, stages: dist.ProcessGroup | None) -> Tensor:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    stages: dist.ProcessGroup | None,
+    counted_elsewhere: Collection[nn.Parameter] = (),
+) -> Tensor:
     """Scale all gradients so that their 2-norm is at most `max_norm`; returns the norm before, a scalar. Collective.
 
     Args:
         max_norm: 0 leaves the gradients as they are.
         stages: the ranks that hold other parameters of the same model, its pipeline stages.
+        counted_elsewhere: those that another stage holds as well, which counts them in the norm.
     """
     held = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = total_norm([parameter.grad for parameter in held if parameter.grad is not None], stages)
+    elsewhere = {id(parameter) for parameter in counted_elsewhere}
+    counted = [parameter.grad for parameter in held if id(parameter) not in elsewhere]
+    norm = total_norm([gradient for gradient in counted if gradient is not None], stages)
     if max_norm:
         by_mesh = defaultdict(list)
         for parameter in held:

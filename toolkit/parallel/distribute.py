@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from toolkit.config.parallel import ParallelTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.parallel.clipping import clip_gradients
+from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, materialise
 from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.outline import Outline
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes, PassesInTurn
+from toolkit.parallel.pipeline import lay_pipeline
 from toolkit.parallel.replicated import replicate
-from toolkit.parallel.sharded import shard
+from toolkit.parallel.sharded import Between, shard
 from toolkit.parallel.tensor import split_tensors
 from toolkit.parallel.tensor_passes import TensorPasses
 from toolkit.parallel.tensor_plan import tensor_plan
@@ -31,12 +34,14 @@ class DistributedModel:
     """A model on a mesh, and how to train it.
 
     `module` has this rank's parameters under the names that they have in the whole model. `counts_loss` where the losses
-    of this rank go into the sum over all ranks: ranks that share samples see the same loss.
+    of this rank go into the sum over all ranks: ranks that share samples see the same loss. `counted_elsewhere` are
+    parameters that another pipeline stage has as well, and counts in the gradient's norm.
     """
 
     module: nn.Module
     mesh: Mesh
     passes: Passes
+    counted_elsewhere: tuple[nn.Parameter, ...] = ()
 
     @property
     def counts_loss(self) -> bool:
@@ -59,7 +64,7 @@ class DistributedModel:
 
     def clip(self, max_norm: float) -> Tensor:
         """Scale gradients to a 2-norm of `max_norm` at most, 0 for any; returns the norm before. Collective."""
-        return clip_gradients(self.module.parameters(), max_norm, self.mesh.group("pp"))
+        return clip_gradients(self.module.parameters(), max_norm, self.mesh.group("pp"), self.counted_elsewhere)
 
 
 def distribute(
@@ -71,6 +76,7 @@ def distribute(
     config: ResolvedJob,
     topology: Topology,
     prepare: Callable[[nn.Module], object] = lambda model: None,
+    trial: Trial | None = None,
 ) -> DistributedModel:
     """Lay the model that `build` makes on `mesh` as `[parallel]` says. Collective.
 
@@ -80,34 +86,53 @@ def distribute(
         build: makes the model; all ranks make the same.
         initialise: fills each parameter and buffer with its first values.
         prepare: changes the model in place, on the meta device, before it is sharded: recomputes or compiles blocks.
+        trial: with what the blocks are timed where `[parallel] balance` wants it.
 
     Raises:
         ToolkitError: the model cannot be laid on this mesh.
     """
     settings = config.parallel
-    with torch.device("meta"):
-        model = build()
+
+    def build_on_meta() -> nn.Module:
+        with torch.device("meta"):
+            return build()
+
+    model = build_on_meta()
     outline.blocks_of(model)
     _refuse_unbuilt(mesh)
     plan = tensor_plan(model, outline, mesh.sizes["tp"], settings.sequence)
-    tensor = mesh.among("tp")
-    prepare(model)  # which may try it on the meta device, where split logits would have no loss
-    if tensor is not None:
-        split_tensors(model, outline, plan, tensor, settings.sequence)
-    data = mesh.among("replicate", "shard")
+    tensor, data = mesh.among("tp"), mesh.among("replicate", "shard")
     plain = mesh.sizes["shard"] == mesh.sizes["tp"] == mesh.sizes["pp"] == 1
-    between = shard(model, outline, data, settings) if data is not None and not plain else nullcontext
-    materialise(model, initialise, config.train.seed, world.device)
+
+    def lay(part: nn.Module, known_as: Mapping[str, str] | None = None) -> Between:
+        """Turn a model or a pipeline stage, on the meta device, into this rank's part of it, with memory and values."""
+        prepare(part)  # which may try it on the meta device, where split logits would have no loss
+        if tensor is not None:
+            split_tensors(part, outline, plan, tensor, settings.sequence)
+        between = shard(part, outline, data, settings) if data is not None and not plain else nullcontext
+        materialise(part, initialise, config.train.seed, world.device, known_as)
+        return between
+
+    twice: tuple[nn.Parameter, ...] = ()
     passes: Passes
-    if plain:
-        passes = replicate(model, mesh, world, config, topology)
+    if mesh.sizes["pp"] > 1:
+        pipeline = lay_pipeline(build_on_meta, outline, world, mesh, settings, trial)
+        for stage, part in pipeline.modules.items():
+            lay(part, pipeline.known_as[stage])
+        in_pipeline = pipeline.passes(settings, float(mesh.data_size), world.device)
+        twice = tuple(tie.parameter for tie in in_pipeline.ties if not tie.counts)
+        model, passes = pipeline.whole(), in_pipeline
     else:
-        passes = PassesInTurn(model, float(mesh.data_size), between)
+        between = lay(model)
+        if plain:
+            passes = replicate(model, mesh, world, config, topology)
+        else:
+            passes = PassesInTurn(model, float(mesh.data_size), between)
     if tensor is not None:
         passes = TensorPasses(passes, model, tensor.get_group())
     if world.rank == 0:
-        sys.stderr.write(f"model: {describe(mesh, settings.zero, settings.sequence)}\n")
-    return DistributedModel(model, mesh, passes)
+        sys.stderr.write(f"model: {describe(mesh, settings)}\n")
+    return DistributedModel(model, mesh, passes, twice)
 
 
 def _refuse_unbuilt(mesh: Mesh) -> None:
@@ -120,12 +145,14 @@ def _refuse_unbuilt(mesh: Mesh) -> None:
             )
 
 
-def describe(mesh: Mesh, zero: int, sequence: bool) -> str:
-    """ "4 copies", "2 copies, each sharded over 4 ranks (zero 3), matrices split over 2"."""
+def describe(mesh: Mesh, settings: ParallelTable) -> str:
+    """ "4 copies", "2 copies, each sharded over 4 ranks (zero 3), matrices split over 2, a pipeline of 2 ranks (1f1b)"."""
     copies = mesh.sizes["replicate"]
     said = "1 copy" if copies == 1 else f"{copies} copies"
     if mesh.sizes["shard"] > 1:
-        said += f", each sharded over {mesh.sizes['shard']} ranks (zero {zero})"
+        said += f", each sharded over {mesh.sizes['shard']} ranks (zero {settings.zero})"
     if mesh.sizes["tp"] > 1:
-        said += f", matrices {'and the sequence ' if sequence else ''}split over {mesh.sizes['tp']}"
+        said += f", matrices {'and the sequence ' if settings.sequence else ''}split over {mesh.sizes['tp']}"
+    if mesh.sizes["pp"] > 1:
+        said += f", a pipeline of {mesh.sizes['pp']} ranks ({settings.schedule})"
     return said

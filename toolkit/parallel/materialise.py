@@ -8,7 +8,7 @@ than its share and one tensor.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,15 @@ from toolkit.checkpoint.boxes import box_of
 Initialise = Callable[[str, Tensor], None]
 
 
-def materialise(module: nn.Module, initialise: Initialise, seed: int, device: str) -> None:
+def materialise(
+    module: nn.Module, initialise: Initialise, seed: int, device: str, known_as: Mapping[str, str] | None = None
+) -> None:
     """Fill all parameters and buffers of `module`, which is on the meta device and may be split or sharded.
 
     `initialise` sees every tensor whole, in its global shape. The default generators are left as they were.
+
+    Args:
+        known_as: names in the whole model of parameters that have another one in `module`, a part of it.
     """
     tied = tied_names(module)
     module.to_empty(device=device)
@@ -32,7 +37,8 @@ def materialise(module: nn.Module, initialise: Initialise, seed: int, device: st
             set_parameter(module, name, module.get_parameter(first))
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
-        for name, tensor in _tensors(module):
+        for own_name, tensor in _tensors(module):
+            name = (known_as or {}).get(own_name, own_name)
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             torch.manual_seed(_seed_of(seed, name))
             initialise(name, whole)

@@ -30,14 +30,16 @@ class Outline:
     tensor: Mapping[str, str] = field(default_factory=dict)
 
     def blocks_of(self, model: nn.Module) -> nn.ModuleList:
-        """The blocks of this model.
+        """The blocks of this model, or of a pipeline stage of it.
 
         Raises:
             ToolkitError: the model has no such list, or not one of the other modules.
         """
         names = dict(model.named_modules(remove_duplicate=False))
         for name in (self.blocks, *self.before, *self.after):
-            if name not in names:
+            owner, _, own_name = name.rpartition(".")
+            of_other_stage = owner in names and getattr(names[owner], own_name, names) is None
+            if name not in names and not of_other_stage:
                 raise ToolkitError(
                     f"{type(model).__name__} has no module {name!r}",
                     where="outline",

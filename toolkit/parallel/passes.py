@@ -14,7 +14,7 @@ from torch import Tensor, nn
 MicroBatch = tuple[Tensor, Tensor]
 # The share that a micro-batch has in the mean loss of the step, a scalar, from the model's outputs and the targets.
 PartOf = Callable[[Tensor, Tensor], Tensor]
-# Is given each such share as soon as it is known, before the backward pass through it.
+# Is given each such share as soon as the way to pass allows it.
 Heard = Callable[[Tensor], None]
 
 

@@ -114,6 +114,11 @@ class RunDirectory:
         """Written by rank 0: how fast the links between the ranks are, as measured, for the attempts that follow."""
         return self.path / "links.json"
 
+    @property
+    def layer_times(self) -> Path:
+        """Written by rank 0: how long the parts of the model take, as measured, for the attempts that follow."""
+        return self.path / "layer_times.json"
+
     def script(self, start: int) -> Path:
         """The rendered script whose first start is `start`; the first one is plainly `job.sbatch`."""
         return self.whole.path / "job.sbatch" if start == 0 else self.path / f"job-{start:03}.sbatch"

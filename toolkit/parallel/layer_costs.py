@@ -1,0 +1,151 @@
+"""What the parts of a model cost, for the balance of pipeline stages: measured on this machine, or counted."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import ToolkitError
+from toolkit.parallel.balance import Costs
+from toolkit.parallel.materialise import materialise
+from toolkit.parallel.outline import Outline
+from toolkit.parallel.stages import cut_stage
+from toolkit.rundir.files import read_json, write_json
+from toolkit.rundir.layout import RunDirectory
+
+_PASSES = 5  # of which the fastest counts: what else runs on the machine only ever adds to a time
+_NOISE = 0.25  # times of equal blocks that differ by less are taken for equal
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a pass takes: the inputs of one micro-batch, and the precision of its forward pass."""
+
+    inputs: Tensor
+    precision: torch.autocast
+
+
+def even_costs(model: nn.Module, outline: Outline) -> Costs:
+    """Every block costs 1, all else nothing."""
+    return Costs(0.0, (1.0,) * len(outline.blocks_of(model)), 0.0)
+
+
+def parameter_counts(model: nn.Module, outline: Outline) -> Costs:
+    """The number of parameters; tied ones count where they are used."""
+    before = sum(_count(model.get_submodule(name)) for name in outline.before)
+    after = sum(_count(model.get_submodule(name)) for name in outline.after)
+    return Costs(before, tuple(float(_count(block)) for block in outline.blocks_of(model)), after)
+
+
+def kept_or_measured_seconds(
+    build: Callable[[], nn.Module], outline: Outline, trial: Trial, device: str, run: RunDirectory | None
+) -> tuple[Costs, str]:
+    """`measured_seconds`, once in a run, and where they are from.
+
+    Another cut gives ranks other random streams for the same layers: later attempts would not repeat what a run that was
+    not cut short does.
+    """
+    counts = parameter_counts(build(), outline)
+    kept = _read(run.layer_times, counts) if run and run.layer_times.exists() else None
+    if kept is not None:
+        return kept, "measured by an earlier attempt"
+    costs = measured_seconds(build, outline, trial, device)
+    if run:
+        write_json(run.layer_times, {"seconds": asdict(costs), "parameters": asdict(counts)})
+    return costs, "measured on rank 0"
+
+
+def _read(path: Path, counts: Costs) -> Costs | None:
+    """What was kept of this very model; None where it is of another one, or damaged."""
+    try:
+        found = read_json(path)
+        if found["parameters"] != {**asdict(counts), "blocks": list(counts.blocks)}:
+            return None
+        seconds = found["seconds"]
+        return Costs(float(seconds["before"]), tuple(map(float, seconds["blocks"])), float(seconds["after"]))
+    except (ToolkitError, OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def measured_seconds(build: Callable[[], nn.Module], outline: Outline, trial: Trial, device: str) -> Costs:
+    """Seconds of one forward and backward pass of each part, one part in memory at a time.
+
+    Args:
+        build: makes the model on the meta device.
+
+    Raises:
+        ToolkitError: a part of the model does not run alone.
+    """
+    count = len(outline.blocks_of(build()))
+    nothing = range(0)
+    # Each part as the one stage that has it: before the blocks, the blocks one by one, after them.
+    cuts = [(nothing, nothing, nothing)] + [(nothing, range(block, block + 1), nothing) for block in range(count)]
+    stages = [0] + [1] * count
+    stream, seconds, shapes = trial.inputs, [], []
+    for stage, cut in [*zip(stages, cuts, strict=True), (2, cuts[0])]:
+        part = cut_stage(build, outline, cut, stage)
+        shapes.append(tuple(tuple(parameter.shape) for parameter in part.parameters()))
+        materialise(part, _any_values, 0, device)
+        said = "what comes before the blocks" if stage == 0 else "what comes after them" if stage == 2 else cut[1]
+        stream, best = _timed(part, stream, trial.precision, str(said))
+        seconds.append(best)
+    return Costs(seconds[0], _without_noise(seconds[1:-1], shapes[1:-1]), seconds[-1])
+
+
+def _timed(part: nn.Module, inputs: Tensor, precision: torch.autocast, said: str) -> tuple[Tensor, float]:
+    """What `part` gives, and the seconds of its fastest pass."""
+    best = float("inf")
+    for _ in range(_PASSES + 1):  # the first one warms up
+        begun = _now(inputs)
+        given = inputs.detach().requires_grad_(inputs.is_floating_point())
+        try:
+            with precision:
+                outputs = part(given)
+            if outputs.requires_grad:
+                outputs.backward(torch.ones_like(outputs))
+        except (RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
+            raise ToolkitError(
+                f"{type(part).__name__} does not run with {said} alone, as a pipeline stage would: {error}",
+                where="outline",
+                fix="let `forward` pass by parts that are None and blocks that are missing",
+            ) from error
+        took = _now(inputs) - begun
+        best = min(best, took)
+    return outputs.detach(), best
+
+
+def _now(like: Tensor) -> float:
+    if like.device.type == "cuda":
+        torch.cuda.synchronize(like.device)
+    return time.perf_counter()
+
+
+def _any_values(name: str, tensor: Tensor) -> None:
+    """Values that keep a stream of activations from growing or vanishing; what they are does not matter for time."""
+    if tensor.is_floating_point():
+        nn.init.normal_(tensor, std=0.02)
+    else:
+        nn.init.zeros_(tensor)
+
+
+def _without_noise(seconds: Sequence[float], shapes: Sequence[object]) -> tuple[float, ...]:
+    """Blocks of the same shapes that took about as long as the most of them take their median."""
+    alike: dict[object, list[float]] = defaultdict(list)
+    for took, shape in zip(seconds, shapes, strict=True):
+        alike[shape].append(took)
+    usual = {shape: median(times) for shape, times in alike.items()}
+    return tuple(
+        usual[shape] if abs(took - usual[shape]) <= _NOISE * usual[shape] else took
+        for took, shape in zip(seconds, shapes, strict=True)
+    )
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,171 @@
+"""The passes of an optimizer step through a pipeline, in the order of one of torch's schedules.
+
+What a schedule says, after D. Narayanan et al., SC 2021, arXiv:2104.04473 and P. Qi et al., "Zero Bubble", ICLR 2024,
+arXiv:2401.10241:
+
+    gpipe        all forward passes, then all backward passes; a rank keeps the activations of all micro-batches.
+    1f1b         one forward, one backward in turn; a rank keeps those of as many micro-batches as stages follow.
+    interleaved  1f1b with several stages a rank: less idle time, more messages.
+    zero_bubble  backward passes in two halves; the one for the weights, which nobody waits for, fills idle time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.distributed.tensor import DTensor
+
+from toolkit.config.parallel import ParallelTable
+from toolkit.config.pipeline import SEVERAL_STAGES, micro_batch_fix, no_micro_batches
+from toolkit.errors import ToolkitError
+from toolkit.parallel.passes import Heard, MicroBatch, PartOf
+
+Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble
+_OF_ONE_STAGE: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_OF_SEVERAL: dict[str, type[ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble]] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A parameter that a stage of another rank holds as well: `peer`, in the pipeline's group.
+
+    `counts` on the one of the two that counts it in the norm of all gradients.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    peer: int
+    counts: bool
+
+
+class PipelinePasses:
+    """Micro-batches of equal size through the stages of this rank; implements `Passes`.
+
+    Gradients add up whole over the micro-batches and travel once, whatever `[parallel] zero` says.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[int, nn.Module],
+        stages: int,
+        group: dist.ProcessGroup,
+        settings: ParallelTable,
+        factor: float,
+        device: str,
+        ties: Sequence[Tie],
+    ) -> None:
+        """
+        Args:
+            modules: the stages of this rank by their number, of `stages`. Their `forward` is put into the step's precision.
+            factor: by how many ranks the exchange will divide the sum of gradients.
+        """
+        self.ties = tuple(ties)
+        self._modules, self._stages, self._group = modules, stages, group
+        self._settings, self._factor, self._device = settings, factor, torch.device(device)
+        self._first, self._last = 0 in modules, stages - 1 in modules
+        self._schedules: dict[object, Schedule] = {}
+        self._precision = torch.autocast(self._device.type, enabled=False)
+        self._part_of: PartOf | None = None
+        self._parts: list[Tensor] = []
+        for module in modules.values():
+            # Not a module around it: torch treats a stage that is sharded as such.
+            module.forward = self._in_precision(module.forward)
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
+    ) -> None:
+        self._check(micro_batches)
+        self._precision, self._part_of = precision, part_of
+        inputs = torch.cat([inputs for inputs, _ in micro_batches]) if self._first else None
+        targets = torch.cat([targets for _, targets in micro_batches]) if self._last else None
+        given = () if inputs is None else (inputs,)
+        self._schedule(micro_batches).step(*given, target=targets, return_outputs=False)
+        for part in self._parts[-len(micro_batches) :]:  # before its first step torch tries the loss once for its shape
+            heard(part)
+        self._parts.clear()
+        self._sum_ties()
+
+    def prepare(self, once: Callable[[], None]) -> None:
+        """There is nothing to settle, and one micro-batch is none that a pipeline takes."""
+
+    def _schedule(self, micro_batches: Sequence[MicroBatch]) -> Schedule:
+        """The one for micro-batches of this number and shape; a new one has the stages agree on the shapes they send."""
+        inputs, _ = micro_batches[0]
+        training = next(iter(self._modules.values())).training
+        key = (len(micro_batches), inputs.shape, inputs.dtype, training, self._precision.fast_dtype)
+        if key not in self._schedules:
+            self._schedules[key] = self._new_schedule(len(micro_batches))
+        return self._schedules[key]
+
+    def _new_schedule(self, micro_batches: int) -> Schedule:
+        stages: list[Any] = [
+            PipelineStage(module, number, self._stages, self._device, group=self._group)
+            for number, module in self._modules.items()
+        ]
+        name = self._settings.schedule
+        if name in SEVERAL_STAGES:
+            return _OF_SEVERAL[name](stages, micro_batches, self._loss, scale_grads=False)
+        return _OF_ONE_STAGE[name](stages[0], micro_batches, self._loss, scale_grads=False)
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        assert self._part_of is not None
+        with self._precision:
+            part = self._part_of(outputs, targets)
+        self._parts.append(part.detach())
+        return part * self._factor
+
+    def _in_precision(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def in_precision(*given: Tensor) -> Tensor:
+            with self._precision:
+                return forward(*given)
+
+        return in_precision
+
+    def _check(self, micro_batches: Sequence[MicroBatch]) -> None:
+        sizes = [len(inputs) for inputs, _ in micro_batches]
+        said = no_micro_batches(self._settings, len(sizes))
+        if len(set(sizes)) > 1:
+            said = f"a pipeline takes equal micro-batches, and these have {', '.join(map(str, sizes))} samples"
+        if said:
+            fix = micro_batch_fix(self._settings, sum(sizes), sizes[0] if len(sizes) > 1 else 0, data_ranks=1)
+            raise ToolkitError(said, where="train.micro_batch", fix=fix)
+
+    def _sum_ties(self) -> None:
+        """Both holders of a tied parameter get the sum of their gradients, the same bits on both."""
+        received = []
+        operations = []
+        for tie in self.ties:
+            own = _own_part(tie.parameter)
+            others = torch.empty_like(own)
+            received.append((own, others))
+            if own.numel():
+                operations.append(dist.P2POp(dist.isend, own, group=self._group, group_peer=tie.peer))
+                operations.append(dist.P2POp(dist.irecv, others, group=self._group, group_peer=tie.peer))
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()
+        for own, others in received:
+            own.add_(others)
+
+
+def _own_part(parameter: nn.Parameter) -> Tensor:
+    """The gradient of what this rank holds, in one piece of memory."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+    assert own.is_contiguous(), "gradients of embeddings and heads are"
+    return own
