@@ -31,4 +31,8 @@ def micro_batch_fix(parallel: ParallelTable, share: int, wanted: int, data_ranks
     size = fitting_micro_batch(parallel, share, wanted or share)
     if size:
         return f"micro_batch = {size}"
-    return f"batch = {data_ranks * parallel.pp * max(1, wanted)} and micro_batch = {max(1, wanted)}"
+    size = max(1, wanted)
+    present = share // size
+    fits = [number for number in range(1, present + 2 * parallel.pp) if not no_micro_batches(parallel, number)]
+    number = min(fits, key=lambda number: (abs(number - present), number))
+    return f"batch = {data_ranks * number * size} with micro_batch = {size}"

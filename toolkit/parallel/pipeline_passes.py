@@ -142,7 +142,8 @@ class PipelinePasses:
         if len(set(sizes)) > 1:
             said = f"a pipeline takes equal micro-batches, and these have {', '.join(map(str, sizes))} samples"
         if said:
-            fix = micro_batch_fix(self._settings, sum(sizes), sizes[0] if len(sizes) > 1 else 0, data_ranks=1)
+            wanted = sizes[0] if len(sizes) > 1 else 0
+            fix = micro_batch_fix(self._settings, sum(sizes), wanted, int(self._factor))
             raise ToolkitError(said, where="train.micro_batch", fix=fix)
 
     def _sum_ties(self) -> None:

@@ -44,22 +44,25 @@ class Stored:
         return {name[len(key) + 1 :]: shape for name, shape in self.shapes.items() if name.startswith(f"{key}.")}
 
 
-def left_over(stored: Stored, tensors: Mapping[str, Any]) -> list[str]:
+def left_over(stored: Stored, tensors: Mapping[str, Any], wanted: Collection[str]) -> list[str]:
     """Compare what was loaded with what was there; the parameters whose optimizer state the checkpoint has not.
+
+    Args:
+        tensors: what this rank loaded.
+        wanted: the names of all values that any rank has a place for.
 
     Raises:
         ToolkitError: the checkpoint holds model or optimizer state that this job has no place for, or lacks a part
             of what the optimizer keeps of a parameter.
     """
-    wanted = set(_names(tensors))
     keys = ["model", "optimizer", *(f"modules.{name}" for name in tensors["modules"])]
     found = [f"{key}.{name}" for key in keys for name in stored.below(key)]
     extra = [name for name in found if not _is_below(name, wanted)]
     there = {prefix for name in found for prefix in _prefixes(name)}
     unfilled, partly = [], []
     for name, entries in tensors["optimizer"].items():
-        absent = [entry for entry in _names({f"optimizer.{name}": entries}) if entry not in there]
-        if entries and len(absent) == len(list(_names(entries))):
+        absent = [entry for entry in names_of({f"optimizer.{name}": entries}) if entry not in there]
+        if entries and len(absent) == len(list(names_of(entries))):
             unfilled.append(name)
         else:
             partly += absent
@@ -92,7 +95,7 @@ def check_weights(stored: Stored, wanted: Mapping[str, Shape], without: Sequence
             where="checkpoint.without",
             fix="name tensors or modules as the model does: head, or blocks.0.up.weight",
         )
-    wanted, found = without_names(wanted, without), without_names(found, without)
+    wanted, found = without_names(wanted, without), withoutnames_of(found, without)
     lacking, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     differing = [
         both_shapes(name, found[name], wanted[name])
@@ -141,11 +144,11 @@ def shapes_of(values: Mapping[str, Any]) -> dict[str, Shape]:
     return {name: tuple(value.shape) if isinstance(value, Tensor) else None for name, value in values.items()}
 
 
-def _names(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def names_of(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
     """The names of all values in nested dicts, as a checkpoint has them."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _names(value, f"{above}{key}.")
+            yield from names_of(value, f"{above}{key}.")
         else:
             yield f"{above}{key}"
 

@@ -16,7 +16,8 @@ from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint
 from toolkit.checkpoint.saving.background import OnEnd
 from toolkit.errors import ToolkitError
-from toolkit.train.matching import Stored, check_weights, left_over, refuse_tied, shapes_of, without_names
+from toolkit.train.all_names import of_all_ranks
+from toolkit.train.matching import Stored, check_weights, left_over, names_of, refuse_tied, shapes_of, without_names
 from toolkit.train.optimizer_state import GroupSettings, forget, make_room, optimizer_tensors, refuse_flat_parameters
 from toolkit.train.randomness import Generator, RandomStreams
 from toolkit.train.stateful import Stateful, take_extra, take_state, values_of
@@ -175,7 +176,9 @@ class TrainingState:
                 fix='set checkpoint.take = "weights" to begin with its weights',
             )
         stored = from_rank_zero(world, lambda: Stored.of(loaded.path))
-        unfilled = left_over(stored, tensors)
+        named = names_of({key: tensors[key] for key in ("model", "optimizer", "modules")})
+        wanted = of_all_ranks(world, dict.fromkeys(named))
+        unfilled = left_over(stored, tensors, wanted)
         forget(self.optimizer, [tensors["optimizer"][name] for name in unfilled])
         # The optimizer's tensors are its own. A model may keep more than tensors, or change what it is given.
         set_model_state_dict(self.model, tensors["model"])
@@ -244,7 +247,7 @@ class TrainingState:
         self, checkpointer: Checkpointer, world: World, source: Path, without: Sequence[str]
     ) -> str:
         model = get_model_state_dict(self.model)
-        shapes = shapes_of(model)
+        shapes = of_all_ranks(world, shapes_of(model))
 
         def check() -> int:
             stored = Stored.of(source)

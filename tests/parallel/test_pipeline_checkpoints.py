@@ -1,0 +1,88 @@
+"""Checkpoints of stages have the whole model's names: a run goes on with another cut, or with none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pipeline_training
+import pytest
+from real_ranks import run_ranks
+
+from toolkit.checkpoint import Checkpointer
+from toolkit.train.order import share, split
+from toolkit.train.state import TrainingState
+from toolkit.world.facts import World
+
+LAYOUTS = {
+    "one": (1, {}),
+    "stages": (2, {"pp": 2}),
+    "interleaved": (2, {"pp": 2, "schedule": "interleaved"}),
+    "sharded stages": (4, {"pp": 2, "shard": 2, "zero": 3}),
+}
+BOUND = 1e-5  # as in test_pipeline_parity
+HALF = pipeline_training.STEPS // 2
+
+
+def go_on(folder: Path, world: World, layout: str, come_from: str) -> dict[str, Any]:
+    """Train half of the steps, from the checkpoint of another layout if there is one, and save."""
+    config = pipeline_training.job({"ranks": world.size} | LAYOUTS[layout][1], {}, {})
+    model, parts = pipeline_training.laid_out(world, config)
+    state = TrainingState(model.module, parts.optimizer, parts.schedule, config.train.seed)
+    source = folder / come_from / f"step-{HALF:08d}" if come_from else None
+    said = state.resume(Checkpointer(folder / f"{layout} after {come_from}", world), world, source=source)
+    losses = []
+    for _ in range(HALF):
+        samples = share(state.samples, config.train.batch, model.mesh.data_rank, model.mesh.data_size)
+        stepped = parts.step.take([parts.take(some) for some in split(samples, config.train.micro_batch)])
+        losses.append(float(stepped.loss))
+        state.step += 1
+        state.samples += config.train.batch
+    if not come_from:
+        state.save(Checkpointer(folder / layout, world), world)
+    return {"said": said, "losses": losses, "optimizer": len(parts.optimizer.state)}
+
+
+
+def one(folder: Path, world: World) -> list[Any]:
+    """One process, uncut, and after each of the others."""
+    if not (folder / "one").exists():
+        return [go_on(folder, world, "one", "")]
+    return [go_on(folder, world, "one", other) for other in ("one", "stages", "interleaved", "sharded stages")]
+
+
+def on_two(folder: Path, world: World) -> list[Any]:
+    begun = [go_on(folder, world, layout, "") for layout in ("stages", "interleaved")]
+    return begun + [go_on(folder, world, *names) for names in (("stages", "one"), ("stages", "interleaved"))]
+
+
+def on_four(folder: Path, world: World) -> list[Any]:
+    return [go_on(folder, world, "sharded stages", come_from) for come_from in ("", "one")]
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory) -> dict[str, list[float]]:
+    """Of the second half, by what came first and what went on."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    run_ranks(1, one, folder)
+    (folder / "answers-one-1").rename(folder / "answers of the first half")
+    second = run_ranks(2, on_two, folder)
+    four = run_ranks(4, on_four, folder)
+    after = run_ranks(1, one, folder)[0]
+    answers = {
+        "one, stages": second[0][2],
+        "interleaved, stages": second[0][3],
+        "one, sharded stages": four[0][1],
+        **{f"{other}, one": answer for other, answer in zip(list(LAYOUTS), after, strict=True)},
+    }
+    for answer in answers.values():
+        assert answer["said"].startswith(f"resumed at step {HALF} from ") and "begins anew" not in answer["said"]
+    return {name: answer["losses"] for name, answer in answers.items()}
+
+
+@pytest.mark.parametrize(
+    "course",
+    ["one, stages", "one, sharded stages", "interleaved, stages", "stages, one", "interleaved, one", "sharded stages, one"],
+)
+def test_a_run_goes_on_in_another_layout(losses, course):
+    assert losses[course] == pytest.approx(losses["one, one"], abs=BOUND)

@@ -1,0 +1,31 @@
+"""The names that all ranks have between them: pipeline stages hold other parts of a model than their neighbours."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from toolkit.world.facts import World
+
+T = TypeVar("T")
+
+
+def of_all_ranks(world: World, own: Mapping[str, T]) -> dict[str, T]:
+    """`own`, and what other ranks have under names that this one has not. Collective."""
+    if world.size == 1:
+        return dict(own)
+    # Where all have the same names, as they mostly do, eight bytes tell so.
+    digest = hashlib.sha256("\n".join(sorted(own)).encode()).digest()
+    mine = torch.tensor([int.from_bytes(digest[:8], "little", signed=True)], device=world.device)
+    highest, lowest = mine.clone(), mine.clone()
+    dist.all_reduce(highest, dist.ReduceOp.MAX)
+    dist.all_reduce(lowest, dist.ReduceOp.MIN)
+    if bool(highest == lowest):
+        return dict(own)
+    found: list[Mapping[str, T]] = [{}] * world.size
+    dist.all_gather_object(found, dict(own))
+    return {name: value for of_rank in found for name, value in of_rank.items()} | dict(own)
