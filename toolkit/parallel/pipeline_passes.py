@@ -11,6 +11,7 @@ arXiv:2401.10241:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,8 @@ class PipelinePasses:
         self._precision = torch.autocast(self._device.type, enabled=False)
         self._part_of: PartOf | None = None
         self._parts: list[Tensor] = []
+        # On any error torch writes out the whole schedule, on every rank: thousands of lines around what went wrong.
+        logging.getLogger(ScheduleGPipe.__module__).setLevel(logging.CRITICAL)
         for module in modules.values():
             # Not a module around it: torch treats a stage that is sharded as such.
             module.forward = self._in_precision(module.forward)
