@@ -43,7 +43,6 @@ def go_on(folder: Path, world: World, layout: str, come_from: str) -> dict[str, 
     return {"said": said, "losses": losses, "optimizer": len(parts.optimizer.state)}
 
 
-
 def one(folder: Path, world: World) -> list[Any]:
     """One process, uncut, and after each of the others."""
     if not (folder / "one").exists():
@@ -82,7 +81,14 @@ def losses(tmp_path_factory) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize(
     "course",
-    ["one, stages", "one, sharded stages", "interleaved, stages", "stages, one", "interleaved, one", "sharded stages, one"],
+    [
+        "one, stages",
+        "one, sharded stages",
+        "interleaved, stages",
+        "stages, one",
+        "interleaved, one",
+        "sharded stages, one",
+    ],
 )
 def test_a_run_goes_on_in_another_layout(losses, course):
     assert losses[course] == pytest.approx(losses["one, one"], abs=BOUND)

@@ -56,9 +56,7 @@ def while_one_stalls(folder: Path, world: World) -> float:
 def test_the_others_do_not_wait_for_ever(work, tmp_path):
     answers = tmp_path / "answers"
     answers.mkdir()
-    ranks = mp.start_processes(
-        one_rank, (4, work, tmp_path, answers), nprocs=4, start_method="forkserver", join=False
-    )
+    ranks = mp.start_processes(one_rank, (4, work, tmp_path, answers), nprocs=4, start_method="forkserver", join=False)
     until = time.monotonic() + 60
     while time.monotonic() < until and len([path for path in answers.iterdir() if path.name.isdigit()]) < 3:
         time.sleep(0.05)

@@ -78,6 +78,10 @@ def test_several_stages_are_shown_as_one_module():
     assert {name.removesuffix(".weight").removesuffix(".bias") for name in shown.state_dict()} == every
     shown.eval()
     assert not any(module.training for stage in stages for module in stage.modules())
+    shown.training = True  # as who puts each module back into the mode that it was in
+    assert stages[0].training and stages[0].decoder.training and not stages[0].drop.training
+    with pytest.raises(ToolkitError, match="the stages of one rank are no model that could be called"):
+        shown(torch.ones(4))
     assert [weight.stages for weight in shared_weights(Nested(), NESTED, cut)] == [(0, 3)] * 2
 
 
@@ -96,7 +100,9 @@ def test_ties_that_would_need_more_than_two_ranks_or_less_are_refused():
         shared_weights(model, NESTED, cut)
     model = Nested()
     model.decoder.layers[2].weight = model.decoder.layers[0].weight
-    shared = shared_weights(model, Outline("decoder.layers", ("decoder.ends",)), tuple(range(n, n + 1) for n in range(4)))
+    shared = shared_weights(
+        model, Outline("decoder.layers", ("decoder.ends",)), tuple(range(n, n + 1) for n in range(4))
+    )
     with pytest.raises(ToolkitError, match="is tied between the stages 0 and 2, both of one rank"):
         _refuse_ties_on_one_rank(shared, ParallelTable(pp=2, schedule="interleaved", stages_per_rank=2))
 
@@ -106,7 +112,12 @@ def test_ties_that_would_need_more_than_two_ranks_or_less_are_refused():
     [
         ([3, 3, 2], "1f1b", "equal micro-batches, and these have 3, 3, 2 samples", "micro_batch = 2"),
         ([4], "gpipe", "1 micro-batch a step leave some of the 2 ranks", "micro_batch = 2"),
-        ([1] * 7, "interleaved", "7 micro-batches a step do not divide into 3 equal rounds", "batch = 12 with micro_batch = 1"),
+        (
+            [1] * 7,
+            "interleaved",
+            "7 micro-batches a step do not divide into 3 equal rounds",
+            "batch = 12 with micro_batch = 1",
+        ),
         ([2] * 5, "zero_bubble", "5 micro-batches a step do not divide into 2 equal rounds", "micro_batch = 1"),
     ],
 )

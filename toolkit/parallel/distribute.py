@@ -34,13 +34,15 @@ class DistributedModel:
     """A model on a mesh, and how to train it.
 
     `module` has this rank's parameters under the names that they have in the whole model. `counts_loss` where the losses
-    of this rank go into the sum over all ranks: ranks that share samples see the same loss. `counted_elsewhere` are
-    parameters that another pipeline stage has as well, and counts in the gradient's norm.
+    of this rank go into the sum over all ranks: ranks that share samples see the same loss. `parameters` is how many the
+    whole model has; `counted_elsewhere` are those that another pipeline stage has as well, and counts in the gradient's
+    norm.
     """
 
     module: nn.Module
     mesh: Mesh
     passes: Passes
+    parameters: int
     counted_elsewhere: tuple[nn.Parameter, ...] = ()
 
     @property
@@ -99,6 +101,7 @@ def distribute(
 
     model = build_on_meta()
     outline.blocks_of(model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     _refuse_unbuilt(mesh)
     plan = tensor_plan(model, outline, mesh.sizes["tp"], settings.sequence)
     tensor, data = mesh.among("tp"), mesh.among("replicate", "shard")
@@ -132,7 +135,7 @@ def distribute(
         passes = TensorPasses(passes, model, tensor.get_group())
     if world.rank == 0:
         sys.stderr.write(f"model: {describe(mesh, settings)}\n")
-    return DistributedModel(model, mesh, passes, twice)
+    return DistributedModel(model, mesh, passes, parameters, twice)
 
 
 def _refuse_unbuilt(mesh: Mesh) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -86,7 +87,7 @@ def _stages_of(name: str, model: nn.Module, outline: Outline, cut: Sequence[rang
 class StagesOfRank(nn.Module):
     """The stages of one rank as one module, with the names that their parts have in the whole model.
 
-    It is what optimizers and checkpoints see; nobody calls it.
+    It is what optimizers and checkpoints see; it cannot be called.
     """
 
     def __init__(self, stages: Sequence[nn.Module], outline: Outline, known_as: Mapping[str, str]) -> None:
@@ -97,18 +98,28 @@ class StagesOfRank(nn.Module):
                 checkpoints and optimizers know the parameter by the same name wherever it is.
         """
         super().__init__()
-        self._stages = tuple(stages)  # no module list: their parts have names of their own
         for own_name, name in known_as.items():
             (parameter,) = (found for stage in stages for found in _parameters_named(stage, own_name))
             _place(self, name, parameter)
         for stage in stages:
             _merge(self, stage, outline.blocks.split("."))
+        seen = {id(module) for module in self.modules()}
+        # A tuple, and no module list: their parts are shown under the whole model's names.
+        self._unseen = tuple(module for stage in stages for module in stage.modules() if id(module) not in seen)
 
-    def train(self, mode: bool = True) -> StagesOfRank:
-        """Set the stages as well: what a model's own `forward` does may depend on it."""
-        for stage in self._stages:
-            stage.train(mode)
-        return super().train(mode)
+    def forward(self, *_: object) -> None:
+        raise ToolkitError(
+            "the stages of one rank are no model that could be called",
+            where="parallel.pp",
+            fix="pp = 1, or pass micro-batches by `DistributedModel.run`",
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Whoever sets this module to train or to evaluate means the stages: what their `forward` does depends on it."""
+        super().__setattr__(name, value)
+        if name == "training":
+            for module in self.__dict__.get("_unseen", ()):
+                module.training = value
 
 
 def _parameters_named(stage: nn.Module, name: str) -> Iterator[nn.Parameter]:

@@ -95,7 +95,7 @@ def check_weights(stored: Stored, wanted: Mapping[str, Shape], without: Sequence
             where="checkpoint.without",
             fix="name tensors or modules as the model does: head, or blocks.0.up.weight",
         )
-    wanted, found = without_names(wanted, without), withoutnames_of(found, without)
+    wanted, found = without_names(wanted, without), without_names(found, without)
     lacking, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     differing = [
         both_shapes(name, found[name], wanted[name])
