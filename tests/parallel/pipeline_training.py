@@ -97,6 +97,7 @@ def compared(world: World, config: ResolvedJob, reference: Path) -> dict[str, An
         "parameter": max(float((value - wanted["parameters"][name]).abs().max()) for name, value in parameters.items()),
         "losses": losses,
         "norms": norms,
+        "schedules": len(getattr(model.passes, "_schedules", ())),
         "digests": {
             name: hashlib.sha256(value.numpy().tobytes()).hexdigest()[:12] for name, value in parameters.items()
         },

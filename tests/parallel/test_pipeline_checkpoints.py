@@ -43,6 +43,18 @@ def go_on(folder: Path, world: World, layout: str, come_from: str) -> dict[str, 
     return {"said": said, "losses": losses, "optimizer": len(parts.optimizer.state)}
 
 
+def begin_with_weights(folder: Path, world: World) -> dict[str, Any]:
+    """What a run that begins with the weights of one process says, and its first loss."""
+    config = pipeline_training.job({"ranks": world.size, "pp": 2}, {}, {})
+    model, parts = pipeline_training.laid_out(world, config)
+    state = TrainingState(model.module, parts.optimizer, parts.schedule, config.train.seed)
+    source = folder / "one" / f"step-{HALF:08d}"
+    said = state.resume(Checkpointer(folder / "begun", world), world, source=source, take="weights")
+    samples = range(HALF * config.train.batch, (HALF + 1) * config.train.batch)
+    stepped = parts.step.take([parts.take(some) for some in split(samples, config.train.micro_batch)])
+    return {"said": said, "losses": [float(stepped.loss)]}
+
+
 def one(folder: Path, world: World) -> list[Any]:
     """One process, uncut, and after each of the others."""
     if not (folder / "one").exists():
@@ -52,7 +64,8 @@ def one(folder: Path, world: World) -> list[Any]:
 
 def on_two(folder: Path, world: World) -> list[Any]:
     begun = [go_on(folder, world, layout, "") for layout in ("stages", "interleaved")]
-    return begun + [go_on(folder, world, *names) for names in (("stages", "one"), ("stages", "interleaved"))]
+    after = [go_on(folder, world, *names) for names in (("stages", "one"), ("stages", "interleaved"))]
+    return [*begun, *after, begin_with_weights(folder, world)]
 
 
 def on_four(folder: Path, world: World) -> list[Any]:
@@ -61,7 +74,7 @@ def on_four(folder: Path, world: World) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory) -> dict[str, list[float]]:
-    """Of the second half, by what came first and what went on."""
+    """Of the second half, by what came first and what went on; "weights" is a run that began with those of one process."""
     folder = tmp_path_factory.mktemp("checkpoints")
     run_ranks(1, one, folder)
     (folder / "answers-one-1").rename(folder / "answers of the first half")
@@ -76,6 +89,8 @@ def losses(tmp_path_factory) -> dict[str, list[float]]:
     }
     for answer in answers.values():
         assert answer["said"].startswith(f"resumed at step {HALF} from ") and "begins anew" not in answer["said"]
+    assert second[0][4]["said"].startswith("starting at step 0 with the weights of ")
+    answers["weights"] = second[0][4]
     return {name: answer["losses"] for name, answer in answers.items()}
 
 
@@ -92,3 +107,7 @@ def losses(tmp_path_factory) -> dict[str, list[float]]:
 )
 def test_a_run_goes_on_in_another_layout(losses, course):
     assert losses[course] == pytest.approx(losses["one, one"], abs=BOUND)
+
+
+def test_a_pipeline_begins_with_weights_of_another_layout(losses):
+    assert losses["weights"] == pytest.approx(losses["one, one"][:1], abs=BOUND)

@@ -95,6 +95,7 @@ def assert_as_one_process(answers: list[dict[str, Any]], case: Any) -> None:
     bound = BOUND_BF16 if case[1].get("precision") == "bf16" else BOUND
     for answer in answers:
         assert max(answer["loss"], answer["norm"], answer["parameter"]) <= bound
+        assert answer["schedules"] == 1, "stages agree on shapes in the first step alone"
         assert answer["losses"] == answers[0]["losses"] and answer["norms"] == answers[0]["norms"]
     held: dict[str, set[str]] = {}
     for answer in answers:
