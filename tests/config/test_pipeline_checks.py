@@ -32,13 +32,13 @@ def job(ranks: int, **keys: Any) -> ResolvedJob:
         (
             4,
             {"pp": 4, "batch": 6, "micro_batch": 2},
-            "train.micro_batch: 3 micro-batches a step leave some of the 4 ranks of the pipeline without work "
+            "train.micro_batch: 3 micro-batches a step: too few for the 4 ranks of the pipeline "
             "(6 samples of 1 data rank, 2 at once). Fix: micro_batch = 1",
         ),
         (
             4,
             {"pp": 2, "batch": 8, "micro_batch": 0},
-            "1 micro-batch a step leave some of the 2 ranks of the pipeline without work "
+            "1 micro-batch a step: too few for the 2 ranks of the pipeline "
             "(4 samples of 2 data ranks, all at once). Fix: micro_batch = 2",
         ),
         (

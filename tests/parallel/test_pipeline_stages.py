@@ -111,7 +111,7 @@ def test_ties_that_would_need_more_than_two_ranks_or_less_are_refused():
     ("sizes", "schedule", "message", "fix"),
     [
         ([3, 3, 2], "1f1b", "equal micro-batches, and these have 3, 3, 2 samples", "micro_batch = 2"),
-        ([4], "gpipe", "1 micro-batch a step leave some of the 2 ranks", "micro_batch = 2"),
+        ([4], "gpipe", "1 micro-batch a step: too few for the 2 ranks", "micro_batch = 2"),
         (
             [1] * 7,
             "interleaved",

@@ -11,7 +11,7 @@ def no_micro_batches(parallel: ParallelTable, number: int) -> str:
     """Why `number` micro-batches a step are none that this pipeline takes; "" where it takes them."""
     said = f"{number} micro-batch{'' if number == 1 else 'es'} a step"
     if number < parallel.pp:
-        return f"{said} leave some of the {parallel.pp} ranks of the pipeline without work"
+        return f"{said}: too few for the {parallel.pp} ranks of the pipeline"
     rounds = number // parallel.pp
     if parallel.schedule in SEVERAL_STAGES and number % rounds:
         return (
