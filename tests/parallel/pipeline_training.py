@@ -19,6 +19,7 @@ from toolkit.parallel.distribute import DistributedModel, distribute
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.mesh import make_mesh
 from toolkit.topology.gather import gather_topology
+from toolkit.train.optimizers import optimizer_of
 from toolkit.train.order import SampleOrder, share, split
 from toolkit.train.precision import autocast
 from toolkit.train.schedule import Schedule
@@ -51,9 +52,16 @@ def laid_out(world: World, config: ResolvedJob) -> tuple[DistributedModel, Simpl
     precision = autocast("cpu", config.train.precision)
     trial = Trial(windows.take(order.positions(range(2)), "cpu")[0], precision)
     model = distribute(
-        lambda: train_lm.GPT(arguments), train_lm.initialise, train_lm.OUTLINE, world, mesh, config, topology, trial
+        lambda: train_lm.GPT(arguments),
+        train_lm.initialise,
+        train_lm.OUTLINE,
+        world,
+        mesh,
+        config,
+        topology,
+        trial=trial,
     )
-    optimizer = train_lm.optimizer_of(model.module, config.train.weight_decay)
+    optimizer = optimizer_of(model.module, config.train, (train_lm.OUTLINE.blocks,))
     schedule = Schedule(config.train.lr, config.train.steps, 0, 1.0, "constant")
     step = OptimizerStep(
         model, optimizer, schedule, train_lm.loss_of, precision, config.train.batch, config.train.clip_norm

@@ -16,6 +16,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.parallel.distribute import distribute
+from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise
 from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.outline import Outline
@@ -92,9 +93,11 @@ class Trainer:
             broken_limit=config.data.broken_limit,
         )
         self._trial = self.loader.take_samples(range(train.micro_batch or 1))
+        precision = autocast(world.device, train.precision)
         self.model = distribute(
-            task.build, task.initialise, task.outline, world, mesh, config, topology, prepare=self._prepare_blocks
-        )
+            task.build, task.initialise, task.outline, world, mesh, config, topology,
+            prepare=self._prepare_blocks, trial=Trial(self._trial[0], precision),
+        )  # fmt: skip
         module = self.model.module
         if train.channels_last:
             use_channels_last(module)
@@ -109,14 +112,13 @@ class Trainer:
         scaler = gradient_scaler(world.device, train.precision)
         self._scaler = scaler if scaler.is_enabled() else None
         self.step = OptimizerStep(
-            self.model, self.optimizer, self.schedule, task.loss_of, autocast(world.device, train.precision), train.batch,
+            self.model, self.optimizer, self.schedule, task.loss_of, precision, train.batch,
             train.clip_norm, self._scaler, self.average, self._guard,
         )  # fmt: skip
         self.step.rehearse(self._trial)
         seed_rank(train.seed, 0, self.model.stream[0])  # another dropout for every share of the batch
         self._early_stop = EarlyStop(train.early_stop_patience, train.early_stop_min_delta)
-        parameters = parameter_count(module)
-        self._say(f"{parameters:,} parameters, {world.size} x {world.device}")
+        self._say(f"{self.model.parameters:,} parameters, {world.size} x {world.device}")
         self.state = self._training_state()
         self.validations = self._made_validations()
         self.saves = self._resumed_saves()
@@ -238,8 +240,3 @@ class Trainer:
     def _say(self, line: str) -> None:
         if self._world.rank == 0:
             sys.stderr.write(line + "\n")
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Elements of all parameters, of all ranks; a tied one counts once."""
-    return sum(parameter.numel() for parameter in model.parameters())
