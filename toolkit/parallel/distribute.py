@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from toolkit.parallel.pipeline import lay_pipeline
 from toolkit.parallel.replicated import replicate
 from toolkit.parallel.sharded import Between, shard
 from toolkit.parallel.tensor import split_tensors
-from toolkit.parallel.tensor_passes import TensorPasses
+from toolkit.parallel.tensor_passes import TensorPasses, settle_gradients
 from toolkit.parallel.tensor_plan import tensor_plan
 from toolkit.topology.facts import Topology
 from toolkit.world.facts import World
@@ -125,6 +126,8 @@ def distribute(
         in_pipeline = pipeline.passes(settings, float(mesh.data_size), world.device)
         twice = tuple(tie.parameter for tie in in_pipeline.ties if not tie.counts)
         model, passes = pipeline.whole(), in_pipeline
+        if tensor is not None:
+            in_pipeline.settle = partial(settle_gradients, model, tensor.get_group())
     else:
         between = lay(model)
         if plain:

@@ -79,6 +79,7 @@ class PipelinePasses:
         self._modules, self._stages, self._group = modules, stages, group
         self._settings, self._factor, self._device = settings, factor, torch.device(device)
         self._first, self._last = 0 in modules, stages - 1 in modules
+        self.settle: Callable[[], None] = lambda: None  # lays gradients as their parameters lie, before ties are summed
         self._schedules: dict[object, Schedule] = {}
         self._precision = torch.autocast(self._device.type, enabled=False)
         self._part_of: PartOf | None = None
@@ -101,6 +102,7 @@ class PipelinePasses:
         for part in self._parts[-len(micro_batches) :]:  # before its first step torch tries the loss once for its shape
             heard(part)
         self._parts.clear()
+        self.settle()
         self._sum_ties()
 
     def prepare(self, once: Callable[[], None]) -> None:

@@ -43,7 +43,7 @@ class TensorPasses:
 
         with loss_parallel():  # for the backward pass, too
             self._passes.run(micro_batches, part_on_each_rank, heard, precision)
-        _settle_gradients(self._module, self._group)
+        settle_gradients(self._module, self._group)
         if self._runs < _CHECKED_RUNS:
             self._runs += 1
             _check_alike(self._module, self._group)
@@ -84,7 +84,7 @@ def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _settle_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
+def settle_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Lay gradients as their parameters lie. FSDP2 has done that with its own.
 
     Those of which every rank has the share of its piece of the sequence are summed in one message.
