@@ -12,9 +12,9 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.errors import NotFoundError
+from toolkit.metrics.typed_json import read_typed
 from toolkit.rundir.files import read_json, write_json
 
 FILE = "collectives.json"
@@ -250,27 +250,11 @@ def read_measurement(path: Path) -> Measurement:
         raise NotFoundError(
             "no measurement of collectives", where=str(path), fix="make one: `toolkit run bench_collectives -n 2`"
         )
-    found: Measurement = _read(read_json(path), Measurement, str(path))
-    return found
-
-
-def _read(value: Any, kind: Any, where: str) -> Any:
-    """A value of JSON as a type of this module; every key is there, and no other."""
-    if get_origin(kind) is types.UnionType:
-        return None if value is None else _read(value, get_args(kind)[0], where)
-    if get_origin(kind) is tuple:
-        if isinstance(value, list):
-            return tuple(_read(one, get_args(kind)[0], f"{where}[{number}]") for number, one in enumerate(value))
-    elif dataclasses.is_dataclass(kind):
-        hints, made = get_type_hints(kind), cast(Callable[..., Any], kind)
-        if isinstance(value, dict) and set(value) == set(hints):
-            return made(**{key: _read(value[key], hint, f"{where}:{key}") for key, hint in hints.items()})
-    elif kind is float and type(value) in (int, float):
-        return float(value)
-    elif type(value) is kind:
-        return value
-    raise ToolkitError(
-        f"{str(value)[:60]!r} is not what a measurement has there",
-        where=where,
+    found: Measurement = read_typed(
+        read_json(path),
+        Measurement,
+        str(path),
+        what="a measurement",
         fix="give the file that `toolkit bench collectives --json` or a run's metrics hold, of this version",
     )
+    return found

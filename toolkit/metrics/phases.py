@@ -1,0 +1,247 @@
+"""Where the time of a training step goes: named phases, one inside another. Standard library only.
+
+    with profile.phase("forward"):
+        ...
+
+A phase costs about a microsecond while the profile is on, and a look at one attribute while it is off
+(`benchmarks/phase_cost.py`). What a step took is known at its end: `Profile.steps` has, for each step, the time of every
+phase without the phases inside it, so that these times add up to the step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+SETTLED_AT_ONCE = 4096  # entries that a thread's log has at most
+STEP = "step"
+
+M = TypeVar("M")
+
+
+class Clock(Protocol[M]):
+    """Marks moments, and says later when they were: on a GPU that is not known at once."""
+
+    def mark(self) -> M:
+        """This moment."""
+        ...
+
+    def nanoseconds(self, marks: Sequence[M]) -> list[int]:
+        """When these moments were, on the scale of `time.perf_counter_ns`. May wait for the device."""
+        ...
+
+
+class HostClock:
+    """The processor's own: a mark is its time."""
+
+    mark = staticmethod(time.perf_counter_ns)
+
+    def nanoseconds(self, marks: Sequence[int]) -> list[int]:
+        return list(marks)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One call of a phase. Times are of `time.perf_counter_ns`."""
+
+    name: str
+    began_ns: int
+    ended_ns: int
+
+
+@dataclass
+class PhaseSum:
+    """All calls of one phase by one thread; `own_ns` is without the phases inside of them."""
+
+    calls: int = 0
+    own_ns: int = 0
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """One step: how long it took, and how much of that each phase had for itself."""
+
+    number: int
+    total_ns: int
+    phases: dict[str, PhaseSum]
+
+
+class Lane(Generic[M]):
+    """The phases of one thread: a log of what begins and ends, and what that adds up to. Only that thread writes the log."""
+
+    def __init__(self, name: str, clock: Clock[M], most_spans: int) -> None:
+        self.name = name
+        self.clock = clock
+        self.log: list[tuple[str | None, M]] = []  # a phase begins, by its name, or the innermost one ends
+        self.phases: dict[str, Phase[M]] = {}
+        self.spans: list[Span] = []
+        self.lost = 0  # spans above `most_spans`
+        self.sums: dict[str, PhaseSum] = {}
+        self._most_spans = most_spans
+        self._open: list[_Open] = []
+        self._settling = threading.Lock()
+
+    def settle(self) -> None:
+        """Add up the log, and begin a new one."""
+        with self._settling:
+            entries = self.log[:]
+            del self.log[: len(entries)]
+            times = self.clock.nanoseconds([mark for _, mark in entries])
+            for (name, _), at_ns in zip(entries, times, strict=True):
+                if name is not None:
+                    self._open.append(_Open(name, at_ns))
+                elif self._open:
+                    self._close(self._open.pop(), at_ns)
+
+    def forget(self) -> None:
+        """Begin anew, with no phase open."""
+        self.sums = {}
+        self._open.clear()
+        self.log.clear()
+
+    def _close(self, phase: _Open, at_ns: int) -> None:
+        taken = at_ns - phase.began_ns
+        summed = self.sums.setdefault(phase.name, PhaseSum())
+        summed.calls += 1
+        summed.own_ns += taken - phase.inside_ns
+        if self._open:
+            self._open[-1].inside_ns += taken
+        if len(self.spans) < self._most_spans:
+            self.spans.append(Span(phase.name, phase.began_ns, at_ns))
+        else:
+            self.lost += 1
+
+
+@dataclass
+class _Open:
+    """A phase that has begun and not ended, as far as the log is read."""
+
+    name: str
+    began_ns: int
+    inside_ns: int = 0
+
+
+class Phase(Generic[M]):
+    """One thread's phase of one name. It keeps nothing of a call, so it serves all of them, also one in another."""
+
+    __slots__ = ("_append", "_lane", "_log", "_mark", "_name")
+
+    def __init__(self, lane: Lane[M], name: str) -> None:
+        self._lane, self._name = lane, name
+        self._log, self._append, self._mark = lane.log, lane.log.append, lane.clock.mark
+
+    def __enter__(self) -> None:
+        self._append((self._name, self._mark()))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._append((None, self._mark()))
+        if len(self._log) > SETTLED_AT_ONCE:
+            self._lane.settle()
+
+
+class _Nothing:
+    """What a phase is while nobody looks."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+
+
+class Profile:
+    """The phases of one process.
+
+    Phases of the thread that trains, which is the one that began the step, make up the step. Other threads' phases run
+    beside it; they are kept apart, by thread. A thread that Python did not start is the engine of torch's backward passes,
+    for which the training thread waits: its phases count as the training thread's.
+
+    Args:
+        clock: times the phases of the training thread; other threads have the processor's.
+        most_spans: how many single phases each thread keeps for the trace. Sums go on without them.
+    """
+
+    def __init__(self, clock: Clock[Any] | None = None, most_spans: int = 20_000) -> None:
+        self.on = False
+        self.clock: Clock[Any] = clock or HostClock()
+        self.most_spans = most_spans
+        self.steps: list[StepTimes] = []
+        self.lanes: list[Lane[Any]] = []
+        self._own = threading.local()
+        self._training: Lane[Any] | None = None
+        self._step: int | None = None
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """The time within counts as this phase's, but for what phases inside of it take."""
+        if not self.on:
+            return _NOTHING
+        try:
+            phase: Phase[Any] = self._own.phases[name]
+        except (AttributeError, KeyError):
+            phase = self._new_phase(name)
+        return phase
+
+    def begin_step(self, number: int) -> None:
+        """From here on this thread takes a step. The one before must have ended."""
+        assert self._step is None, "a step has begun and not ended"
+        if self._training is None:
+            self._training = self._lane_of("training", self.clock)
+            self._own.phases, self._own.lane = self._training.phases, self._training
+        self._training.forget()
+        self._step = number
+        self.on = True
+        self.phase(STEP).__enter__()
+
+    def end_step(self) -> None:
+        """The step ends: its times are added up, and phases cost nothing until the next one begins."""
+        assert self._step is not None and self._training is not None, "no step has begun"
+        self.phase(STEP).__exit__(None, None, None)
+        self.on = False
+        lane = self._training
+        lane.settle()
+        sums = lane.sums
+        total_ns = sum(phase.own_ns for phase in sums.values())
+        del sums[STEP]
+        self.steps.append(StepTimes(self._step, total_ns, sums))
+        self._step = None
+
+    def beside(self) -> dict[str, dict[str, PhaseSum]]:
+        """The phases of other threads, by thread and name."""
+        others = [lane for lane in self.lanes if lane is not self._training]
+        for lane in others:
+            lane.settle()
+        return {lane.name: lane.sums for lane in others}
+
+    def forget(self) -> None:
+        """Drop all steps and spans, as if nothing had been profiled. Between steps only."""
+        assert self._step is None, "a step has begun and not ended"
+        self.steps, self.lanes, self._training, self._own = [], [], None, threading.local()
+
+    def _new_phase(self, name: str) -> Phase[Any]:
+        own = self._own
+        if not hasattr(own, "lane"):
+            thread = threading.current_thread()
+            started_here = not isinstance(thread, threading._DummyThread)
+            own.lane = self._lane_of(thread.name, HostClock()) if started_here else self._training
+            own.phases = own.lane.phases
+        phase: Phase[Any] = own.phases.setdefault(name, Phase(own.lane, name))
+        return phase
+
+    def _lane_of(self, name: str, clock: Clock[Any]) -> Lane[Any]:
+        lane = Lane(name, clock, self.most_spans)
+        self.lanes.append(lane)
+        return lane

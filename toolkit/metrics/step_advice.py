@@ -1,0 +1,132 @@
+"""What to change where a step spends its time: rules, each with the number above which it speaks. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from toolkit.metrics.step_profile import CHECKPOINT, COMMUNICATION, DATA, OPTIMIZER, REST, StepProfile
+
+# Shares of the step.
+DATA_LIMIT = 0.10
+COMMUNICATION_LIMIT = 0.20
+OPTIMIZER_LIMIT = 0.10
+CHECKPOINT_LIMIT = 0.05
+REST_LIMIT = 0.10
+LATE_LIMIT = 0.10  # what the busiest rank works longer than the median one
+UNSTEADY_LIMIT = 2.0  # the 95th percentile of steps by their median
+FEWEST_STEADY_STEPS = 20  # of fewer steps a percentile says nothing
+FEWEST_TOKENS = 256  # of a pass on the CPU: benchmarks/pass_size.py
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One rule that speaks: its `value` is beyond its `limit`. What was `said` names both; `change` is what to do."""
+
+    rule: str
+    value: float
+    limit: float
+    said: str
+    change: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.said}: {self.change}"
+
+
+def advise(profile: StepProfile) -> tuple[Advice, ...]:
+    """The rules that speak, those that cost the most of a step first."""
+    found = [*_late(profile), *_shares(profile), *_small_passes(profile), *_unsteady(profile)]
+    order = {"unsteady": 2, "small passes": 1}
+    return tuple(sorted(found, key=lambda advice: (order.get(advice.rule, 0), -advice.value)))
+
+
+def _late(profile: StepProfile) -> Iterator[Advice]:
+    work = profile.work
+    usual_s = work.min if profile.ranks == 2 else work.median
+    behind_s = work.max - usual_s
+    share = behind_s / profile.step.mean_s
+    if share > LATE_LIMIT:
+        own = [phase for phase in profile.phases if phase.name != COMMUNICATION]
+        most = max(own, key=lambda phase: phase.ranks.max - phase.ranks.min)
+        yield Advice(
+            "late rank", share, LATE_LIMIT,
+            f"rank {work.max_rank} works {1e3 * behind_s:.2f} ms a step longer than the others, {_percent(share)} of the step "
+            f"(limit {_percent(LATE_LIMIT)}), most of it in {most.name}",
+            "look there first, the others wait for it in communication; `toolkit topo check` tests its node",
+        )  # fmt: skip
+
+
+def _shares(profile: StepProfile) -> Iterator[Advice]:
+    limits = {
+        DATA: DATA_LIMIT, COMMUNICATION: COMMUNICATION_LIMIT, OPTIMIZER: OPTIMIZER_LIMIT, CHECKPOINT: CHECKPOINT_LIMIT,
+        REST: REST_LIMIT,
+    }  # fmt: skip
+    what = {
+        DATA: "samples are waited for in",
+        COMMUNICATION: "communication that nothing hides takes",
+        OPTIMIZER: "the optimizer takes",
+        CHECKPOINT: "saving takes",
+        REST: "what is in no phase takes",
+    }
+    for name, limit in limits.items():
+        share = profile.share(name)
+        if share > limit:
+            said = f"{what[name]} {_percent(share)} of the step (limit {_percent(limit)})"
+            yield Advice(name, share, limit, said, _change(profile, name))
+
+
+def _change(profile: StepProfile, name: str) -> str:
+    if name == COMMUNICATION:
+        return _less_communication(profile)
+    if name == OPTIMIZER:
+        if profile.settings.fused is False:
+            return "give the optimizer fused=True, or take fewer steps of a larger train.batch"
+        return "take fewer steps of a larger train.batch"
+    return {
+        DATA: "raise data.workers where a loader reads the samples, else make `take_samples` faster",
+        CHECKPOINT: "raise checkpoint.every_steps, or set checkpoint.background = true",
+        REST: "raise train.log_every, and look at what is done with the records",
+    }[name]
+
+
+def _less_communication(profile: StepProfile) -> str:
+    mesh, ways = profile.mesh, []
+    if mesh.get("tp", 1) > 1:
+        ways.append("fewer parallel.tp ranks, or keep them on one node")
+    if mesh.get("shard", 1) > 1:
+        ways.append("a smaller parallel.zero, which gathers less often, where memory allows it")
+    elif profile.nodes > 1 and mesh.get("replicate", 1) > 1:
+        ways.append('parallel.reduction = "hierarchical" or, on the CPU, "measured"')
+    if profile.settings.micro_batch and profile.settings.passes > 1:
+        ways.append("a larger train.micro_batch")
+    ways.append("a larger train.batch: more samples for one exchange")
+    return "try " + "; ".join(ways)
+
+
+def _small_passes(profile: StepProfile) -> Iterator[Advice]:
+    passes, ranks = profile.settings.passes, profile.mesh.get("replicate", 1) * profile.mesh.get("shard", 1)
+    if profile.device != "cpu" or passes < 2:  # one pass is a rank's whole share of the batch
+        return
+    tokens = profile.tokens_per_step // (passes * ranks)
+    if tokens < FEWEST_TOKENS:
+        yield Advice(
+            "small passes", tokens, FEWEST_TOKENS,
+            f"a pass has {tokens} tokens (limit {FEWEST_TOKENS}), and the calls of its kernels cost more than their work should",
+            f"raise train.micro_batch, which is {profile.settings.micro_batch}: there are {passes} passes a step",
+        )  # fmt: skip
+
+
+def _unsteady(profile: StepProfile) -> Iterator[Advice]:
+    step = profile.step
+    ratio = step.p95_s / step.p50_s if step.p50_s else 0.0
+    if profile.steps >= FEWEST_STEADY_STEPS and ratio > UNSTEADY_LIMIT:
+        yield Advice(
+            "unsteady", ratio, UNSTEADY_LIMIT,
+            f"one step of twenty takes {ratio:.1f} times the median step (limit {UNSTEADY_LIMIT:g})",
+            "something else has the processors: believe p50 rather than means, and measure on an idle node",
+        )  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,229 @@
+"""What the steps of a run were made of: the phases of every rank, and their comparison. Standard library only.
+
+`metrics/profile.json` of a run is one `StepProfile`, and so is, with advice, what `toolkit bench step --json` prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolkit.errors import NotFoundError
+from toolkit.metrics.phases import PhaseSum, StepTimes
+from toolkit.metrics.typed_json import read_typed
+from toolkit.rundir.files import read_json, write_json
+
+FILE = "profile.json"
+TRACE_FILE = "trace.json"
+
+# What the training loop names, in the order of a step. A job may add phases of its own.
+DATA, FORWARD, BACKWARD, COMMUNICATION = "data", "forward", "backward", "communication"
+OPTIMIZER, CHECKPOINT, REST = "optimizer", "checkpoint", "rest"
+USUAL = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, CHECKPOINT)
+
+
+@dataclass(frozen=True)
+class PhaseSummary:
+    """One phase on one rank. Seconds are the phase's own, without the phases inside of it.
+
+    calls, total_s: over all profiled steps.
+    mean_s, p50_s, p95_s: of a step.
+    share: of the time of all steps.
+    """
+
+    name: str
+    calls: int
+    total_s: float
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over the ranks, and the ranks that have the least and the most of it."""
+
+    min: float
+    median: float
+    max: float
+    min_rank: int
+    max_rank: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of the value of each rank, by rank."""
+        low, high = min(values), max(values)
+        return cls(low, statistics.median(values), high, values.index(low), values.index(high))
+
+
+@dataclass(frozen=True)
+class PhaseOverRanks:
+    """One phase on all ranks.
+
+    calls: of the rank that has the most.
+    mean_s, share: means over ranks and steps, so that the phases add up to the step.
+    p50_s: the median step of the median rank.
+    p95_s: of the rank where it is the longest.
+    ranks: `mean_s` of each rank.
+    """
+
+    name: str
+    calls: int
+    mean_s: float
+    share: float
+    p50_s: float
+    p95_s: float
+    ranks: Spread
+
+
+@dataclass(frozen=True)
+class PhaseBeside:
+    """A phase of another thread than the one that trains, on rank 0. It may take time of a step, and is no part of it."""
+
+    thread: str
+    name: str
+    calls: int
+    total_s: float
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What the job said that the advice needs. `fused` is the optimizer's; null where it cannot be."""
+
+    batch: int
+    micro_batch: int
+    passes: int
+    fused: bool | None
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """What one rank knows of its steps."""
+
+    host: str
+    step: PhaseSummary
+    phases: tuple[PhaseSummary, ...]
+    overlap_s: float | None
+    peak_resident_bytes: int
+    peak_device_bytes: int | None
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """The profiled steps of a run; docs/bench.md has the keys."""
+
+    schema_version: int
+    time: str
+    toolkit: str
+    torch: str
+    device: str
+    ranks: int
+    nodes: int
+    mesh: dict[str, int]
+    settings: StepSettings
+    first_step: int
+    steps: int
+    tokens_per_step: int
+    tokens_per_s: float
+    step: PhaseOverRanks
+    phases: tuple[PhaseOverRanks, ...]
+    work: Spread
+    overlap_s: float | None
+    beside: tuple[PhaseBeside, ...]
+    peak_resident_bytes: Spread
+    peak_device_bytes: Spread | None
+    left_out: tuple[str, ...]
+
+    def phase(self, name: str) -> PhaseOverRanks | None:
+        """The phase of that name; None where no rank was in it."""
+        return next((phase for phase in self.phases if phase.name == name), None)
+
+    def share(self, name: str) -> float:
+        """Of the step, 0 where no rank was in that phase."""
+        found = self.phase(name)
+        return found.share if found else 0.0
+
+
+def summarise(steps: Sequence[StepTimes]) -> tuple[PhaseSummary, tuple[PhaseSummary, ...]]:
+    """The steps of one rank, and their phases; the last one is "rest", what was in none.
+
+    Args:
+        steps: at least one.
+    """
+    whole = _summary("step", len(steps), [step.total_ns for step in steps], 0)
+    names = {name: None for step in steps for name in step.phases}
+    ordered = [*(name for name in USUAL if name in names), *sorted(set(names) - set(USUAL))]
+    total_ns, nothing = sum(step.total_ns for step in steps), PhaseSum()
+    phases = []
+    for name in ordered:
+        of_steps = [step.phases.get(name, nothing) for step in steps]
+        phases.append(_summary(name, sum(one.calls for one in of_steps), [one.own_ns for one in of_steps], total_ns))
+    rest = [step.total_ns - sum(phase.own_ns for phase in step.phases.values()) for step in steps]
+    return whole, (*phases, _summary(REST, len(steps), rest, total_ns))
+
+
+def _summary(name: str, calls: int, own_ns: list[int], total_ns: int) -> PhaseSummary:
+    seconds = sorted(value / 1e9 for value in own_ns)
+    total_s = sum(own_ns) / 1e9
+    last = len(seconds) - 1
+    share = sum(own_ns) / total_ns if total_ns else 1.0
+    p95_s = seconds[min(last, round(0.95 * last))]
+    return PhaseSummary(name, calls, total_s, total_s / len(seconds), statistics.median(seconds), p95_s, share)
+
+
+def over_ranks(summaries: Sequence[PhaseSummary | None], total_s: float) -> PhaseOverRanks:
+    """One phase from that of every rank, by rank; None of a rank that was never in it. `total_s` is all ranks' steps'."""
+    known = [one for one in summaries if one is not None]
+    means = [one.mean_s if one else 0.0 for one in summaries]
+    return PhaseOverRanks(
+        name=known[0].name,
+        calls=max(one.calls for one in known),
+        mean_s=statistics.fmean(means),
+        share=sum(one.total_s for one in known) / total_s if total_s else 0.0,
+        p50_s=statistics.median(one.p50_s if one else 0.0 for one in summaries),
+        p95_s=max(one.p95_s for one in known),
+        ranks=Spread.of(means),
+    )
+
+
+def compare(ranks: Sequence[RankProfile]) -> tuple[PhaseOverRanks, tuple[PhaseOverRanks, ...], Spread]:
+    """Of all ranks, by rank: the step, its phases, and the seconds of a step that a rank does not wait for others."""
+    total_s = sum(rank.step.total_s for rank in ranks)
+    of_ranks = [{phase.name: phase for phase in rank.phases} for rank in ranks]
+    names = {name: None for named in of_ranks for name in named}
+    ordered = [*(name for name in USUAL if name in names), *sorted(set(names) - {*USUAL, REST}), REST]
+    phases = tuple(over_ranks([named.get(name) for named in of_ranks], total_s) for name in ordered)
+    waited = [named[COMMUNICATION].mean_s if COMMUNICATION in named else 0.0 for named in of_ranks]
+    work = Spread.of([rank.step.mean_s - wait for rank, wait in zip(ranks, waited, strict=True)])
+    return over_ranks([rank.step for rank in ranks], total_s), phases, work
+
+
+def write_profile(path: Path, profile: StepProfile) -> None:
+    """Write the file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, dataclasses.asdict(profile))
+
+
+def read_profile(path: Path) -> StepProfile:
+    """The profile in a file.
+
+    Raises:
+        ToolkitError: there is none, or it is none of ours, with the key.
+    """
+    if not path.exists():
+        raise NotFoundError(
+            "no profile of steps",
+            where=str(path),
+            fix="set train.profile_steps in a job that trains by `training_steps`, as train_lm does",
+        )
+    value = read_json(path)
+    if isinstance(value, dict):
+        value.pop("advice", None)  # `--json` prints it beside; it follows from the rest
+    found: StepProfile = read_typed(
+        value, StepProfile, str(path), what="a profile of steps", fix="profile again, with this version"
+    )
+    return found

@@ -1,0 +1,52 @@
+"""A profile of steps as lines for people. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolkit.metrics.step_advice import advise
+from toolkit.metrics.step_profile import COMMUNICATION, PhaseOverRanks, Spread, StepProfile
+
+_EXPOSED = "communication, exposed"
+
+
+def lines_of(profile: StepProfile) -> Iterator[str]:
+    """The table, what stands below it, and what to change."""
+    last = profile.first_step + profile.steps - 1
+    mesh = " x ".join(f"{name} {ranks}" for name, ranks in profile.mesh.items() if ranks > 1) or "one rank"
+    yield f"steps {profile.first_step} to {last} on {profile.ranks} x {profile.device}, {mesh}; torch {profile.torch}"
+    yield f"{'milliseconds of a step':24}{'mean':>10}{'share':>8}{'p50':>10}{'p95':>10}{'least rank':>16}{'most':>16}"
+    for phase in profile.phases:
+        yield _row(phase)
+    yield _row(profile.step)
+    yield f"{profile.tokens_per_s:,.0f} tokens/s of all ranks, {profile.tokens_per_step:,} tokens a step"
+    if profile.overlap_s is not None:
+        yield f"gradients were under way for {1e3 * profile.overlap_s:.2f} ms of a step while others were still computed"
+    yield f"memory, at most: {_bytes(profile.peak_resident_bytes)} resident" + (
+        f", {_bytes(profile.peak_device_bytes)} of a GPU" if profile.peak_device_bytes else ""
+    )
+    for other in profile.beside:
+        yield f"beside the step: {other.name} in {other.thread}, {other.calls} times, {1e3 * other.total_s:.2f} ms in all"
+    for words in profile.left_out:
+        yield f"left out: {words}"
+    advice = advise(profile)
+    yield "what to change:" if advice else "what to change: nothing; no phase is above its limit"
+    for one in advice:
+        yield f"- {one.line}"
+
+
+def _row(phase: PhaseOverRanks) -> str:
+    name = _EXPOSED if phase.name == COMMUNICATION else phase.name
+    ranks = phase.ranks
+    return (
+        f"{name:24}{_ms(phase.mean_s)}{100 * phase.share:6.1f} %{_ms(phase.p50_s)}{_ms(phase.p95_s)}"
+        f"{_ms(ranks.min)}{f' ({ranks.min_rank})':6}{_ms(ranks.max)}{f' ({ranks.max_rank})':6}"
+    ).rstrip()
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:10.2f}"
+
+
+def _bytes(peak: Spread) -> str:
+    return f"{peak.max / 2**20:,.0f} MiB (rank {peak.max_rank})"

@@ -1,0 +1,39 @@
+"""Reads JSON into the frozen dataclasses that wrote it: every key is there, and no other. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+from toolkit.errors import ToolkitError
+
+
+def read_typed(value: Any, kind: Any, where: str, *, what: str, fix: str) -> Any:
+    """A value of JSON as `kind`: a dataclass of such kinds, a tuple or a dict of one, a value or None, or a plain value.
+
+    Raises:
+        ToolkitError: it is none, with the place below `where`.
+    """
+
+    def read(value: Any, kind: Any, where: str) -> Any:
+        if get_origin(kind) is types.UnionType:
+            return None if value is None else read(value, get_args(kind)[0], where)
+        if get_origin(kind) is tuple:
+            if isinstance(value, list):
+                return tuple(read(one, get_args(kind)[0], f"{where}[{number}]") for number, one in enumerate(value))
+        elif get_origin(kind) is dict:
+            if isinstance(value, dict):
+                return {key: read(one, get_args(kind)[1], f"{where}:{key}") for key, one in value.items()}
+        elif dataclasses.is_dataclass(kind):
+            hints, made = get_type_hints(kind), cast(Callable[..., Any], kind)
+            if isinstance(value, dict) and set(value) == set(hints):
+                return made(**{key: read(value[key], hint, f"{where}:{key}") for key, hint in hints.items()})
+        elif kind is float and type(value) in (int, float):
+            return float(value)
+        elif type(value) is kind:
+            return value
+        raise ToolkitError(f"{str(value)[:60]!r} is not what {what} has there", where=where, fix=fix)
+
+    return read(value, kind, where)
