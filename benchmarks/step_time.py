@@ -111,7 +111,9 @@ def measure(rank: int, folder: Path, run: RunDirectory, options: argparse.Namesp
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=options.ranks)
     job = tomllib.loads(JOB.read_text())
     args = train_lm.Arguments(**job["args"] | {"width": options.width})
-    train = SimpleNamespace(**{"weight_decay": 0.1, "clip_norm": 1.0, "log_every": 1} | job["train"])
+    train = SimpleNamespace(
+        **{"weight_decay": 0.1, "clip_norm": 1.0, "log_every": 1, "profile_steps": 0, "profile_from": 1} | job["train"]
+    )
     text = read_bytes(standard_library_sources(), max_bytes=args.max_bytes)
     plain, ours = plain_steps(args, SimpleNamespace(**vars(train)), text), our_steps(args, train, text, run)
 

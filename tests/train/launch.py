@@ -23,12 +23,19 @@ from toolkit.world.facts import World
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def job(*, args: dict[str, Any] | None = None, source: Path | None = None, **train: Any) -> ResolvedJob:
+def job(
+    *,
+    args: dict[str, Any] | None = None,
+    source: Path | None = None,
+    parallel: dict[str, Any] | None = None,
+    **train: Any,
+) -> ResolvedJob:
     """The shipped `train_lm`, with a model that steps in milliseconds."""
     tables = {
         "train": {"steps": 30, "batch": 8, "micro_batch": 1, "lr": 3e-3, "seed": 7} | train,
         "args": {"layers": 1, "width": 32, "heads": 2, "context": 16, "max_bytes": 100_000} | (args or {}),
         "checkpoint": {"every_steps": 8, "keep_last": 10, "source": str(source or "")},
+        "parallel": parallel or {},
     }
     flags = {f"{table}.{key}": Flag(value, "test") for table, keys in tables.items() for key, value in keys.items()}
     return resolve_job(shipped_jobs()["train_lm"], site=None, environ={}, flags=flags)

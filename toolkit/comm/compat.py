@@ -51,3 +51,12 @@ def after_backward(check: Callable[[], None]) -> None:
     """
     engine = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(check))
+
+
+def when_computed(callback: Callable[[], None]) -> None:
+    """Call `callback` when the backward pass that runs now has computed its last gradient, before it waits for others.
+
+    DDP and FSDP2 wait in callbacks of their own, which they ask for later than whoever calls this from the hook of the
+    loss, with which a backward pass begins.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

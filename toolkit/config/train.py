@@ -85,6 +85,13 @@ class TrainTable(Table):
     guard_window: int = key(64, "With `guard`: steps that the median is taken over.", ge=8)
     guard_limit: int = key(10, "With `guard`: bad steps that a run may have.", ge=0)
     log_every: int = key(1, "Steps between lines of metrics/train.jsonl.", ge=1)
+    profile_steps: int = key(
+        0,
+        "Steps that are profiled, into metrics/profile.json and metrics/trace.json; 0 profiles none.",
+        ge=0,
+        le=10_000,
+    )
+    profile_from: int = key(10, "The first step that is profiled, counted from 1.", ge=1)
 
     @field_validator("betas")
     @classmethod

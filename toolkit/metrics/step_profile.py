@@ -21,8 +21,8 @@ TRACE_FILE = "trace.json"
 
 # What the training loop names, in the order of a step. A job may add phases of its own.
 DATA, FORWARD, BACKWARD, COMMUNICATION = "data", "forward", "backward", "communication"
-OPTIMIZER, CHECKPOINT, REST = "optimizer", "checkpoint", "rest"
-USUAL = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, CHECKPOINT)
+OPTIMIZER, VALIDATION, CHECKPOINT, REST = "optimizer", "validation", "checkpoint", "rest"
+USUAL = (DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, VALIDATION, CHECKPOINT)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from toolkit.config.parallel import ParallelTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
+from toolkit.metrics.phases import Profile
 from toolkit.parallel.clipping import clip_gradients
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, materialise
@@ -37,7 +38,7 @@ class DistributedModel:
     `module` has this rank's parameters under the names that they have in the whole model. `counts_loss` where the losses
     of this rank go into the sum over all ranks: ranks that share samples see the same loss. `parameters` is how many the
     whole model has; `counted_elsewhere` are those that another pipeline stage has as well, and counts in the gradient's
-    norm.
+    norm. `profile` has the phases of a step; a module may add its own.
     """
 
     module: nn.Module
@@ -45,6 +46,7 @@ class DistributedModel:
     passes: Passes
     parameters: int
     counted_elsewhere: tuple[nn.Parameter, ...] = ()
+    profile: Profile = field(default_factory=Profile)
 
     @property
     def counts_loss(self) -> bool:
@@ -80,6 +82,7 @@ def distribute(
     topology: Topology,
     prepare: Callable[[nn.Module], object] = lambda model: None,
     trial: Trial | None = None,
+    profile: Profile | None = None,
 ) -> DistributedModel:
     """Lay the model that `build` makes on `mesh` as `[parallel]` says. Collective.
 
@@ -90,11 +93,12 @@ def distribute(
         initialise: fills each parameter and buffer with its first values.
         prepare: changes the model in place, on the meta device, before it is sharded: recomputes or compiles blocks.
         trial: with what the blocks are timed where `[parallel] balance` wants it.
+        profile: where a model has phases of its own, the profile that it names them to.
 
     Raises:
         ToolkitError: the model cannot be laid on this mesh.
     """
-    settings = config.parallel
+    settings, profile = config.parallel, profile or Profile()
 
     def build_on_meta() -> nn.Module:
         with torch.device("meta"):
@@ -131,14 +135,14 @@ def distribute(
     else:
         between = lay(model)
         if plain:
-            passes = replicate(model, mesh, world, config, topology)
+            passes = replicate(model, mesh, world, config, topology, profile)
         else:
-            passes = PassesInTurn(model, float(mesh.data_size), between)
+            passes = PassesInTurn(model, float(mesh.data_size), between, profile)
     if tensor is not None:
         passes = TensorPasses(passes, model, tensor.get_group())
     if world.rank == 0:
         sys.stderr.write(f"model: {describe(mesh, settings)}\n")
-    return DistributedModel(model, mesh, passes, parameters, twice)
+    return DistributedModel(model, mesh, passes, parameters, twice, profile)
 
 
 def _refuse_unbuilt(mesh: Mesh) -> None:

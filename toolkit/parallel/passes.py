@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from toolkit.comm.waits import backward
+from toolkit.metrics.phases import Profile
+from toolkit.metrics.step_profile import FORWARD
 
 # What goes into the model, and what it is compared with.
 MicroBatch = tuple[Tensor, Tensor]
@@ -47,11 +51,13 @@ class PassesInTurn:
         module: is called with the inputs.
         factor: by how many ranks the exchange will divide the sum of gradients.
         between: in it, a backward pass leaves to a later one what it can.
+        profile: has the phases "forward" and "backward", and what of that is communication.
     """
 
     module: nn.Module
     factor: float
     between: Callable[[], AbstractContextManager[None]]
+    profile: Profile = field(default_factory=Profile)
 
     def run(
         self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
@@ -66,7 +72,8 @@ class PassesInTurn:
 
     def _pass(self, micro_batch: MicroBatch, part_of: PartOf, heard: Heard, precision: torch.autocast) -> None:
         inputs, targets = micro_batch
-        with precision:
-            part = part_of(self.module(inputs), targets)
-        heard(part.detach())
-        (part * self.factor).backward()
+        with self.profile.phase(FORWARD):
+            with precision:
+                part = part_of(self.module(inputs), targets)
+            heard(part.detach())
+        backward(part * self.factor, self.profile)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from toolkit.comm.gradient import find_reduction
 from toolkit.config.parallel import DDP_BUCKET_MB
 from toolkit.config.resolved import ResolvedJob
+from toolkit.metrics.phases import Profile
 from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, PassesInTurn
 from toolkit.topology.facts import Topology
@@ -30,16 +31,24 @@ _REPEATS = 3  # of each, after one in which DDP lays its buckets out
 class ReplicatedPasses:
     """Passes through a model of which every rank of `replicate` has a copy; gradients travel with the last one."""
 
-    def __init__(self, wrap: Callable[[float], DistributedDataParallel], bucket_mb: float | None, ranks: int) -> None:
+    def __init__(
+        self, wrap: Callable[[float], DistributedDataParallel], bucket_mb: float | None, ranks: int, profile: Profile
+    ) -> None:
         """Wrap the model. Collective.
 
         Args:
             wrap: makes a DDP of the model, with buckets of so many MiB.
             bucket_mb: None has it measured, when `prepare` is called.
+            profile: has the phases of the passes.
         """
-        self._wrap, self._ranks = wrap, ranks
+        self._wrap, self._ranks, self._profile = wrap, ranks, profile
         self._measures = bucket_mb is None
         self._passes = self._with_buckets(bucket_mb or DDP_BUCKET_MB)
+
+    @property
+    def module(self) -> nn.Module:
+        """The DDP that is called."""
+        return self._passes.module
 
     def run(
         self, micro_batches: Sequence[MicroBatch], part_of: PartOf, heard: Heard, precision: torch.autocast
@@ -60,7 +69,7 @@ class ReplicatedPasses:
     def _with_buckets(self, size_mb: float) -> PassesInTurn:
         parallel = self._wrap(size_mb)
         # The gradient that DDP leaves is the mean over ranks.
-        return PassesInTurn(parallel, float(self._ranks), parallel.no_sync)
+        return PassesInTurn(parallel, float(self._ranks), parallel.no_sync, self._profile)
 
     def _sizes_mb(self) -> list[float]:
         """Not those that hold the whole model several times over."""
@@ -85,7 +94,9 @@ class ReplicatedPasses:
         return float(found)
 
 
-def replicate(model: nn.Module, mesh: Mesh, world: World, config: ResolvedJob, topology: Topology) -> ReplicatedPasses:
+def replicate(
+    model: nn.Module, mesh: Mesh, world: World, config: ResolvedJob, topology: Topology, profile: Profile
+) -> ReplicatedPasses:
     """Keep `model` equal on all ranks of `replicate`. Collective."""
     settings = config.parallel
     group = mesh.group("replicate") or dist.group.WORLD
@@ -105,4 +116,4 @@ def replicate(model: nn.Module, mesh: Mesh, world: World, config: ResolvedJob, t
         return parallel
 
     bucket_mb = None if settings.bucket_mb == "measured" else float(settings.bucket_mb)
-    return ReplicatedPasses(wrap, bucket_mb, mesh.sizes["replicate"])
+    return ReplicatedPasses(wrap, bucket_mb, mesh.sizes["replicate"], profile)

@@ -10,10 +10,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from toolkit.metrics.step_profile import CHECKPOINT, DATA, VALIDATION
 from toolkit.metrics.training import TrainRecord
 from toolkit.train.adascale import AdaScale
 from toolkit.train.guard import Verdict
 from toolkit.train.order import share, split
+from toolkit.train.profiling import ProfiledSteps, ProfileSettings
 from toolkit.train.rate_scaling import LearningRate
 from toolkit.train.saves import Saves
 from toolkit.train.state import TrainingState
@@ -25,12 +27,10 @@ from toolkit.world.facts import World
 TakeSamples = Callable[[range], tuple[Tensor, Tensor]]
 
 
-class LoopSettings(Protocol):
+class LoopSettings(ProfileSettings, Protocol):
     """What the loop reads of the job's table `[train]`."""
 
     steps: int
-    batch: int
-    micro_batch: int
     log_every: int
 
 
@@ -50,11 +50,14 @@ def training_steps(
     asked to stop. A step's record comes before its save: with `log_every` 1 no step in a checkpoint is missing from the
     records.
     """
-    mark = _Mark(state.step)
+    mark, mesh, profile = _Mark(state.step), step.model.mesh, step.model.profile
+    profiled = ProfiledSteps(world, settings, step)
     while state.step < settings.steps:
-        mesh = step.model.mesh
+        profiled.begin(state.step + 1)
         samples = share(state.samples, settings.batch, mesh.data_rank, mesh.data_size)
-        micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch)]
+        with profile.phase(DATA):
+            micro_batches = [take_samples(part) for part in split(samples, settings.micro_batch)]
+        profiled.took(len(micro_batches), settings.batch * _tokens(micro_batches[0][0]))
         # What `World.should_stop` does, except that the ranks' answers travel with the loss: where ranks share
         # cores, an exchange of their own costs more than all else that this loop adds to a step. A request is
         # heard when a step begins and obeyed when it ends.
@@ -70,13 +73,17 @@ def training_steps(
             yield _record(world, settings, state, stepped, _tokens(micro_batches[0][0]), mark)
             mark = _Mark(state.step)
         if validations and validations.is_due(state.step):
-            last = validations.after_step(state) or last
+            with profile.phase(VALIDATION):
+                last = validations.after_step(state) or last
             mark = _Mark(state.step)
         stop = world.stop_agreed(0 if last else int(stepped.asked))  # a finished run was not stopped
-        if saves and saves.after_step(stepped.loss, stop=stop, last=last):
+        with profile.phase(CHECKPOINT):
+            saved = saves is not None and saves.after_step(stepped.loss, stop=stop, last=last)
+        if saved:
             mark = _Mark(state.step)
         if stop or last:
-            return
+            break
+    profiled.end()
 
 
 def _goes_back(world: World, verdict: Verdict, saves: Saves | None) -> bool:

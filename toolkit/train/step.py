@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from toolkit.metrics.step_profile import OPTIMIZER
 from toolkit.parallel.distribute import DistributedModel
 from toolkit.parallel.passes import MicroBatch
 from toolkit.train.average import WeightAverage
@@ -81,8 +82,9 @@ class OptimizerStep:
         if self.guard is not None:
             exchange.wait()
             verdict = self.guard.judge(step, float(sums[0]), range(samples, samples + self.batch))
-        norm = self._update(keep=verdict is GO_ON)
-        self.optimizer.zero_grad(set_to_none=True)
+        with self.model.profile.phase(OPTIMIZER):
+            norm = self._update(keep=verdict is GO_ON)
+            self.optimizer.zero_grad(set_to_none=True)
         self.schedule.advance()
         exchange.wait()
         return Stepped(sums[0], sums[1], norm, rate, verdict)
