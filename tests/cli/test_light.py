@@ -23,7 +23,7 @@ LOGIN_COMMANDS = [
     "ckpt show CKPT --norms", "ckpt verify CKPT --full", "ckpt diff CKPT CKPT", "ckpt index CKPT", "ckpt prune CKPT",
     "devcluster --help", "devcluster status", "run JOB", "parse hostlist JOB",
     "bench collectives --ranks 1", "bench collectives --ranks 2 --sizes 64 --iterations 1 --warmup 0",
-    "bench collectives --result last --json", "bench collectives --result last -o FOLDER.png",
+    "bench step JOB -n 1", "bench step --result last", "bench collectives --result last --json", "bench collectives --result last -o FOLDER.png",
     "data pack JOB -o FOLDER.tokens --processes 1", "data show FOLDER.tokens", "data index JOB",
     "explain RUN", "rehearse RUN preempt", "stop RUN", "save RUN", "requeue RUN",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""docs/bench.md: its commands run as written, with smaller sizes, and its tables name every key, option and operation."""
+"""docs/bench.md: its commands run as written, with smaller sizes, and its tables name every key, option, operation and rule."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from pathlib import Path
 import pytest
 
 from toolkit.comm.bench.request import BenchRequest
-from toolkit.metrics import collectives
+from toolkit.metrics import collectives, step_advice, step_profile
 from toolkit.metrics.collectives import OPERATIONS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line for block in re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
-]
+PAGE, STEP_PAGE = re.split(
+    r"(?=^# Where)", (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+)
+SMALL_STEP = " --set args.layers=1 --set args.width=32 --set args.context=16 --set args.max_bytes=100000 -n 2"
 SMALL = " --sizes 64..512 --factor 8 --iterations 1 --warmup 0"
+
+
+def commands_of(page: str) -> list[str]:
+    blocks = re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
 
 
 def run(line: str, folder: Path) -> str:
@@ -36,9 +41,9 @@ def run(line: str, folder: Path) -> str:
 @pytest.mark.timeout(400)
 def test_the_commands_work_as_written(tmp_path: Path) -> None:
     """Those that measure with sizes of the test's own; what is submitted goes to this machine, which is one node."""
-    assert len(COMMANDS) == 6
+    assert len(commands_of(PAGE)) == 6
     ran = []
-    for line in COMMANDS:
+    for line in commands_of(PAGE):
         if " submit " in line:
             line = line.replace("-N 4", "--site local --wait --set args.sizes=256..256 --set args.iterations=1")
         elif "bench" in line and "--result" not in line:
@@ -52,7 +57,7 @@ def test_the_commands_work_as_written(tmp_path: Path) -> None:
 
 
 def words(text: str) -> set[str]:
-    return set(re.findall(r"`([a-z_]+)`", text))
+    return set(re.findall(r"`([a-z_][a-z_0-9]*)`", text))
 
 
 @pytest.mark.parametrize("kind", ["Measurement", "RankPlace", "Limit", "Series", "Row", "Timing"])
@@ -81,3 +86,48 @@ def test_the_factors_of_the_page_are_those_that_are_used() -> None:
     assert set(factors) == set(OPERATIONS)
     for name, formula in factors.items():
         assert OPERATIONS[name].bus_factor(7) == pytest.approx(eval(formula, {"n": 7}))
+
+
+@pytest.mark.timeout(400)
+def test_the_commands_about_steps_work_as_written(tmp_path: Path) -> None:
+    lines = commands_of(STEP_PAGE)
+    assert len(lines) == 5
+    ran = []
+    for line in lines:
+        command, into, file = line.partition(" > ")
+        if "--result" not in line:
+            command += SMALL_STEP + (" --steps 3 --warmup 1" if "bench" in line else " --set train.steps=25")
+        ran.append(run(command + into + file, tmp_path))
+    assert ran[0].startswith("steps 2 to 4 on 2 x cpu") and ran[2].startswith("steps 2 to 4 on 2 x cpu")
+    assert ran[4].startswith("steps 5 to 24 on 2 x cpu")
+
+
+def test_every_key_of_a_step_is_on_the_page_and_no_other() -> None:
+    section = STEP_PAGE[STEP_PAGE.index("## JSON of a step") :]
+    kinds = (step_profile.StepProfile, step_profile.PhaseOverRanks, step_profile.PhaseBeside, step_profile.Spread)
+    kinds += (step_profile.StepSettings, step_advice.Advice)  # type: ignore[assignment]
+    assert {field.name for kind in kinds for field in dataclasses.fields(kind)} <= words(section)
+    named = words("".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)))
+    assert named == {field.name for field in dataclasses.fields(step_profile.StepProfile)} | {"advice"}
+
+
+def test_the_limits_of_the_page_are_those_of_the_rules() -> None:
+    section = STEP_PAGE[STEP_PAGE.index("## What to change") : STEP_PAGE.index("## What it costs")]
+    rows = dict(re.findall(r"^\| `([a-z ]+)` \| ([^|]+) \|", section, re.MULTILINE))
+    shares = {
+        "data": step_advice.DATA_LIMIT, "communication": step_advice.COMMUNICATION_LIMIT,
+        "optimizer": step_advice.OPTIMIZER_LIMIT, "checkpoint": step_advice.CHECKPOINT_LIMIT,
+        "rest": step_advice.REST_LIMIT, "late rank": step_advice.LATE_LIMIT,
+    }  # fmt: skip
+    for rule, limit in shares.items():
+        assert f"{100 * limit:g} %" in rows.pop(rule), rule
+    assert f"under {step_advice.FEWEST_TOKENS} tokens" in rows.pop("small passes")
+    assert f"p95 of {step_advice.FEWEST_STEADY_STEPS} steps or more above twice" in rows.pop("unsteady")
+    assert step_advice.UNSTEADY_LIMIT == 2 and not rows
+
+
+def test_the_phases_of_the_page_are_those_of_the_loop() -> None:
+    section = STEP_PAGE[STEP_PAGE.index("## What each phase is") : STEP_PAGE.index("## What communication is")]
+    assert {*step_profile.USUAL, step_profile.REST} == words(
+        "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE))
+    )

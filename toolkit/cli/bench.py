@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.bench_step import step
 from toolkit.cli.options import echo_log, runs_option
 from toolkit.errors import CheckFailedError, ToolkitError
 
@@ -29,6 +30,9 @@ _OPTIONS = {"operations": "--operation", "algorithms": "--algorithm"}  # of argu
 @click.group()
 def bench() -> None:
     """Measure what this machine does."""
+
+
+bench.add_command(step)
 
 
 @bench.command()
