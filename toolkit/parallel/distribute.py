@@ -128,6 +128,7 @@ def distribute(
         for stage, part in pipeline.modules.items():
             lay(part, pipeline.known_as[stage])
         in_pipeline = pipeline.passes(settings, float(mesh.data_size), world.device)
+        in_pipeline.profile = profile
         twice = tuple(tie.parameter for tie in in_pipeline.ties if not tie.counts)
         model, passes = pipeline.whole(), in_pipeline
         if tensor is not None:

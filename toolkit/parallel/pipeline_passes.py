@@ -31,6 +31,8 @@ from torch.distributed.tensor import DTensor
 from toolkit.config.parallel import ParallelTable
 from toolkit.config.pipeline import SEVERAL_STAGES, micro_batch_fix, no_micro_batches
 from toolkit.errors import ToolkitError
+from toolkit.metrics.phases import Profile
+from toolkit.metrics.step_profile import BACKWARD, FORWARD
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf
 
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble
@@ -52,6 +54,26 @@ class Tie:
     parameter: nn.Parameter
     peer: int
     counts: bool
+
+
+class _ProfiledStage(PipelineStage):
+    """A stage whose passes are phases. What it waits for others is communication, by their `Work.wait`."""
+
+    def __init__(self, profile: Profile, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._profile = profile
+
+    def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
+        with self._profile.phase(FORWARD):
+            return super().forward_one_chunk(*given, **named)
+
+    def backward_one_chunk(self, *given: Any, **named: Any) -> Any:
+        with self._profile.phase(BACKWARD):
+            return super().backward_one_chunk(*given, **named)
+
+    def backward_weight_one_chunk(self, *given: Any, **named: Any) -> Any:
+        with self._profile.phase(BACKWARD):
+            return super().backward_weight_one_chunk(*given, **named)
 
 
 class PipelinePasses:
@@ -79,6 +101,7 @@ class PipelinePasses:
         self._modules, self._stages, self._group = modules, stages, group
         self._settings, self._factor, self._device = settings, factor, torch.device(device)
         self._first, self._last = 0 in modules, stages - 1 in modules
+        self.profile = Profile()
         self.settle: Callable[[], None] = lambda: None  # lays gradients as their parameters lie, before ties are summed
         self._schedules: dict[object, Schedule] = {}
         self._precision = torch.autocast(self._device.type, enabled=False)
@@ -119,7 +142,7 @@ class PipelinePasses:
 
     def _new_schedule(self, micro_batches: int) -> Schedule:
         stages: list[Any] = [
-            PipelineStage(module, number, self._stages, self._device, group=self._group)
+            _ProfiledStage(self.profile, module, number, self._stages, self._device, group=self._group)
             for number, module in self._modules.items()
         ]
         name = self._settings.schedule
