@@ -61,6 +61,40 @@ LAYOUTS = {
             for copies, shard in ((2, 2), (2, 4), (4, 2))
             for zero in (1, 2, 3)
         ),
+        Layout("tp 2", 2, {"tp": 2}),
+        Layout("tp 4", 4, {"tp": 4}),
+        Layout("tp 2, sequence", 2, {"tp": 2, "sequence": True}),
+        Layout("tp 4, sequence", 4, {"tp": 4, "sequence": True}),
+        Layout("replicate 2 x tp 2", 4, {"tp": 2}),
+        Layout("replicate 2 x tp 4, sequence", 8, {"tp": 4, "sequence": True}),
+        *(Layout(f"shard 2 zero {zero} x tp 2", 4, {"shard": 2, "zero": zero, "tp": 2}) for zero in (1, 2, 3)),
+        Layout("replicate 2 x shard 2 zero 3 x tp 2, sequence", 8, {"shard": 2, "tp": 2, "sequence": True}),
+        *(
+            Layout(f"pp {ranks} {schedule}", ranks, {"pp": ranks, "schedule": schedule})
+            for ranks, schedule in (
+                (2, "gpipe"),
+                (2, "1f1b"),
+                (2, "interleaved"),
+                (2, "zero_bubble"),
+                (4, "1f1b"),
+                (4, "gpipe"),
+            )
+        ),
+        Layout("pp 2 x replicate 2", 4, {"pp": 2}),
+        Layout("pp 4 x replicate 2", 8, {"pp": 4}),
+        Layout("pp 2 interleaved x replicate 2", 4, {"pp": 2, "schedule": "interleaved"}),
+        *(Layout(f"pp 2 x shard 2 zero {zero}", 4, {"pp": 2, "shard": 2, "zero": zero}) for zero in (1, 2, 3)),
+        Layout("pp 2 x replicate 2 x shard 2 zero 3", 8, {"pp": 2, "shard": 2}),
+        Layout("pp 2 x tp 2", 4, {"pp": 2, "tp": 2}),
+        Layout("pp 2 x tp 2, sequence", 4, {"pp": 2, "tp": 2, "sequence": True}),
+        Layout("pp 2 x replicate 2 x tp 2", 8, {"pp": 2, "tp": 2}),
+        Layout("pp 2 x shard 2 zero 3 x tp 2", 8, {"pp": 2, "shard": 2, "tp": 2}),
+        Layout(
+            "pp 2 zero_bubble x shard 2 zero 1 x tp 2",
+            8,
+            {"pp": 2, "shard": 2, "zero": 1, "tp": 2, "schedule": "zero_bubble"},
+        ),
+        Layout("pp 2 x tp 2, untied", 4, {"pp": 2, "tp": 2}, {"tied": False}),
     )
 }
 
@@ -70,7 +104,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one pass": {"micro_batch": 0},
     "clipped": {"clip_norm": 0.05},
     "bf16": {"precision": "bf16"},
+    "recomputed": {"recompute": "every"},
 }
+
+
+def variants_of(layout: Layout) -> list[str]:
+    """A pipeline has no steps of one micro-batch."""
+    return [name for name in VARIANTS if name != "one pass" or "pp" not in layout.parallel]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.jobs import train_lm
-from toolkit.parallel.distribute import DistributedModel, distribute
+from toolkit.parallel.distribute import Design, DistributedModel, distribute
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.mesh import make_mesh
 from toolkit.topology.gather import gather_topology
@@ -50,23 +50,15 @@ def laid_out(world: World, config: ResolvedJob) -> tuple[DistributedModel, Simpl
     topology = gather_topology(world)
     mesh = make_mesh(world, config, topology)
     precision = autocast("cpu", config.train.precision)
-    trial = Trial(windows.take(order.positions(range(2)), "cpu")[0], precision)
-    model = distribute(
-        lambda: train_lm.GPT(arguments),
-        train_lm.initialise,
-        train_lm.OUTLINE,
-        world,
-        mesh,
-        config,
-        topology,
-        trial=trial,
-    )
+    take = lambda samples: windows.finished(windows.take(order.positions(samples)))  # noqa: E731
+    trial = Trial(take(range(2))[0], precision)
+    design = Design(lambda: train_lm.GPT(arguments), train_lm.initialise, train_lm.OUTLINE, trial=trial)
+    model = distribute(design, world, mesh, config, topology)
     optimizer = optimizer_of(model.module, config.train, (train_lm.OUTLINE.blocks,))
     schedule = Schedule(config.train.lr, config.train.steps, 0, 1.0, "constant")
     step = OptimizerStep(
         model, optimizer, schedule, train_lm.loss_of, precision, config.train.batch, config.train.clip_norm
     )
-    take = lambda samples: windows.take(order.positions(samples), "cpu")  # noqa: E731
     return model, SimpleNamespace(optimizer=optimizer, schedule=schedule, step=step, take=take)
 
 

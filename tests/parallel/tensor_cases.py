@@ -16,7 +16,7 @@ from toolkit.config.layers import resolve_job
 from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
-from toolkit.parallel.distribute import DistributedModel, distribute
+from toolkit.parallel.distribute import Design, DistributedModel, distribute
 from toolkit.parallel.mesh import make_mesh
 from toolkit.train.optimizers import optimizer_of
 from toolkit.train.order import share, split
@@ -61,7 +61,7 @@ def laid(world: World, config: ResolvedJob, build: Callable[[], nn.Module] | Non
     args = train_lm.read_arguments(train_lm.Arguments, config.args)
     mesh = make_mesh(world, config, topology)
     build = build or (lambda: train_lm.GPT(args))
-    return distribute(build, train_lm.initialise, train_lm.OUTLINE, world, mesh, config, topology)
+    return distribute(Design(build, train_lm.initialise, train_lm.OUTLINE), world, mesh, config, topology)
 
 
 def step_of(model: DistributedModel, config: ResolvedJob) -> OptimizerStep:

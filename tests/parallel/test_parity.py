@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import parity
 import pytest
 import torch
 from launch import launch
-from parity import BOUND, LAYOUTS, VARIANTS, Layout, bound_of, difference, forget, job_of, run, run_in_two, train
+from parity import (
+    BOUND,
+    LAYOUTS,
+    VARIANTS,
+    Layout,
+    bound_of,
+    difference,
+    forget,
+    job_of,
+    run,
+    run_in_two,
+    train,
+    variants_of,
+)
 
 ROOT = Path(__file__).parents[2]
-ALONE = Layout("alone", 1)
 RESUMED, FROM_ONE, ON_ONE = "resumed", "begun by one process", "ended by one process"
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The run of one process with a variant's settings, made once."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The run of one process with a variant's settings, and a model's arguments, made once."""
     folder = tmp_path_factory.mktemp("alone")
 
-    def run_alone(variant: str) -> Path:
-        run_dir = folder / variant.replace(" ", "-")
-        return run_dir if run_dir.exists() else run(ALONE, run_dir, **VARIANTS[variant])
+    def run_alone(variant: str, args: Mapping[str, Any] = MappingProxyType({})) -> Path:
+        run_dir = folder / "-".join([variant.replace(" ", "-"), *args])
+        return run_dir if run_dir.exists() else run(Layout("alone", 1, args=dict(args)), run_dir, **VARIANTS[variant])
 
     return run_alone
 
@@ -40,6 +53,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ("shard 3 zero 3", "clipped"),
         ("replicate 2 x shard 2 zero 2", "one pass"),
         ("replicate 2 x shard 2 zero 3", "bf16"),
+        ("shard 2 zero 3 x tp 2", "clipped"),
+        ("pp 2 x tp 2, sequence", "recomputed"),
+        ("pp 2 x shard 2 zero 1", "clipped"),
     ],
 )
 def test_a_layout_trains_as_one_process_does(alone, tmp_path, layout, variant):
@@ -47,7 +63,7 @@ def test_a_layout_trains_as_one_process_does(alone, tmp_path, layout, variant):
     assert found.largest <= bound_of(variant), found
 
 
-@pytest.mark.parametrize(("first", "then"), [("shard 2 zero 3", "replicate 2"), ("replicate 2", "shard 2 zero 1")])
+@pytest.mark.parametrize(("first", "then"), [("shard 2 zero 3", "replicate 2"), ("replicate 2", "pp 2 x tp 2")])
 def test_a_run_goes_on_with_another_strategy(alone, tmp_path, first, then):
     found = difference(run_in_two(LAYOUTS[first], LAYOUTS[then], tmp_path / "run"), alone("plain"))
     assert found.largest <= BOUND, found
@@ -56,7 +72,8 @@ def test_a_run_goes_on_with_another_strategy(alone, tmp_path, first, then):
 def run_variant(layout: Layout, name: str, run_dir: Path) -> Path:
     if name in VARIANTS:
         return run(layout, run_dir, **VARIANTS[name])
-    return run_in_two(ALONE if name == FROM_ONE else layout, ALONE if name == ON_ONE else layout, run_dir)
+    one = Layout("alone", 1, args=layout.args)
+    return run_in_two(one if name == FROM_ONE else layout, one if name == ON_ONE else layout, run_dir)
 
 
 def _without_the_factor(world: Any, config: Any) -> None:
@@ -113,9 +130,9 @@ def test_every_layout_trains_as_one_process_does(alone, tmp_path):
     version = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     rows = []
     for layout in LAYOUTS.values():
-        for name in (*VARIANTS, RESUMED, FROM_ONE, ON_ONE):
+        for name in (*variants_of(layout), RESUMED, FROM_ONE, ON_ONE):
             run_dir = run_variant(layout, name, tmp_path / "run")
-            found = difference(run_dir, alone(name if name in VARIANTS else "plain"))
+            found = difference(run_dir, alone(name if name in VARIANTS else "plain", layout.args))
             rows.append({"layout": layout.name, "variant": name, "bound": bound_of(name), **vars(found)})
             forget(run_dir)
     found_all = {

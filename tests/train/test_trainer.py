@@ -12,8 +12,10 @@ import torch
 from launch import job, launch, said_by
 from torch import nn
 
+from toolkit.errors import ToolkitError
 from toolkit.metrics.training import read_train_log
 from toolkit.metrics.validation import read_validations
+from toolkit.parallel.materialise import _seed_of
 from toolkit.parallel.outline import Outline
 
 STEPS, BATCH = 12, 4
@@ -227,3 +229,66 @@ def test_callbacks_hear_of_every_step_on_all_ranks(tmp_path):
     launch(_with_callbacks, 2, tmp_path, config_of(validate_every=12))
     wanted = ["begin", *(f"step {number}" for number in range(1, 13)), "validation 12", "end False"]
     assert found_by(tmp_path, 0)["seen"] == found_by(tmp_path, 1)["seen"] == wanted
+
+
+def _noting_parts(world, config) -> None:
+    """Compare what AdaScale was shown with gradients that are worked out one by one."""
+    from toolkit.train.adascale import AdaScale
+
+    shown: list[tuple[float, float, int]] = []
+    plain = AdaScale.observe
+
+    def observe(self, part_squares: float, mean_square: float, parts: int) -> None:
+        shown.append((part_squares, mean_square, parts))
+        plain(self, part_squares, mean_square, parts)
+
+    AdaScale.observe = observe
+    trainer = trained(world, config, held_out=0)
+    found = {"shown": shown, "gain": trainer.schedule.gain(), "step": trainer.state.step}
+    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps(found))
+
+
+def test_adascale_is_shown_the_gradients_of_single_micro_batches(tmp_path):
+    settings = {
+        "lr_scaling": "adaptive",
+        "lr_reference_batch": 1,
+        "clip_norm": 0.0,
+        "optimizer": "sgd",
+        "momentum": 0.0,
+    }
+    launch(_noting_parts, 2, tmp_path, config_of(**settings))
+    found = found_by(tmp_path, 0)
+    assert found["shown"] == found_by(tmp_path, 1)["shown"]
+    assert 1.0 < found["gain"] <= BATCH
+    assert found["step"] < STEPS, "steps that are worth more end the run sooner"
+    model = Model()
+    for name, parameter in model.named_parameters():
+        torch.manual_seed(_seed_of(7, name))
+        initialise(name, parameter.data)
+    gradients = []
+    for sample in range(BATCH):
+        inputs, targets = samples_at([sample])
+        parts = torch.autograd.grad(nn.functional.mse_loss(model(inputs), targets), list(model.parameters()))
+        gradients.append(torch.cat([part.flatten() for part in parts]))
+    squares, mean_square, parts = found["shown"][0]
+    assert parts == BATCH
+    assert squares == pytest.approx(float(sum(one.square().sum() for one in gradients)) / BATCH, rel=1e-4)
+    assert mean_square == pytest.approx(float((sum(gradients) / BATCH).square().sum()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "settings", "where"),
+    [
+        (2, {"pp": 2}, {"validate_every": 4}, "train.validate_every"),
+        (2, {"pp": 2}, {"recompute": "large", "recompute_above_mb": 1.0}, "train.recompute"),
+        (2, {"tp": 2}, {"compile": True}, "train.compile"),
+        (2, {"shard": 2}, {"lr_scaling": "adaptive", "lr_reference_batch": 1}, "train.lr_scaling"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(ranks, parallel, settings, where):
+    from toolkit.train.combinations import check_combinations
+
+    config = job(steps=STEPS, batch=BATCH, micro_batch=1, parallel={**parallel, "replicate": 0}, **settings)
+    with pytest.raises(ToolkitError) as refused:
+        check_combinations(config.train, config.parallel)
+    assert refused.value.where == where and refused.value.fix

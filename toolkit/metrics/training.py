@@ -32,6 +32,8 @@ class TrainRecord:
     time: when the step ended, UTC, ISO 8601.
     attempt: the attempt that took the step.
     world: the number of ranks that took it.
+    flops_per_s: model FLOPs of a rank in a second, where they are counted.
+    mfu: the same as a share of what the GPU can do, where that is known.
     """
 
     step: int
@@ -47,6 +49,8 @@ class TrainRecord:
     time: str
     attempt: int
     world: int
+    flops_per_s: float | None = None
+    mfu: float | None = None
 
     def to_line(self) -> str:
         row = asdict(self)

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from toolkit.config.parallel import ParallelTable
 from toolkit.config.resolved import ResolvedJob
@@ -22,11 +23,12 @@ from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.outline import Outline
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes, PassesInTurn
 from toolkit.parallel.pipeline import lay_pipeline
+from toolkit.parallel.pipeline_passes import PipelinePasses
 from toolkit.parallel.replicated import replicate
 from toolkit.parallel.sharded import Between, shard
 from toolkit.parallel.tensor import split_tensors
 from toolkit.parallel.tensor_passes import TensorPasses, settle_gradients
-from toolkit.parallel.tensor_plan import tensor_plan
+from toolkit.parallel.tensor_plan import Split, tensor_plan
 from toolkit.topology.facts import Topology
 from toolkit.world.facts import World
 
@@ -72,78 +74,112 @@ class DistributedModel:
         return clip_gradients(self.module.parameters(), max_norm, self.mesh.group("pp"), self.counted_elsewhere)
 
 
-def distribute(
-    build: Callable[[], nn.Module],
-    initialise: Initialise,
-    outline: Outline,
-    world: World,
-    mesh: Mesh,
-    config: ResolvedJob,
-    topology: Topology,
-    prepare: Callable[[nn.Module], object] = lambda model: None,
-    trial: Trial | None = None,
-    profile: Profile | None = None,
-) -> DistributedModel:
-    """Lay the model that `build` makes on `mesh` as `[parallel]` says. Collective.
-
-    It is built on torch's "meta" device, where it takes no memory, and refused there if it does not fit the mesh.
+@dataclass(frozen=True)
+class Design:
+    """A model that is not there yet.
 
     Args:
         build: makes the model; all ranks make the same.
         initialise: fills each parameter and buffer with its first values.
-        prepare: changes the model in place, on the meta device, before it is sharded: recomputes or compiles blocks.
+        outline: the order of its parts.
+        prepare: changes the model in place, on the meta device, before it is split: recomputes or compiles blocks.
         trial: with what the blocks are timed where `[parallel] balance` wants it.
+    """
+
+    build: Callable[[], nn.Module]
+    initialise: Initialise
+    outline: Outline
+    prepare: Callable[[nn.Module], object] = lambda model: None
+    trial: Trial | None = None
+
+    def on_meta(self) -> nn.Module:
+        """The whole model on torch's "meta" device, where it takes no memory."""
+        with torch.device("meta"):
+            return self.build()
+
+
+def distribute(
+    design: Design, world: World, mesh: Mesh, config: ResolvedJob, topology: Topology, profile: Profile | None = None
+) -> DistributedModel:
+    """Lay a model on `mesh` as `[parallel]` says. Collective.
+
+    It is built on torch's "meta" device, and refused there if it does not fit the mesh.
+
+    Args:
         profile: where a model has phases of its own, the profile that it names them to.
 
     Raises:
         ToolkitError: the model cannot be laid on this mesh.
     """
-    settings, profile = config.parallel, profile or Profile()
-
-    def build_on_meta() -> nn.Module:
-        with torch.device("meta"):
-            return build()
-
-    model = build_on_meta()
-    outline.blocks_of(model)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    profile = profile or Profile()
+    whole = design.on_meta()
+    design.outline.blocks_of(whole)
     _refuse_unbuilt(mesh)
-    plan = tensor_plan(model, outline, mesh.sizes["tp"], settings.sequence)
-    tensor, data = mesh.among("tp"), mesh.among("replicate", "shard")
-    plain = mesh.sizes["shard"] == mesh.sizes["tp"] == mesh.sizes["pp"] == 1
-
-    def lay(part: nn.Module, known_as: Mapping[str, str] | None = None) -> Between:
-        """Turn a model or a pipeline stage, on the meta device, into this rank's part of it, with memory and values."""
-        prepare(part)  # which may try it on the meta device, where split logits would have no loss
-        if tensor is not None:
-            split_tensors(part, outline, plan, tensor, settings.sequence)
-        between = shard(part, outline, data, settings) if data is not None and not plain else nullcontext
-        materialise(part, initialise, config.train.seed, world.device, known_as)
-        return between
-
+    parameters = sum(parameter.numel() for parameter in whole.parameters())
+    parts = _Parts(design, tensor_plan(whole, design.outline, mesh.sizes["tp"], config.parallel.sequence), mesh, config)
     twice: tuple[nn.Parameter, ...] = ()
     passes: Passes
     if mesh.sizes["pp"] > 1:
-        pipeline = lay_pipeline(build_on_meta, outline, world, mesh, settings, trial)
-        for stage, part in pipeline.modules.items():
-            lay(part, pipeline.known_as[stage])
-        in_pipeline = pipeline.passes(settings, float(mesh.data_size), world.device)
-        in_pipeline.profile = profile
+        model, in_pipeline = _in_pipeline(parts, world, profile)
         twice = tuple(tie.parameter for tie in in_pipeline.ties if not tie.counts)
-        model, passes = pipeline.whole(), in_pipeline
-        if tensor is not None:
-            in_pipeline.settle = partial(settle_gradients, model, tensor.get_group())
+        passes = in_pipeline
     else:
-        between = lay(model)
-        if plain:
+        model, between = whole, parts.lay(whole, world)
+        if parts.are_copies:
             passes = replicate(model, mesh, world, config, topology, profile)
         else:
             passes = PassesInTurn(model, float(mesh.data_size), between, profile)
-    if tensor is not None:
-        passes = TensorPasses(passes, model, tensor.get_group())
+    if parts.tensor is not None:
+        passes = TensorPasses(passes, model, parts.tensor.get_group())
     if world.rank == 0:
-        sys.stderr.write(f"model: {describe(mesh, settings)}\n")
+        sys.stderr.write(f"model: {describe(mesh, config.parallel)}\n")
     return DistributedModel(model, mesh, passes, parameters, twice, profile)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """How a model, or a stage of it, becomes what one rank holds."""
+
+    design: Design
+    plan: Mapping[str, Split]
+    mesh: Mesh
+    config: ResolvedJob
+
+    @property
+    def tensor(self) -> DeviceMesh | None:
+        return self.mesh.among("tp")
+
+    @property
+    def are_copies(self) -> bool:
+        """Whether each rank holds a whole model."""
+        return all(self.mesh.sizes[name] == 1 for name in ("shard", "tp", "pp"))
+
+    def lay(self, part: nn.Module, world: World, known_as: Mapping[str, str] | None = None) -> Between:
+        """Turn `part`, on the meta device, into what this rank holds of it, with memory and values."""
+        design, settings = self.design, self.config.parallel
+        design.prepare(part)  # which may try it on the meta device, where split logits would have no loss
+        if self.tensor is not None:
+            split_tensors(part, design.outline, self.plan, self.tensor, settings.sequence)
+        data = self.mesh.among("replicate", "shard")
+        between: Between = nullcontext
+        if data is not None and not self.are_copies:
+            between = shard(part, design.outline, data, settings)
+        materialise(part, design.initialise, self.config.train.seed, world.device, known_as)
+        return between
+
+
+def _in_pipeline(parts: _Parts, world: World, profile: Profile) -> tuple[nn.Module, PipelinePasses]:
+    """This rank's stages under the whole model's names, and the passes through all of them."""
+    design, mesh, settings = parts.design, parts.mesh, parts.config.parallel
+    pipeline = lay_pipeline(design.on_meta, design.outline, world, mesh, settings, design.trial)
+    for stage, part in pipeline.modules.items():
+        parts.lay(part, world, pipeline.known_as[stage])
+    passes = pipeline.passes(settings, float(mesh.data_size), world.device)
+    passes.profile = profile
+    model = pipeline.whole()
+    if parts.tensor is not None:
+        passes.settle = partial(settle_gradients, model, parts.tensor.get_group())
+    return model, passes
 
 
 def _refuse_unbuilt(mesh: Mesh) -> None:

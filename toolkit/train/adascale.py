@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from toolkit.errors import ToolkitError
@@ -117,6 +117,42 @@ class AdaScale:
         self.schedule.load_state_dict(state)
         self.progress, self.variance = state["progress"], state["variance"]
         self.square, self.weight = state["square"], state["weight"]
+
+
+class PartGradients:
+    """Squared norms of the gradients of single micro-batches, taken as backward passes make them.
+
+    For models that every rank has whole: `begin` before a micro-batch's backward pass, `moments` after the last one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._squares: list[Tensor] = []
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(self._add)
+
+    def begin(self) -> None:
+        """The gradients that follow are of another micro-batch."""
+        self._squares.append(torch.zeros((), dtype=torch.float64))
+
+    def _add(self, gradient: Tensor) -> None:
+        if self._squares:
+            square = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+            self._squares[-1] = self._squares[-1].to(square.device) + square
+
+    def mean_square(self, share: float, group: dist.ProcessGroup | None = None) -> tuple[float, int]:
+        """Mean of the squared norms over the micro-batches of all ranks, and how many those are. Collective.
+
+        Args:
+            share: what the loss of one micro-batch was multiplied by before its backward pass.
+        """
+        mean, parts = mean_over(self._squares, group)
+        self.forget()
+        return mean / share**2, parts
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._squares = []
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor
 from toolkit.metrics.step_profile import OPTIMIZER
 from toolkit.parallel.distribute import DistributedModel
 from toolkit.parallel.passes import MicroBatch
+from toolkit.train.adascale import AdaScale, PartGradients
 from toolkit.train.average import WeightAverage
 from toolkit.train.guard import GO_ON, LossGuard, Verdict
 from toolkit.train.precision import agree_found_inf
@@ -50,6 +51,7 @@ class OptimizerStep:
         clip_norm: largest norm of the gradient; 0 is off.
         scaler: of the loss, for fp16.
         average: of the weights, which takes in every update.
+        parts: what AdaScale compares, of equal micro-batches.
         guard: judges each step's loss before its update. That waits for the loss of all ranks.
     """
 
@@ -63,6 +65,7 @@ class OptimizerStep:
     scaler: torch.amp.GradScaler | None = None
     average: WeightAverage | None = None
     guard: LossGuard | None = None
+    parts: PartGradients | None = None
 
     def take(self, micro_batches: Sequence[MicroBatch], asked: int = 0, *, step: int = 0, samples: int = 0) -> Stepped:
         """Take a step on all ranks.
@@ -74,27 +77,31 @@ class OptimizerStep:
         Raises:
             ToolkitError: the guard's patience is over.
         """
-        rate = self.schedule.rate()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         sums, exchange = self._accumulate(micro_batches, asked)
         verdict = GO_ON
         if self.guard is not None:
             exchange.wait()
             verdict = self.guard.judge(step, float(sums[0]), range(samples, samples + self.batch))
         with self.model.profile.phase(OPTIMIZER):
-            norm = self._update(keep=verdict is GO_ON)
+            norm, rate = self._update(len(micro_batches[0][0]), keep=verdict is GO_ON)
             self.optimizer.zero_grad(set_to_none=True)
         self.schedule.advance()
         exchange.wait()
         return Stepped(sums[0], sums[1], norm, rate, verdict)
 
-    def _update(self, *, keep: bool) -> Tensor:
-        """Clip, and change the weights; returns the norm before."""
+    def _update(self, micro_batch: int, *, keep: bool) -> tuple[Tensor, float]:
+        """Clip, and change the weights; returns the norm before, and the learning rate."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
             agree_found_inf(self.scaler, self.optimizer)
         norm = self.model.clip(self.clip_norm)
+        if self.parts is not None and isinstance(self.schedule, AdaScale):
+            share = micro_batch / self.batch * self.model.mesh.data_size  # the exchange takes the mean over ranks
+            square, parts = self.parts.mean_square(share)
+            self.schedule.observe(square, float(norm) ** 2, parts)
+        rate = self.schedule.rate()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         if keep:
             if self.scaler is None:
                 self.optimizer.step()
@@ -104,7 +111,7 @@ class OptimizerStep:
                 self.average.update(self.model.module)
         if self.scaler is not None:
             self.scaler.update()
-        return norm
+        return norm, rate
 
     def rehearse(self, micro_batch: MicroBatch) -> None:
         """Passes whose gradients are thrown away, before the streams are seeded or restored.
@@ -117,6 +124,8 @@ class OptimizerStep:
         def once() -> None:
             self._accumulate([micro_batch], False)[1].wait()
             self.optimizer.zero_grad(set_to_none=True)
+            if self.parts is not None:
+                self.parts.forget()
 
         self.model.passes.prepare(once)
 
@@ -136,6 +145,8 @@ class OptimizerStep:
         def part_of(outputs: Tensor, targets: Tensor) -> Tensor:
             """What a micro-batch adds to the mean over the global batch."""
             part = self.loss_of(outputs, targets).float() * (len(targets) / self.batch)
+            if self.parts is not None:
+                self.parts.begin()
             return part if self.scaler is None else self.scaler.scale(part)
 
         def heard(part: Tensor) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from toolkit.checkpoint import Checkpointer
@@ -15,14 +16,16 @@ from toolkit.config.metric import VALIDATION_LOSS
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog, TrainRecord
-from toolkit.parallel.distribute import distribute
+from toolkit.parallel.distribute import Design, distribute
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise
 from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.outline import Outline
 from toolkit.topology.gather import gather_topology
+from toolkit.train.adascale import AdaScale, PartGradients
 from toolkit.train.average import WeightAverage
 from toolkit.train.callbacks import Callback, Callbacks
+from toolkit.train.combinations import check_combinations
 from toolkit.train.compiling import compile_blocks, use_channels_last
 from toolkit.train.data import Loader, LoaderSettings
 from toolkit.train.data.source import Source
@@ -31,13 +34,14 @@ from toolkit.train.guard import LossGuard
 from toolkit.train.loop import training_steps
 from toolkit.train.optimizers import optimizer_of
 from toolkit.train.picture import draw_loss
-from toolkit.train.precision import autocast, gradient_scaler, use_deterministic_kernels
+from toolkit.train.precision import autocast, computed_in, gradient_scaler, use_deterministic_kernels
 from toolkit.train.randomness import seed_rank
 from toolkit.train.rate_scaling import schedule_of
 from toolkit.train.recompute import recompute
 from toolkit.train.saves import Saves
 from toolkit.train.state import TrainingState
 from toolkit.train.step import LossOf, OptimizerStep
+from toolkit.train.throughput import count_flops, throughput
 from toolkit.train.validation import Validation
 from toolkit.train.validations import HeldOut, Validations
 from toolkit.world.facts import World
@@ -75,6 +79,7 @@ class Trainer:
     def __init__(self, world: World, config: ResolvedJob, task: Task, callbacks: Sequence[Callback] = ()) -> None:
         """Lay out the model and go on where the run was. Collective."""
         train = config.train
+        check_combinations(train, config.parallel)
         if train.deterministic:
             use_deterministic_kernels()
         self._world, self._config, self._task = world, config, task
@@ -94,10 +99,10 @@ class Trainer:
         )
         self._trial = self.loader.take_samples(range(train.micro_batch or 1))
         precision = autocast(world.device, train.precision)
-        self.model = distribute(
-            task.build, task.initialise, task.outline, world, mesh, config, topology,
-            prepare=self._prepare_blocks, trial=Trial(self._trial[0], precision),
-        )  # fmt: skip
+        design = Design(
+            task.build, task.initialise, task.outline, self._prepare_blocks, Trial(self._trial[0], precision)
+        )
+        self.model = distribute(design, world, mesh, config, topology)
         module = self.model.module
         if train.channels_last:
             use_channels_last(module)
@@ -114,9 +119,11 @@ class Trainer:
         self.step = OptimizerStep(
             self.model, self.optimizer, self.schedule, task.loss_of, precision, train.batch,
             train.clip_norm, self._scaler, self.average, self._guard,
+            PartGradients(module) if isinstance(self.schedule, AdaScale) else None,
         )  # fmt: skip
         self.step.rehearse(self._trial)
         seed_rank(train.seed, 0, self.model.stream[0])  # another dropout for every share of the batch
+        self._flops_per_sample = self._count_flops()
         self._early_stop = EarlyStop(train.early_stop_patience, train.early_stop_min_delta)
         self._say(f"{self.model.parameters:,} parameters, {world.size} x {world.device}")
         self.state = self._training_state()
@@ -133,6 +140,7 @@ class Trainer:
         with self.loader:
             self._callbacks.on_begin(state)
             for record in training_steps(world, train, state, self.step, take_samples, self.saves, self.validations):
+                record = self._with_speed(record)
                 if log:
                     log.write(record)
                 self._tell(record)
@@ -144,6 +152,31 @@ class Trainer:
             log.close()
             if state.step == train.steps:
                 self._draw(log)
+
+    def _count_flops(self) -> float | None:
+        """Model FLOPs of a sample, forward and backward; None where shapes alone do not tell."""
+        with torch.device("meta"):
+            whole = self._task.build()
+        try:
+            flops = count_flops(whole, self._trial, self._task.loss_of)
+        except ToolkitError as error:
+            self._say(f"FLOPs are not counted: {error}")
+            return None
+        return flops.total / len(self._trial[0])
+
+    def _with_speed(self, record: TrainRecord) -> TrainRecord:
+        if self._flops_per_sample is None:
+            return record
+        train, device = self._config.train, torch.device(self._world.device)
+        speed = throughput(
+            flops_per_step=self._flops_per_sample * train.batch,
+            tokens_per_step=record.tokens_per_s * record.seconds,
+            seconds=record.seconds,
+            ranks=self._world.size,
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+            dtype=computed_in(self._world.device, train.precision),
+        )
+        return replace(record, flops_per_s=speed.flops_per_s, mfu=speed.utilization)
 
     def _prepare_blocks(self, model: nn.Module) -> None:
         """Recompute, then compile, as torch wants them before a model is sharded."""
@@ -221,7 +254,8 @@ class Trainer:
 
     def _tell(self, record: TrainRecord) -> None:
         if record.step % max(1, record.steps // 10) == 0 or record.step == record.steps:
-            self._say(f"step {record.step} of {record.steps}: loss {record.loss:.4f}")
+            share = "" if record.mfu is None else f", {record.mfu:.1%} of the GPU's peak"
+            self._say(f"step {record.step} of {record.steps}: loss {record.loss:.4f}{share}")
 
     def _validated(self, found: Validation) -> None:
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in found.means.items())

@@ -53,12 +53,6 @@ class Validations:
         early_stop: EarlyStop | None = None,
         told: Callable[[Validation], None] = lambda found: None,
     ) -> None:
-        if model.mesh.sizes["pp"] > 1:
-            raise ToolkitError(
-                f"a pipeline of {model.mesh.sizes['pp']} ranks cannot be validated: no rank has the whole model",
-                where="train.validate_every",
-                fix="set train.validate_every = 0, and validate a checkpoint with pp = 1",
-            )
         self._world, self._model, self._held_out = world, model, held_out
         self._every, self._micro_batch = every, micro_batch
         self._average, self._early_stop = average, early_stop
