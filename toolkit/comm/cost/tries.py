@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from toolkit.comm.peers import Peers
 
-SIZES_BYTES = (2 * 1024, 16 * 1024, 128 * 1024)
-_TRUSTED_BYTES = 256 * 1024  # from here on the model is not corrected
+SIZES_BYTES = tuple(kib * 1024 for kib in (2, 16, 64, 256, 512))
+_TRUSTED_BYTES = 2 * 1024 * 1024  # from here on the model is not corrected
 _MOST_REPEATS = 7
-_LEAST_REPEATS = 3
+_LEAST_REPEATS = 2
 
 AllReduce = Callable[[torch.Tensor, str], object]
 
@@ -62,11 +62,11 @@ def try_all(
     for number, size in enumerate(SIZES_BYTES, 1):
         data = torch.zeros(size // 4)
         taken: dict[str, list[float]] = {name: [] for name in algorithms}
-        for repeat in range(_MOST_REPEATS + 1):
+        for repeat in range(1, _MOST_REPEATS + 1):
             for name in algorithms:
-                seconds = _slowest_s(peers, partial(all_reduce, data, name))
-                if repeat:  # the first opens connections
-                    taken[name].append(seconds)
+                if number == repeat == 1:  # which opens connections
+                    all_reduce(data, name)
+                taken[name].append(_slowest_s(peers, partial(all_reduce, data, name)))
             spent = _largest(peers, time.monotonic() - began)
             if repeat >= _LEAST_REPEATS and spent > budget_s * number / len(SIZES_BYTES):
                 break
