@@ -89,33 +89,33 @@ class GPT(nn.Module):
     def __init__(self, args: Arguments, vocabulary: int = BYTES) -> None:
         super().__init__()
         self.dropout = args.dropout
-        self.byte_embedding = nn.Embedding(vocabulary, args.width)
+        self.token_embedding = nn.Embedding(vocabulary, args.width)
         self.place_embedding = nn.Embedding(args.context, args.width)
         self.blocks = nn.ModuleList(Block(args) for _ in range(args.layers))
         self.norm = nn.LayerNorm(args.width)
         self.head = nn.Linear(args.width, vocabulary, bias=False)
         if args.tied:
-            self.head.weight = self.byte_embedding.weight
+            self.head.weight = self.token_embedding.weight
 
     def forward(self, text: Tensor) -> Tensor:
-        stream = self._embedded(text) if self.byte_embedding is not None else text
+        stream = self._embedded(text) if self.token_embedding is not None else text
         for block in self.blocks:
             stream = block(stream)
         return self.head(self.norm(stream)) if self.head is not None else stream
 
     def _embedded(self, text: Tensor) -> Tensor:
         places = torch.arange(text.shape[1], device=text.device)
-        stream = self.byte_embedding(text) + self.place_embedding(places)
+        stream = self.token_embedding(text) + self.place_embedding(places)
         return nn.functional.dropout(stream, self.dropout, self.training)
 
 
 # A pipeline stage gets the stream of the one before it, and lacks the modules that others run.
 OUTLINE = Outline(
     blocks="blocks",
-    before=("byte_embedding", "place_embedding"),
+    before=("token_embedding", "place_embedding"),
     after=("norm", "head"),
     tensor={
-        "byte_embedding": "embedding",
+        "token_embedding": "embedding",
         "place_embedding": "embedding",
         "blocks.*.attention_norm": "norm",
         "blocks.*.query_key_value": "column by heads",

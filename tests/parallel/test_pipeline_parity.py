@@ -104,7 +104,7 @@ def assert_as_one_process(answers: list[dict[str, Any]], case: Any) -> None:
     assert all(len(digests) == 1 for digests in held.values()), "ranks differ in what they all hold"
     assert {f"blocks.{number}.attention_out.weight" for number in range(4)} | {"head.weight"} <= held.keys()
     if case[2].get("tied", True):
-        assert held["head.weight"] == held["byte_embedding.weight"]
+        assert held["head.weight"] == held["token_embedding.weight"]
 
 
 @pytest.mark.parametrize("number", range(len(ON_2)), ids=[named(case) for case in ON_2])

@@ -31,8 +31,8 @@ def names(module: nn.Module) -> set[str]:
 
 def test_blocks_keep_their_numbers_and_ends_are_left_out():
     first, middle, last = (cut_stage(gpt, train_lm.OUTLINE, CUT, stage) for stage in range(3))
-    assert list(middle.blocks._modules) == ["2"] and middle.byte_embedding is middle.head is None
-    assert first.head is None and first.byte_embedding is not None and last.norm is not None
+    assert list(middle.blocks._modules) == ["2"] and middle.token_embedding is middle.head is None
+    assert first.head is None and first.token_embedding is not None and last.norm is not None
     every = [name for stage in (first, middle, last) for name in dict(stage.named_parameters())]
     assert set(every) == set(dict(gpt(tied=False).named_parameters()))
     assert train_lm.OUTLINE.blocks_of(middle) is middle.blocks
@@ -40,19 +40,19 @@ def test_blocks_keep_their_numbers_and_ends_are_left_out():
 
 def test_tied_weights_are_found_and_known_by_one_name():
     (shared,) = shared_weights(gpt(), train_lm.OUTLINE, CUT)
-    assert (shared.name, shared.stages) == ("byte_embedding.weight", (0, 2))
-    assert shared.own_names == ("byte_embedding.weight", "head.weight")
+    assert (shared.name, shared.stages) == ("token_embedding.weight", (0, 2))
+    assert shared.own_names == ("token_embedding.weight", "head.weight")
     assert shared_weights(gpt(tied=False), train_lm.OUTLINE, CUT) == []
     last = cut_stage(gpt, train_lm.OUTLINE, CUT, 2)
-    known_as = {"head.weight": "byte_embedding.weight"}
+    known_as = {"head.weight": "token_embedding.weight"}
     whole = gpt()
     for module, known in ((last, known_as), (whole, {})):
         materialise(module, train_lm.initialise, 7, "cpu", known)
-    assert torch.equal(last.head.weight, whole.byte_embedding.weight)
+    assert torch.equal(last.head.weight, whole.token_embedding.weight)
     shown = StagesOfRank([last], train_lm.OUTLINE, known_as)
-    assert "byte_embedding.weight" in dict(shown.named_parameters())
+    assert "token_embedding.weight" in dict(shown.named_parameters())
     assert "head.weight" not in dict(shown.named_parameters()) and "head.weight" in shown.state_dict()
-    assert shown.get_parameter("byte_embedding.weight") is last.head.weight
+    assert shown.get_parameter("token_embedding.weight") is last.head.weight
 
 
 class Nested(nn.Module):
@@ -87,7 +87,7 @@ def test_several_stages_are_shown_as_one_module():
 
 def test_a_parameter_of_no_stage_is_refused():
     with pytest.raises(ToolkitError, match=r"no pipeline stage would hold place_embedding\.weight of GPT") as refused:
-        shared_weights(gpt(), Outline("blocks", ("byte_embedding",), ("norm", "head")), CUT)
+        shared_weights(gpt(), Outline("blocks", ("token_embedding",), ("norm", "head")), CUT)
     assert "`before` or `after`" in refused.value.fix
 
 

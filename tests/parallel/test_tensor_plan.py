@@ -45,7 +45,7 @@ def test_the_shipped_model_is_planned_whole():
         (3, {"heads": 8}, "8 heads of blocks.* do not divide over 3 tensor parallel ranks. Fix: set parallel.tp to 2, or make them 6 or 9"),
         (16, {"heads": 16, "width": 16 * 3, "context": 40}, "40 rows of place_embedding do not divide over 16 tensor parallel ranks. Fix: set parallel.tp to 8, or make them 32 or 48"),
         (2, {"context": 31}, "31 rows of place_embedding do not divide over 2 tensor parallel ranks. Fix: set parallel.tp to 1, or make them 30 or 32"),
-        (3, {}, "256 rows of byte_embedding do not divide over 3 tensor parallel ranks. Fix: set parallel.tp to 2, or make them 255 or 258"),
+        (3, {}, "256 rows of token_embedding do not divide over 3 tensor parallel ranks. Fix: set parallel.tp to 2, or make them 255 or 258"),
     ],
 )  # fmt: skip
 def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(ranks, args, said):
@@ -55,7 +55,7 @@ def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(ranks, ar
 def test_all_that_does_not_divide_is_said_at_once():
     said = refused(5, args=replace(ARGUMENTS, context=30)).split("\n")
     assert [line.split(" do not divide")[0].removeprefix("parallel.tp: ") for line in said] == [
-        "256 rows of byte_embedding", "6 heads of blocks.*", "48 inputs of blocks.*.attention_out",
+        "256 rows of token_embedding", "6 heads of blocks.*", "48 inputs of blocks.*.attention_out",
         "192 outputs of blocks.*.perceptron_in", "192 inputs of blocks.*.perceptron_out", "256 outputs of head",
     ]  # fmt: skip
 

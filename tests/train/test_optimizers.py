@@ -57,7 +57,7 @@ def test_matrices_decay_vectors_do_not_and_a_tied_weight_is_there_once():
     assert all(parameter.dim() == 1 for parameter in vectors["params"])
     every = names_in(model, matrices["params"] + vectors["params"])
     assert sorted(every) == sorted(name for name, _ in model.named_parameters())
-    assert every.count("byte_embedding.weight") == 1
+    assert every.count("token_embedding.weight") == 1
     assert "head.weight" not in every
 
 
@@ -68,7 +68,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else(tied):
     muon, matrices, vectors = (names_in(model, group["params"]) for group in optimizer.param_groups)
     kinds = ("query_key_value", "attention_out", "perceptron_in", "perceptron_out")
     assert muon == [f"blocks.{number}.{kind}.weight" for number in range(2) for kind in kinds]
-    assert matrices == ["byte_embedding.weight", "place_embedding.weight"] + ([] if tied else ["head.weight"])
+    assert matrices == ["token_embedding.weight", "place_embedding.weight"] + ([] if tied else ["head.weight"])
     assert len(muon + matrices + vectors) == len(list(model.parameters()))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
 

@@ -51,7 +51,7 @@ def test_a_convolution_counts_its_kernel_at_each_place():
 def test_no_memory_is_taken_and_ties_stay():
     shapes = on_meta(gpt())
     assert {parameter.device.type for parameter in shapes.parameters()} == {"meta"}
-    assert shapes.head.weight is shapes.byte_embedding.weight
+    assert shapes.head.weight is shapes.token_embedding.weight
 
 
 def test_a_model_that_looks_at_values_is_refused_by_name():

@@ -217,6 +217,9 @@ def _with_callbacks(world, config) -> None:
         def on_validation(self, state, found) -> None:
             self.seen.append(f"validation {state.step}")
 
+        def on_save(self, state, folder) -> None:
+            self.seen.append(f"save {state.step} {folder.name if folder else 'begun'}")
+
         def on_end(self, state, *, stopped) -> None:
             self.seen.append(f"end {stopped}")
 
@@ -227,7 +230,9 @@ def _with_callbacks(world, config) -> None:
 
 def test_callbacks_hear_of_every_step_on_all_ranks(tmp_path):
     launch(_with_callbacks, 2, tmp_path, config_of(validate_every=12))
-    wanted = ["begin", *(f"step {number}" for number in range(1, 13)), "validation 12", "end False"]
+    wanted = ["begin", *(f"step {number}" for number in range(1, 13)), "validation 12"]
+    wanted.insert(9, "save 8 step-00000008")
+    wanted += ["save 12 step-00000012", "end False"]
     assert found_by(tmp_path, 0)["seen"] == found_by(tmp_path, 1)["seen"] == wanted
 
 

@@ -51,6 +51,7 @@ class Saves:
 
     Args:
         measures: metrics that `settings.best` may name, beside the training loss.
+        saved: is told of each checkpoint on all ranks: its folder, None where it is still being written.
 
     Raises:
         ToolkitError: `settings.best` names none of them, or nothing where `keep_best` needs it.
@@ -63,11 +64,13 @@ class Saves:
         checkpointer: Checkpointer,
         settings: SaveSettings,
         measures: Mapping[str, Measure] | None = None,
+        saved: Callable[[Path | None], None] = lambda folder: None,
     ) -> None:
         self._world, self._state, self._checkpointer, self._settings = world, state, checkpointer, settings
         self._best = _BestMetric(world, state, settings, measures or {})
         self._health = _health_watch(world) if settings.on_failing_health else None
         self._notes = SaveNotes(world)
+        self._saved = saved
         self._own_reason = ""
         self._ended_at = time.monotonic()
 
@@ -187,10 +190,11 @@ class Saves:
         state, noted = self._state, self._notes.begin(self._state.step, why, self._best.value, began_at)
         state.metric = self._best.to_save()
         try:
+            folder = None
             if in_background:
                 state.save_in_background(self._checkpointer, self._world, on_end=noted.ended)
             else:
-                state.save(self._checkpointer, self._world)
+                folder = state.save(self._checkpointer, self._world)
         except ToolkitError as error:
             noted.ended(error)
             raise
@@ -201,6 +205,7 @@ class Saves:
         finally:
             noted.waited()
             self._notes.write_ended()
+        self._saved(folder)
 
     def _advise(self, run_dir: Path) -> None:
         """Say in the run's log when another interval would have lost far less."""

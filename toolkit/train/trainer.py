@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -243,7 +244,7 @@ class Trainer:
         self._say(
             self.state.resume(checkpointer, world, source=source, take=checkpoint.take, without=checkpoint.without)
         )
-        return Saves(world, self.state, checkpointer, checkpoint, self._measures())
+        return Saves(world, self.state, checkpointer, checkpoint, self._measures(), self._saved)
 
     def _measures(self) -> dict[str, Callable[[], float]]:
         """What `checkpoint.best` may name beside the training loss."""
@@ -261,6 +262,9 @@ class Trainer:
         means = ", ".join(f"{name} {mean:.4f}" for name, mean in found.means.items())
         self._say(f"validated at step {self.state.step} with {found.samples:,} samples: {means}")
         self._callbacks.on_validation(self.state, found)
+
+    def _saved(self, folder: Path | None) -> None:
+        self._callbacks.on_save(self.state, folder)
 
     def _draw(self, log: TrainLog) -> None:
         picture = log.path.parent.parent / "loss.png"
