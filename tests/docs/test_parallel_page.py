@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from launch import launch
 
+from toolkit.config.layers import resolve_job
+from toolkit.config.origins import Flag
+from toolkit.config.shipped import shipped_jobs
 from toolkit.metrics.training import read_train_log
 
 PAGE = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text(encoding="utf-8")
@@ -21,19 +26,42 @@ def folder(toolkit, monkeypatch: pytest.MonkeyPatch) -> Path:
     return toolkit.folder
 
 
-def test_the_commands_train_and_a_run_goes_on_with_another_layout(toolkit, folder):
-    assert len(COMMANDS) >= 3
+def config_of(command: list[str]):
+    """The job as the command asks for it, at a little size."""
+    words = [*command[3:], *LITTLE]  # behind "toolkit run train_lm"
+    ranks = Flag(int(words[words.index("-n") + 1]), "test")
+    settings = [after for word, after in pairwise(words) if word == "--set"]
+    job = shipped_jobs()["train_lm"]
+    return resolve_job(job, site=None, environ={}, flags={"job.ranks_per_node": ranks}, settings=settings)
+
+
+def train(world, config) -> None:
+    from toolkit.jobs import train_lm
+
+    train_lm.main(world, config)
+
+
+def test_the_commands_train_alike(tmp_path):
+    """By forked ranks: a command of its own for each costs the imports of all its ranks."""
+    assert len(COMMANDS) == 5
     losses = []
-    for command in COMMANDS:
-        toolkit.ok(*command[1:], *LITTLE)
-        newest = max((toolkit.runs / "train_lm").iterdir())
-        losses.append([record.loss for record in read_train_log(newest / "metrics" / "train.jsonl")])
+    for number, command in enumerate(COMMANDS):
+        config, run_dir = config_of(command), tmp_path / str(number)
+        launch(train, config.job.ranks_per_node, run_dir, config, timeout_s=200)
+        losses.append([record.loss for record in read_train_log(run_dir / "metrics" / "train.jsonl")])
     assert all(one == pytest.approx(losses[0], rel=1e-3) for one in losses), "dropout alone differs"
+
+
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_with_another_layout(toolkit, folder):
+    toolkit.ok(*COMMANDS[-1][1:], *LITTLE)
     (resume,) = re.findall(r"`toolkit (resume last .*?)`", PAGE)
-    said = toolkit(*resume.split(), "--set", "train.steps=3", "--wait")
+    assert resume.endswith("--set parallel.shard=1")
+    said = toolkit(*resume.split(), "--set", "parallel.pp=1", "--set", "train.steps=3", "--wait")
     assert said.code == 0, said
 
 
+@pytest.mark.timeout(300)
 def test_the_example_gives_the_same_losses_on_every_layout(toolkit, folder):
     ((name, body),) = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (folder / name).write_text(body, encoding="utf-8")

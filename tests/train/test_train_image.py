@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tomllib
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from launch import launch
 
+from toolkit.config.layers import resolve_job
+from toolkit.config.origins import Flag
 from toolkit.jobs import train_image
 from toolkit.metrics.training import read_train_log
 from toolkit.metrics.validation import read_validations
@@ -22,21 +25,26 @@ def test_the_job_file_names_every_argument():
     assert set(tomllib.loads(JOB.read_text())["args"]) == set(asdict(train_image.Arguments()))
 
 
-@pytest.mark.timeout(300)
-def test_the_pages_commands_learn_the_digits(toolkit, monkeypatch):
-    monkeypatch.chdir(toolkit.folder)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def train(world, config) -> None:
+    train_image.main(world, config)
+
+
+def test_the_pages_commands_learn_the_digits(tmp_path):
+    """By forked ranks: a command of its own for each costs the imports of all its ranks."""
     commands = [line.split("#")[0].split() for line in re.findall(r"^toolkit run .*$", PAGE.read_text(), re.MULTILINE)]
     assert len(commands) == 3
     losses = []
-    for command in commands:
-        toolkit.ok(*command[1:], "--set", "train.steps=60", "--set", "train.validate_every=30")
-        (run,) = (toolkit.runs / "train_image").iterdir()
-        losses.append([record.loss for record in read_train_log(run / "metrics" / "train.jsonl")])
-        last = read_validations(run / "metrics" / "validation.jsonl")[-1]
+    for number, command in enumerate(commands):
+        words = [*command[3:], "--set", "train.steps=60", "--set", "train.validate_every=30"]
+        flags = {"job.ranks_per_node": Flag(int(words[1]), "test")} if words[0] == "-n" else {}
+        settings = [after for word, after in pairwise(words) if word == "--set"]
+        config = resolve_job(JOB, site=None, environ={}, flags=flags, settings=settings)
+        run_dir = tmp_path / str(number)
+        launch(train, config.job.ranks_per_node, run_dir, config)
+        losses.append([record.loss for record in read_train_log(run_dir / "metrics" / "train.jsonl")])
+        last = read_validations(run_dir / "metrics" / "validation.jsonl")[-1]
         assert last.samples == 359 and last.average
         assert last.means["accuracy"] > 0.8
-        shutil.rmtree(run)
-    # Tenths of a percent after 60 steps: the sums' last bits grow.
+    # The sums' last bits grow.
     assert losses[1][:5] == pytest.approx(losses[0][:5], rel=1e-4)
     assert losses[2][:5] == pytest.approx(losses[0][:5], rel=1e-4)

@@ -86,9 +86,10 @@ def test_all_algorithms_and_what_the_model_expects_of_them(ranks):
     found, _ = ranks(4).run(measured, {"algorithms": "all", "sizes": "1K"})[0]
     names = [series.algorithm for series in found.series]
     assert {"flat", "ring", "leader"} < set(names)
-    predicted = {series.algorithm: series.rows[0].model_us for series in found.series}
-    assert min(predicted.values()) > 0
-    assert predicted["ring"] > predicted["direct"]  # 6 messages one after the other, and 2
+    expected = [series.rows[0].model_us / series.rows[0].in_place.time_us for series in found.series]
+    # On a busy machine either is late; far off, it would be of another size or in another unit.
+    assert 0.03 < min(expected) <= max(expected) < 30
+    assert len(set(expected)) == len(expected), "each algorithm has its own"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
