@@ -95,6 +95,29 @@ from toolkit.errors import ToolkitError
             "Fix: zero = 1, 2 or 3, or shard = 1 and replicate = 4",
         ),
         (
+            "nodes = 2",
+            "[parallel]\nsequence = true",
+            "job.toml:6:parallel.sequence: the sequence is shared by tensor parallel ranks, and tp = 1 has none. "
+            "Fix: tp = 2 or more, or sequence = false",
+        ),
+        (
+            "nodes = 2",
+            '[parallel]\nshard = 2\nbucket_mb = "measured"',
+            "job.toml:7:parallel.bucket_mb: buckets are those of whole copies, and here 2 ranks share a model. "
+            "Fix: leave bucket_mb out",
+        ),
+        (
+            "nodes = 2",
+            '[parallel]\nshard = 2\nreduction = "measured"',
+            "job.toml:7:parallel.reduction: measuring chooses among all-reduces of whole copies, and here 2 ranks share a "
+            'model. Fix: reduction = "auto"',
+        ),
+        (
+            "nodes = 2",
+            "[train]\nsteps = 4\nprofile_steps = 2",
+            "train.profile_from: profiling begins at step 10, and the run ends with step 4. Fix: profile_from = 3",
+        ),
+        (
             "nodes = 3",
             "[train]\nbatch = 64",
             "job.toml:6:train.batch: 64 samples cannot be split evenly over 12 data ranks. Fix: batch = 60 or 72",

@@ -17,6 +17,7 @@ from toolkit.jobs import train_lm
 from toolkit.parallel import layer_costs
 from toolkit.parallel.balance import Costs, cut_evenly
 from toolkit.parallel.layer_costs import Trial, kept_or_measured_seconds, measured_seconds, parameter_counts
+from toolkit.parallel.materialise import parameters_on_meta
 from toolkit.parallel.outline import Outline
 from toolkit.rundir.layout import RunDirectory
 
@@ -121,7 +122,7 @@ def test_a_model_of_blocks_alone_is_timed():
             return stream
 
     def build() -> nn.Module:
-        with torch.device("meta"):
+        with parameters_on_meta(0):
             return Row()
 
     assert len(measured_seconds(build, Outline("rows"), Trial(torch.ones(2, 4), FP32), "cpu").blocks) == 3

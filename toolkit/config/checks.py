@@ -36,6 +36,7 @@ def check_request(resolved: ResolvedJob, site: Site) -> None:
     _check_container(resolved)
     _check_mesh(resolved)
     _check_zero(resolved)
+    _check_without_effect(resolved)
     _check_pipeline(resolved)
     if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # else the script may use neither
         _check_batch(resolved)
@@ -286,6 +287,39 @@ def _check_batch(resolved: ResolvedJob) -> None:
         )
 
 
+def _check_without_effect(resolved: ResolvedJob) -> None:
+    """Keys that would be taken and do nothing."""
+    mesh, train = resolved.parallel, resolved.train
+    if mesh.sequence and mesh.tp == 1:
+        raise _refuse(
+            resolved,
+            "parallel.sequence",
+            "the sequence is shared by tensor parallel ranks, and tp = 1 has none",
+            "tp = 2 or more, or sequence = false",
+        )
+    if mesh.model_ranks > 1 and mesh.bucket_mb == "measured":
+        raise _refuse(
+            resolved,
+            "parallel.bucket_mb",
+            f"buckets are those of whole copies, and here {counted(mesh.model_ranks, 'rank')} share a model",
+            "leave bucket_mb out",
+        )
+    if mesh.model_ranks > 1 and mesh.reduction == "measured":
+        raise _refuse(
+            resolved,
+            "parallel.reduction",
+            f"measuring chooses among all-reduces of whole copies, and here {counted(mesh.model_ranks, 'rank')} share a model",
+            'reduction = "auto"',
+        )
+    if train.profile_steps and train.profile_from > train.steps:
+        raise _refuse(
+            resolved,
+            "train.profile_from",
+            f"profiling begins at step {train.profile_from}, and the run ends with step {train.steps}",
+            f"profile_from = {max(1, train.steps - train.profile_steps + 1)}",
+        )
+
+
 def _check_pipeline(resolved: ResolvedJob) -> None:
     mesh = resolved.parallel
     if mesh.stages_per_rank > 1 and mesh.pp == 1:
@@ -305,7 +339,7 @@ def _check_pipeline(resolved: ResolvedJob) -> None:
     if mesh.pp > 1 and mesh.shard > 1 and mesh.zero == 3 and mesh.schedule == "zero_bubble":
         raise _refuse(
             resolved,
-            "parallel.zero",
+            "parallel.schedule",
             f'schedule "zero_bubble" leaves weights\' gradients for later, when zero = 3 has given the weights of '
             f"{mesh.shard} shards away",
             'zero = 1, or schedule = "interleaved"',

@@ -11,14 +11,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
+from toolkit.comm.sharding import choose_sharding_collectives
 from toolkit.config.parallel import ParallelTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
 from toolkit.parallel.clipping import clip_gradients
 from toolkit.parallel.layer_costs import Trial
-from toolkit.parallel.materialise import Initialise, materialise
+from toolkit.parallel.materialise import Initialise, materialise, parameters_on_meta
 from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.outline import Outline
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, Passes, PassesInTurn
@@ -80,7 +82,7 @@ class Design:
 
     Args:
         build: makes the model; all ranks make the same.
-        initialise: fills each parameter and buffer with its first values.
+        initialise: fills each parameter with its first values; buffers keep those of the constructor.
         outline: the order of its parts.
         prepare: changes the model in place, on the meta device, before it is split: recomputes or compiles blocks.
         trial: with what the blocks are timed where `[parallel] balance` wants it.
@@ -93,8 +95,8 @@ class Design:
     trial: Trial | None = None
 
     def on_meta(self) -> nn.Module:
-        """The whole model on torch's "meta" device, where it takes no memory."""
-        with torch.device("meta"):
+        """The whole model, its parameters on torch's "meta" device, where they take no memory."""
+        with parameters_on_meta(0):
             return self.build()
 
 
@@ -129,6 +131,8 @@ def distribute(
             passes = replicate(model, mesh, world, config, topology, profile)
         else:
             passes = PassesInTurn(model, float(mesh.data_size), between, profile)
+            if isinstance(model, FSDPModule) and mesh.sizes["shard"] == world.size:
+                choose_sharding_collectives(model, world, config.parallel.reduction, topology)
     if parts.tensor is not None:
         passes = TensorPasses(passes, model, parts.tensor.get_group())
     if world.rank == 0:

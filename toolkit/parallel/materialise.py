@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -16,28 +17,53 @@ from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.boxes import box_of
 
-# Fills a tensor of that name with its first values, drawn from torch's default generator.
+# Fills the parameter of that name with its first values, drawn from torch's default generator.
 Initialise = Callable[[str, Tensor], None]
+
+
+@contextmanager
+def parameters_on_meta(seed: int) -> Iterator[None]:
+    """Modules that are made within have parameters without memory; their buffers are real, and the same on all ranks.
+
+    A parameter is given up as soon as its module has it, before anything is drawn for it.
+    """
+    plain = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        plain(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            yield
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
 
 
 def materialise(
     module: nn.Module, initialise: Initialise, seed: int, device: str, known_as: Mapping[str, str] | None = None
 ) -> None:
-    """Fill all parameters and buffers of `module`, which is on the meta device and may be split or sharded.
+    """Fill all parameters of `module`, which are on the meta device and may be split or sharded; buffers keep their values.
 
-    `initialise` sees every tensor whole, in its global shape. The default generators are left as they were.
+    `initialise` sees every parameter whole, in its global shape. The default generators are left as they were.
 
     Args:
         known_as: names in the whole model of parameters that have another one in `module`, a part of it.
     """
     tied = tied_names(module)
+    values = {name: buffer.clone() for name, buffer in module.named_buffers()}
     module.to_empty(device=device)
     for first, *others in tied:  # `to_empty` makes a tensor for each name
         for name in others:
             set_parameter(module, name, module.get_parameter(first))
     devices = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
-        for own_name, tensor in _tensors(module):
+        for own_name, buffer in module.named_buffers():
+            buffer.copy_(values[own_name])
+        for own_name, tensor in module.named_parameters():  # tied ones once
             name = (known_as or {}).get(own_name, own_name)
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             torch.manual_seed(_seed_of(seed, name))
@@ -48,11 +74,6 @@ def materialise(
                 tensor.to_local().copy_(whole[own])
             else:
                 tensor.copy_(whole)
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()  # tied ones once
-    yield from module.named_buffers()
 
 
 def tied_names(module: nn.Module) -> list[list[str]]:

@@ -43,7 +43,7 @@ class Outline:
                 raise ToolkitError(
                     f"{type(model).__name__} has no module {name!r}",
                     where="outline",
-                    fix=f"name one of its own: {', '.join(nearest(name, names) or names)[:200]}",
+                    fix=_fix(model, name, [one for one in names if one]),
                 )
         blocks = names[self.blocks]
         if not isinstance(blocks, nn.ModuleList):
@@ -53,3 +53,11 @@ class Outline:
                 fix="keep the blocks in an nn.ModuleList",
             )
         return blocks
+
+
+def _fix(model: nn.Module, name: str, names: list[str]) -> str:
+    if name in dict(model.named_parameters()):
+        return f"{name} is a parameter: put it into a module of its own, and name that"
+    near = nearest(name, names)
+    shown = near or [one for one in names if "." not in one]
+    return f"name one of its own: {', '.join(shown[:20])}"

@@ -19,7 +19,7 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.parallel.distribute import Design, distribute
 from toolkit.parallel.layer_costs import Trial
-from toolkit.parallel.materialise import Initialise
+from toolkit.parallel.materialise import Initialise, parameters_on_meta
 from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.outline import Outline
 from toolkit.topology.gather import gather_topology
@@ -53,8 +53,8 @@ class Task:
     """What a job trains, and with what.
 
     Args:
-        build: makes the model; called under torch's "meta" device.
-        initialise: fills one parameter or buffer, at its whole shape, with its first values.
+        build: makes the model, whose parameters get no memory yet.
+        initialise: fills one parameter, at its whole shape, with its first values; buffers keep the constructor's.
         outline: the order of the model's parts.
         loss_of: the mean loss of a micro-batch from the model's outputs and the targets.
         source: of the samples; a batch of it is finished as a pair, inputs and targets.
@@ -156,7 +156,7 @@ class Trainer:
 
     def _count_flops(self) -> float | None:
         """Model FLOPs of a sample, forward and backward; None where shapes alone do not tell."""
-        with torch.device("meta"):
+        with parameters_on_meta(0):
             whole = self._task.build()
         try:
             flops = count_flops(whole, self._trial, self._task.loss_of)
@@ -215,7 +215,9 @@ class Trainer:
             return None
         if held_out is None:
             raise ToolkitError(
-                "this job has nothing to validate with", where="train.validate_every", fix="train.validate_every = 0"
+                "this job holds no samples out to validate with",
+                where="train.validate_every",
+                fix="hold some out (args.held_out = 0.05 in the shipped jobs), or set train.validate_every = 0",
             )
         return Validations(
             self._world,
