@@ -52,7 +52,7 @@ def calibrate(peers: Peers, budget_s: float = BUDGET_S) -> Links:
     lines: dict[str, Line] = {}
     if has_network:
         everyone, pair = _across(peers, node_number, inside)
-        lines["network"] = _line(peers, everyone, budget_s * 0.25)
+        lines["network"] = _line(peers, everyone, budget_s * 0.35)
         lines["network_spread"] = _line(peers, _spread(peers, node), budget_s * 0.2)
         lines["network_alone"] = _line(peers, pair, budget_s * 0.15)
     if has_pairs:
