@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -111,8 +110,12 @@ class Saves:
 
     def roll_back(self, next_sample: int) -> bool:
         """Go back to the run's newest checkpoint, and on from the sample `next_sample`; false where there is none."""
-        with suppress(ToolkitError):  # of a save in the background: the one before it serves
+        try:
             self._settle()
+        except ToolkitError as error:
+            if isinstance(error, RanksLostError):  # without them no step is made
+                raise
+            self._tell(f"the checkpoint that was being written is lost, and the one before it taken: {error}")
         if from_rank_zero(self._world, self._checkpointer.latest) is None:
             return False
         self._state.resume(self._checkpointer, self._world)

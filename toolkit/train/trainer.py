@@ -44,7 +44,7 @@ from toolkit.train.state import TrainingState
 from toolkit.train.step import LossOf, OptimizerStep
 from toolkit.train.throughput import count_flops, throughput
 from toolkit.train.validation import Validation
-from toolkit.train.validations import HeldOut, Validations
+from toolkit.train.validations import HeldOut, Validations, loss_of
 from toolkit.world.facts import World
 
 
@@ -98,7 +98,8 @@ class Trainer:
             device=world.device,
             broken_limit=config.data.broken_limit,
         )
-        self._trial = self.loader.take_samples(range(train.micro_batch or 1))
+        # As large as those to come: what is timed with it, or fits into memory with it, is what steps will see.
+        self._trial = self.loader.take_samples(range(train.micro_batch or max(1, train.batch // mesh.data_size)))
         precision = autocast(world.device, train.precision)
         design = Design(
             task.build, task.initialise, task.outline, self._prepare_blocks, Trial(self._trial[0], precision)
@@ -253,7 +254,7 @@ class Trainer:
         validations = self.validations
         if validations is None:
             return {}
-        return {VALIDATION_LOSS: lambda: validations.measure().means["loss"]}
+        return {VALIDATION_LOSS: lambda: loss_of(validations.measure(), "checkpoint.best")}
 
     def _tell(self, record: TrainRecord) -> None:
         if record.step % max(1, record.steps // 10) == 0 or record.step == record.steps:

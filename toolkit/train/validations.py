@@ -91,13 +91,7 @@ class Validations:
             self._log.write(self._record(state.step, found))
         if self._early_stop is None:
             return False
-        if LOSS not in found.means:
-            raise ToolkitError(
-                f"early stopping looks at {LOSS!r}, and the validation measures {', '.join(found.means)}",
-                where="train.early_stop_patience",
-                fix=f"measure {LOSS!r}, or set train.early_stop_patience = 0",
-            )
-        stop = self._early_stop.should_stop(found.means[LOSS])
+        stop = self._early_stop.should_stop(loss_of(found, "train.early_stop_patience"))
         if stop and self._world.rank == 0:
             sys.stderr.write(f"stopped early at step {state.step}: the loss has not improved for some validations\n")
         return stop
@@ -115,3 +109,18 @@ class Validations:
             datetime.now(UTC).isoformat(timespec="milliseconds"),
             self._world.attempt,
         )
+
+
+def loss_of(found: Validation, where: str) -> float:
+    """The mean of "loss", which the key `where` looks at.
+
+    Raises:
+        ToolkitError: the validation measures no loss.
+    """
+    if LOSS not in found.means:
+        raise ToolkitError(
+            f"{where} looks at {LOSS!r}, and the validation measures {', '.join(found.means)}",
+            where=where,
+            fix=f"measure {LOSS!r} in the job's validation, or leave {where} out",
+        )
+    return found.means[LOSS]
