@@ -7,9 +7,11 @@ pixels come with scikit-learn; a fifth of them is held out and validated with.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -18,8 +20,8 @@ from toolkit.errors import ToolkitError
 from toolkit.parallel.outline import Outline
 from toolkit.train.arguments import read_arguments
 from toolkit.train.data import MapSource, hold_out
+from toolkit.train.held_out import HeldOut
 from toolkit.train.trainer import Task, Trainer
-from toolkit.train.validations import HeldOut
 from toolkit.world.facts import World
 
 DIGITS = 10
@@ -30,9 +32,9 @@ OUTLINE = Outline(blocks="blocks", before=("pixels",), after=("norm", "head"))
 class Arguments:
     """The table `[args]` of this job."""
 
-    blocks: int = 3
-    channels: int = 32
-    held_out: float = 0.2  # the share of the images that no step learns
+    blocks: Annotated[int, Field(ge=1)] = 3
+    channels: Annotated[int, Field(ge=4, multiple_of=4)] = 32  # norms work on four groups of them
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2  # the share of the images that no step learns
 
 
 class Block(nn.Module):

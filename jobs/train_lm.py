@@ -7,48 +7,41 @@ the sources of Python's standard library; name your own text in `[data] paths`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.parallel.outline import Outline
-from toolkit.train.arguments import read_arguments
+from toolkit.train.arguments import DividedBy, read_arguments
 from toolkit.train.data import TokenSource, hold_out
+from toolkit.train.data.text import Windows, check_same_text, named_files, read_bytes, standard_library_sources
 from toolkit.train.data.token_file import read_header
-from toolkit.train.text import Windows, check_same_text, named_files, read_bytes, standard_library_sources
+from toolkit.train.held_out import HeldOut
 from toolkit.train.trainer import Task, Trainer
-from toolkit.train.validations import HeldOut
 from toolkit.world.facts import World
 
 BYTES = 256  # the vocabulary of text: every byte is a token
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
 class Arguments:
     """The table `[args]` of this job."""
 
-    layers: int = 4
-    width: int = 128
-    heads: int = 4
-    context: int = 128
-    dropout: float = 0.1
+    layers: Count = 4
+    width: Annotated[Count, DividedBy("args.heads")] = 128
+    heads: Annotated[Count, DividedBy("parallel.tp")] = 4
+    context: Annotated[Count, DividedBy("parallel.tp")] = 128
+    dropout: Share = 0.1
     tied: bool = True  # the head reuses the embedding's weights
-    max_bytes: int = 4_000_000  # how much of the text is read
-    held_out: float = 0.0  # the share of the text, at its end, that is validated with and not learned
-
-    def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ToolkitError(
-                f"a width of {self.width} does not divide into {self.heads} heads",
-                where="args.heads",
-                fix=f"make args.width a multiple of {self.heads}",
-            )
-        if not 0 <= self.held_out < 1:
-            raise ToolkitError(
-                f"{self.held_out} is no share of the text", where="args.held_out", fix="a number in [0, 1), as 0.05"
-            )
+    max_bytes: Count = 4_000_000  # how much of the text is read
+    held_out: Share = 0.0  # the share of the text, at its end, that is validated with and not learned
 
 
 class Block(nn.Module):
@@ -151,15 +144,15 @@ def read_text(args: Arguments, config: ResolvedJob) -> tuple[Windows | TokenSour
     """The text that `[data] paths` names, packed by `toolkit data pack` or as it is; and the size of its vocabulary."""
     paths = config.data.paths
     files = named_files(paths, config.job_directory) if paths else standard_library_sources()
-    packed = [header for file in files if (header := read_header(file))]
+    packed = {file: header for file in files if (header := read_header(file))}
     if packed:
-        if not all(header.vocabulary for header in packed):
+        if unnamed := [file for file, header in packed.items() if not header.vocabulary]:
             raise ToolkitError(
-                "a token file does not say how many tokens there are",
-                where="data.paths",
+                f"{unnamed[0].name} does not name the size of its vocabulary",
+                where=str(unnamed[0]),
                 fix="pack the text again, with toolkit data pack --vocabulary N",
             )
-        return TokenSource(files, args.context), max(header.vocabulary for header in packed)
+        return TokenSource(files, args.context), max(header.vocabulary for header in packed.values())
     return Windows(read_bytes(files, max_bytes=args.max_bytes), args.context), BYTES
 
 

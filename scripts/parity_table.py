@@ -6,20 +6,28 @@ python scripts/parity_table.py [evidence/parity.json]
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
+from marked_page import write_between
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "parity.md"
-BEGIN, END = "<!-- parity: make parity -->\n", "<!-- end -->"
+BEGIN, END = "<!-- parity: make parity -->", "<!-- end -->"
+
+
+def worst_of(row: dict[str, Any]) -> float:
+    """The largest of the three differences; infinite where the run failed."""
+    return math.inf if "error" in row else max(row["loss"], row["gradient"], row["parameter"])
 
 
 def cell(row: dict[str, Any] | None) -> str:
     """The largest of the three differences; "=" where there is none, bold where it is above the bound."""
     if row is None:
         return ""
-    worst = max(row["loss"], row["gradient"], row["parameter"])
+    worst = worst_of(row)
     said = f"{worst:.0e}".replace("e-0", "e-") if worst else "="
     return said if worst <= row["bound"] else f"**{said}**"
 
@@ -29,7 +37,7 @@ def table(found: dict[str, Any]) -> str:
     layouts = list(dict.fromkeys(row["layout"] for row in rows))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     cells = {(row["layout"], row["variant"]): row for row in rows}
-    within = sum(max(row["loss"], row["gradient"], row["parameter"]) <= row["bound"] for row in rows)
+    within = sum(worst_of(row) <= row["bound"] for row in rows)
     lines = [f"| | {' | '.join(variants)} |", f"|---{'|---:' * len(variants)}|"]
     for layout in layouts:
         said = (cell(cells.get((layout, variant))) for variant in variants)
@@ -43,10 +51,7 @@ def table(found: dict[str, Any]) -> str:
 
 def main() -> None:
     source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "evidence" / "parity.json"
-    page = PAGE.read_text(encoding="utf-8")
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    text = table(json.loads(source.read_text(encoding="utf-8")))
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    write_between(PAGE, BEGIN, END, f"\n\n{table(json.loads(source.read_text(encoding='utf-8')))}\n")
 
 
 if __name__ == "__main__":

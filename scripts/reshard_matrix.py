@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from marked_page import write_between
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "resharding.md"
-BEGIN, END = "<!-- reshard matrix: python scripts/reshard_matrix.py -->\n", "<!-- end -->"
+BEGIN, END = "<!-- reshard matrix: python scripts/reshard_matrix.py -->", "<!-- end -->"
 
 
 def cell(crossings: list[dict[str, Any]]) -> str:
@@ -47,10 +49,7 @@ def table(found: dict[str, Any]) -> str:
 
 def main() -> None:
     source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "evidence" / "reshard_matrix.json"
-    page = PAGE.read_text(encoding="utf-8")
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    text = table(json.loads(source.read_text(encoding="utf-8")))
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    write_between(PAGE, BEGIN, END, f"\n\n{table(json.loads(source.read_text(encoding='utf-8')))}\n")
 
 
 if __name__ == "__main__":

@@ -203,5 +203,5 @@ def test_the_list_of_checkpoints_says_what_saves_cost(tmp_path):
     run = a_run(tmp_path / "run", gap_s=590, cost_s=10, lives=[("crashed", 36_000.0, False)] * 2)
     (run / "checkpoints" / "step-00000001").mkdir(parents=True)
     done = CliRunner().invoke(cli, ["ckpt", "ls", str(run)])
-    assert done.exit_code == 0 and "step" in done.stdout
+    assert done.exit_code == 0 and "STEP" in done.stdout
     assert done.stderr.splitlines() == advice_lines(run)

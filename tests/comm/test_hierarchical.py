@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from toolkit.comm.communicator import Communicator
 from toolkit.comm.compat import reduce_scatter_single
 from toolkit.comm.counters import Counters
-from toolkit.comm.gradient import choose_reduction, hierarchical_hook
+from toolkit.comm.gradient import find_reduction, hierarchical_hook
 from toolkit.comm.hierarchical import CROSS_ALL_REDUCE, NODE_REDUCE_SCATTER, HierarchicalReducer
 from toolkit.errors import ToolkitError
 from toolkit.topology.gather import gather_topology
@@ -112,15 +112,18 @@ def check_model_gradients(world, topology):
             torch.nn.Linear(500, 3),
         )
         models[setting] = DistributedDataParallel(model, bucket_cap_mb=0.01)
-        line = choose_reduction(models[setting], world, setting, topology, counters)
+        found = find_reduction(dist.group.WORLD, world, setting, topology, counters)
+        found.register_on(models[setting])
         expected = {
             "flat": "flat (the job sets parallel.reduction to flat)",
             "auto": f"hierarchical ({world.nodes} nodes with {world.local_size} ranks each)",
         }
         if setting == "measured":
-            assert re.fullmatch(r"gradient reduction: by measurement, .* at 4 KiB.* \(measured 20[^ ]*Z\)", line), line
+            assert re.fullmatch(
+                r"gradient reduction: by measurement, .* at 4 KiB.* \(measured 20[^ ]*Z\)", found.line
+            ), found.line
         else:
-            assert line == f"gradient reduction: {expected[setting]}"
+            assert found.line == f"gradient reduction: {expected[setting]}"
     torch.manual_seed(100 + world.rank)
     for _ in range(3):
         batch = torch.randn(8, 33)
@@ -181,11 +184,11 @@ def run_rank(rank, nodes, local_size, folder):
 
 def check_one_node_is_refused(world):
     alone = gather_topology(make_world(world.rank, 1, world.size))
-    model = DistributedDataParallel(torch.nn.Linear(2, 2))
-    line = choose_reduction(model, world, "auto", alone)
-    assert line == f"gradient reduction: flat (all {world.size} ranks are on one node)"
+    found = find_reduction(dist.group.WORLD, world, "auto", alone)
+    assert found.hook is None
+    assert found.line == f"gradient reduction: flat (all {world.size} ranks are on one node)"
     with pytest.raises(ToolkitError, match="two or more nodes") as caught:
-        choose_reduction(model, world, "hierarchical", alone)
+        find_reduction(dist.group.WORLD, world, "hierarchical", alone)
     assert "reduction = " in caught.value.fix
 
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.comm.compat import world_timeout
 from toolkit.comm.failures import CollectiveError
-from toolkit.comm.gradient import GRADIENTS, choose_reduction
+from toolkit.comm.gradient import GRADIENTS, find_reduction
 from toolkit.comm.sharding import ALL_GATHER, REDUCE_SCATTER, choose_sharding_collectives
 
 LAYOUT = (2, 2)
@@ -37,8 +37,13 @@ def layers_of(kind):
 
 
 def choose(state, model, timeout_s):
-    chosen = choose_reduction if isinstance(model, DistributedDataParallel) else choose_sharding_collectives
-    line = chosen(model, state.world, "auto", topology_of(LAYOUT), timeout_s=timeout_s, beat_s=0.1)
+    patience = {"timeout_s": timeout_s, "beat_s": 0.1}
+    if isinstance(model, DistributedDataParallel):
+        found = find_reduction(model.process_group, state.world, "auto", topology_of(LAYOUT), **patience)
+        found.register_on(model)
+        line = found.line
+    else:
+        line = choose_sharding_collectives(model, state.world, "auto", topology_of(LAYOUT), **patience)
     assert "hierarchical" in line
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.checkpoints import SaveLog, SaveRecord, read_save_log
+from toolkit.metrics.validation import ValidationLog, ValidationRecord, last_validation, read_validations
 
 
 def record(step: int, **other) -> SaveRecord:
@@ -39,6 +40,26 @@ def test_a_damaged_line_is_named(tmp_path, line):
     path.write_text(f"{record(1).to_line()}\n{line}\n")
     with pytest.raises(ToolkitError, match=r"checkpoints\.jsonl:2: not a save record"):
         read_save_log(path)
+
+
+def validation(step: int, **other) -> ValidationRecord:
+    given = {"means": {"loss": float(step)}, "average": False, "attempt": 0}
+    return ValidationRecord(step, 10, time="2026-01-01T00:00:00.000+00:00", **(given | other))
+
+
+def test_validations_that_the_run_went_back_over_are_dropped_and_the_last_line_is_found(tmp_path):
+    path = tmp_path / "validation.jsonl"
+    assert last_validation(path) is None
+    again = validation(4, attempt=1, means={"loss": math.nan}, stopped="no better")
+    with ValidationLog(path) as log:
+        for each in (validation(2), validation(4), validation(6), again):
+            log.write(each)
+    first, second = read_validations(path)
+    assert first == validation(2)
+    assert (second.step, second.attempt, second.stopped) == (4, 1, "no better") and math.isnan(second.means["loss"])
+    assert last_validation(path).as_json() == second.as_json() and second.as_json()["means"] == {"loss": None}
+    path.write_text(path.read_text().replace(', "stopped": ""', "").partition("\n")[0] + "\n")
+    assert last_validation(path) == validation(2), "a line of before there was a word of early stopping"
 
 
 @pytest.fixture

@@ -48,6 +48,76 @@ def test_hosts_are_brought_to_one_time_and_rows_do_not_mix(tmp_path: Path) -> No
     assert trace["otherData"]["lost_phases"] == 3
 
 
+def slices_of(path: Path) -> dict[tuple[int, int], list[tuple[str, int, int, int]]]:
+    """Name, depth, begin and end in ns of each slice of a row, as Perfetto's importer finds them.
+
+    It takes times for microseconds, with three decimals at most for the nanoseconds; it wants numbers for `pid` and `tid`;
+    and of two complete events of a row one must hold the other, or it drops the second.
+    """
+    texts = json.loads(path.read_text(), parse_float=str, parse_int=str)["traceEvents"]
+    rows: dict[tuple[int, int], list[tuple[str, int, int, int]]] = {}
+    names: dict[tuple[str, int, int], str] = {}
+    for event in texts:
+        process, row = int(event["pid"]), int(event["tid"])
+        if event["ph"] == "M":
+            assert set(event) == {"name", "ph", "pid", "tid", "args"} and len(event["args"]) == 1
+            names[event["name"], process, row] = next(iter(event["args"].values()))
+            continue
+        assert event["ph"] == "X" and isinstance(event["name"], str) and isinstance(event["cat"], str)
+        assert ("process_name", process, 1) in names and ("thread_name", process, row) in names, (
+            "named before it is used"
+        )
+        begin_ns, length_ns = (_nanoseconds(event[key]) for key in ("ts", "dur"))
+        rows.setdefault((process, row), []).append((event["name"], 0, begin_ns, begin_ns + length_ns))
+    return {row: _stacked(slices) for row, slices in rows.items()}
+
+
+def _nanoseconds(text: str) -> int:
+    whole, _, decimals = text.partition(".")
+    assert len(decimals) <= 3 and "e" not in text, f"{text} us is no number of nanoseconds"
+    return int(whole) * 1000 + int(decimals.ljust(3, "0"))
+
+
+def _stacked(slices: list[tuple[str, int, int, int]]) -> list[tuple[str, int, int, int]]:
+    open_until: list[int] = []
+    stacked = []
+    for before, (name, _, begin, end) in zip([slices[0], *slices], slices, strict=False):
+        assert before[2] <= begin, "sorted by their begin"
+        while open_until and open_until[-1] <= begin:
+            open_until.pop()
+        assert not open_until or end <= open_until[-1], f"{name} would be dropped"
+        stacked.append((name, len(open_until), begin, end))
+        open_until.append(end)
+    return stacked
+
+
+def test_perfetto_would_find_every_phase_in_its_place_to_the_nanosecond(tmp_path: Path) -> None:
+    day_ns = 86_400 * 10**9
+    spans = [
+        Span("forward", day_ns + 1, day_ns + 700_001),
+        Span("communication", day_ns + 699_999, day_ns + 700_001),  # ends with what it is in
+        Span("step", day_ns, day_ns + 999_999),
+        Span("backward", day_ns + 700_001, day_ns + 999_999),  # begins with the end of the one before
+        Span("step", day_ns + 999_999, day_ns + 1_000_002),
+    ]
+    epoch_ns = 1_790_000_000 * 10**9 + 7
+    threads = [
+        ThreadTrace(0, "a", "training", epoch_ns - day_ns, tuple(spans), 0),
+        ThreadTrace(1, "b", "training", epoch_ns, (Span("step", 3, 12_345_678),), 0),
+    ]
+    write_trace(tmp_path / "trace.json", threads)
+    assert slices_of(tmp_path / "trace.json") == {
+        (1, 1): [
+            ("step", 0, 0, 999_999),
+            ("forward", 1, 1, 700_001),
+            ("communication", 2, 699_999, 700_001),
+            ("backward", 1, 700_001, 999_999),
+            ("step", 0, 999_999, 1_000_002),
+        ],
+        (2, 1): [("step", 0, 3, 12_345_678)],
+    }
+
+
 def test_the_file_stays_as_small_as_a_browser_needs() -> None:
     assert spans_of_a_rank(1) == 20_000
     for ranks in (10, 1000, 2000):

@@ -71,3 +71,6 @@ def test_a_damaged_line_is_named(tmp_path):
     path.write_text(record(1).to_line() + "\n" + '{"step": 2}\n')
     with pytest.raises(ToolkitError, match=r"train\.jsonl:2: not a training record"):
         read_train_log(path)
+    path.write_text(record(1).to_line() + "\n" + '{"step": 2,\n')
+    with pytest.raises(ToolkitError, match=r"train\.jsonl:2: not a training record \(.*: column 1[12]\)"):
+        read_train_log(path)

@@ -19,6 +19,8 @@ from toolkit.config.shipped import shipped_jobs
 from toolkit.metrics.training import read_train_log
 
 STEPS, CUT = 6, 3
+# Of the sample that `make test` runs. A mistake shows in the first step, or in the second, which moments begin with.
+SAMPLED_STEPS, SAMPLED_CUT = 3, 2
 MODEL = {"layers": 4, "width": 32, "heads": 4, "context": 16, "dropout": 0.0, "max_bytes": 100_000}
 TRAIN = {
     "steps": STEPS,
@@ -105,12 +107,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "clipped": {"clip_norm": 0.05},
     "bf16": {"precision": "bf16"},
     "recomputed": {"recompute": "every"},
+    "compiled": {"compile": True, "recompute": "every"},
 }
 
 
 def variants_of(layout: Layout) -> list[str]:
-    """A pipeline has no steps of one micro-batch."""
-    return [name for name in VARIANTS if name != "one pass" or "pp" not in layout.parallel]
+    """A pipeline has no steps of one micro-batch; hooks of tp and pp part the graphs of torch.compile."""
+    left_out = {"pp": ("one pass", "compiled"), "tp": ("compiled",)}
+    return [name for name in VARIANTS if not any(name in left_out.get(key, ()) for key in layout.parallel)]
+
+
+def compared_with(variant: str) -> str:
+    """The variant that one process runs, with which this one is compared: compiled blocks with those that are not."""
+    return "plain" if variant == "compiled" or variant not in VARIANTS else variant
 
 
 @dataclass(frozen=True)
@@ -153,25 +162,25 @@ def run(layout: Layout, run_dir: Path, attempt: int = 0, **settings: Any) -> Pat
     return run_dir
 
 
-def run_in_two(first: Layout, then: Layout, run_dir: Path, **settings: Any) -> Path:
-    """The first half on one layout, the second half on another, or on the same."""
-    run(first, run_dir, **settings | {"steps": CUT})
+def run_in_two(first: Layout, then: Layout, run_dir: Path, cut: int = CUT, **settings: Any) -> Path:
+    """The first `cut` steps on one layout, the others on another, or on the same."""
+    run(first, run_dir, **settings | {"steps": cut})
     return run(then, run_dir, attempt=1, **settings)
 
 
-def difference(found: Path, wanted: Path) -> Difference:
-    """Between two runs of the same steps."""
+def difference(found: Path, wanted: Path, steps: int = STEPS) -> Difference:
+    """Between two runs of the same `steps`."""
     of_losses, of_norms = 0.0, 0.0
     records = {folder: list(read_train_log(folder / "metrics" / "train.jsonl")) for folder in (found, wanted)}
-    assert [record.step for record in records[found]] == list(range(1, STEPS + 1)), "every step is recorded once"
+    assert [record.step for record in records[found]] == list(range(1, steps + 1)), "every step is recorded once"
     for one, other in zip(records[found], records[wanted], strict=True):
         of_losses = max(of_losses, abs(one.loss - other.loss) / abs(other.loss))
         of_norms = max(of_norms, abs(one.grad_norm - other.grad_norm) / other.grad_norm)
-    return Difference(of_losses, of_norms, _of_parameters(found, wanted))
+    return Difference(of_losses, of_norms, _of_parameters(found, wanted, steps))
 
 
-def _of_parameters(found: Path, wanted: Path) -> float:
-    with _stored(found) as a, _stored(wanted) as b:
+def _of_parameters(found: Path, wanted: Path, steps: int) -> float:
+    with _stored(found, steps) as a, _stored(wanted, steps) as b:
         keys = sorted(key for key in a.manifest.tensors.keys() | b.manifest.tensors.keys() if key.startswith("model."))
         assert keys, "the checkpoint has a model"
         largest = 0.0
@@ -181,8 +190,8 @@ def _of_parameters(found: Path, wanted: Path) -> float:
     return largest
 
 
-def _stored(run_dir: Path) -> StoredTensors:
-    folder = run_dir / "checkpoints" / f"step-{STEPS:08d}"
+def _stored(run_dir: Path, step: int) -> StoredTensors:
+    folder = run_dir / "checkpoints" / f"step-{step:08d}"
     return StoredTensors(folder, read_manifest(folder))
 
 

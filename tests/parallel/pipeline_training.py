@@ -19,15 +19,15 @@ from toolkit.parallel.distribute import Design, DistributedModel, distribute
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.mesh import make_mesh
 from toolkit.topology.gather import gather_topology
+from toolkit.train.data.order import SampleOrder, share, split
+from toolkit.train.data.text import Windows
 from toolkit.train.optimizers import optimizer_of
-from toolkit.train.order import SampleOrder, share, split
 from toolkit.train.precision import autocast
 from toolkit.train.schedule import Schedule
 from toolkit.train.step import OptimizerStep
-from toolkit.train.text import Windows
 from toolkit.world.facts import World
 
-STEPS = 4
+STEPS = 2  # the second begins with moments, and with parameters that the first has changed
 TEXT = bytes(range(256)) * 4
 ARGUMENTS = {"layers": 4, "width": 16, "heads": 2, "context": 8, "dropout": 0.0}
 TRAIN = {"steps": STEPS, "batch": 8, "micro_batch": 1, "lr": 1e-2, "warmup_steps": 0, "seed": 3, "clip_norm": 0.0}

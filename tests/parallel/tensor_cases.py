@@ -18,15 +18,15 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.parallel.distribute import Design, DistributedModel, distribute
 from toolkit.parallel.mesh import make_mesh
+from toolkit.train.data.order import share, split
 from toolkit.train.optimizers import optimizer_of
-from toolkit.train.order import share, split
 from toolkit.train.precision import autocast
 from toolkit.train.randomness import seed_rank
 from toolkit.train.rate_scaling import schedule_of
 from toolkit.train.step import OptimizerStep
 from toolkit.world.facts import World
 
-STEPS = 3
+STEPS = 2  # the second begins with moments, and with parameters that the first has changed
 TRAIN = {"steps": STEPS, "batch": 4, "micro_batch": 1, "lr": 3e-3, "warmup_steps": 0, "schedule": "constant", "seed": 7}
 MODEL = {"layers": 2, "width": 32, "heads": 4, "context": 16, "dropout": 0.0, "max_bytes": 100_000}
 # Ways to train; each is compared with one process that trains so, too.

@@ -10,7 +10,7 @@ import pytest
 from real_ranks import run_ranks
 
 from toolkit.checkpoint import Checkpointer
-from toolkit.train.order import share, split
+from toolkit.train.data.order import share, split
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
 

@@ -13,7 +13,7 @@ from real_ranks import run_ranks
 from toolkit.parallel import distribute, pipeline_passes
 from toolkit.world.facts import World
 
-# Sums in another order: some units in the last place of a loss of 6, a norm, a parameter of size 1, over four steps. AdamW
+# Sums in another order: some units in the last place of a loss of 6, a norm, a parameter of size 1, over two steps. AdamW
 # divides by the size of gradients, and some are next to nothing. A wrong step is off by as much as the rate, 0.01.
 BOUND = 1e-5
 BOUND_BF16 = 1e-3  # rounded to 8 bits after sums in another order; two copies without a pipeline are as far off

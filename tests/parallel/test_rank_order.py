@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from toolkit.config.parallel import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.parallel.rank_order import order_ranks
-from toolkit.topology.facts import Topology
+from toolkit.topology.facts import Topology, unknown
 from toolkit.topology.placement import DIMENSIONS, groups_of
 from toolkit.topology.tiers_found import tiers_of_topology
 from toolkit.topology.traffic import Traffic
@@ -81,6 +81,13 @@ def test_the_line_says_the_mesh_where_its_groups_meet_and_what_it_saves():
         "mesh: replicate 2 x shard 2 x tp 8; ranks placed (replicate in leaf, shard in leaf, tp in clique): predicted "
     )
     assert order.line.endswith("to save 64% of the 305 ms of a step's exchanges as launched, by nominal traffic")
+
+
+def test_what_is_unknown_is_counted_and_one_fact_is_one():
+    whole = topology_of_ranks("dgx-1", [2], 8)
+    nodes = tuple(replace(node, switches=unknown("test", "nobody was asked")) for node in whole.nodes)
+    line = order_ranks(ParallelTable(), replace(whole, nodes=nodes)).line
+    assert line.endswith("; 1 fact is unknown, see `toolkit topo show`")
 
 
 def test_the_models_own_traffic_decides_where_it_is_given():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from toolkit.config.parallel import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.jobs.train_lm import GPT, OUTLINE, Arguments
 from toolkit.parallel.tensor_plan import Split, tensor_plan
@@ -15,13 +16,15 @@ from toolkit.parallel.tensor_plan import Split, tensor_plan
 ARGUMENTS = Arguments(layers=2, width=48, heads=6, context=32)
 
 
-def plan(ranks: int, sequence: bool = False, args: Arguments = ARGUMENTS, **tensor: str | None) -> dict[str, Split]:
+def plan(
+    ranks: int, sequence: bool = False, args: Arguments = ARGUMENTS, *, size: int = 0, **tensor: str | None
+) -> dict[str, Split]:
     """Of the shipped model; `tensor` changes its outline, and leaves out what is None; "__" stands for a dot."""
     with torch.device("meta"):
         model = GPT(args)
     words = dict(OUTLINE.tensor) | {name.replace("__", "."): word for name, word in tensor.items()}
     outline = replace(OUTLINE, tensor={name: word for name, word in words.items() if word is not None})
-    return tensor_plan(model, outline, ranks, sequence)
+    return tensor_plan(model, outline, ParallelTable(tp=ranks, sequence=sequence), size or ranks)
 
 
 def refused(*given, **named) -> str:
@@ -39,25 +42,32 @@ def test_the_shipped_model_is_planned_whole():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "args", "said"),
+    ("ranks", "size", "args", "said"),
     [
-        (4, {}, "parallel.tp: 6 heads of blocks.* do not divide over 4 tensor parallel ranks. Fix: set parallel.tp to 2, or make them 4 or 8"),
-        (3, {"heads": 8}, "8 heads of blocks.* do not divide over 3 tensor parallel ranks. Fix: set parallel.tp to 2, or make them 6 or 9"),
-        (16, {"heads": 16, "width": 16 * 3, "context": 40}, "40 rows of place_embedding do not divide over 16 tensor parallel ranks. Fix: set parallel.tp to 8, or make them 32 or 48"),
-        (2, {"context": 31}, "31 rows of place_embedding do not divide over 2 tensor parallel ranks. Fix: set parallel.tp to 1, or make them 30 or 32"),
-        (3, {}, "256 rows of token_embedding do not divide over 3 tensor parallel ranks. Fix: set parallel.tp to 2, or make them 255 or 258"),
+        (4, 4, {}, "parallel.tp: 6 heads of blocks.* do not divide over 4 tensor parallel ranks. Fix: set parallel.tp to 2 with 2 ranks"),
+        (3, 3, {"heads": 4}, " and 256 outputs of head do not divide over 3 tensor parallel ranks. Fix: set parallel.tp to 2 with 2 ranks or 4 with 4 ranks"),
+        (3, 6, {"heads": 4}, "Fix: set parallel.tp to 2 with 4 ranks or 4 with 8 ranks"),
+        (16, 16, {"heads": 16, "width": 16 * 3, "context": 40}, "40 rows of place_embedding do not divide over 16 tensor parallel ranks. Fix: set parallel.tp to 8 with 8 ranks"),
+        (2, 2, {"context": 31}, "31 rows of place_embedding do not divide over 2 tensor parallel ranks. Fix: set parallel.tp to 1, or make them 32"),
     ],
 )  # fmt: skip
-def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(ranks, args, said):
-    assert said in refused(ranks, args=replace(ARGUMENTS, **args))
+def test_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(ranks, size, args, said):
+    assert refused(ranks, size=size, args=replace(ARGUMENTS, **args)).endswith(said)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_proposed_is_taken(ranks):
+    assert plan(ranks, args=replace(ARGUMENTS, heads=4))
 
 
 def test_all_that_does_not_divide_is_said_at_once():
-    said = refused(5, args=replace(ARGUMENTS, context=30)).split("\n")
-    assert [line.split(" do not divide")[0].removeprefix("parallel.tp: ") for line in said] == [
-        "256 rows of token_embedding", "6 heads of blocks.*", "48 inputs of blocks.*.attention_out",
-        "192 outputs of blocks.*.perceptron_in", "192 inputs of blocks.*.perceptron_out", "256 outputs of head",
-    ]  # fmt: skip
+    said = refused(5, args=replace(ARGUMENTS, context=31))
+    assert said == (
+        "parallel.tp: 256 rows of token_embedding, 31 rows of place_embedding, 6 heads of blocks.*, 48 inputs of "
+        "blocks.*.attention_out, 192 outputs of blocks.*.perceptron_in, 192 inputs of blocks.*.perceptron_out and 256 "
+        "outputs of head do not divide over 5 tensor parallel ranks. Fix: set parallel.tp to 1, or make them 260 and 35 "
+        "and 10 and 50 and 195 and 195 and 260"
+    )
 
 
 def test_an_outline_without_a_plan_is_refused():
@@ -66,7 +76,7 @@ def test_an_outline_without_a_plan_is_refused():
     with pytest.raises(
         ToolkitError, match=r"parallel\.tp is 2, and the outline of Sequential says of no module .*'column'"
     ):
-        tensor_plan(model, replace(OUTLINE, tensor={}), 2, False)
+        tensor_plan(model, replace(OUTLINE, tensor={}), ParallelTable(tp=2), 2)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +94,7 @@ def test_an_outline_without_a_plan_is_refused():
 )  # fmt: skip
 def test_outlines_that_do_not_fit_the_model_are_refused_with_what_does(tensor, said):
     assert said in refused(2, **tensor)
+    assert said in refused(1, **tensor), "whoever wrote it hears of it before there are more ranks"
 
 
 def test_with_pieces_of_the_sequence_every_parameter_must_be_in_the_plan():

@@ -114,6 +114,8 @@ def test_files_of_single_nodes_in_any_order_are_one_topology(tmp_path):
         ("[]", "file: object 1: no topology of form 1"),
         ('{"topology": 2}', "file: object 1: no topology of form 1"),
         ('{"topology": 1, "hardware": {}}', "file: object 1: nodes: Field required"),
+        ('{"topology": 1,\n"hardware" 2}', "file: line 2: no JSON: '2}'"),
+        ('{"topology": 1,\n', "file: line 2: no JSON: ''"),
         ("[" * 100_000, "file: line 1: no JSON: '[[["),
     ],
 )

@@ -207,9 +207,16 @@ def test_a_picture_is_written(toolkit, tmp_path):
             2,
             "more than the 100000 nodes that are planned for. Fix",
         ),
-        (("--input", "EMPTY", "-o", "x.svg"), 1, "no header with GPU columns"),
+        (("--input", "EMPTY", "-o", "x.svg"), 2, "no header with GPU columns"),
         (("--facts", "EMPTY", "-o", "x.svg"), 2, "nothing stands in it"),
         (("--facts", "BINARY", "-o", "x.svg"), 2, "is no text"),
+        (
+            ("--facts", "nofile", "-o", "x.svg"),
+            4,
+            "nofile: no such file. Fix: give what `toolkit topo show --json` printed",
+        ),
+        (("--input", "nofile", "-o", "x.svg"), 4, "nofile: no such file. Fix: give what `nvidia-smi topo -m` printed"),
+        (("--input", "FOLDER.png", "-o", "x.svg"), 2, "FOLDER.png: cannot be read: Is a directory. Fix: give what"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_the_fix(toolkit, tmp_path, options, code, said):

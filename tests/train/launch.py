@@ -59,15 +59,17 @@ def launch(
         for process in processes:
             process.start()
         ends_at = time.monotonic() + timeout_s
-        # One failed rank leaves the others waiting in a collective, so they end with it.
-        while time.monotonic() < ends_at and any(process.exitcode is None for process in processes):
-            if any(process.exitcode for process in processes):
-                break
-            time.sleep(0.02)
-        codes = [process.exitcode for process in processes]
-        for process in processes:
-            process.kill()
-            process.join()
+        try:
+            # One failed rank leaves the others waiting in a collective, so they end with it.
+            while time.monotonic() < ends_at and any(process.exitcode is None for process in processes):
+                if any(process.exitcode for process in processes):
+                    break
+                time.sleep(0.02)
+            codes = [process.exitcode for process in processes]
+        finally:  # also when pytest's own time-out comes first
+            for process in processes:
+                process.kill()
+                process.join()
     said = "".join(said_by(run_dir, rank, attempt) for rank in range(ranks))
     assert codes == [0] * ranks, f"exit codes of the ranks: {codes}\n{said}"
 

@@ -1,16 +1,20 @@
 from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
+from pydantic import Field
 
 from toolkit.errors import ToolkitError
+from toolkit.jobs import train_image, train_lm
 from toolkit.train.arguments import read_arguments
 
 
 @dataclass(frozen=True)
 class Shape:
-    layers: int = 4
-    dropout: float = 0.1
+    layers: Annotated[int, Field(ge=1)] = 4
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     tied: bool = True
+    name: str = ""
 
 
 def test_defaults_hold_and_an_integer_serves_as_a_float():
@@ -24,7 +28,36 @@ def test_a_misspelt_key_names_the_nearest():
         read_arguments(Shape, {"layer": 2})
 
 
-@pytest.mark.parametrize(("key", "value"), [("layers", 2.0), ("layers", True), ("tied", 1), ("dropout", "0.1")])
-def test_a_value_of_another_type_is_refused(key, value):
-    with pytest.raises(ToolkitError, match=rf"args\.{key}: .*is not of type"):
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("layers", 2.0, "2.0 is refused: input should be a valid integer. Fix: give a whole number, at least 1"),
+        ("layers", True, "True is refused: input should be a valid integer"),
+        ("layers", "many", "'many' is refused: input should be a valid integer"),
+        ("layers", -1, "-1 is refused: input should be greater than or equal to 1. Fix: give a whole number, at least 1"),
+        ("tied", 1, "1 is refused: input should be a valid boolean. Fix: give true or false"),
+        ("dropout", "0.1", "'0.1' is refused: input should be a valid number. Fix: give a number, at least 0, less than 1"),
+        ("dropout", 1.5, "1.5 is refused: input should be less than 1. Fix: give a number, at least 0, less than 1"),
+        ("name", 3, "3 is refused: input should be a valid string. Fix: give a text"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_or_beyond_its_limits_is_refused(key, value, said):
+    with pytest.raises(ToolkitError) as refused:
         read_arguments(Shape, {key: value})
+    assert str(refused.value).startswith(f"args.{key}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("job", "key", "value"),
+    [
+        *((train_lm, key, 0) for key in ("layers", "width", "heads", "context", "max_bytes")),
+        *((train_lm, key, 1.0) for key in ("dropout", "held_out")),
+        *((train_image, key, 0) for key in ("blocks", "channels")),
+        (train_image, "channels", 30),
+        (train_image, "held_out", -0.1),
+    ],
+)
+def test_what_would_break_inside_torch_is_refused_by_the_shipped_jobs(job, key, value):
+    with pytest.raises(ToolkitError, match=rf"^args\.{key}: {value} is refused: ") as refused:
+        read_arguments(job.Arguments, {key: value})
+    assert refused.value.fix.startswith("give a ")

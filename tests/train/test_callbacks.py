@@ -11,7 +11,7 @@ import pytest
 
 from toolkit.errors import ToolkitError
 from toolkit.train.callbacks import Callback, Callbacks
-from toolkit.train.validation import Validation
+from toolkit.train.held_out import Validation
 
 STATE: Any = SimpleNamespace(step=7)
 RECORD: Any = SimpleNamespace(step=7, loss=1.0)

@@ -11,7 +11,8 @@ from torch import nn
 from toolkit.checkpoint import Checkpointer
 from toolkit.errors import ToolkitError
 from toolkit.jobs.train_lm import GPT, Arguments, loss_of
-from toolkit.train.compiling import compile_blocks, use_channels_last
+from toolkit.train import compiling
+from toolkit.train.compiling import check_compiler, compile_blocks, use_channels_last
 from toolkit.train.recompute import recompute_block
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
@@ -108,3 +109,21 @@ def test_what_has_no_blocks_or_convolutions_is_refused():
         compile_blocks(nn.Linear(2, 2))
     with pytest.raises(ToolkitError, match=r"train\.channels_last: Linear has no convolution"):
         use_channels_last(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "said"),
+    [("cpu", "CXX", r"has no g\+\+\. Fix: .*apt-get install g\+\+"), ("cuda:0", "CC", "has no gcc or clang. Fix: ")],
+)
+def test_a_missing_compiler_is_refused_with_ways_to_get_one(monkeypatch, tmp_path, device, variable, said):
+    monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolkitError, match=r"train\.compile: .*" + said):
+        check_compiler(device)
+    own = tmp_path / "own-compiler"
+    own.touch(mode=0o755)
+    monkeypatch.setenv(variable, str(own))
+    check_compiler(device)
+    monkeypatch.setattr(compiling.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(ToolkitError, match=r"has no .*/Python\.h\. Fix: .*python3-dev"):
+        check_compiler(device)

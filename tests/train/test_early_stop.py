@@ -14,7 +14,7 @@ from toolkit.train.early_stop import EarlyStop
 
 def stops_at(stop: EarlyStop, values: list[float]) -> int | None:
     """The number of the value at which it says stop."""
-    return next((number for number, value in enumerate(values) if stop.should_stop(value)), None)
+    return next((number for number, value in enumerate(values) if stop.should_stop(value, number)), None)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,30 @@ def test_small_gains_that_add_up_are_an_improvement():
 @given(values=st.lists(st.floats(-5, 5), max_size=30), cut=st.integers(0, 30), patience=st.integers(1, 5))
 def test_a_cut_changes_nothing(values, cut, patience):
     first = EarlyStop(patience)
-    answers = [first.should_stop(value) for value in values[:cut]]
+    answers = [first.should_stop(value, step) for step, value in enumerate(values[:cut])]
     second = EarlyStop(patience)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    answers += [second.should_stop(value) for value in values[cut:]]
+    answers += [second.should_stop(value, cut + step) for step, value in enumerate(values[cut:])]
     whole = EarlyStop(patience)
-    assert answers == [whole.should_stop(value) for value in values]
+    assert answers == [whole.should_stop(value, step) for step, value in enumerate(values)]
+    assert second == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "values", "why"),
+    [
+        ({"patience": 2}, [3.0, 2.0, 2.5, 2.25], "the last 2 validations were not better than 2.0000 at step 1"),
+        ({"patience": 1, "min_delta": 0.5}, [3.0, 2.9], "the last validation was not better by more than 0.5 than 3.0000 at step 0"),
+        ({"patience": 2}, [math.nan, math.nan], "the last 2 validations were no number"),
+    ],
+)  # fmt: skip
+def test_it_says_what_the_waiting_brought(given, values, why):
+    stop = EarlyStop(**given)
+    assert stops_at(stop, values) == len(values) - 1
+    assert (stop.is_over, stop.why) == (True, why)
+
+
+def test_a_checkpoint_without_the_step_of_the_best_goes_on():
+    stop = EarlyStop(patience=1)
+    stop.load_state_dict({"best": 2.0, "waited": 1})
+    assert (stop.is_over, stop.why) == (True, "the last validation was not better than 2.0000")

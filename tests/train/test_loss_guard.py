@@ -1,4 +1,4 @@
-"""Losses that are no numbers and spikes: what they lead to, how often, and what a roll-back does not forget."""
+"""Losses, and norms of gradients, that are no numbers and spikes: what they lead to, how often, and what a roll-back does not forget."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from toolkit.train.guard import LossGuard
 
 def judged(guard: LossGuard, losses: list[float]) -> list[str]:
     return [guard.judge(step, loss, range(step * 4, step * 4 + 4)).action for step, loss in enumerate(losses)]
+
+
+def judged_with_norms(guard: LossGuard, losses: list[float]) -> list[str]:
+    """Norms that are good where losses are not, and the other way round."""
+    pairs = zip(losses, reversed(losses), strict=True)
+    return [guard.judge(step, loss, range(4), norm).action for step, (loss, norm) in enumerate(pairs)]
 
 
 def warm(policy="skip", **given) -> LossGuard:
@@ -75,6 +81,27 @@ def test_going_back_to_a_checkpoint_does_not_give_back_what_was_spent():
         guard.load_state_dict(saved)
     with pytest.raises(ToolkitError, match="after 2 bad steps before"):
         guard.judge(20, math.nan, range(4))
+
+
+def with_norms(guard: LossGuard, norms: list[float]) -> list[str]:
+    return [guard.judge(step, 2.0, range(4), norm).action for step, norm in enumerate(norms)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e3])
+def test_a_bad_norm_is_seen_where_the_loss_is_good(bad):
+    guard = LossGuard("skip")
+    assert set(with_norms(guard, [1.0, 1.3, 0.8, 1.1] * 5)) == {"go_on"}
+    verdict = guard.judge(20, 2.0, range(80, 84), bad)
+    assert verdict.action == "skip" and verdict.line.startswith("step 20: the gradient's norm is ")
+    assert guard.judge(21, 2.0, range(84, 88), 1.2).action == "go_on"
+
+
+def test_norms_may_differ_by_factors_and_fall_by_any():
+    """As they do in good steps, which clipping is for."""
+    assert set(with_norms(LossGuard("skip"), [1.0] * 20 + [10.0])) == {"go_on"}
+    assert with_norms(LossGuard("skip"), [1.0] * 20 + [12.0])[-1] == "skip", "12 is above e^(8 x 0.3), which is 11.02"
+    assert set(with_norms(LossGuard("skip"), [0.0, 1e3, *[900.0 * 0.8**step for step in range(60)], 0.0])) == {"go_on"}
+    assert with_norms(LossGuard("skip"), [1.0, 1e9, math.inf]) == ["go_on", "go_on", "skip"], "too few for a spike"
 
 
 @given(

@@ -7,7 +7,6 @@ import statistics
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,13 +98,14 @@ def _delayed(bucket: Any) -> torch.futures.Future[torch.Tensor]:
 
 def train_over_a_slow_link(world: Any, config: Any) -> None:
     import toolkit.parallel.replicated as replicated
+    from toolkit.comm.gradient import Reduction
     from toolkit.parallel.overlap import OverlapMeter
 
     def slow_hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         return _delayed(bucket)
 
     slow_hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
-    replicated.find_reduction = lambda *given: SimpleNamespace(hook=slow_hook)
+    replicated.find_reduction = lambda *given: Reduction(slow_hook, "")
     theirs: list[float] = []
     seconds = OverlapMeter.seconds
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launch import job, launch
 
 from toolkit.errors import ToolkitError
-from toolkit.train.adascale import AdaScale, gain_of, mean_over, moments_of, square_norm
+from toolkit.train.adascale import AdaScale, check_parts, gain_of, mean_over, moments_of
 from toolkit.train.rate_scaling import rate_factor, schedule_of
 from toolkit.train.schedule import Schedule
 
@@ -82,6 +82,35 @@ def test_one_part_has_no_variance():
         moments_of(1.0, 1.0, 1, 4)
 
 
+@pytest.mark.parametrize(
+    ("batch", "micro_batch", "ranks", "said"),
+    [
+        (10, 0, 4, "train.batch: AdaScale .* a batch of 10 does not divide over 4 ranks. Fix: batch = 8 or 12"),
+        (3, 0, 4, "Fix: batch = 4 or 4"),
+        (24, 5, 2, "train.micro_batch: .* 5 does not divide the 12 samples of a rank. Fix: micro_batch = 4"),
+        (24, 16, 2, "train.micro_batch: .* Fix: micro_batch = 12"),
+        (8, 8, 1, "train.lr_scaling: .* there is one. Fix: use two or more ranks"),
+    ],
+)
+def test_parts_that_cannot_be_compared_are_refused_with_numbers_that_work(batch, micro_batch, ranks, said):
+    with pytest.raises(ToolkitError, match=said):
+        check_parts(batch, micro_batch, ranks)
+
+
+@pytest.mark.parametrize(("batch", "micro_batch", "ranks"), [(8, 0, 2), (8, 4, 1), (24, 4, 2)])
+def test_equal_parts_are_taken(batch, micro_batch, ranks):
+    check_parts(batch, micro_batch, ranks)
+
+
+@given(squares=st.lists(st.floats(0, 1e6), min_size=2, max_size=16), agreement=st.floats(0, 1))
+def test_the_gain_that_is_measured_lies_between_one_and_the_number_of_copies(squares, agreement):
+    """The mean gradient's norm is that of the mean norm at most, and nothing at least."""
+    copies, mean = len(squares), sum(squares) / len(squares)
+    schedule = AdaScale(Schedule(1.0, 20), float(copies))
+    schedule.observe(mean, agreement * mean, copies)
+    assert 1.0 - 1e-9 <= schedule.gain() <= copies * (1 + 1e-9)
+
+
 def test_progress_goes_as_the_gain_and_ends_the_run_early():
     schedule = AdaScale(Schedule(1.0, 20, kind="linear", min_ratio=0.0), 4.0)
     assert (schedule.gain(), schedule.rate()) == (1.0, 1.0), "nothing was observed"
@@ -112,7 +141,6 @@ def over_ranks(world) -> None:
 
 def test_squared_norms_are_averaged_over_all_parts_of_all_ranks(tmp_path):
     launch(over_ranks, 2, tmp_path)
-    assert square_norm([torch.full((3,), 2.0), None, torch.ones(2, 2)]).item() == pytest.approx(16.0)
 
 
 def regression(scale: int, steps: int, *, adaptive: bool) -> tuple[float, int]:
@@ -127,8 +155,8 @@ def regression(scale: int, steps: int, *, adaptive: bool) -> tuple[float, int]:
         errors = inputs @ (weights - true) - noise
         parts = (errors.unsqueeze(2) * inputs).mean(1)
         if isinstance(course, AdaScale):
-            squares = [square_norm([part]) for part in parts]
-            course.observe(*mean_over(squares)[:1], square_norm([parts.mean(0)]).item(), scale)
+            squares = [part.double().square().sum() for part in parts]
+            course.observe(*mean_over(squares)[:1], parts.mean(0).double().square().sum().item(), scale)
         weights = weights - course.rate() * parts.mean(0)
         course.advance()
     return (weights - true).square().sum().item(), schedule.taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,20 +13,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import launch
+from launch import job, launch, said_by
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import CheckpointPolicy
 
 from toolkit.errors import ToolkitError
+from toolkit.jobs import train_lm
 from toolkit.jobs.train_lm import GPT, Arguments, loss_of
+from toolkit.parallel.distribute import Design, Part, distribute
+from toolkit.parallel.layer_costs import Trial
+from toolkit.parallel.materialise import parameters_on_meta
+from toolkit.parallel.mesh import make_mesh
+from toolkit.parallel.outline import Outline
+from toolkit.topology.gather import gather_topology
 from toolkit.train.activations import Activations, BlockActivations, cheapest, measure_activations, saved_bytes
 from toolkit.train.blocks import blocks_of
 from toolkit.train.recompute import _policy, forget_recompute, is_recomputed, recompute, recompute_block
 
 TEXT = torch.arange(128).view(4, 32) % 256
 BATCH = (TEXT, TEXT)
+FP32 = torch.autocast("cpu", enabled=False)
 
 
 def settings(kind: str, **given: Any) -> SimpleNamespace:
@@ -163,6 +172,142 @@ def test_what_cannot_be_done_is_refused_with_the_fix():
         len(recompute(gpt(), settings("budget", activation_budget_gb=enough), loss_of=loss_of, micro_batch=BATCH)) > 0
     )
     assert recompute(gpt(), settings("budget", activation_budget_gb=9.0), loss_of=loss_of, micro_batch=BATCH) == []
+
+
+class Turning(nn.Module):
+    """A block with buffers that it computes with: angles, as of rotary embeddings, and those of a batch norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.register_buffer("angles", torch.rand(width), persistent=False)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        turned = self.norm(stream) * self.angles.cos()
+        return stream + self.down(torch.tanh(self.up(turned)))
+
+
+class Turner(nn.Module):
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 8)
+        self.blocks = nn.ModuleList(Turning(8) for _ in range(blocks))
+        self.last = nn.Linear(8, 1)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        stream = self.first(stream) if self.first is not None else stream
+        for block in self.blocks:
+            stream = block(stream)
+        return self.last(stream) if self.last is not None else stream
+
+
+TURNER = Outline("blocks", ("first",), ("last",), {"blocks.*.up": "column", "blocks.*.down": "row"})
+ROWS = torch.rand(6, 3)
+
+
+def mean_square(model: nn.Module, rows: Tensor) -> Tensor:
+    return model(rows).square().mean()
+
+
+def test_a_model_with_buffers_is_measured_on_shapes_as_it_is_for_real():
+    torch.manual_seed(1)
+    real = Turner()
+    with parameters_on_meta(1):
+        shapes = Turner()
+    before = {name: buffer.clone() for name, buffer in shapes.named_buffers()}
+    found = [
+        measure_activations(model, partial(mean_square, model, rows), blocks_of(model))
+        for model, rows in ((shapes, ROWS.to("meta")), (real, ROWS))
+    ]
+    assert found[0] == found[1] and found[0].blocks[0].saved_bytes > found[0].blocks[0].input_bytes > 0
+    assert all(torch.equal(buffer, before[name]) for name, buffer in shapes.named_buffers())
+    names = recompute(
+        shapes,
+        settings("budget", activation_budget_gb=found[0].peak_bytes([]) / 1e9 * 0.9),
+        loss_of=nn.functional.mse_loss,
+        micro_batch=(ROWS.to("meta"), torch.rand(6, 1).to("meta")),
+    )
+    assert names and shapes.blocks[0].angles.device.type == "cpu"
+
+
+def test_a_model_that_does_not_run_on_shapes_is_refused_with_other_kinds():
+    class Looking(Turner):
+        def forward(self, stream: Tensor) -> Tensor:
+            return super().forward(stream if stream.sum() > 0 else -stream)
+
+    with parameters_on_meta(1):
+        model = Looking()
+    with pytest.raises(
+        ToolkitError, match=r"train\.recompute: Looking cannot be measured.*take \"every\" or"
+    ) as refused:
+        recompute(
+            model,
+            settings("large", recompute_above_mb=1.0),
+            loss_of=nn.functional.mse_loss,
+            micro_batch=(ROWS.to("meta"), ROWS.to("meta")),
+        )
+    assert "\n" not in str(refused.value)
+
+
+def measured_parts(world, config) -> None:
+    """What this rank's parts keep by shapes, when they are prepared, and then for real; and the shapes that go into them."""
+    found = []
+
+    def prepare(part: Part) -> None:
+        rows = part.inputs()
+        blocks = blocks_of(part.module, ["blocks"])
+        by_shapes = measure_activations(part.module, partial(mean_square, part.module, rows), blocks)
+        found.append((part, tuple(rows.shape), rows.requires_grad, by_shapes))
+
+    design = Design(Turner, lambda name, tensor: nn.init.ones_(tensor), TURNER, prepare, Trial(ROWS, FP32))
+    topology = gather_topology(world)
+    distribute(design, world, make_mesh(world, config, topology), config, topology)
+    shown = []
+    for part, shape, requires_grad, by_shapes in found:
+        rows = torch.rand(shape).requires_grad_(requires_grad)
+        for_real = measure_activations(
+            part.module, partial(mean_square, part.module, rows), blocks_of(part.module, ["blocks"])
+        )
+        assert by_shapes == for_real, (by_shapes, for_real)
+        shown.append({"shape": shape, "blocks": {one.name: one.saved_bytes for one in by_shapes.blocks}})
+    (world.run_dir / f"parts-{world.rank}.json").write_text(json.dumps(shown))
+
+
+@pytest.mark.parametrize("parallel", [{"tp": 2}, {"pp": 2, "balance": "even"}], ids=["tp", "pp"])
+def test_what_is_measured_is_what_the_rank_has(tmp_path, parallel):
+    launch(measured_parts, 2, tmp_path, job(parallel=parallel, micro_batch=1))
+    parts = [json.loads((tmp_path / f"parts-{rank}.json").read_text())[0] for rank in (0, 1)]
+    model = Turner()
+    whole = measure_activations(model, partial(mean_square, model, ROWS), blocks_of(model))
+    of_whole = {block.name: block.saved_bytes for block in whole.blocks}
+    if "tp" in parallel:
+        assert parts[0] == parts[1] and parts[0]["blocks"].keys() == of_whole.keys()
+        assert all(parts[0]["blocks"][name] < of_whole[name] for name in of_whole), (
+            "a half of what is between the matrices"
+        )
+    else:
+        assert [part["shape"] for part in parts] == [[6, 3], [6, 8]]
+        assert parts[0]["blocks"] | parts[1]["blocks"] == of_whole
+        assert not parts[0]["blocks"].keys() & parts[1]["blocks"].keys()
+
+
+def trained_by_budget(world, config) -> None:
+    train_lm.main(world, config)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "kind", "said"),
+    [
+        ({"tp": 2, "sequence": True}, {"recompute": "large", "recompute_above_mb": 0.001}, "blocks.0, blocks.1"),
+        ({"pp": 2, "balance": "even"}, {"recompute": "large", "recompute_above_mb": 0.001}, "blocks.0"),
+    ],
+    ids=["tp", "pp"],
+)
+def test_a_job_recomputes_what_its_ranks_measure(tmp_path, parallel, kind, said):
+    config = job(parallel=parallel, args={"layers": 2}, steps=2, **kind)
+    launch(trained_by_budget, 2, tmp_path, config)
+    assert f"recomputed in the backward pass: {said}\n" in said_by(tmp_path, 0)
 
 
 costs = st.lists(

@@ -19,7 +19,7 @@ from toolkit.train.schedule import Schedule
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
 
-CUT, STEPS = 8, 30
+CUT, STEPS = 8, 16
 RANKS = 3  # of three numbers the order counts when they are added up
 ITEMS = ("model", "optimizer", "schedule", "step", "cursor", "random")
 
@@ -79,7 +79,7 @@ def test_a_resumed_run_repeats_the_losses_of_the_uncut_one_to_the_last_bit(uncut
     source = uncut / "checkpoints" / f"step-{CUT:08d}"
     launch(train, RANKS, tmp_path, job(steps=STEPS, source=source))
     after = {step: loss for step, loss in losses(uncut).items() if step > CUT}
-    assert len(after) >= 20
+    assert len(after) == STEPS - CUT
     assert losses(tmp_path) == after
 
 
@@ -202,11 +202,11 @@ def test_another_runs_checkpoint_gives_way_to_what_was_saved_since(saved_steps, 
     assert resumed_at(own, other) == 7
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_losses_are_those_of_one_process(ranks, tmp_path):
+def test_the_losses_are_those_of_one_process_where_shares_are_uneven(tmp_path):
+    """Even ones are among the layouts of tests/parallel/test_parity.py."""
     config = job(steps=6, args={"dropout": 0.0}, micro_batch=2)
-    for size in (1, ranks):
+    for size in (1, RANKS):
         launch(train, size, tmp_path / str(size), config)
     alone = [record.loss for record in read_train_log(tmp_path / "1" / "metrics" / "train.jsonl")]
-    together = [record.loss for record in read_train_log(tmp_path / str(ranks) / "metrics" / "train.jsonl")]
+    together = [record.loss for record in read_train_log(tmp_path / str(RANKS) / "metrics" / "train.jsonl")]
     assert together == pytest.approx(alone, rel=1e-5)

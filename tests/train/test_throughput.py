@@ -11,7 +11,7 @@ from toolkit.jobs.train_lm import GPT, Arguments, loss_of
 from toolkit.train.compiling import compile_blocks
 from toolkit.train.peak_flops import peak_flops
 from toolkit.train.recompute import is_recomputed, recompute_block
-from toolkit.train.throughput import count_flops, on_meta, throughput
+from toolkit.train.throughput import count_flops, no_peak, on_meta, throughput
 
 BATCH, CONTEXT, WIDTH, LAYERS = 3, 16, 32, 2
 TEXT = torch.arange(BATCH * CONTEXT).view(BATCH, CONTEXT)
@@ -82,6 +82,7 @@ def test_a_model_that_looks_at_values_is_refused_by_name():
         ("Tesla V100-PCIE-16GB", torch.float32, 14),
         ("Tesla T4", torch.float16, 65),
         ("AMD Instinct MI300X", torch.bfloat16, 1307.4),
+        ("AMD Instinct MI250X", torch.float32, 47.9),
         ("Tesla V100-SXM2-32GB", torch.bfloat16, None),
         ("NVIDIA A100-SXM-64GB", torch.bfloat16, None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", torch.bfloat16, None),
@@ -101,3 +102,9 @@ def test_throughput_is_per_rank_against_its_own_peak():
     assert (found.tokens_per_s, found.flops_per_s) == (2000.0, 5e14)
     assert found.utilization == pytest.approx(500 / 312)
     assert throughput(device_name="something new", **given).utilization is None
+
+
+def test_an_unknown_peak_is_said_and_a_cpu_has_none_to_know():
+    said = no_peak("NVIDIA GeForce RTX 9999", torch.bfloat16)
+    assert said == "no mfu is written: what NVIDIA GeForce RTX 9999 can do at most in bfloat16 is not known"
+    assert no_peak("NVIDIA H200", torch.bfloat16) == no_peak("", torch.float32) == ""

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from launch import job, launch, said_by
 from torch import nn
 
 from toolkit.errors import ToolkitError
+from toolkit.jobs import train_lm
 from toolkit.metrics.training import read_train_log
 from toolkit.metrics.validation import read_validations
 from toolkit.parallel.materialise import _seed_of
@@ -73,13 +75,13 @@ class Held:
         return []
 
 
-def trained(world, config, take_samples=samples_at, callbacks=(), held_out=10):
+def trained(world, config, take_samples=samples_at, callbacks=(), held_out=10, loss_of=nn.functional.mse_loss):
     """Train on the global samples themselves, in no other order."""
+    from toolkit.train.held_out import HeldOut
     from toolkit.train.trainer import Task, Trainer
-    from toolkit.train.validations import HeldOut
 
     task = Task(
-        Model, initialise, Outline(blocks="blocks"), nn.functional.mse_loss, Held(1000),
+        Model, initialise, Outline(blocks="blocks"), loss_of, Held(1000),
         held_out=HeldOut(Held(held_out), measure) if held_out else None,
     )  # fmt: skip
     trainer = Trainer(world, config, task, callbacks)
@@ -122,10 +124,52 @@ def test_a_bad_loss_is_skipped_and_said(tmp_path):
     assert found_by(tmp_path, 0)["samples"] == STEPS * BATCH
 
 
+MARK = 1000.0  # of a target whose gradient is bad, and whose loss is not
+
+
+def loss_with_a_bad_gradient(kind: str):
+    def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        marked = bool((targets > MARK / 2).any())
+        loss = nn.functional.mse_loss(outputs, targets - MARK * marked)
+        nothing = outputs - outputs.detach()
+        if marked:
+            loss = loss + (nothing.abs().sqrt() if kind == "nan" else 1e4 * nothing).sum()
+        return loss
+
+    return loss_of
+
+
+def with_a_bad_gradient(world, config, kind: str) -> None:
+    bad = 29 if kind == "nan" else 45
+
+    def take_samples(samples: range):
+        inputs, targets = samples_at(samples)
+        return inputs, targets + MARK * (bad in samples)
+
+    trainer = trained(world, config, take_samples, loss_of=loss_with_a_bad_gradient(kind))
+    finite = all(bool(parameter.isfinite().all()) for parameter in trainer.model.module.parameters())
+    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"finite": finite}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "settings"),
+    [
+        ("nan", "step 8: the gradient's norm is nan (samples 28 to 31; bad step 1 of 10 allowed)", {"clip_norm": 0.0}),
+        ("spike", "step 12: the gradient's norm is ", {"parallel": {"shard": 2, "zero": 2}}),
+    ],
+)
+def test_a_bad_gradient_behind_a_good_loss_is_skipped_and_said(tmp_path, kind, said, settings):
+    launch(with_a_bad_gradient, 2, tmp_path, config_of(guard="skip", **settings), kind)
+    assert said in said_by(tmp_path, 0) and said_by(tmp_path, 0).count("its update is left out") == 1
+    assert [found_by(tmp_path, rank)["finite"] for rank in (0, 1)] == [True, True]
+    records = read_train_log(tmp_path / "metrics" / "train.jsonl")
+    assert all(math.isfinite(record.loss) and record.loss < 100 for record in records), "no loss shows it"
+
+
 def test_a_bad_loss_rolls_back_and_goes_past_its_samples(tmp_path):
     config = saved_every(5, config_of(guard="roll_back"))
     launch(with_the_bad_sample, 2, tmp_path, config)
-    assert "back to the last checkpoint, and on from sample 32" in said_by(tmp_path, 0)
+    assert "back to the checkpoint of step 5, and on from sample 32" in said_by(tmp_path, 0)
     found = [found_by(tmp_path, rank) for rank in (0, 1)]
     assert all(one["finite"] and one["step"] == STEPS for one in found)
     # Steps 6 and 7 were taken twice, with other samples: 20 to 27 are lost with the bad step's own, 28 to 31.
@@ -136,11 +180,41 @@ def test_a_bad_loss_rolls_back_and_goes_past_its_samples(tmp_path):
     assert all(math.isfinite(record.loss) for record in records)
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_back_to(tmp_path):
-    config = saved_every(100, config_of(guard="roll_back"))
-    launch(with_the_bad_sample, 1, tmp_path, config)
-    assert "there is no checkpoint, so that only the update is left out" in said_by(tmp_path, 0)
-    assert found_by(tmp_path, 0)["finite"]
+def refused(world, config) -> None:
+    """Note the mistake that a training ends with."""
+    with pytest.raises(ToolkitError) as caught:
+        trained(world, config, with_a_bad_one)
+    error = caught.value
+    found = {"message": error.message, "where": error.where, "fix": error.fix}
+    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps(found))
+
+
+def test_a_roll_back_before_the_first_checkpoint_ends_the_run_on_all_ranks(tmp_path):
+    launch(refused, 2, tmp_path, saved_every(10, config_of(guard="roll_back")))
+    told = found_by(tmp_path, 0)
+    assert told == found_by(tmp_path, 1)
+    assert told["message"].startswith("step 8: the loss is nan (samples 28 to 31; ")
+    assert told["message"].endswith(": there is no checkpoint yet to go back to")
+    assert told["where"] == "train.guard" and "checkpoint.every_steps" in told["fix"]
+
+
+@pytest.mark.parametrize("every_steps", [0, STEPS, 100])
+def test_a_roll_back_for_which_no_checkpoint_can_be_there_is_refused_at_the_start(tmp_path, every_steps):
+    from toolkit.config.combinations import check_roll_back
+
+    config = saved_every(every_steps, config_of(guard="roll_back"))
+    with pytest.raises(ToolkitError, match=f"checkpoint.every_steps is {every_steps}, train.steps 12") as told:
+        check_roll_back(config.train, config.checkpoint, has_one=False)
+    assert "from 1 to 11" in told.value.fix
+    check_roll_back(config.train, config.checkpoint, has_one=True)
+    for sooner in ({"every_s": 60}, {"best": "loss", "best_every_steps": 5}, {"every_steps": 11}):
+        check_roll_back(config.train, config.checkpoint.model_copy(update=sooner), has_one=False)
+    with pytest.raises(ToolkitError, match="without a run directory"):
+        check_roll_back(config.train, None, has_one=False)
+    if every_steps == 100:
+        launch(refused, 1, tmp_path, config)
+        assert found_by(tmp_path, 0)["where"] == "train.guard"
+        assert not (tmp_path / "metrics" / "train.jsonl").exists(), "no step was made"
 
 
 def test_validation_counts_every_sample_once_and_takes_the_average(tmp_path):
@@ -163,8 +237,88 @@ def test_validation_counts_every_sample_once_and_takes_the_average(tmp_path):
 def test_a_run_that_gets_no_better_ends_early_with_a_checkpoint(tmp_path):
     settings = {"validate_every": 2, "early_stop_patience": 2, "early_stop_min_delta": 1e9}
     launch(trained, 2, tmp_path, config_of(**settings))
-    assert "stopped early at step 6" in said_by(tmp_path, 0)
+    stopped = "the last 2 validations were not better by more than 1e+09 than "
+    said = said_by(tmp_path, 0)
+    assert f"stopped early at step 6: {stopped}" in said and " at step 2\n" in said
     assert (tmp_path / "checkpoints" / "step-00000006").is_dir()
+    validations = read_validations(tmp_path / "metrics" / "validation.jsonl")
+    assert [bool(record.stopped) for record in validations] == [False, False, True]
+    assert validations[-1].stopped.startswith(stopped)
+    launch(trained, 2, tmp_path, config_of(**settings), attempt=1)
+    said = said_by(tmp_path, 0, 1)
+    assert "the run has stopped early, and makes no step: the last 2 validations" in said
+    assert "it goes on with train.early_stop_patience = 3 or more" in said
+    assert read_train_log(tmp_path / "metrics" / "train.jsonl")[-1].step == 6
+    launch(trained, 2, tmp_path, config_of(**settings | {"early_stop_patience": 3}), attempt=2)
+    assert "stopped early at step 8: the last 3 validations" in said_by(tmp_path, 0, 2)
+
+
+def _with_the_best_validation(world, config) -> None:
+    from toolkit.train.validations import Validations
+
+    made: list[int] = []
+    plain = Validations.measure
+
+    def measure_counted(self):
+        made.append(1)
+        return plain(self)
+
+    Validations.measure = measure_counted
+    trained(world, config)
+    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"made": len(made)}))
+
+
+def test_the_best_validation_is_looked_at_once_where_one_is_due_anyway(tmp_path):
+    config = config_of(validate_every=4)
+    best = {"best": "validation_loss", "best_every_steps": 6, "every_steps": 0}
+    launch(
+        _with_the_best_validation, 1, tmp_path,
+        config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=best)}),
+    )  # fmt: skip
+    # Due after 4, 8 and 12, looked at after 6 and 12.
+    assert found_by(tmp_path, 0)["made"] == 4
+    kept = read_validations(tmp_path / "metrics" / "validation.jsonl")[-1].means["loss"]
+    saved = json.loads((tmp_path / "metrics" / "checkpoints.jsonl").read_text().splitlines()[-1])
+    assert (saved["step"], saved["metric"]) == (12, pytest.approx(kept))
+
+
+def _with_broken_samples(world, config) -> None:
+    """Every sample that a rank takes was replaced."""
+    from toolkit.jobs import train_lm
+    from toolkit.train.data.text import Windows
+    from toolkit.train.trainer import Task, Trainer
+
+    class Broken(Windows):
+        skips: tuple[str, ...] = ()
+
+        def take(self, positions):
+            self.skips += tuple(f"file:{position}: oops" for position in positions.tolist())
+            return super().take(positions)
+
+        def drain_skips(self):
+            skips, self.skips = self.skips, ()
+            return list(skips)
+
+    shape = train_lm.Arguments(layers=1, width=32, heads=2, context=16)
+    source = Broken(bytes(range(256)) * 8, 16)
+    task = Task(lambda: train_lm.GPT(shape), train_lm.initialise, train_lm.OUTLINE, train_lm.loss_of, source)
+    trainer = Trainer(world, config, task)
+    with pytest.raises(ToolkitError) as caught:
+        trainer.train()
+    found = {"message": caught.value.message, "where": caught.value.where, "step": trainer.state.step}
+    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("parallel", [{}, {"tp": 2}])
+def test_broken_samples_are_judged_over_all_ranks_and_end_them_together(tmp_path, parallel):
+    """Of 1000 samples 6 may be broken: two ranks have 4 each after two steps, or both have the same 8."""
+    config = config_of(parallel=parallel)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"broken_limit": 0.006})})
+    launch(_with_broken_samples, 2, tmp_path, config)
+    for rank in (0, 1):
+        told = found_by(tmp_path, rank)
+        assert told["message"].startswith("8 of 8 samples read are broken, more than a share of 0.006; the last: file:")
+        assert (told["where"], told["step"]) == ("data.broken_limit", 1)
 
 
 def test_fp16_leaves_out_a_step_that_overflows_and_goes_on_with_half_the_scale(tmp_path):
@@ -281,19 +435,43 @@ def test_adascale_is_shown_the_gradients_of_single_micro_batches(tmp_path):
     assert mean_square == pytest.approx(float((sum(gradients) / BATCH).square().sum()), rel=1e-4)
 
 
+def _read_alike(world, config) -> None:
+    """All ranks have the same samples, and all micro-batches, so that there is no noise among them."""
+    trainer = trained(world, config, lambda samples: samples_at(range(2)), held_out=0)
+    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"gain": trainer.schedule.gain()}))
+
+
+def test_the_gain_of_copies_that_agree_is_one(tmp_path):
+    settings = {"lr_scaling": "adaptive", "lr_reference_batch": 2, "optimizer": "sgd", "momentum": 0.0}
+    config = job(steps=6, batch=4, micro_batch=2, warmup_steps=0, schedule="constant", **settings)
+    launch(_read_alike, 2, tmp_path, config)
+    assert found_by(tmp_path, 0)["gain"] == found_by(tmp_path, 1)["gain"] == pytest.approx(1.0, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("ranks", "parallel", "settings", "where"),
     [
-        (2, {"pp": 2}, {"validate_every": 4}, "train.validate_every"),
-        (2, {"pp": 2}, {"recompute": "large", "recompute_above_mb": 1.0}, "train.recompute"),
+        (2, {"pp": 2}, {"compile": True}, "train.compile"),
+        (2, {"pp": 2, "schedule": "zero_bubble"}, {"recompute": "selective"}, "train.recompute"),
         (2, {"tp": 2}, {"compile": True}, "train.compile"),
         (2, {"shard": 2}, {"lr_scaling": "adaptive", "lr_reference_batch": 1}, "train.lr_scaling"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(ranks, parallel, settings, where):
-    from toolkit.train.combinations import check_combinations
+    from toolkit.config.combinations import check_combinations
 
     config = job(steps=STEPS, batch=BATCH, micro_batch=1, parallel={**parallel, "replicate": 0}, **settings)
     with pytest.raises(ToolkitError) as refused:
         check_combinations(config.train, config.parallel)
     assert refused.value.where == where and refused.value.fix
+
+
+def train_from_other_seeds(world: Any, config: Any) -> None:
+    """As ranks begin outside of tests: torch seeds every process at random."""
+    torch.manual_seed(1000 + world.rank)
+    train_lm.main(world, config)
+
+
+def test_tensor_parallel_ranks_drop_alike_from_the_rehearsal_on(tmp_path):
+    launch(train_from_other_seeds, 2, tmp_path, job(args={"dropout": 0.1}, parallel={"tp": 2}, steps=2))
+    assert len(list(read_train_log(tmp_path / "metrics" / "train.jsonl"))) == 2

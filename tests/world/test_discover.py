@@ -36,6 +36,8 @@ def place(environ):
     [
         ({}, (0, 1, 0, 1, 0, 1, "none")),
         (STEP, (4, 6, 0, 1, 2, 4, "srun")),
+        # Over components the counts stand as the nodes' names sort, and SLURM_NODEID as the ranks do.
+        (STEP | {"SLURM_HET_SIZE": "2", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_GTIDS": "0"}, (0, 6, 0, 1, 0, 4, "srun")),
         (TORCHRUN, (5, 8, 1, 4, 1, 2, "torchrun")),
         (STEP | TORCHRUN, (5, 8, 1, 4, 1, 2, "torchrun")),  # torchrun inside a step: one task, many ranks
         (LOCAL, (1, 2, 1, 2, 0, 1, "local")),

@@ -24,6 +24,7 @@ from toolkit.metrics.checkpoints import CENTURY_S, SaveRecord, read_save_log, se
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
+from toolkit.rundir.task_files import read_begun
 
 # Ends by chance that lose the steps since the last save. A preemption loses none where its ranks could save.
 _FAILURES = {
@@ -179,7 +180,7 @@ def _lives(run: RunDirectory, records: list[SaveRecord]) -> tuple[float, dict[st
 
 def _lived_so_far(attempt: AttemptDirectory, records: list[SaveRecord]) -> float:
     """Of an attempt that has not ended, or whose end nobody has written yet: until its last save."""
-    start = read_json_or_none(attempt.start_file)
+    start = read_begun(attempt)
     ended_at = [record.ended_at for record in records if record.attempt == attempt.number]
     if start is None or not ended_at:
         return 0.0

@@ -1,6 +1,6 @@
 """The table of all-reduce algorithms. All have one signature, so that they can be measured and chosen by name.
 
-Without torch until one is run: the login side reads the names, and which layout of ranks each needs.
+Without torch until one is run: the login side reads the names, which layout of ranks each needs, and what it sends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from toolkit.comm.cost import schedules
+from toolkit.comm.cost.schedules import Schedule
 from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
@@ -28,11 +30,13 @@ if TYPE_CHECKING:
 class Algorithm:
     """One way to all-reduce, a function of a module beside this one.
 
-    `needs` says what `Peers` must know: nothing, the nodes, or an even layout of them.
+    `schedule` is what it sends, round by round. `needs` says what `Peers` must know: nothing, the nodes, or an even layout
+    of them.
     """
 
     module: str
     function: str
+    schedule: Schedule
     needs: str = ""
 
     @property
@@ -50,14 +54,14 @@ def hierarchical_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
-        "flat": Algorithm("flat", "flat_all_reduce"),
-        "ring": Algorithm("ring", "ring_all_reduce"),
-        "double-buffered ring": Algorithm("ring", "double_buffered_ring_all_reduce"),
-        "pipelined ring": Algorithm("ring", "pipelined_ring_all_reduce"),
-        "tree": Algorithm("tree", "tree_all_reduce"),
-        "direct": Algorithm("direct", "direct_all_reduce"),
-        "leader": Algorithm("leader", "leader_all_reduce", needs="nodes"),
-        "hierarchical": Algorithm("algorithms", "hierarchical_all_reduce", needs="even nodes"),
+        "flat": Algorithm("flat", "flat_all_reduce", schedules.overlapped_ring),
+        "ring": Algorithm("ring", "ring_all_reduce", schedules.ring),
+        "double-buffered ring": Algorithm("ring", "double_buffered_ring_all_reduce", schedules.overlapped_ring),
+        "pipelined ring": Algorithm("ring", "pipelined_ring_all_reduce", schedules.overlapped_ring),
+        "tree": Algorithm("tree", "tree_all_reduce", schedules.tree),
+        "direct": Algorithm("direct", "direct_all_reduce", schedules.direct),
+        "leader": Algorithm("leader", "leader_all_reduce", schedules.leader, needs="nodes"),
+        "hierarchical": Algorithm("algorithms", "hierarchical_all_reduce", schedules.hierarchical, needs="even nodes"),
     }
 )
 

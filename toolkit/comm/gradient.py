@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here: DDP looks at the annotations of its hook and refuses strings.
 
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,34 +16,14 @@ from toolkit.comm.counters import Counters
 from toolkit.comm.handle import Handle
 from toolkit.comm.hierarchical import HierarchicalReducer
 from toolkit.comm.presence import BEAT_S
+from toolkit.comm.tiers import choose_tiers, say
 from toolkit.comm.watched import WatchedCalls
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Topology
-from toolkit.topology.groups import GroupPlan, plan_reduction
 from toolkit.world.facts import World
 
 GRADIENTS = "gradient reduction"
 Hook = Callable[[None, dist.GradBucket], torch.futures.Future[torch.Tensor]]
-
-
-def choose_reduction(
-    model: DistributedDataParallel,
-    world: World,
-    setting: str,
-    topology: Topology,
-    counters: Counters | None = None,
-    *,
-    timeout_s: float | None = None,
-    beat_s: float = BEAT_S,
-) -> str:
-    """Register another reduction on `model` when `setting` and `topology` say so: `find_reduction`, which see.
-
-    Collective, call once. Returns the line that says which reduction is used and why.
-    """
-    found = find_reduction(model.process_group, world, setting, topology, counters, timeout_s=timeout_s, beat_s=beat_s)
-    if found.hook is not None:
-        model.register_comm_hook(None, found.hook)
-    return found.line
 
 
 @dataclass(frozen=True)
@@ -53,6 +32,11 @@ class Reduction:
 
     hook: Hook | None
     line: str
+
+    def register_on(self, model: DistributedDataParallel) -> None:
+        """Have `model` reduce its gradients so. Call once."""
+        if self.hook is not None:
+            model.register_comm_hook(None, self.hook)
 
 
 def find_reduction(
@@ -81,26 +65,13 @@ def find_reduction(
     """
     if setting == "measured":
         return _by_measurement(group, world, topology, counters, timeout_s, beat_s)
-    plan = plan_reduction(topology, setting)
-    ranks = group.size()
-    if plan.hierarchical and ranks != world.size:
-        reason = f"the model is replicated over {ranks} of {world.size} ranks"
-        if setting == "hierarchical":
-            raise ToolkitError(reason, where="parallel.reduction", fix='set reduction = "flat"')
-        plan = GroupPlan((), (), reason)
-    hook = None
-    if plan.hierarchical:
-        calls = WatchedCalls(world, GRADIENTS, beat_s=beat_s)
-        with calls.making():
-            reducer = HierarchicalReducer(plan, counters, timeout_s=timeout_s)
-        hook = hierarchical_hook(reducer, calls)
-    return _said(world, hook, f"gradient reduction: {'hierarchical' if plan.hierarchical else 'flat'} ({plan.reason})")
-
-
-def _said(world: World, hook: Hook | None, line: str) -> Reduction:
-    if world.rank == 0:
-        sys.stderr.write(line + "\n")
-    return Reduction(hook, line)
+    plan, line = choose_tiers(GRADIENTS, group.size(), world, setting, topology)
+    if not plan.hierarchical:
+        return Reduction(None, line)
+    calls = WatchedCalls(world, GRADIENTS, beat_s=beat_s)
+    with calls.making():
+        reducer = HierarchicalReducer(plan, counters, timeout_s=timeout_s)
+    return Reduction(hierarchical_hook(reducer, calls), line)
 
 
 def _by_measurement(
@@ -120,7 +91,7 @@ def _by_measurement(
             fix='set reduction = "auto"; on GPUs NCCL measures for itself',
         )
     choice = communicator.choose_by_measurement()
-    return _said(world, measured_hook(communicator), f"gradient reduction: by measurement, {choice.line}")
+    return Reduction(measured_hook(communicator), say(world, f"{GRADIENTS}: by measurement, {choice.line}"))
 
 
 def measured_hook(communicator: Communicator) -> Hook:

@@ -10,7 +10,6 @@ classes that these name as arguments are private; the two methods below are all 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -21,10 +20,11 @@ from toolkit.comm.compat import all_gather_single
 from toolkit.comm.counters import Counters
 from toolkit.comm.hierarchical import node_reduce_scatter, own_group
 from toolkit.comm.presence import BEAT_S
+from toolkit.comm.tiers import choose_tiers
 from toolkit.comm.watched import WatchedCalls
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Topology
-from toolkit.topology.groups import GroupPlan, plan_reduction
+from toolkit.topology.groups import GroupPlan
 from toolkit.world.facts import World
 
 ALL_GATHER, REDUCE_SCATTER = "sharding all-gather", "sharding reduce-scatter"
@@ -62,7 +62,7 @@ def choose_sharding_collectives(
             where="parallel.reduction",
             fix='set reduction = "auto"',
         )
-    plan = plan_reduction(topology, setting)
+    plan, line = choose_tiers("sharding collectives", world.size, world, setting, topology)
     if plan.hierarchical:
         calls = WatchedCalls(world, "sharding", beat_s=beat_s)
         with calls.making():
@@ -72,9 +72,6 @@ def choose_sharding_collectives(
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(AllGatherInTiers(tiers))  # type: ignore[arg-type]
                 module.set_custom_reduce_scatter(ReduceScatterInTiers(tiers))  # type: ignore[arg-type]
-    line = f"sharding collectives: {'hierarchical' if plan.hierarchical else 'flat'} ({plan.reason})"
-    if world.rank == 0:
-        sys.stderr.write(line + "\n")
     return line
 
 

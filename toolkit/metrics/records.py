@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import is_unwritable
+from toolkit.rundir.files import is_unwritable, json_reason, tail_text
 
 
 class Record(Protocol):
@@ -22,7 +22,16 @@ class Record(Protocol):
 
 MOST_WAITING = 10_000  # lines; the oldest go first
 
+
+class OfStep(Protocol):
+    """A record of an optimizer step."""
+
+    @property
+    def step(self) -> int: ...
+
+
 R = TypeVar("R", bound=Record)
+S = TypeVar("S", bound=OfStep)
 T = TypeVar("T")
 
 
@@ -101,10 +110,32 @@ def read_records(path: Path, from_line: Callable[[str], T], *, what: str) -> Ite
             if not line.endswith("\n"):
                 return
             try:
-                yield from_line(line)
+                yield from_line(line.rstrip("\n"))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ToolkitError(
-                    f"not a {what} record ({error})",
+                    f"not a {what} record ({json_reason(error)})",
                     where=f"{path}:{number}",
                     fix="delete this line; nothing else of the run depends on it",
                 ) from None
+
+
+def read_steps(path: Path, from_line: Callable[[str], S], *, what: str) -> list[S]:
+    """The records of the run as it stands, in the order of their steps, each step once.
+
+    A line that goes back to step N, as after a resume or a roll-back, drops every earlier line from N on. Else as
+    `read_records`.
+    """
+    kept: list[S] = []
+    for record in read_records(path, from_line, what=what):
+        while kept and kept[-1].step >= record.step:
+            kept.pop()
+        kept.append(record)
+    return kept
+
+
+def last_of(path: Path, from_line: Callable[[str], T]) -> T | None:
+    """The newest record, from the end of the file, which may be long, and may end within a line; None without one."""
+    for line in reversed(tail_text(path, 2)):
+        with suppress(ValueError, KeyError, TypeError):
+            return from_line(line)
+    return None

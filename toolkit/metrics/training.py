@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from toolkit.metrics.records import RecordLog, read_records
-from toolkit.rundir.files import tail_text
+from toolkit.metrics.records import RecordLog, last_of, read_steps
 
 
 @dataclass(frozen=True)
@@ -74,25 +72,10 @@ class TrainLog(RecordLog[TrainRecord]):
 
 
 def read_train_log(path: Path) -> list[TrainRecord]:
-    """The steps of the run as it stands, in order, each once.
-
-    A line that goes back to step N drops every earlier line from N on. An unfinished last line is not yet
-    read. The file may be read while it is written.
-
-    Raises:
-        ToolkitError: for a finished line that is no record, naming file and line.
-    """
-    kept: list[TrainRecord] = []
-    for record in read_records(path, TrainRecord.from_line, what="training"):
-        while kept and kept[-1].step >= record.step:
-            kept.pop()
-        kept.append(record)
-    return kept
+    """The steps of the run as it stands: `read_steps`, which see. The file may be read while it is written."""
+    return read_steps(path, TrainRecord.from_line, what="training")
 
 
 def last_record(path: Path) -> TrainRecord | None:
-    """The newest line, from the end of the file, which may be long, and may end within a line; None without one."""
-    for line in reversed(tail_text(path, 2)):
-        with suppress(ValueError, KeyError, TypeError):
-            return TrainRecord.from_line(line)
-    return None
+    """The newest line; None without one."""
+    return last_of(path, TrainRecord.from_line)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from toolkit.metrics.records import RecordLog, read_records
+from toolkit.metrics.records import RecordLog, last_of, read_steps
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class ValidationRecord:
     average: whether the weights were those of the moving average.
     time: when it ended, UTC, ISO 8601.
     attempt: the attempt that made it.
+    stopped: why early stopping ended the run with it, "" where it did not.
     """
 
     step: int
@@ -28,11 +31,15 @@ class ValidationRecord:
     average: bool
     time: str
     attempt: int
+    stopped: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The line as an object."""
+        means = {name: mean if math.isfinite(mean) else None for name, mean in self.means.items()}
+        return asdict(self) | {"means": means}
 
     def to_line(self) -> str:
-        row = asdict(self)
-        row["means"] = {name: mean if math.isfinite(mean) else None for name, mean in self.means.items()}
-        return json.dumps(row, allow_nan=False)
+        return json.dumps(self.as_json(), allow_nan=False)
 
     @classmethod
     def from_line(cls, line: str) -> ValidationRecord:
@@ -46,14 +53,15 @@ class ValidationLog(RecordLog[ValidationRecord]):
 
 
 def read_validations(path: Path) -> list[ValidationRecord]:
-    """The validations of the run as it stands: a line at step N replaces those from step N on before it.
+    """The validations of the run as it stands: `read_steps`, which see."""
+    return read_steps(path, ValidationRecord.from_line, what="validation")
 
-    Raises:
-        ToolkitError: for a finished line that is no record, naming file and line.
-    """
-    kept: list[ValidationRecord] = []
-    for record in read_records(path, ValidationRecord.from_line, what="validation"):
-        while kept and kept[-1].step >= record.step:
-            kept.pop()
-        kept.append(record)
-    return kept
+
+def last_validation(path: Path) -> ValidationRecord | None:
+    """The newest line; None without one."""
+    return last_of(path, ValidationRecord.from_line)
+
+
+def in_words(means: Mapping[str, float]) -> str:
+    """What was measured, as "loss 1.2345, accuracy 0.9812"."""
+    return ", ".join(f"{name} {mean:.4f}" for name, mean in means.items())

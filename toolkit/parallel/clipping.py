@@ -46,16 +46,28 @@ def total_norm(gradients: Iterable[Tensor], stages: dist.ProcessGroup | None) ->
     by_mesh = defaultdict(list)
     for gradient in gradients:
         by_mesh[_mesh_of(gradient)].append(gradient)
-    norms = []
-    for of_mesh in by_mesh.values():
-        norm = get_total_norm(of_mesh)
-        norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    if len(norms) == 1 and stages is None:
-        return norms[0]
-    square = torch.stack([norm.double() ** 2 for norm in norms]).sum() if norms else _nothing(stages)
+    squares = [_square_norm(of_mesh) for of_mesh in by_mesh.values()]
+    square = torch.stack(squares).sum() if squares else _nothing(stages)
     if stages is not None:
         dist.all_reduce(square, group=stages)
     return square.sqrt().float()
+
+
+def _square_norm(gradients: list[Tensor]) -> Tensor:
+    """Of gradients on one mesh, laid alike; a scalar in float64. Collective.
+
+    Parts are summed here, one number for each mesh dimension: torch would gather the norms of all gradients, and warn of
+    each mesh that it has no process group for.
+    """
+    first = gradients[0]
+    own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    square = get_total_norm(own).double() ** 2
+    if isinstance(first, DTensor):
+        for dimension, placement in enumerate(first.placements):
+            assert not placement.is_partial(), "backward passes leave no gradient to be summed"
+            if not placement.is_replicate():
+                dist.all_reduce(square, group=first.device_mesh.get_group(dimension))
+    return square
 
 
 def _nothing(stages: dist.ProcessGroup | None) -> Tensor:

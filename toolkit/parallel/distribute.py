@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.parallel import loss_parallel
 
 from toolkit.comm.sharding import choose_sharding_collectives
 from toolkit.config.parallel import ParallelTable
@@ -28,6 +29,7 @@ from toolkit.parallel.pipeline import lay_pipeline
 from toolkit.parallel.pipeline_passes import PipelinePasses
 from toolkit.parallel.replicated import replicate
 from toolkit.parallel.sharded import Between, shard
+from toolkit.parallel.stages import stream_into
 from toolkit.parallel.tensor import split_tensors
 from toolkit.parallel.tensor_passes import TensorPasses, settle_gradients
 from toolkit.parallel.tensor_plan import Split, tensor_plan
@@ -42,7 +44,8 @@ class DistributedModel:
     `module` has this rank's parameters under the names that they have in the whole model. `counts_loss` where the losses
     of this rank go into the sum over all ranks: ranks that share samples see the same loss. `parameters` is how many the
     whole model has; `counted_elsewhere` are those that another pipeline stage has as well, and counts in the gradient's
-    norm. `profile` has the phases of a step; a module may add its own.
+    norm. `pipeline` passes samples through all stages where `module` has those of this rank. `profile` has the phases of a
+    step; a module may add its own.
     """
 
     module: nn.Module
@@ -51,6 +54,7 @@ class DistributedModel:
     parameters: int
     counted_elsewhere: tuple[nn.Parameter, ...] = ()
     profile: Profile = field(default_factory=Profile)
+    pipeline: PipelinePasses | None = None
 
     @property
     def counts_loss(self) -> bool:
@@ -77,6 +81,18 @@ class DistributedModel:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A model, or a stage of it in a pipeline, on the meta device: as this rank has it, but for its shards.
+
+    `inputs` gives what goes into it of `Design.trial`, on the meta device. A loss follows where it `is_last`.
+    """
+
+    module: nn.Module
+    inputs: Callable[[], Tensor]
+    is_last: bool
+
+
+@dataclass(frozen=True)
 class Design:
     """A model that is not there yet.
 
@@ -84,20 +100,34 @@ class Design:
         build: makes the model; all ranks make the same.
         initialise: fills each parameter with its first values; buffers keep those of the constructor.
         outline: the order of its parts.
-        prepare: changes the model in place, on the meta device, before it is split: recomputes or compiles blocks.
-        trial: with what the blocks are timed where `[parallel] balance` wants it.
+        prepare: changes the model, or each stage of it, in place before it is sharded: recomputes or compiles blocks.
+        trial: with what the blocks are timed where `[parallel] balance` wants it, and what `prepare` may try them with.
     """
 
     build: Callable[[], nn.Module]
     initialise: Initialise
     outline: Outline
-    prepare: Callable[[nn.Module], object] = lambda model: None
+    prepare: Callable[[Part], object] = lambda part: None
     trial: Trial | None = None
 
     def on_meta(self) -> nn.Module:
         """The whole model, its parameters on torch's "meta" device, where they take no memory."""
         with parameters_on_meta(0):
             return self.build()
+
+    def trial_on_meta(self) -> Tensor:
+        """The inputs of one micro-batch as shapes.
+
+        Raises:
+            ToolkitError: there is no trial.
+        """
+        if self.trial is None:
+            raise ToolkitError(
+                "the model cannot be tried without the inputs of a micro-batch",
+                where="distribute",
+                fix="give `Design` a trial=Trial(inputs, precision)",
+            )
+        return self.trial.inputs.to("meta")
 
 
 def distribute(
@@ -118,15 +148,16 @@ def distribute(
     design.outline.blocks_of(whole)
     _refuse_unbuilt(mesh)
     parameters = sum(parameter.numel() for parameter in whole.parameters())
-    parts = _Parts(design, tensor_plan(whole, design.outline, mesh.sizes["tp"], config.parallel.sequence), mesh, config)
+    parts = _Parts(design, tensor_plan(whole, design.outline, config.parallel, world.size), mesh, config)
     twice: tuple[nn.Parameter, ...] = ()
     passes: Passes
+    pipeline: PipelinePasses | None = None
     if mesh.sizes["pp"] > 1:
-        model, in_pipeline = _in_pipeline(parts, world, profile)
-        twice = tuple(tie.parameter for tie in in_pipeline.ties if not tie.counts)
-        passes = in_pipeline
+        model, pipeline = _in_pipeline(parts, world, profile)
+        twice = tuple(tie.parameter for tie in pipeline.ties if not tie.counts)
+        passes = pipeline
     else:
-        model, between = whole, parts.lay(whole, world)
+        model, between = whole, parts.lay(whole, world, design.trial_on_meta)
         if parts.are_copies:
             passes = replicate(model, mesh, world, config, topology, profile)
         else:
@@ -137,7 +168,7 @@ def distribute(
         passes = TensorPasses(passes, model, parts.tensor.get_group())
     if world.rank == 0:
         sys.stderr.write(f"model: {describe(mesh, config.parallel)}\n")
-    return DistributedModel(model, mesh, passes, parameters, twice, profile)
+    return DistributedModel(model, mesh, passes, parameters, twice, profile, pipeline)
 
 
 @dataclass(frozen=True)
@@ -158,12 +189,23 @@ class _Parts:
         """Whether each rank holds a whole model."""
         return all(self.mesh.sizes[name] == 1 for name in ("shard", "tp", "pp"))
 
-    def lay(self, part: nn.Module, world: World, known_as: Mapping[str, str] | None = None) -> Between:
+    def lay(
+        self,
+        part: nn.Module,
+        world: World,
+        inputs: Callable[[], Tensor],
+        *,
+        is_last: bool = True,
+        known_as: Mapping[str, str] | None = None,
+    ) -> Between:
         """Turn `part`, on the meta device, into what this rank holds of it, with memory and values."""
         design, settings = self.design, self.config.parallel
-        design.prepare(part)  # which may try it on the meta device, where split logits would have no loss
+        splits: AbstractContextManager[None] = nullcontext()
         if self.tensor is not None:
             split_tensors(part, design.outline, self.plan, self.tensor, settings.sequence)
+            splits = loss_parallel()  # it may be tried with a loss, of split logits
+        with splits:
+            design.prepare(Part(part, inputs, is_last))
         data = self.mesh.among("replicate", "shard")
         between: Between = nullcontext
         if data is not None and not self.are_copies:
@@ -171,13 +213,26 @@ class _Parts:
         materialise(part, design.initialise, self.config.train.seed, world.device, known_as)
         return between
 
+    def inputs_of(self, cut: Sequence[range], stage: int) -> Tensor:
+        """What a stage gets of the trial, on the meta device: of a sequence that is split, this rank's piece."""
+        stream = stream_into(self.design.on_meta, self.design.outline, cut, stage, self.design.trial_on_meta())
+        if stage and self.tensor is not None and self.config.parallel.sequence:
+            return stream.narrow(-2, 0, stream.shape[-2] // self.tensor.size())
+        return stream
+
 
 def _in_pipeline(parts: _Parts, world: World, profile: Profile) -> tuple[nn.Module, PipelinePasses]:
     """This rank's stages under the whole model's names, and the passes through all of them."""
     design, mesh, settings = parts.design, parts.mesh, parts.config.parallel
     pipeline = lay_pipeline(design.on_meta, design.outline, world, mesh, settings, design.trial)
     for stage, part in pipeline.modules.items():
-        parts.lay(part, world, pipeline.known_as[stage])
+        parts.lay(
+            part,
+            world,
+            partial(parts.inputs_of, pipeline.cut, stage),
+            is_last=stage == pipeline.stages - 1,
+            known_as=pipeline.known_as[stage],
+        )
     passes = pipeline.passes(settings, float(mesh.data_size), world.device)
     passes.profile = profile
     model = pipeline.whole()

@@ -43,6 +43,20 @@ def parameters_on_meta(seed: int) -> Iterator[None]:
         nn.Module.register_parameter = plain  # type: ignore[method-assign]
 
 
+@contextmanager
+def buffers_on_meta(module: nn.Module) -> Iterator[None]:
+    """Within, buffers are shapes without values, as parameters on the meta device are; afterwards they are themselves."""
+    places = [(owner, name, buffer) for owner in module.modules() for name, buffer in owner._buffers.items()]
+    shapes = {id(buffer): torch.empty_like(buffer, device="meta") for _, _, buffer in places if buffer is not None}
+    try:
+        for owner, name, buffer in places:
+            owner._buffers[name] = shapes.get(id(buffer))
+        yield
+    finally:
+        for owner, name, buffer in places:
+            owner._buffers[name] = buffer
+
+
 def materialise(
     module: nn.Module, initialise: Initialise, seed: int, device: str, known_as: Mapping[str, str] | None = None
 ) -> None:

@@ -34,11 +34,16 @@ class Pipeline:
     """
 
     modules: dict[int, nn.Module]  # by the number of the stage
-    stages: int  # of all ranks
+    cut: tuple[range, ...]  # the blocks of all stages, of this rank or not
     known_as: dict[int, dict[str, str]]  # by stage: a parameter's own name, and that in the whole model
     _shared: list[SharedWeight] = field(repr=False)
     _outline: Outline = field(repr=False)
     _group: dist.ProcessGroup = field(repr=False)
+
+    @property
+    def stages(self) -> int:
+        """How many there are on all ranks."""
+        return len(self.cut)
 
     def whole(self) -> StagesOfRank:
         """The stages as one module."""
@@ -95,7 +100,7 @@ def lay_pipeline(
         }
         for stage in own
     }
-    return Pipeline(modules, stages, known_as, shared, outline, group)
+    return Pipeline(modules, cut, known_as, shared, outline, group)
 
 
 def _costs(

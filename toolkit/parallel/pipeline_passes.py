@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,10 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import BACKWARD, FORWARD
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf
+
+T = TypeVar("T")
+# Is given the number of a micro-batch and its outputs.
+HeardOutputs = Callable[[int, Tensor], None]
 
 Schedule = ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B | ScheduleInterleavedZeroBubble
 _OF_ONE_STAGE: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -107,6 +112,8 @@ class PipelinePasses:
         self._precision = torch.autocast(self._device.type, enabled=False)
         self._part_of: PartOf | None = None
         self._parts: list[Tensor] = []
+        self._evaluations: dict[object, tuple[list[Any], Schedule]] = {}
+        self._heard_outputs: HeardOutputs | None = None
         # On any error torch writes out the whole schedule, on every rank: thousands of lines around what went wrong.
         logging.getLogger(ScheduleGPipe.__module__).setLevel(logging.CRITICAL)
         for module in modules.values():
@@ -128,6 +135,33 @@ class PipelinePasses:
         self.settle()
         self._sum_ties()
 
+    @property
+    def evaluated_together(self) -> int:
+        """How many micro-batches `evaluate` takes: they keep the ranks busy, and the last one holds outputs of as many."""
+        return 2 * dist.get_world_size(self._group)
+
+    def evaluate(self, inputs: Sequence[Tensor], heard: HeardOutputs) -> None:
+        """Pass equal micro-batches forward alone, with no autocast; the last stage hears what comes out. Collective.
+
+        Args:
+            inputs: `evaluated_together` of them.
+        """
+        self._precision = torch.autocast(self._device.type, enabled=False)
+
+        self._heard_outputs = heard
+        stages, schedule = self._evaluation(inputs)
+        given = (torch.cat(list(inputs)),) if self._first else ()
+        schedule.eval(*given, target=torch.arange(len(inputs)), return_outputs=False)
+        for stage in stages:
+            stage.clear_runtime_states()  # which are as large as the outputs, and would stay
+
+    def from_last_stage(self, value: T | None) -> T | None:
+        """What the last stage of this pipeline has, on all its ranks. Collective."""
+        box = [value]
+        last = dist.get_world_size(self._group) - 1
+        dist.broadcast_object_list(box, group=self._group, group_src=last, device=self._device)
+        return box[0]
+
     def prepare(self, once: Callable[[], None]) -> None:
         """There is nothing to settle, and one micro-batch is none that a pipeline takes."""
 
@@ -137,18 +171,37 @@ class PipelinePasses:
         training = next(iter(self._modules.values())).training
         key = (len(micro_batches), inputs.shape, inputs.dtype, training, self._precision.fast_dtype)
         if key not in self._schedules:
-            self._schedules[key] = self._new_schedule(len(micro_batches))
+            stages = self._new_stages(partial(_ProfiledStage, self.profile))
+            self._schedules[key] = self._new_schedule(stages, len(micro_batches), self._loss)
         return self._schedules[key]
 
-    def _new_schedule(self, micro_batches: int) -> Schedule:
-        stages: list[Any] = [
-            _ProfiledStage(self.profile, module, number, self._stages, self._device, group=self._group)
+    def _evaluation(self, inputs: Sequence[Tensor]) -> tuple[list[Any], Schedule]:
+        """Stages and a schedule of their own: those of the training would have to agree on shapes anew after each use."""
+        key = (len(inputs), inputs[0].shape, inputs[0].dtype)
+        if key not in self._evaluations:
+            stages = self._new_stages(PipelineStage)
+            self._evaluations[key] = stages, self._new_schedule(stages, len(inputs), self._tell_outputs)
+        return self._evaluations[key]
+
+    def _new_stages(self, kind: Callable[..., PipelineStage]) -> list[Any]:
+        return [
+            kind(module, number, self._stages, self._device, group=self._group)
             for number, module in self._modules.items()
         ]
+
+    def _new_schedule(
+        self, stages: list[Any], micro_batches: int, loss: Callable[[Tensor, Tensor], Tensor]
+    ) -> Schedule:
         name = self._settings.schedule
         if name in SEVERAL_STAGES:
-            return _OF_SEVERAL[name](stages, micro_batches, self._loss, scale_grads=False)
-        return _OF_ONE_STAGE[name](stages[0], micro_batches, self._loss, scale_grads=False)
+            return _OF_SEVERAL[name](stages, micro_batches, loss, scale_grads=False)
+        return _OF_ONE_STAGE[name](stages[0], micro_batches, loss, scale_grads=False)
+
+    def _tell_outputs(self, outputs: Tensor, number: Tensor) -> Tensor:
+        """Stands where a loss does, which torch computes on the last stage of each micro-batch's outputs."""
+        assert self._heard_outputs is not None
+        self._heard_outputs(int(number), outputs)
+        return torch.zeros(())
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         assert self._part_of is not None

@@ -56,7 +56,7 @@ def order_ranks(
         said = f"this torch has groups in ascending order only; 2.13 would save {_gain(before, after)} {by}"
         return RankOrder(before, f"{_mesh(before)}; ranks as launched: {said}")
     if not after.packed:
-        known = f"; {len(notes)} facts are unknown, see `toolkit topo show`" if notes else ""
+        known = f"; {_facts(len(notes))} unknown, see `toolkit topo show`" if notes else ""
         return RankOrder(after, f"{_mesh(after)}; ranks as launched: no other order is faster {by}{known}")
     met = ", ".join(f"{name} in {where_met(tiers, cost)}" for name, cost in after.costs.items())
     return RankOrder(after, f"{_mesh(after)}; ranks placed ({met}): predicted to save {_gain(before, after)} {by}")
@@ -84,6 +84,10 @@ def _anywhere(size: int) -> Tiers:
 def _mesh(placement: Placement) -> str:
     sizes = zip(DIMENSIONS, placement.mesh.shape, strict=True)
     return "mesh: " + " x ".join(f"{name} {size}" for name, size in sizes if size > 1)
+
+
+def _facts(count: int) -> str:
+    return "1 fact is" if count == 1 else f"{count} facts are"
 
 
 def _gain(before: Placement, after: Placement) -> str:

@@ -111,8 +111,7 @@ def replicate(
             gradient_as_bucket_view=True,
             find_unused_parameters=settings.unused_parameters,
         )
-        if reduction.hook is not None:
-            parallel.register_comm_hook(None, reduction.hook)
+        reduction.register_on(parallel)
         return parallel
 
     bucket_mb = None if settings.bucket_mb == "measured" else float(settings.bucket_mb)

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from toolkit.errors import ToolkitError
+from toolkit.parallel.materialise import buffers_on_meta
 from toolkit.parallel.outline import Outline
 
 
@@ -40,6 +42,19 @@ def cut_stage(build: Callable[[], nn.Module], outline: Outline, cut: Sequence[ra
         if number not in cut[stage]:
             del blocks._modules[str(number)]  # `del blocks[number]` would number the others anew
     return model
+
+
+def stream_into(
+    build: Callable[[], nn.Module], outline: Outline, cut: Sequence[range], stage: int, inputs: Tensor
+) -> Tensor:
+    """What a stage gets when `inputs` go into the model; all of it on the meta device."""
+    if stage == 0:
+        return inputs
+    first, count = cut[stage].start, cut[-1].stop
+    before = cut_stage(build, outline, (range(first), range(first, count)), 0)  # all stages before, as one
+    with torch.no_grad(), buffers_on_meta(before):
+        stream: Tensor = before(inputs)
+    return stream.requires_grad_()
 
 
 def shared_weights(model: nn.Module, outline: Outline, cut: Sequence[range]) -> list[SharedWeight]:

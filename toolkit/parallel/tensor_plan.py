@@ -26,6 +26,7 @@ from math import gcd
 
 from torch import nn
 
+from toolkit.config.parallel import ParallelTable
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
 from toolkit.parallel.outline import Outline
@@ -53,21 +54,21 @@ class Split:
     kind: str = ""
 
 
-def tensor_plan(model: nn.Module, outline: Outline, ranks: int, sequence: bool) -> dict[str, Split]:
-    """What each module becomes on `ranks` tensor parallel ranks, by its name; empty for one rank.
+def tensor_plan(model: nn.Module, outline: Outline, parallel: ParallelTable, size: int) -> dict[str, Split]:
+    """What each module becomes on `parallel.tp` tensor parallel ranks, by its name; empty for one rank.
+
+    An outline that does not fit is refused for one rank, too: whoever wrote it hears of it before there are more.
 
     Args:
         model: the whole model, before it is cut or split; it may be on the meta device.
-        sequence: between the split modules, ranks hold pieces of the sequence.
+        size: all ranks of the job.
 
     Raises:
         ToolkitError: the outline does not fit the model, or the model does not divide.
     """
-    if ranks == 1:
-        return {}
-    if not outline.tensor:
+    if parallel.tp > 1 and not outline.tensor:
         raise ToolkitError(
-            f"parallel.tp is {ranks}, and the outline of {type(model).__name__} says of no module how ranks split it",
+            f"parallel.tp is {parallel.tp}, and the outline of {type(model).__name__} says of no module how ranks split it",
             where=_WHERE,
             fix=f"name its modules, each with one of {_words()}, or set parallel.tp to 1",
         )
@@ -82,8 +83,10 @@ def tensor_plan(model: nn.Module, outline: Outline, ranks: int, sequence: bool) 
                     fix="let one name alone match it",
                 )
             plan[name] = _split(name, word, pattern, modules)
-    _check_sizes(plan, ranks)
-    if sequence:
+    if parallel.tp == 1:
+        return {}
+    _check_sizes(plan, parallel, size)
+    if parallel.sequence:
         _check_nothing_left(model, plan)
     return plan
 
@@ -147,26 +150,29 @@ def _count_of(owner: nn.Module, attribute: str, given: str, name: str) -> int:
     return count
 
 
-def _check_sizes(plan: Mapping[str, Split], ranks: int) -> None:
-    uneven = {split.kind: split.pieces for split in plan.values() if split.pieces % ranks}
+def _check_sizes(plan: Mapping[str, Split], parallel: ParallelTable, size: int) -> None:
+    uneven = {split.kind: split.pieces for split in plan.values() if split.pieces % parallel.tp}
     if not uneven:
         return
-    divisor = 0
-    for split in plan.values():
-        divisor = gcd(divisor, split.pieces)
-    possible = min((n for n in range(1, divisor + 1) if divisor % n == 0), key=lambda n: (abs(n - ranks), n))
-    first, *others = (_refusal(kind, pieces, ranks, possible) for kind, pieces in uneven.items())
-    raise ToolkitError(first.message, where=first.where, fix=first.fix, others=others)
-
-
-def _refusal(kind: str, pieces: int, ranks: int, possible: int) -> ToolkitError:
-    below, above = pieces // ranks * ranks, -(-pieces // ranks) * ranks
-    right = f"{below} or {above}" if below else str(above)
-    return ToolkitError(
-        f"{pieces} {kind} do not divide over {ranks} tensor parallel ranks",
+    *first, last = (f"{pieces} {kind}" for kind, pieces in uneven.items())
+    raise ToolkitError(
+        f"{', '.join(first)}{' and ' if first else ''}{last} do not divide over {parallel.tp} tensor parallel ranks",
         where="parallel.tp",
-        fix=f"set parallel.tp to {possible}, or make them {right}",
+        fix=_fitting(gcd(*(split.pieces for split in plan.values())), parallel.tp, size)
+        or "set parallel.tp to 1, or make them "
+        + " and ".join(str(-(-pieces // parallel.tp) * parallel.tp) for pieces in uneven.values()),
     )
+
+
+def _fitting(divisor: int, ranks: int, size: int) -> str:
+    """The nearest numbers of tensor parallel ranks that divide everything; "" where only 1 does.
+
+    With as many ranks for each piece as now, so that a batch that was split evenly still is.
+    """
+    possible = [number for number in range(2, divisor + 1) if divisor % number == 0]
+    below, above = [n for n in possible if n < ranks][-1:], [n for n in possible if n > ranks][:1]
+    words = [f"{number} with {size // ranks * number} ranks" for number in below + above]
+    return f"set parallel.tp to {' or '.join(words)}" if words else ""
 
 
 def _check_nothing_left(model: nn.Module, plan: Mapping[str, Split]) -> None:

@@ -40,7 +40,7 @@ def plan_groups(topology: Topology) -> GroupPlan:
     if topology.conflicts:
         return _flat(topology.conflicts[0])
     if len(nodes) < 2:
-        return _flat(f"all {topology.size} ranks are on one node")
+        return _flat("there is one rank" if topology.size == 1 else f"all {topology.size} ranks are on one node")
     if len(counts) > 1:
         return _flat(f"nodes have unequal numbers of ranks, {counts[0]} to {counts[-1]}")
     if counts == [1]:

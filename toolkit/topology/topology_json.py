@@ -119,8 +119,10 @@ def _objects(text: str, where: str) -> list[Any]:
         try:
             body, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            line = text.count("\n", 0, at) + 1
-            raise _no_facts(f"no JSON: {text[at : at + 60].splitlines()[0]!r}", f"{where}: line {line}") from error
+            stopped = getattr(error, "pos", at)
+            line = text.count("\n", 0, stopped) + 1
+            left = text[stopped : stopped + 60].splitlines() or [""]
+            raise _no_facts(f"no JSON: {left[0]!r}", f"{where}: line {line}") from error
         found.append(body)
     if not found:
         raise _no_facts("nothing stands in it", where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 from toolkit.errors import ToolkitError
+from toolkit.parallel.materialise import buffers_on_meta
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,20 @@ def measure_activations(model: nn.Module, forward: Callable[[], Any], blocks: Ma
     """Run one forward pass of the model, and count what it keeps for the backward pass.
 
     Parameters and buffers are not counted, and a storage that is kept twice is counted once, where it was kept first.
-    Random streams and buffers (as of batch norm) are as before afterwards. Measure before the model is sharded, whose
-    gathered parameters would be counted.
+    Random streams and buffers (as of batch norm) are as before afterwards. A model with parameters on the meta device is
+    measured there, its buffers as well. Measure after tensor parallel ranks have split the model, and before it is
+    sharded: gathered parameters would be counted.
     """
+    with buffers_on_meta(model) if is_on_meta(model) else nullcontext():
+        return _measure(model, forward, blocks)
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    """Whether the model has no memory yet."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def _measure(model: nn.Module, forward: Callable[[], Any], blocks: Mapping[str, nn.Module]) -> Activations:
     own = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
     buffers = [buffer.clone() for buffer in model.buffers()]
     count = _Count(own)
@@ -117,7 +129,7 @@ def measure_activations(model: nn.Module, forward: Callable[[], Any], blocks: Ma
             stack.callback(before.remove)
             stack.callback(after.remove)
         stack.enter_context(flops)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(count.save, lambda tensor: tensor))
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(count.save, lambda nothing: nothing))
         kept_alive = forward()
     del kept_alive
     with torch.no_grad():
@@ -155,13 +167,13 @@ class _Count:
         self.inside.pop()
         self.flops[name] = self.flops.get(name, 0) + flops.get_total_flops() - self.at_entry[name]
 
-    def save(self, tensor: Tensor) -> Tensor:
+    def save(self, tensor: Tensor) -> None:
+        """Keeps nothing in the graph, as no backward pass follows: a node that kept its own output would stay for ever."""
         storage = _storage(tensor)
         if storage not in self.own and storage not in self.seen:
             self.seen[storage] = tensor.detach()
             name = self.inside[-1] if self.inside else ""
             self.saved[name] = self.saved.get(name, 0) + _bytes(tensor)
-        return tensor
 
     def result(self, names: Sequence[str]) -> Activations:
         of = [

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from toolkit.errors import ToolkitError
 from toolkit.train.schedule import Schedule
@@ -32,6 +31,44 @@ def gain_of(variance: float, square: float, scale: float) -> float:
     return (variance + square) / (variance / scale + square)
 
 
+def check_parts(batch: int, micro_batch: int, ranks: int) -> None:
+    """Refuse a batch whose micro-batches AdaScale cannot compare, before it is trained with.
+
+    Args:
+        batch: samples of all ranks together.
+        micro_batch: samples of a forward pass; 0 is a rank's whole share.
+        ranks: those with different samples.
+
+    Raises:
+        ToolkitError: they are of several sizes, or there is one alone.
+    """
+    if batch % ranks:
+        raise ToolkitError(
+            f"AdaScale compares micro-batches of one size, and a batch of {batch} does not divide over {ranks} ranks",
+            where="train.batch",
+            fix=f"batch = {batch // ranks * ranks or ranks} or {(batch // ranks + 1) * ranks}",
+        )
+    share = batch // ranks
+    length = micro_batch or share
+    if share % length:
+        fitting = max(size for size in range(1, min(length, share) + 1) if share % size == 0)
+        raise ToolkitError(
+            f"AdaScale compares micro-batches of one size, and {length} does not divide the {share} samples of a rank",
+            where="train.micro_batch",
+            fix=f"micro_batch = {fitting}",
+        )
+    if ranks * (share // length) < 2:
+        raise _one_part()
+
+
+def _one_part() -> ToolkitError:
+    return ToolkitError(
+        "AdaScale compares the gradients of two or more parts of a batch, and there is one",
+        where="train.lr_scaling",
+        fix="use two or more ranks, or a train.micro_batch of at most half of train.batch",
+    )
+
+
 def moments_of(part_squares: float, mean_square: float, parts: int, scale: float) -> tuple[float, float]:
     """Unbiased variance of a gradient of the reference batch, and the true gradient's squared norm.
 
@@ -45,11 +82,7 @@ def moments_of(part_squares: float, mean_square: float, parts: int, scale: float
         ToolkitError: one part has no variance.
     """
     if parts < 2:
-        raise ToolkitError(
-            "AdaScale compares the gradients of two or more parts of a batch, and there is one",
-            where="train.lr_scaling",
-            fix="use two or more ranks, or a train.micro_batch of at most half of train.batch",
-        )
+        raise _one_part()
     of_the_mean = (part_squares - mean_square) / (parts - 1)  # variance of the whole batch's gradient
     return scale * of_the_mean, mean_square - of_the_mean
 
@@ -153,18 +186,6 @@ class PartGradients:
     def forget(self) -> None:
         """Begin anew."""
         self._squares = []
-
-
-@torch.no_grad()
-def square_norm(gradients: Sequence[Tensor | None]) -> Tensor:
-    """Squared 2-norm of whole gradients, in float64, a scalar on their device; of DTensors over their ranks."""
-    total = torch.zeros((), dtype=torch.float64)
-    for gradient in gradients:
-        if gradient is None:
-            continue
-        part = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
-        total = total.to(part.device) + (part.full_tensor() if isinstance(part, DTensor) else part)
-    return total
 
 
 def mean_over(squares: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> tuple[float, int]:

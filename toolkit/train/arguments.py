@@ -3,37 +3,98 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar, get_type_hints
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from toolkit.config.table import form_of, nearest
 from toolkit.errors import ToolkitError
 
 Arguments = TypeVar("Arguments")
 
+_AS_IN_TABLES = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class DividedBy:
+    """In a field's type: its value must be a multiple of that of another key, such as "args.heads" or "parallel.tp"."""
+
+    key: str
+
 
 def read_arguments(kind: type[Arguments], table: Mapping[str, Any]) -> Arguments:
-    """Fill the dataclass `kind`, whose fields are int, float, bool or str with defaults, from `[args]`.
+    """Fill the dataclass `kind`, whose fields all have defaults, from `[args]`.
+
+    A field's limits stand in its type, as in `Annotated[float, Field(ge=0, lt=1)]` with pydantic's `Field`, or
+    `Annotated[int, DividedBy("args.heads")]`.
 
     Raises:
-        ToolkitError: for a key that `kind` does not have, and for a value of another type.
+        ToolkitError: for a key that `kind` does not have, for a value of another type or beyond its limits, and for one
+            that another argument does not divide.
     """
-    types = get_type_hints(kind)
+    hashable: Any = kind
+    hints, adapters = _hints(hashable), _adapters(hashable)
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     values = {}
     for key, value in table.items():
         if key not in names:
-            nearest = difflib.get_close_matches(key, names, n=1)
-            fix = f"write {nearest[0]!r}" if nearest else f"use one of {', '.join(names)}"
+            close = nearest(key, names)
+            fix = f"write {close[0]!r}" if close else f"use one of {', '.join(names)}"
             raise ToolkitError(f"this job has no argument {key!r}", where=f"args.{key}", fix=fix)
-        wanted = types[key]
-        if wanted is float and type(value) is int:
-            value = float(value)
-        if type(value) is not wanted:
+        try:
+            values[key] = adapters[key].validate_python(value)
+        except ValidationError as error:
+            said = error.errors(include_url=False)[0]["msg"]
             raise ToolkitError(
-                f"{value!r} is not of type {wanted.__name__}",
+                f"{value!r} is refused: {said[:1].lower()}{said[1:]}",
                 where=f"args.{key}",
-                fix=f"write a value of type {wanted.__name__}",
-            )
-        values[key] = value
-    return kind(**values)
+                fix=f"give {form_of(FieldInfo.from_annotation(hints[key]))}",
+            ) from None
+    filled = kind(**values)
+    check_divided(filled, {f"args.{name}": getattr(filled, name) for name in names})
+    return filled
+
+
+@lru_cache(maxsize=16)  # a sweep reads thousands of tables into one dataclass
+def _hints(kind: Any) -> Mapping[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+@lru_cache(maxsize=16)
+def _adapters(kind: Any) -> Mapping[str, TypeAdapter[Any]]:
+    return {name: TypeAdapter(hint, config=_AS_IN_TABLES) for name, hint in _hints(kind).items()}
+
+
+def check_divided(filled: object, keys: Mapping[str, Any]) -> None:
+    """Refuse a field that another key does not divide; `keys` has the values of those that are looked at.
+
+    Raises:
+        ToolkitError: it has both numbers, and the nearest that fit.
+    """
+    kind: Any = type(filled)
+    for name, hint in _hints(kind).items():
+        for limit in getattr(hint, "__metadata__", ()):
+            if isinstance(limit, DividedBy) and limit.key in keys:
+                _check_multiple(name, getattr(filled, name), limit.key, keys[limit.key])
+
+
+def _check_multiple(name: str, value: Any, key: str, divisor: Any) -> None:
+    if not isinstance(value, int) or not isinstance(divisor, int) or divisor < 1 or value % divisor == 0:
+        return
+    of_args = key.startswith("args.")
+    multiples = [one for one in (value // divisor * divisor, (value // divisor + 1) * divisor) if one]
+    divisors = [one for one in range(1, value + 1) if value % one == 0]
+    fitting = [*[one for one in divisors if one < divisor][-1:], *[one for one in divisors if one > divisor][:1]]
+    fixes = [f"{key} = {_either(fitting)}", f"args.{name} = {_either(multiples)}"]
+    raise ToolkitError(
+        f"args.{name} = {value} is no multiple of {key} = {divisor}",
+        where=f"args.{name}" if of_args else key,
+        fix=", or ".join(reversed(fixes) if of_args else fixes),
+    )
+
+
+def _either(numbers: Sequence[int]) -> str:
+    return " or ".join(map(str, numbers))

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from toolkit.metrics.training import TrainRecord
+from toolkit.train.held_out import Validation
 from toolkit.train.state import TrainingState
-from toolkit.train.validation import Validation
 
 
 class Callback:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import sysconfig
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +42,31 @@ def compile_blocks(model: nn.Module, below: Sequence[str] = (), **settings: Any)
     for block in blocks.values():
         block.compile(**settings)
     return list(blocks)
+
+
+def check_compiler(device: str) -> None:
+    """Refuse a machine on which torch.compile could not build what it writes: C++ for CPUs, C around a GPU's kernels.
+
+    Raises:
+        ToolkitError: the compiler is missing, or Python's header.
+    """
+    variable, usual = ("CC", ("gcc", "clang")) if torch.device(device).type == "cuda" else ("CXX", ("g++",))
+    wanted = (os.environ[variable],) if os.environ.get(variable) else usual
+    leave_out = "or set train.compile = false"
+    if not any(shutil.which(name) for name in wanted):
+        raise ToolkitError(
+            f"torch.compile builds what it writes, and {socket.gethostname()} has no {' or '.join(wanted)}",
+            where="train.compile",
+            fix=f"load the site's compiler, by [env] modules; install one (Debian: apt-get install g++); name one in "
+            f"{variable}, by [env] vars; {leave_out}",
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        raise ToolkitError(
+            f"torch.compile builds modules for Python, and {socket.gethostname()} has no {header}",
+            where="train.compile",
+            fix=f"install Python's headers (Debian: apt-get install python3-dev); {leave_out}",
+        )
 
 
 def use_channels_last(model: nn.Module) -> nn.Module:

@@ -1,11 +1,11 @@
-"""What a bad loss leads to: one that is no number, or a spike. Decides, and does nothing itself."""
+"""What a bad step leads to: its loss, or its gradient's norm, is no number, or a spike. Decides, and does nothing itself."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,12 +13,15 @@ from toolkit.errors import ToolkitError
 
 _TO_DEVIATION = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
 _SMALLEST_SHARE = 0.01  # of the median: losses that hardly move make no spike of the next small move
-_LEAST_LOSSES = 8  # before that no loss is called a spike
+# Of a norm's logarithm. Norms of good steps differ by factors, which clipping is for: with 8 deviations a spike is eleven
+# times the median at least.
+_SMALLEST_FACTOR = 0.3
+_LEAST_STEPS = 8  # before that nothing is called a spike
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do after a backward pass, and why, in one line.
+    """What to do after a backward pass; `line` says it, and why, which `why` says alone.
 
     `skip`: leave out the update of this step, and go on with the next samples. `roll_back`: load the last checkpoint, and
     then go on with the samples from `next_sample`, past those since.
@@ -27,18 +30,19 @@ class Verdict:
     action: Literal["go_on", "skip", "roll_back"]
     line: str = ""
     next_sample: int = 0
+    why: str = ""
 
 
 GO_ON = Verdict("go_on")
 
 
 class LossGuard:
-    """Judges the loss of all ranks at each step; give it to `TrainingState(extra={"guard": ...})`.
+    """Judges the loss and the gradient's norm of all ranks at each step; give it to `TrainingState(extra={"guard": ...})`.
 
-    All ranks give the same losses, in the same order, and so come to the same verdict. A spike lies `deviations` robust
-    standard deviations above the median of the last `window` good losses (Hampel, 1974: median and median absolute
-    deviation, which the spikes before do not move). Rolling back and going past the samples is how PaLM was trained
-    (Chowdhery et al., arXiv 2204.02311, section 5.1).
+    All ranks give the same numbers, in the same order, and so come to the same verdict. A spike lies `deviations` robust
+    standard deviations above the median of the last `window` good steps (Hampel, 1974: median and median absolute
+    deviation, which the spikes before do not move); of norms the logarithm is looked at. Rolling back and going past the
+    samples is how PaLM was trained (Chowdhery et al., arXiv 2204.02311, section 5.1).
 
     Args:
         policy: what a bad step leads to; "off" lets all through.
@@ -53,18 +57,24 @@ class LossGuard:
         self.limit = limit
         self.bad_steps = 0
         self._losses: deque[float] = deque(maxlen=window)
+        self._norms: deque[float] = deque(maxlen=window)
 
-    def judge(self, step: int, loss: float, samples: range | Sequence[int]) -> Verdict:
-        """Take in the loss of a step on these global samples, before its update.
+    def judge(self, step: int, loss: float, samples: range | Sequence[int], norm: float | None = None) -> Verdict:
+        """Take in a step on these global samples, before its update.
+
+        Args:
+            norm: the gradient's, before clipping; None leaves it out.
 
         Raises:
             ToolkitError: it is bad, and the run has had as many bad steps as it may.
         """
         if self.policy == "off":
             return GO_ON
-        why = self._why(loss)
+        why = self._why_loss(loss) or ("" if norm is None else self._why_norm(norm))
         if not why:
             self._losses.append(loss)
+            if norm is not None:
+                self._norms.append(norm)
             return GO_ON
         self.bad_steps += 1
         if self.bad_steps > self.limit:
@@ -79,25 +89,37 @@ class LossGuard:
             f"step {step}: {why} (samples {first} to {after - 1}; bad step {self.bad_steps} of {self.limit} allowed)"
         )
         if self.policy == "skip":
-            return Verdict("skip", f"{which}: its update is left out", after)
-        return Verdict("roll_back", f"{which}: back to the last checkpoint, and on from sample {after}", after)
+            return Verdict("skip", f"{which}: its update is left out", after, which)
+        return Verdict("roll_back", f"{which}: back to the last checkpoint, and on from sample {after}", after, which)
 
-    def _why(self, loss: float) -> str:
+    def _why_loss(self, loss: float) -> str:
         """What is wrong with this loss; empty where nothing is."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
-        if len(self._losses) < _LEAST_LOSSES:
-            return ""
-        middle = statistics.median(self._losses)
-        deviation = _TO_DEVIATION * statistics.median(abs(one - middle) for one in self._losses)
-        limit = middle + self.deviations * max(deviation, _SMALLEST_SHARE * abs(middle))
+        limit = self._limit(self._losses, lambda middle: _SMALLEST_SHARE * abs(middle))
         return f"the loss is {loss:.6g}, a spike above {limit:.6g}" if loss > limit else ""
+
+    def _why_norm(self, norm: float) -> str:
+        if not math.isfinite(norm):
+            return f"the gradient's norm is {norm}"
+        logarithms = [math.log(one) for one in self._norms if one > 0]
+        limit = math.exp(self._limit(logarithms, lambda middle: _SMALLEST_FACTOR))
+        return f"the gradient's norm is {norm:.6g}, a spike above {limit:.6g}" if norm > limit else ""
+
+    def _limit(self, good: Collection[float], smallest: Callable[[float], float]) -> float:
+        """Above it lies a spike. The deviation is `smallest` of the median at least."""
+        if len(good) < _LEAST_STEPS:
+            return math.inf
+        middle = statistics.median(good)
+        deviation = _TO_DEVIATION * statistics.median(abs(one - middle) for one in good)
+        return middle + self.deviations * max(deviation, smallest(middle))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"losses": list(self._losses), "bad_steps": self.bad_steps}
+        return {"losses": list(self._losses), "norms": list(self._norms), "bad_steps": self.bad_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()` of an earlier life. A roll-back does not give back the bad step that led to it."""
         self._losses = deque(state["losses"], maxlen=self._losses.maxlen)
+        self._norms = deque(state.get("norms", ()), maxlen=self._norms.maxlen)  # none in checkpoints of version 0.1
         self.bad_steps = max(self.bad_steps, state["bad_steps"])

@@ -10,11 +10,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from toolkit.errors import ToolkitError
 from toolkit.metrics.step_profile import CHECKPOINT, DATA, VALIDATION
 from toolkit.metrics.training import TrainRecord
 from toolkit.train.adascale import AdaScale
+from toolkit.train.data.broken_share import BrokenShare
+from toolkit.train.data.order import share, split
 from toolkit.train.guard import Verdict
-from toolkit.train.order import share, split
 from toolkit.train.profiling import ProfiledSteps, ProfileSettings
 from toolkit.train.rate_scaling import LearningRate
 from toolkit.train.saves import Saves
@@ -42,6 +44,7 @@ def training_steps(
     take_samples: TakeSamples,
     saves: Saves | None,
     validations: Validations | None = None,
+    broken: BrokenShare | None = None,
 ) -> Iterator[TrainRecord]:
     """Take optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` of them.
 
@@ -49,10 +52,14 @@ def training_steps(
     roll-back goes on from the newest checkpoint. Saves when `saves` says, at the end, on request, and when any rank was
     asked to stop. A step's record comes before its save: with `log_every` 1 no step in a checkpoint is missing from the
     records.
+
+    Raises:
+        ToolkitError: the guard's patience is over, or there is no checkpoint to roll back to; `broken` has more than its
+            limit.
     """
     mark, mesh, profile = _Mark(state.step), step.model.mesh, step.model.profile
     profiled = ProfiledSteps(world, settings, step)
-    while state.step < settings.steps:
+    while state.step < settings.steps and not _is_over(step.schedule, validations):
         profiled.begin(state.step + 1)
         samples = share(state.samples, settings.batch, mesh.data_rank, mesh.data_size)
         with profile.phase(DATA):
@@ -62,8 +69,11 @@ def training_steps(
         # cores, an exchange of their own costs more than all else that this loop adds to a step. A request is
         # heard when a step begins and obeyed when it ends.
         asked = saves.asked() if saves else world.stop_asked(state.step)
-        stepped = step.take(micro_batches, asked, step=state.step + 1, samples=state.samples)
-        if stepped.verdict.action != "go_on" and _goes_back(world, stepped.verdict, saves):
+        skipped = broken.new() if broken else 0
+        stepped = step.take(micro_batches, asked, skipped=skipped, step=state.step + 1, samples=state.samples)
+        if broken:
+            broken.add(settings.batch, int(stepped.skipped))
+        if stepped.verdict.action != "go_on" and _goes_back(world, state, stepped.verdict, saves):
             mark = _Mark(state.step)
             continue
         state.step += 1
@@ -86,15 +96,29 @@ def training_steps(
     profiled.end()
 
 
-def _goes_back(world: World, verdict: Verdict, saves: Saves | None) -> bool:
-    """Say what the guard found; true when the run went back to a checkpoint."""
-    line = verdict.line
-    went_back = verdict.action == "roll_back" and saves is not None and saves.roll_back(verdict.next_sample)
-    if verdict.action == "roll_back" and not went_back:
-        line += "; there is no checkpoint, so that only the update is left out"
+def _goes_back(world: World, state: TrainingState, verdict: Verdict, saves: Saves | None) -> bool:
+    """Do what the guard says of a bad step, and say it; true when the run went back to a checkpoint.
+
+    Raises:
+        ToolkitError: it is to go back, and there is no checkpoint.
+    """
+    line, goes_back = verdict.line, verdict.action == "roll_back"
+    if goes_back:
+        if saves is None or not saves.roll_back(verdict.next_sample):
+            raise ToolkitError(
+                f"{verdict.why}: there is no checkpoint yet to go back to",
+                where="train.guard",
+                fix='save sooner, with a smaller checkpoint.every_steps, or set train.guard = "skip"',
+            )
+        line = f"{verdict.why}: back to the checkpoint of step {state.step}, and on from sample {state.samples}"
     if world.rank == 0:
         sys.stderr.write(line + "\n")
-    return went_back
+    return goes_back
+
+
+def _is_over(schedule: LearningRate, validations: Validations | None) -> bool:
+    """Whether the run was over before its last step, as a resume may find it."""
+    return _is_finished(schedule) or (validations is not None and validations.is_over)
 
 
 def _is_finished(schedule: LearningRate) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class _Peak:
-    """TFLOP/s of one device. `half` is for bf16 and fp16, `single` for fp32 without TF32; 0 is not stated."""
+    """TFLOP/s of one device. `half` is for bf16 and fp16, `single` for fp32 without TF32."""
 
     words: tuple[str, ...]
     half: float
@@ -19,16 +19,17 @@ class _Peak:
 
 
 # The first whose words all stand in the device's name; the more exact ones stand above. NVIDIA states most tensor
-# figures with sparsity, which is twice these. A device of MI250X is one of its two dies. The size of the memory tells the
-# models that the sheets are of from those made for one site, whose chips have more or fewer cores.
+# figures with sparsity, which is twice these; its fp32 is that of CUDA cores, AMD's that of matrix cores, which multiply
+# fp32 as it is. A device of MI250X is one of its two dies. The size of the memory tells the models that the sheets are of
+# from those made for one site, whose chips have more or fewer cores.
 _PEAKS = (
-    _Peak(("GB200",), 2500, 80, "NVIDIA GB200 NVL72 data sheet, a 72nd"),
-    _Peak(("B200",), 2250, 75, "NVIDIA HGX B200 data sheet, an eighth"),
+    _Peak(("GB200",), 2500, 80, "NVIDIA Blackwell data sheet, one GPU of GB200 NVL72"),
+    _Peak(("B200",), 2250, 75, "NVIDIA Blackwell data sheet, one GPU of HGX B200"),
     _Peak(("GH200",), 990, 67, "NVIDIA GH200 Grace Hopper data sheet"),
     _Peak(("H200", "NVL"), 835.5, 60, "NVIDIA H200 data sheet"),
     _Peak(("H200",), 989.5, 67, "NVIDIA H200 data sheet"),
     _Peak(("H100", "NVL"), 835.5, 60, "NVIDIA H100 data sheet"),
-    _Peak(("H100", "PCIE"), 756, 51, "NVIDIA H100 PCIe product brief"),
+    _Peak(("H100", "PCIE"), 756, 51, "NVIDIA H100 data sheet of 2023, which has SXM and PCIe"),
     _Peak(("H100", "80GB", "HBM3"), 989.5, 67, "NVIDIA H100 data sheet"),
     _Peak(("A100", "40GB"), 312, 19.5, "NVIDIA A100 data sheet"),
     _Peak(("A100", "80GB"), 312, 19.5, "NVIDIA A100 data sheet"),
@@ -44,8 +45,8 @@ _PEAKS = (
     _Peak(("T4",), 65, 8.1, "NVIDIA T4 data sheet", has_bf16=False),
     _Peak(("MI325X",), 1307.4, 163.4, "AMD Instinct MI325X data sheet"),
     _Peak(("MI300X",), 1307.4, 163.4, "AMD Instinct MI300X data sheet"),
-    _Peak(("MI250X",), 191.5, 23.9, "AMD Instinct MI250X data sheet, a half"),
-    _Peak(("MI210",), 181, 22.6, "AMD Instinct MI210 data sheet"),
+    _Peak(("MI250X",), 191.5, 47.9, "AMD Instinct MI250X data sheet, a half"),
+    _Peak(("MI210",), 181, 45.3, "AMD Instinct MI210 data sheet"),
 )
 
 
@@ -60,6 +61,6 @@ def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
     if peak is None:
         return None
     if dtype == torch.float32:
-        return peak.single * 1e12 if peak.single else None
+        return peak.single * 1e12
     known = dtype == torch.float16 or (dtype == torch.bfloat16 and peak.has_bf16)
     return peak.half * 1e12 if known else None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from toolkit.errors import counted
 from toolkit.metrics.training import TrainRecord, read_train_log
 
 
@@ -22,20 +23,21 @@ def draw_loss(log: Path, picture: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.plot([record.step for record in records], [record.loss for record in records], linewidth=1.4)
+    lone = "o" if len(records) == 1 else None  # no line leads to it
+    axes.plot([record.step for record in records], [record.loss for record in records], linewidth=1.4, marker=lone)
     for step, record in _takeovers(records):
         if step > 0:
             axes.axvline(step, color="0.4", linestyle="--", linewidth=1)
         axes.annotate(
-            f"attempt {record.attempt}: {_ranks(record)}",
+            f"attempt {record.attempt}: {counted(record.world, 'rank')}",
             (step, 1), xycoords=("data", "axes fraction"),
             xytext=(4, -12), textcoords="offset points", fontsize=8, color="0.3",
         )  # fmt: skip
     first, last = records[0], records[-1]
-    axes.set(xlabel="optimizer step", ylabel="mean loss of the global batch, nats per token")
-    axes.set_title(f"Training loss: {first.loss:.2f} to {last.loss:.2f} in {last.step} steps")
+    axes.set(xlabel="optimizer step", ylabel="mean loss of the global batch")
+    axes.set_title(f"Training loss: {first.loss:.2f} to {last.loss:.2f} in {counted(last.step, 'step')}")
     axes.grid(alpha=0.3)
-    axes.margins(x=0.01)
+    axes.set_xlim(0, 1.01 * last.step)  # an attempt's name outside of them would leave no room for the axes
     figure.savefig(picture, dpi=120)
 
 
@@ -45,7 +47,3 @@ def _takeovers(records: list[TrainRecord]) -> Iterator[tuple[int, TrainRecord]]:
     for before, after in pairwise(records):
         if after.attempt != before.attempt:
             yield before.step, after
-
-
-def _ranks(record: TrainRecord) -> str:
-    return f"{record.world} ranks" if record.world != 1 else "1 rank"

@@ -7,7 +7,7 @@ with dropout, too, as torch restores the random streams. Order: recompute, compi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -16,11 +16,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from toolkit.errors import ToolkitError
-from toolkit.train.activations import Activations, cheapest, measure_activations
+from toolkit.train.activations import Activations, cheapest, is_on_meta, measure_activations
 from toolkit.train.blocks import needed_blocks
 
 # Scalar loss from the model's outputs and the targets.
 LossOf = Callable[[Any, Any], Tensor]
+
+
+MEASURED = ("large", "budget")  # kinds that look at what blocks keep of a micro-batch
 
 
 class RecomputeSettings(Protocol):
@@ -44,12 +47,13 @@ def recompute(
 
     Args:
         loss_of, micro_batch: for "large" and "budget", which measure: inputs and targets of the size of those to come,
-            on the model's device. On torch's "meta" device nothing is computed, and attention counts with its scores,
-            which the kernels of a GPU do not keep.
+            on the model's device. On torch's "meta" device nothing is computed: activations count in the type of the
+            parameters, and attention with its scores, which autocast and the kernels of a GPU make less of.
         below: what holds the blocks, where `blocks_of` does not find them.
 
     Raises:
-        ToolkitError: the model has no blocks; a measurement has nothing to measure with; no choice meets the budget.
+        ToolkitError: the model has no blocks; a measurement has nothing to measure with, or would need more than shapes;
+            no choice meets the budget.
     """
     kind = settings.recompute
     if kind == "none":
@@ -65,12 +69,28 @@ def recompute(
                 where="train.recompute",
                 fix="give recompute(...) loss_of and micro_batch, or take another kind",
             )
-        inputs, targets = micro_batch
-        measured = measure_activations(model, lambda: loss_of(model(inputs), targets), blocks)
-        names = _measured_names(settings, measured)
+        names = _measured_names(settings, _measured(model, loss_of, micro_batch, blocks))
     for name in names:
         recompute_block(blocks[name], selective=kind == "selective")
     return names
+
+
+def _measured(
+    model: nn.Module, loss_of: LossOf, micro_batch: tuple[Any, Any], blocks: Mapping[str, nn.Module]
+) -> Activations:
+    inputs, targets = micro_batch
+    try:
+        return measure_activations(model, lambda: loss_of(model(inputs), targets), blocks)
+    except (RuntimeError, NotImplementedError) as error:
+        if not is_on_meta(model):
+            raise
+        # A value that is read, a tensor made on another device, or an operation without a kernel for shapes.
+        raise ToolkitError(
+            f"{type(model).__name__} cannot be measured, as it does not run on shapes alone: {str(error).splitlines()[0]}",
+            where="train.recompute",
+            fix='take "every" or "selective"; or make tensors on the device of the input, and let no branch depend on '
+            "a value",
+        ) from error
 
 
 def _measured_names(settings: RecomputeSettings, measured: Activations) -> list[str]:

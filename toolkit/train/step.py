@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,12 +28,13 @@ class Stepped:
     """What a step did. The tensors are scalars, left on the device: reading them there would wait for it.
 
     `loss` is the mean over the global batch, `grad_norm` the gradient's 2-norm before clipping, `rate` the
-    learning rate used. `asked` sums what the ranks ask for (`World.stop_asked`). `verdict` is the guard's; other than
-    "go_on", the weights are as they were.
+    learning rate used. `asked` sums what the ranks ask for (`World.stop_asked`), `skipped` how many samples they have
+    replaced. `verdict` is the guard's; other than "go_on", the weights are as they were.
     """
 
     loss: Tensor
     asked: Tensor
+    skipped: Tensor
     grad_norm: Tensor
     rate: float
     verdict: Verdict = GO_ON
@@ -52,7 +54,7 @@ class OptimizerStep:
         scaler: of the loss, for fp16.
         average: of the weights, which takes in every update.
         parts: what AdaScale compares, of equal micro-batches.
-        guard: judges each step's loss before its update. That waits for the loss of all ranks.
+        guard: judges each step's loss and gradient norm before its update. That waits for those of all ranks.
     """
 
     model: DistributedModel
@@ -67,39 +69,66 @@ class OptimizerStep:
     guard: LossGuard | None = None
     parts: PartGradients | None = None
 
-    def take(self, micro_batches: Sequence[MicroBatch], asked: int = 0, *, step: int = 0, samples: int = 0) -> Stepped:
+    def take(
+        self, micro_batches: Sequence[MicroBatch], asked: int = 0, *, skipped: int = 0, step: int = 0, samples: int = 0
+    ) -> Stepped:
         """Take a step on all ranks.
 
         Args:
             asked: what this rank asks for.
+            skipped: samples that were replaced among those that this rank counts.
             step, samples: the number of this step, and the first of its global samples, for the guard.
 
         Raises:
             ToolkitError: the guard's patience is over.
         """
-        sums, exchange = self._accumulate(micro_batches, asked)
-        verdict = GO_ON
-        if self.guard is not None:
-            exchange.wait()
-            verdict = self.guard.judge(step, float(sums[0]), range(samples, samples + self.batch))
+        sums, exchange = self._accumulate(micro_batches, asked, skipped)
         with self.model.profile.phase(OPTIMIZER):
-            norm, rate = self._update(len(micro_batches[0][0]), keep=verdict is GO_ON)
+            norm = self._clipped()
+            verdict = GO_ON
+            if self.guard is not None:
+                exchange.wait()
+                said = self._norm_to_judge(norm)
+                verdict = self.guard.judge(step, float(sums[0]), range(samples, samples + self.batch), said)
+            if self.parts is not None and isinstance(self.schedule, AdaScale):
+                self._compare_parts(self.schedule, self.parts, len(micro_batches[0][0]), norm, keep=verdict is GO_ON)
+            rate = self.schedule.rate()
+            self._update(rate, keep=verdict is GO_ON)
             self.optimizer.zero_grad(set_to_none=True)
         self.schedule.advance()
         exchange.wait()
-        return Stepped(sums[0], sums[1], norm, rate, verdict)
+        return Stepped(sums[0], sums[1], sums[2], norm, rate, verdict)
 
-    def _update(self, micro_batch: int, *, keep: bool) -> tuple[Tensor, float]:
-        """Clip, and change the weights; returns the norm before, and the learning rate."""
+    def _clipped(self) -> Tensor:
+        """Clip the gradient of the whole step; its norm before, of the loss as it is, scaled or not."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
             agree_found_inf(self.scaler, self.optimizer)
-        norm = self.model.clip(self.clip_norm)
-        if self.parts is not None and isinstance(self.schedule, AdaScale):
-            share = micro_batch / self.batch * self.model.mesh.data_size  # the exchange takes the mean over ranks
-            square, parts = self.parts.mean_square(share)
-            self.schedule.observe(square, float(norm) ** 2, parts)
-        rate = self.schedule.rate()
+        return self.model.clip(self.clip_norm)
+
+    def _norm_to_judge(self, norm: Tensor) -> float | None:
+        """The norm as rank 0 has it: ranks that hold the same take sums in another order, and must judge alike.
+
+        fp16 overflows now and then; that is the scaler's, which leaves out the step and takes a smaller scale.
+        """
+        known = norm.detach().double()
+        dist.broadcast(known, src=0)
+        said = float(known)
+        return None if self.scaler is not None and not math.isfinite(said) else said
+
+    def _compare_parts(
+        self, schedule: AdaScale, parts: PartGradients, samples: int, norm: Tensor, *, keep: bool
+    ) -> None:
+        """Show AdaScale the gradients of this step's micro-batches, of so many samples; a bad step's are forgotten."""
+        if not keep:
+            parts.forget()
+            return
+        share = samples / self.batch * self.model.mesh.data_size  # the exchange takes the mean over ranks
+        square, number = parts.mean_square(share)
+        schedule.observe(square, float(norm) ** 2, number)
+
+    def _update(self, rate: float, *, keep: bool) -> None:
+        """Change the weights, unless they are to be kept as they are."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if keep:
@@ -111,7 +140,6 @@ class OptimizerStep:
                 self.average.update(self.model.module)
         if self.scaler is not None:
             self.scaler.update()
-        return norm, rate
 
     def rehearse(self, micro_batch: MicroBatch) -> None:
         """Passes whose gradients are thrown away, before the streams are seeded or restored.
@@ -122,21 +150,21 @@ class OptimizerStep:
         """
 
         def once() -> None:
-            self._accumulate([micro_batch], False)[1].wait()
+            self._accumulate([micro_batch], 0, 0)[1].wait()
             self.optimizer.zero_grad(set_to_none=True)
             if self.parts is not None:
                 self.parts.forget()
 
         self.model.passes.prepare(once)
 
-    def _accumulate(self, micro_batches: Sequence[MicroBatch], asked: int) -> tuple[Tensor, dist.Work]:
-        """Gradients of the global mean loss, exchanged once; and the sums of loss and `asked`, still under way.
+    def _accumulate(self, micro_batches: Sequence[MicroBatch], asked: int, skipped: int) -> tuple[Tensor, dist.Work]:
+        """Gradients of the global mean loss, exchanged once; and the sums of loss, `asked` and `skipped`, still under way.
 
         The sums travel while the last backward pass runs, which hides their latency; a rank that sees no loss sends
         them when it has done its passes.
         """
         device = micro_batches[0][0].device
-        sums = torch.tensor([0.0, asked], dtype=torch.float64, device=device)
+        sums = torch.tensor([0.0, asked, skipped], dtype=torch.float64, device=device)
         exchange: list[dist.Work] = []
         losses = 0
         if self.scaler is not None:  # also where no loss is seen

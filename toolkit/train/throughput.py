@@ -91,3 +91,11 @@ def throughput(
     per_rank = flops_per_step / ranks / seconds
     peak = peak_flops(device_name, dtype)
     return Throughput(tokens_per_step / seconds, per_rank, None if peak is None else per_rank / peak)
+
+
+def no_peak(device_name: str, dtype: torch.dtype) -> str:
+    """Why records will have no MFU, where there is a GPU; "" where they will, and on CPUs."""
+    if not device_name or peak_flops(device_name, dtype) is not None:
+        return ""
+    of_type = str(dtype).removeprefix("torch.")
+    return f"no mfu is written: what {device_name} can do at most in {of_type} is not known"

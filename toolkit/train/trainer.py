@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,39 +12,44 @@ import torch
 from torch import nn
 
 from toolkit.checkpoint import Checkpointer
+from toolkit.checkpoint.agreement import from_rank_zero
 from toolkit.checkpoint.folder.retention import Retention
+from toolkit.config.combinations import check_combinations, check_roll_back
 from toolkit.config.metric import VALIDATION_LOSS
 from toolkit.config.resolved import ResolvedJob
+from toolkit.config.train import TrainTable
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog, TrainRecord
-from toolkit.parallel.distribute import Design, distribute
+from toolkit.metrics.validation import in_words
+from toolkit.parallel.distribute import Design, DistributedModel, Part, distribute
 from toolkit.parallel.layer_costs import Trial
 from toolkit.parallel.materialise import Initialise, parameters_on_meta
-from toolkit.parallel.mesh import make_mesh
+from toolkit.parallel.mesh import Mesh, make_mesh
 from toolkit.parallel.outline import Outline
+from toolkit.topology.facts import Topology
 from toolkit.topology.gather import gather_topology
-from toolkit.train.adascale import AdaScale, PartGradients
+from toolkit.train.adascale import AdaScale, PartGradients, check_parts
 from toolkit.train.average import WeightAverage
 from toolkit.train.callbacks import Callback, Callbacks
-from toolkit.train.combinations import check_combinations
-from toolkit.train.compiling import compile_blocks, use_channels_last
+from toolkit.train.compiling import check_compiler, compile_blocks, use_channels_last
 from toolkit.train.data import Loader, LoaderSettings
+from toolkit.train.data.broken_share import BrokenShare
 from toolkit.train.data.source import Source
 from toolkit.train.early_stop import EarlyStop
 from toolkit.train.guard import LossGuard
+from toolkit.train.held_out import HeldOut, Validation
 from toolkit.train.loop import training_steps
 from toolkit.train.optimizers import optimizer_of
 from toolkit.train.picture import draw_loss
 from toolkit.train.precision import autocast, computed_in, gradient_scaler, use_deterministic_kernels
 from toolkit.train.randomness import seed_rank
 from toolkit.train.rate_scaling import schedule_of
-from toolkit.train.recompute import recompute
+from toolkit.train.recompute import MEASURED, recompute
 from toolkit.train.saves import Saves
 from toolkit.train.state import TrainingState
 from toolkit.train.step import LossOf, OptimizerStep
-from toolkit.train.throughput import count_flops, throughput
-from toolkit.train.validation import Validation
-from toolkit.train.validations import HeldOut, Validations, loss_of
+from toolkit.train.throughput import count_flops, no_peak, throughput
+from toolkit.train.validations import Validations
 from toolkit.world.facts import World
 
 
@@ -87,46 +92,28 @@ class Trainer:
         self._callbacks = Callbacks(callbacks)
         topology = gather_topology(world)
         mesh = make_mesh(world, config, topology)
-        self.loader = Loader(
-            task.source,
-            batch=train.batch,
-            seed=train.seed,
-            rank=mesh.data_rank,
-            size=mesh.data_size,
-            micro_batch=train.micro_batch,
-            settings=LoaderSettings.of(config.data),
-            device=world.device,
-            broken_limit=config.data.broken_limit,
-        )
+        if train.lr_scaling == "adaptive":
+            check_parts(train.batch, train.micro_batch, mesh.data_size)
+        self.loader = self._made_loader(mesh)
         # As large as those to come: what is timed with it, or fits into memory with it, is what steps will see.
         self._trial = self.loader.take_samples(range(train.micro_batch or max(1, train.batch // mesh.data_size)))
-        precision = autocast(world.device, train.precision)
-        design = Design(
-            task.build, task.initialise, task.outline, self._prepare_blocks, Trial(self._trial[0], precision)
-        )
-        self.model = distribute(design, world, mesh, config, topology)
-        module = self.model.module
-        if train.channels_last:
-            use_channels_last(module)
-        self.optimizer = optimizer_of(module, train, (task.outline.blocks,))
+        self._device_name = torch.cuda.get_device_name(world.device) if world.device.startswith("cuda") else ""
+        self._computed_in = computed_in(world.device, train.precision)
+        self.model = self._laid_out(mesh, topology)
+        self.optimizer = optimizer_of(self.model.module, train, (task.outline.blocks,))
         self.schedule = schedule_of(train)
-        self.average = WeightAverage(module, train.average_decay) if train.average_decay else None
-        self._guard = None
-        if train.guard != "off":
-            self._guard = LossGuard(
-                train.guard, deviations=train.guard_deviations, window=train.guard_window, limit=train.guard_limit
-            )
+        self.average = WeightAverage(self.model.module, train.average_decay) if train.average_decay else None
+        self._guard = _guard_of(train)
+        self._early_stop = _early_stop_of(train)
         scaler = gradient_scaler(world.device, train.precision)
         self._scaler = scaler if scaler.is_enabled() else None
-        self.step = OptimizerStep(
-            self.model, self.optimizer, self.schedule, task.loss_of, precision, train.batch,
-            train.clip_norm, self._scaler, self.average, self._guard,
-            PartGradients(module) if isinstance(self.schedule, AdaScale) else None,
-        )  # fmt: skip
+        self.step = self._made_step()
+        # Another dropout for every share of the batch, and the same for the ranks that have pieces of one model: while it is
+        # rehearsed, which draws some, and from the first step on.
+        seed_rank(train.seed, 0, self.model.stream[0])
         self.step.rehearse(self._trial)
-        seed_rank(train.seed, 0, self.model.stream[0])  # another dropout for every share of the batch
+        seed_rank(train.seed, 0, self.model.stream[0])
         self._flops_per_sample = self._count_flops()
-        self._early_stop = EarlyStop(train.early_stop_patience, train.early_stop_min_delta)
         self._say(f"{self.model.parameters:,} parameters, {world.size} x {world.device}")
         self.state = self._training_state()
         self.validations = self._made_validations()
@@ -134,14 +121,13 @@ class Trainer:
 
     def train(self) -> None:
         """Train until `train.steps`, or until asked to stop; either way the last step is in a checkpoint. Collective."""
-        world, train, state = self._world, self._config.train, self.state
+        world, state = self._world, self.state
         log = None
         if world.rank == 0 and world.run_dir is not None:
             log = TrainLog(world.run_dir / "metrics" / "train.jsonl")
-        take_samples = self.loader.take_samples
         with self.loader:
             self._callbacks.on_begin(state)
-            for record in training_steps(world, train, state, self.step, take_samples, self.saves, self.validations):
+            for record in self._steps():
                 record = self._with_speed(record)
                 if log:
                     log.write(record)
@@ -152,8 +138,53 @@ class Trainer:
             self.validations.close()
         if log:
             log.close()
-            if state.step == train.steps:
+            if not world.stop_watch.verdict:
                 self._draw(log)
+
+    def _steps(self) -> Iterator[TrainRecord]:
+        world, state, loader, place = self._world, self.state, self.loader, self.model.mesh.place
+        if self._early_stop is not None and self._early_stop.is_over:
+            more = self._early_stop.waited + 1
+            self._say(
+                f"the run has stopped early, and makes no step: {self._early_stop.why}; it goes on with "
+                f"train.early_stop_patience = {more} or more"
+            )
+        counts = self.model.counts_loss and place["pp"] == 0
+        broken = BrokenShare(world, loader.skips, self._config.data.broken_limit, counts=counts)
+        return training_steps(
+            world, self._config.train, state, self.step, loader.take_samples, self.saves, self.validations, broken
+        )
+
+    def _made_loader(self, mesh: Mesh) -> Loader:
+        train, config = self._config.train, self._config
+        return Loader(
+            self._task.source,
+            batch=train.batch,
+            seed=train.seed,
+            rank=mesh.data_rank,
+            size=mesh.data_size,
+            micro_batch=train.micro_batch,
+            settings=LoaderSettings.of(config.data),
+            device=self._world.device,
+            broken_limit=None,  # of all ranks: `_steps`
+        )
+
+    def _laid_out(self, mesh: Mesh, topology: Topology) -> DistributedModel:
+        task, train = self._task, self._config.train
+        trial = Trial(self._trial[0], autocast(self._world.device, train.precision))
+        design = Design(task.build, task.initialise, task.outline, self._prepare_blocks, trial)
+        model = distribute(design, self._world, mesh, self._config, topology)
+        if train.channels_last:
+            use_channels_last(model.module)
+        return model
+
+    def _made_step(self) -> OptimizerStep:
+        train = self._config.train
+        parts = PartGradients(self.model.module) if isinstance(self.schedule, AdaScale) else None
+        return OptimizerStep(
+            self.model, self.optimizer, self.schedule, self._task.loss_of, autocast(self._world.device, train.precision),
+            train.batch, train.clip_norm, self._scaler, self.average, self._guard, parts,
+        )  # fmt: skip
 
     def _count_flops(self) -> float | None:
         """Model FLOPs of a sample, forward and backward; None where shapes alone do not tell."""
@@ -164,39 +195,48 @@ class Trainer:
         except ToolkitError as error:
             self._say(f"FLOPs are not counted: {error}")
             return None
+        if said := no_peak(self._device_name, self._computed_in):
+            self._say(said)
         return flops.total / len(self._trial[0])
 
     def _with_speed(self, record: TrainRecord) -> TrainRecord:
         if self._flops_per_sample is None:
             return record
-        train, device = self._config.train, torch.device(self._world.device)
         speed = throughput(
-            flops_per_step=self._flops_per_sample * train.batch,
+            flops_per_step=self._flops_per_sample * self._config.train.batch,
             tokens_per_step=record.tokens_per_s * record.seconds,
             seconds=record.seconds,
             ranks=self._world.size,
-            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
-            dtype=computed_in(self._world.device, train.precision),
+            device_name=self._device_name,
+            dtype=self._computed_in,
         )
         return replace(record, flops_per_s=speed.flops_per_s, mfu=speed.utilization)
 
-    def _prepare_blocks(self, model: nn.Module) -> None:
+    def _prepare_blocks(self, part: Part) -> None:
         """Recompute, then compile, as torch wants them before a model is sharded."""
-        train, below = self._config.train, (self._task.outline.blocks,)
+        config, below = self._config, (self._task.outline.blocks,)
+        train = config.train
         if train.recompute != "none":
-            inputs, targets = self._trial
-            micro_batch = (inputs.to("meta"), targets.to("meta"))
-            names = recompute(model, train, loss_of=self._task.loss_of, micro_batch=micro_batch, below=below)
+            # Of a budget for the rank, each of its stages may take an equal share.
+            budget_gb = train.activation_budget_gb / config.parallel.stages_per_rank
+            names = recompute(
+                part.module,
+                train.model_copy(update={"activation_budget_gb": budget_gb}),
+                loss_of=self._task.loss_of if part.is_last else lambda outputs, targets: outputs,
+                micro_batch=(part.inputs(), self._trial[1].to("meta")) if train.recompute in MEASURED else None,
+                below=below,
+            )
             self._say(f"recomputed in the backward pass: {', '.join(names) or 'no block'}")
         if train.compile:
-            compile_blocks(model, below)
+            check_compiler(self._world.device)
+            compile_blocks(part.module, below)
 
     def _training_state(self) -> TrainingState:
         train = self._config.train
         extra: dict[str, Any] = {}
         if self._guard is not None:
             extra["guard"] = self._guard
-        if train.early_stop_patience:
+        if self._early_stop is not None:
             extra["early_stop"] = self._early_stop
         return TrainingState(
             self.model.module,
@@ -227,14 +267,15 @@ class Trainer:
             every=train.validate_every,
             micro_batch=train.micro_batch,
             average=self.average,
-            early_stop=self._early_stop if train.early_stop_patience else None,
+            early_stop=self._early_stop,
             told=self._validated,
         )
 
     def _resumed_saves(self) -> Saves | None:
-        world, checkpoint = self._world, self._config.checkpoint
+        world, train, checkpoint = self._world, self._config.train, self._config.checkpoint
         if world.run_dir is None:
             self._say("no run directory: neither checkpoints nor metrics are written")
+            check_roll_back(train, None, has_one=False)
             return None
         checkpointer = Checkpointer(
             world.run_dir / "checkpoints",
@@ -247,6 +288,8 @@ class Trainer:
         self._say(
             self.state.resume(checkpointer, world, source=source, take=checkpoint.take, without=checkpoint.without)
         )
+        if train.guard == "roll_back":
+            check_roll_back(train, checkpoint, has_one=from_rank_zero(world, checkpointer.latest) is not None)
         return Saves(world, self.state, checkpointer, checkpoint, self._measures(), self._saved)
 
     def _measures(self) -> dict[str, Callable[[], float]]:
@@ -254,7 +297,7 @@ class Trainer:
         validations = self.validations
         if validations is None:
             return {}
-        return {VALIDATION_LOSS: lambda: loss_of(validations.measure(), "checkpoint.best")}
+        return {VALIDATION_LOSS: lambda: validations.loss_after(self.state.step)}
 
     def _tell(self, record: TrainRecord) -> None:
         if record.step % max(1, record.steps // 10) == 0 or record.step == record.steps:
@@ -262,14 +305,15 @@ class Trainer:
             self._say(f"step {record.step} of {record.steps}: loss {record.loss:.4f}{share}")
 
     def _validated(self, found: Validation) -> None:
-        means = ", ".join(f"{name} {mean:.4f}" for name, mean in found.means.items())
-        self._say(f"validated at step {self.state.step} with {found.samples:,} samples: {means}")
+        self._say(f"validated at step {self.state.step} with {found.samples:,} samples: {in_words(found.means)}")
         self._callbacks.on_validation(self.state, found)
 
     def _saved(self, folder: Path | None) -> None:
         self._callbacks.on_save(self.state, folder)
 
     def _draw(self, log: TrainLog) -> None:
+        if not log.path.stat().st_size:
+            return  # the run began from a checkpoint of its last step
         picture = log.path.parent.parent / "loss.png"
         try:
             draw_loss(log.path, picture)
@@ -281,3 +325,13 @@ class Trainer:
     def _say(self, line: str) -> None:
         if self._world.rank == 0:
             sys.stderr.write(line + "\n")
+
+
+def _guard_of(train: TrainTable) -> LossGuard | None:
+    if train.guard == "off":
+        return None
+    return LossGuard(train.guard, deviations=train.guard_deviations, window=train.guard_window, limit=train.guard_limit)
+
+
+def _early_stop_of(train: TrainTable) -> EarlyStop | None:
+    return EarlyStop(train.early_stop_patience, train.early_stop_min_delta) if train.early_stop_patience else None

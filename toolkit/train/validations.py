@@ -5,32 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from toolkit.errors import ToolkitError
 from toolkit.metrics.validation import ValidationLog, ValidationRecord
 from toolkit.parallel.distribute import DistributedModel
 from toolkit.train.average import WeightAverage
-from toolkit.train.data.source import Source
+from toolkit.train.data.broken import SkipCount, tell_stderr
 from toolkit.train.data.travel import each_tensor
 from toolkit.train.early_stop import EarlyStop
+from toolkit.train.held_out import HeldOut, Validation, loss_of, validate
 from toolkit.train.state import TrainingState
-from toolkit.train.validation import Measure, Validation, validate
 from toolkit.world.facts import World
-
-LOSS = "loss"  # what early stopping looks at
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """What is validated with: all samples of a source, and how they are measured (`validation.validate`)."""
-
-    source: Source
-    measure: Measure
 
 
 class Validations:
@@ -57,6 +45,8 @@ class Validations:
         self._every, self._micro_batch = every, micro_batch
         self._average, self._early_stop = average, early_stop
         self._told = told
+        self._skips = SkipCount(lambda said: tell_stderr(f"validation: {said}"))
+        self._last: tuple[int, Validation] | None = None  # the last one that was due, and after which step
         self._log = None
         if world.rank == 0 and world.run_dir is not None:
             self._log = ValidationLog(world.run_dir / "metrics" / "validation.jsonl")
@@ -73,34 +63,50 @@ class Validations:
                 micro_batch=self._micro_batch,
                 group=mesh.group("replicate", "shard"),
                 alone=mesh.data_size == 1,
+                pipeline=self._model.pipeline,
             )
 
     def _take_samples(self, samples: range) -> Any:
         source, device = self._held_out.source, self._world.device
         batch = source.take(np.arange(samples.start, samples.stop))
+        # What is held out may be a part of the source that is learned from, which must not count these as its own.
+        self._skips.add(len(samples), source.drain_skips())
         return source.finished(each_tensor(batch, lambda tensor: tensor.to(device)))
 
     def is_due(self, step: int) -> bool:
         return step % self._every == 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether early stopping has ended the run: a resume makes no further step without more patience."""
+        return self._early_stop is not None and self._early_stop.is_over
+
     def after_step(self, state: TrainingState) -> bool:
         """Validate, and write it down; true when the run is to end with this step. Collective."""
         found = self.measure()
+        self._last = (state.step, found)
         self._told(found)
+        stopped = ""
+        if self._early_stop is not None:
+            loss = loss_of(found, "train.early_stop_patience")
+            if self._early_stop.should_stop(loss, state.step):
+                stopped = self._early_stop.why
         if self._log is not None:
-            self._log.write(self._record(state.step, found))
-        if self._early_stop is None:
-            return False
-        stop = self._early_stop.should_stop(loss_of(found, "train.early_stop_patience"))
-        if stop and self._world.rank == 0:
-            sys.stderr.write(f"stopped early at step {state.step}: the loss has not improved for some validations\n")
-        return stop
+            self._log.write(self._record(state.step, found, stopped))
+        if stopped and self._world.rank == 0:
+            sys.stderr.write(f"stopped early at step {state.step}: {stopped}\n")
+        return bool(stopped)
+
+    def loss_after(self, step: int) -> float:
+        """The loss of the model as it is after `step`, validated anew where that was not just done. Collective."""
+        found = self._last[1] if self._last is not None and self._last[0] == step else self.measure()
+        return loss_of(found, "checkpoint.best")
 
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
 
-    def _record(self, step: int, found: Validation) -> ValidationRecord:
+    def _record(self, step: int, found: Validation, stopped: str) -> ValidationRecord:
         return ValidationRecord(
             step,
             found.samples,
@@ -108,19 +114,5 @@ class Validations:
             self._average is not None,
             datetime.now(UTC).isoformat(timespec="milliseconds"),
             self._world.attempt,
+            stopped,
         )
-
-
-def loss_of(found: Validation, where: str) -> float:
-    """The mean of "loss", which the key `where` looks at.
-
-    Raises:
-        ToolkitError: the validation measures no loss.
-    """
-    if LOSS not in found.means:
-        raise ToolkitError(
-            f"{where} looks at {LOSS!r}, and the validation measures {', '.join(found.means)}",
-            where=where,
-            fix=f"measure {LOSS!r} in the job's validation, or leave {where} out",
-        )
-    return found.means[LOSS]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from toolkit.errors import counted
+
 Cpus = frozenset[int]
 
 
@@ -73,7 +75,7 @@ def bind(local_rank: int, ranks: Sequence[RankOfNode], processors: Processors, *
         return replace(as_given, reason="it is not known which CPUs the other ranks of the node have")
     cores = processors.cores_of(given)
     if len(peers) > len(cores):
-        return replace(as_given, reason=f"{len(peers)} ranks share {_counted(len(cores), 'core')}")
+        return replace(as_given, reason=f"{len(peers)} ranks share {counted(len(cores), 'core')}")
     nodes = processors.nodes_of(given)
     if len(nodes) < 2:
         # No memory is nearer to one of them; other work, and cores of two speeds, are better dealt with by the kernel.
@@ -104,14 +106,14 @@ def _next_to_gpu(
         return replace(as_given, reason=f"{said}, and none of the CPUs that the rank was given lies there")
     # Half an even part: a few CPUs that happen to lie there are not worth the loss of all others.
     if 2 * len(part) * len(processors.nodes_of(as_given.cpus)) < len(cores):
-        few = _counted(len(part), "core")
+        few = counted(len(part), "core")
         return replace(as_given, reason=f"{said}, and only {few} of the {len(cores)} it was given lie there")
     if not peers or any(ranks[number].near is None for number in peers):
         threads = min(len(part), as_given.threads)
         return Binding(_together(part), threads, f"{said}; which other ranks use it is unknown")
     sharing = [number for number in peers if ranks[number].near == near]
     if len(sharing) > len(part):
-        return replace(as_given, reason=f"{said}, and {len(sharing)} ranks share its {_counted(len(part), 'core')}")
+        return replace(as_given, reason=f"{said}, and {len(sharing)} ranks share its {counted(len(part), 'core')}")
     share = _share(part, sharing.index(local_rank), len(sharing))
     return Binding(_together(share), len(share), said + (f"; {len(sharing)} ranks divide it" * (len(sharing) > 1)))
 
@@ -123,7 +125,3 @@ def _share(cores: Sequence[Cpus], place: int, places: int) -> Sequence[Cpus]:
 
 def _together(cores: Sequence[Cpus]) -> Cpus:
     return frozenset().union(*cores)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

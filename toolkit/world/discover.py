@@ -101,8 +101,11 @@ def from_slurm(env: Mapping[str, str]) -> Place:
     """Read the variables that srun gives to each task."""
     per_node = expand_tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"]))
     node = int(env["SLURM_NODEID"])
+    # Over several components the nodes are numbered one component after the other, and the counts stand as the names sort.
+    of_components = int(env.get("SLURM_HET_SIZE") or 1) > 1
+    local_size = len(env["SLURM_GTIDS"].split(",")) if of_components else per_node[node]
     return Place(
-        int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"]), per_node[node], node,
+        int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), int(env["SLURM_LOCALID"]), local_size, node,
         len(per_node), "srun", f"Slurm step {env.get('SLURM_JOB_ID', '?')}.{env['SLURM_STEP_ID']}",
     )  # fmt: skip
 

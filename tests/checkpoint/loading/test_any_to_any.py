@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 # Float32 sums in another order. Ranks of a power of two that see the same samples average to the same bits.
 LARGEST_LOSS_ERROR = 1e-6
 
-# Each layout of the sample saves once and loads what two or three others saved.
+# Each layout of the sample loads what two others saved.
 SAMPLE = (
     Layout("alone"),
     Layout("fsdp", shard=4),
@@ -42,10 +42,10 @@ def test_a_sample_of_layouts_gives_others_every_bit(tmp_path):
     crossings = [
         ((SAMPLE[(place + step) % len(SAMPLE)], optimizer), (target, optimizer))
         for place, target in enumerate(SAMPLE)
-        for step, optimizer in zip((0, 1, 3), chosen, strict=False)
+        for step, optimizer in zip((1, 3), chosen, strict=False)
     ]
     found = list(cross(tmp_path, crossings))
-    assert len(found) == 24
+    assert len(found) == 2 * len(SAMPLE)
     # 15 parameters and 2 buffers; three entries of AdamW a parameter, one of SGD.
     assert {one.optimizer: one.tensors for one in found} == {"AdamW": 17 + 3 * 15, "SGD": 17 + 15}
     assert_the_same(found)

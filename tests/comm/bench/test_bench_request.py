@@ -48,6 +48,8 @@ def test_names_and_sizes():
         ({"operations": "all-gather"}, "args.operations", "'all-gather'", "did you mean 'all_gather'"),
         ({"operations": " , "}, "args.operations", "names none", "all_reduce"),
         ({"algorithms": "piplined ring"}, "args.algorithms", "piplined", "'pipelined ring'"),
+        ({"operations": "all_gather", "algorithms": "ring"}, "args.algorithms", "'ring' is of all_reduce alone, and all_gather", "leave it out, or measure all_reduce, too"),
+        ({"operations": "all_gather", "algorithms": "all"}, "args.algorithms", "'all' is of all_reduce alone", "leave it out"),
         ({"sizes": "8-64"}, "args.sizes", "'8-64' is no size", "8..16M"),
         ({"sizes": "64..8"}, "args.sizes", "holds no size", "smaller one first: 8..64"),
         ({"sizes": "0..1K"}, "args.sizes", "'0..1K' begins with 0", "write 8..1K"),
@@ -58,7 +60,7 @@ def test_names_and_sizes():
         ({"warmup": -1}, "args.warmup", "-1 is too few", "0, or more"),
         ({"backend": "mpi"}, "args.backend", "'mpi'", "auto, gloo, nccl"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(arguments, where, said, fix):
     with pytest.raises(ToolkitError) as caught:
         BenchRequest(**arguments)
@@ -104,7 +106,7 @@ def test_ranks_that_would_share_a_gpu_are_refused(gpus, backend, fix):
 def test_an_algorithm_that_the_layout_does_not_allow_is_refused(nodes, ranks, fits):
     """Unless nobody asked for it by its name."""
     BenchRequest(algorithms="all").check_layout(nodes, ranks)
-    BenchRequest(operations="broadcast", algorithms="hierarchical").check_layout(nodes, ranks)
+    BenchRequest(operations="broadcast").check_layout(nodes, ranks)
     BenchRequest(algorithms="flat,leader").check_layout(nodes, ranks)
     request = BenchRequest(algorithms="ring,hierarchical")
     if fits:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolkit.comm.algorithms import ALGORITHMS
 from toolkit.comm.cost.lines import Line, Segment, fit
 from toolkit.comm.cost.prediction import Links, predict
-from toolkit.comm.cost.schedules import SCHEDULES
 
 BLOCK = ((0, 1), (2, 3), (4, 5), (6, 7))
 CYCLIC = ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -25,7 +25,7 @@ SLOW_NETWORK = Links(straight(0, 10.0), straight(0, 10.0), straight(0, 10.0), st
 
 def sent(name: str, size: float, nodes) -> Counter:
     """Bytes that each place sends."""
-    schedule = SCHEDULES[name](size, nodes)
+    schedule = ALGORITHMS[name].schedule(size, nodes)
     total: Counter = Counter()
     for stage in schedule.stages:
         for one in stage:
@@ -46,12 +46,12 @@ def test_each_rank_sends_what_the_page_says(name, each):
     assert max(found.values()) == pytest.approx(800 * busiest)
 
 
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("nodes", [BLOCK, CYCLIC, ((0, 1, 2),), ((0,), (1,), (2,))])
 def test_every_contribution_reaches_every_rank(name, nodes):
     """Who has heard of whom spreads along the messages; in the end all have heard of all."""
     heard = {place: {place} for node in nodes for place in node}
-    for stage in SCHEDULES[name](1.0, nodes).stages:
+    for stage in ALGORITHMS[name].schedule(1.0, nodes).stages:
         for one in stage:
             for _ in range(one.repeats):
                 before = {place: set(known) for place, known in heard.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,18 +54,20 @@ def test_corrections_are_relative_to_the_model():
 
 
 def tries_of(state):
-    communicator = state.communicator
-    names: list[str] = []
+    """Two algorithms of about 20 ms and one of 200: whatever else the machine does, that one is hopeless."""
+    calls: list[tuple[str, int]] = []
 
     def all_reduce(tensor, name):
-        names.append(name)
-        communicator.all_reduce(tensor, algorithm=name)
+        calls.append((name, tensor.nbytes))
+        time.sleep(0.2 if name == "slow" else 0.02)
 
-    return try_all(communicator.peers, communicator.algorithms, all_reduce, 0.5), names
+    return try_all(state.communicator.peers, ("one", "slow", "other"), all_reduce, 2.0), calls
 
 
-def test_all_algorithms_are_tried_by_turns_at_all_sizes(ranks):
-    (found, names), *others = ranks(4).run(tries_of)
+def test_algorithms_are_tried_by_turns_at_all_sizes_and_a_hopeless_one_once(ranks):
+    (found, calls), *others = ranks(2).run(tries_of)
     assert all(set(taken) == set(SIZES_BYTES) and min(taken.values()) > 0 for taken in found.values())
-    assert names[1 : 2 * len(found) : 2] == list(found) == names[2 * len(found) : 3 * len(found)]
+    turns = [name for name, size in calls if size == SIZES_BYTES[1]]
+    assert turns[:5] == ["one", "slow", "other", "one", "other"]
+    assert turns.count("slow") == 1
     assert all(other == found for other, _ in others), "of the slowest rank"

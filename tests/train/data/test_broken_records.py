@@ -11,9 +11,12 @@ from torch.utils.data import IterableDataset
 
 from toolkit.errors import ToolkitError
 from toolkit.train.data import BrokenRecordError, IterableSource, JsonLinesSource, Loader, LoaderSettings, MapSource
-from toolkit.train.data.broken import FEWEST_JUDGED, SkipCount
+from toolkit.train.data.broken import FEWEST_JUDGED, SkipCount, check_share
+from toolkit.train.data.broken_share import BrokenShare
+from toolkit.world.facts import World
 
 BROKEN = {5, 6, 28}
+ALONE = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone")
 
 
 class Fragile(Numbers):
@@ -86,7 +89,7 @@ def test_the_next_good_record_stands_in_whatever_the_number_of_ranks(kind, size,
             settings=LoaderSettings(workers), tell=said.append,
         ) as loader:  # fmt: skip
             read[rank] = next(loader.batches()).tolist()
-            skipped_samples += loader._skips.skipped
+            skipped_samples += loader.skips.skipped
     expected = [7 if number in (5, 6) else 0 if number == 28 else number for number in range(29)]
     assert [number for rank in range(size) for number in read[rank]] == expected
     assert skipped_samples == 3, "each counts once, however far the next good one is"
@@ -98,9 +101,10 @@ def test_the_next_good_record_stands_in_whatever_the_number_of_ranks(kind, size,
 
 def test_skips_are_said_now_and_then_and_too_many_of_them_are_an_error():
     said = []
-    skips = SkipCount(0.2, said.append)
+    skips = SkipCount(said.append)
     for _ in range(20):
         skips.add(10, ["f:1: bad"] * 10)
+    check_share(0.2, skips.read, skips.skipped, lambda: skips.last)
     assert said == [
         "skipped 1 of 10 samples read; the last is broken: f:1: bad",
         "skipped 101 of 110 samples read; the last is broken: f:1: bad",
@@ -108,15 +112,39 @@ def test_skips_are_said_now_and_then_and_too_many_of_them_are_an_error():
     with pytest.raises(
         ToolkitError, match=r"201 of 201 samples read are broken, more than a share of 0.2; the last: f:1: bad"
     ):
-        skips.add(1, ["f:1: bad"])
+        check_share(0.2, 201, 201, lambda: skips.last)
     assert FEWEST_JUDGED == 1000
 
 
 def test_the_share_is_of_what_was_read():
-    skips = SkipCount(0.01, lambda text: None)
+    skips = SkipCount(lambda text: None)
     for _ in range(50):
         skips.add(100, ["f:1: bad"])
     assert (skips.read, skips.skipped) == (5000, 50)
+    check_share(0.01, 5000, 50, lambda: skips.last)
+    with pytest.raises(ToolkitError, match="51 of 5,000 samples"):
+        check_share(0.01, 5000, 51, lambda: skips.last)
+
+
+@pytest.mark.parametrize("limit", [0.0, None])
+def test_a_loader_judges_what_it_reads_or_leaves_that_to_the_loop(limit):
+    settings = LoaderSettings(0)
+    source = MapSource(Fragile(), broken="skip")
+    with Loader(source, batch=29, seed=0, shuffle=False, settings=settings, broken_limit=limit) as loader:
+        if limit is None:
+            next(loader.batches())
+        else:
+            with pytest.raises(ToolkitError, match="3 of 29 samples read are broken"):
+                next(loader.batches())
+        assert (loader.skips.read, loader.skips.skipped) == (29, 3)
+
+
+def test_a_rank_tells_the_loop_what_is_new_and_only_what_no_other_rank_counts():
+    skips = SkipCount(lambda text: None)
+    skips.add(4, ["trial"])
+    own, twin = (BrokenShare(ALONE, skips, 0.5, counts=counts) for counts in (True, False))
+    skips.add(4, ["a", "b"])
+    assert (own.new(), own.new(), twin.new()) == (2, 0, 0)
 
 
 def test_data_of_which_nothing_can_be_read_is_an_error_with_skip_as_well():

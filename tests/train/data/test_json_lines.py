@@ -114,7 +114,7 @@ def test_a_broken_line_and_one_that_cannot_be_converted_are_named_by_line(tmp_pa
         return record["x"]
 
     source = JsonLinesSource([path], convert=convert)
-    with pytest.raises(BrokenRecordError, match=rf"{path}:3: not valid JSON: "):
+    with pytest.raises(BrokenRecordError, match=rf"{path}:3: not valid JSON: Expecting .:. delimiter: column 5\."):
         source.read(1)
     with pytest.raises(BrokenRecordError, match=rf"{path}:4: KeyError: 'x' \(in test_json_lines.py:"):
         source.read(2)

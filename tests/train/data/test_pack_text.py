@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -162,8 +163,14 @@ def test_the_command(toolkit, files, monkeypatch):
         toolkit.ok("data", "show", "all.tokens").splitlines()[0]
         == f"{size:,} tokens (uint16) of 4 files, vocabulary 257"
     )
+    told = json.loads(toolkit.ok("data", "show", "all.tokens", "--json"))
+    assert (told["tokens"], told["dtype"], told["texts"], told["vocabulary"]) == (size, "uint16", 4, 257)
+    assert said.out.endswith(f" of 4 files, {Path('all.tokens').stat().st_size / 1000:.1f} kB\n"), "of what was written"
     Path("a.jsonl").write_text("1\n2\n")
-    assert toolkit.ok("data", "index", "a.jsonl") == "a.jsonl: 2 records\n"
+    Path("b.jsonl").write_text("1\n")
+    Path("empty").touch()
+    indexed = toolkit.ok("data", "index", "a.jsonl", "b.jsonl", "empty")
+    assert indexed == "a.jsonl: 2 records\nb.jsonl: 1 record\nempty: 0 records\n"
     for code, argv in {
         4: ("data", "pack", "none.txt", "-o", "x"),
         2: ("data", "pack", files[0], "-o", "no/such/folder/x"),
@@ -175,11 +182,30 @@ def test_the_command(toolkit, files, monkeypatch):
         ("data", "pack", files[0], "-o", "x", "--dtype", "int8"), ("data", "pack", files[0], "-o", "x", "--end-token", 70000),
         ("data", "pack", files[0], "-o", "x", "--vocabulary", 10), ("data", "pack", files[0], "-o", "."),
         ("data", "pack", files[0], "-o", "x", "--tokenizer", "words"), ("data", "index", "."),
+        ("data", "pack", "empty", "-o", "x"), ("data", "pack", "empty", "-o", "x", "--end-token", 1), ("data", "index", "empty"),
     ):  # fmt: skip
         said = toolkit(*argv)
         assert (
             said.code == 2 and said.err.startswith("toolkit: ") and "Fix: " in said.err and "Traceback" not in said.err
         ), said
+
+
+def test_a_vocabulary_that_is_not_named_is_said_with_the_fix(toolkit, files, monkeypatch):
+    monkeypatch.chdir(toolkit.folder)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    argv = ("data", "pack", files[0], "-o", "words.tokens", "--tokenizer", "tokens_of_words:lengths", "--processes", 1)
+    said = toolkit(*argv)
+    assert (said.code, said.out) == (0, "words.tokens: 80 tokens (uint16) of 1 file, 224 bytes\n")
+    unnamed = "toolkit: the vocabulary is not named, and train_lm does not learn from such a file. Fix: pack it with --vocabulary N"
+    assert said.err.startswith(unnamed)
+    assert toolkit("data", "show", "words.tokens").err.startswith(unnamed)
+    assert toolkit(*argv, "--vocabulary", 100, "--force").err == ""
+
+
+def test_a_tokenizer_that_makes_nothing_of_a_text_leaves_no_file(files, tmp_path):
+    with pytest.raises(ToolkitError, match="made no token of this text"):
+        pack(files, tmp_path / "all.tokens", Packing("tokens_of_words:nothing"))
+    assert not beside(tmp_path / "all.tokens")
 
 
 def test_a_bar_stands_on_a_terminal_alone(files, tmp_path, terminal):

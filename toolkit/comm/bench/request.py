@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.comm.algorithms import ALGORITHMS, layouts_allow
-from toolkit.errors import ToolkitError
+from toolkit.config.job import JobTable
+from toolkit.errors import ToolkitError, counted
 from toolkit.metrics.collectives import OPERATIONS, sizes_of
 from toolkit.world.facts import World
 
@@ -40,6 +41,12 @@ class BenchRequest:
         """Raise a ToolkitError for the first argument that cannot be."""
         _names(self.operations, tuple(OPERATIONS), "operations")
         _names(self.algorithms, tuple(ALGORITHMS), "algorithms")
+        if self.algorithm_names != ("flat",) and "all_reduce" not in self.operation_names:
+            raise _refused(
+                f"{self.algorithms!r} is of all_reduce alone, and {self.operations} is measured",
+                "algorithms",
+                "leave it out, or measure all_reduce, too",
+            )
         if self.backend not in BACKENDS:
             raise _refused(f"there is no backend {self.backend!r}", "backend", f"one of {', '.join(BACKENDS)}")
         for name, value, least in (
@@ -114,14 +121,14 @@ class BenchRequest:
         """Refuse an algorithm that so many nodes, with so many ranks each, cannot run.
 
         Raises:
-            ToolkitError: it is asked for by its name, and all-reduce is asked for.
+            ToolkitError: it is asked for by its name.
         """
-        if "all_reduce" not in self.operation_names or self.every_algorithm:
+        if self.every_algorithm:
             return
         fitting = [name for name in ALGORITHMS if layouts_allow(name, nodes, ranks_per_node)]
         for name in self.algorithm_names:
             if name not in fitting:
-                there = f"{_counted(nodes, 'node')} of {_counted(ranks_per_node, 'rank')}"
+                there = f"{counted(nodes, 'node')} of {counted(ranks_per_node, 'rank')}"
                 raise _refused(
                     f"all-reduce algorithm {name!r} needs two or more nodes with two or more ranks each, and here is "
                     f"{there}",
@@ -129,6 +136,15 @@ class BenchRequest:
                     f"all, or some of {', '.join(fitting)}; or `toolkit submit bench_collectives -N 2 "
                     f"--ntasks-per-node 2 --set args.algorithms={name}`",
                 )
+
+    def check_shape(self, job: JobTable) -> None:
+        """Refuse what the ranks of a job cannot measure; of a range of nodes what no number of them can.
+
+        Raises:
+            ToolkitError: as `check_ranks` and `check_layout`.
+        """
+        self.check_ranks(job.min_nodes * job.ranks_per_node)
+        self.check_layout(job.max_nodes, job.ranks_per_node)
 
     def check_gpus(self, gpus: int, ranks_per_node: int) -> None:
         """Refuse what a machine with so many GPUs cannot measure.
@@ -144,7 +160,7 @@ class BenchRequest:
             )
         if self.backend != "gloo" and 0 < gpus < ranks_per_node:
             raise ToolkitError(
-                f"{_counted(ranks_per_node, 'rank')} would share {_counted(gpus, 'GPU')}",
+                f"{counted(ranks_per_node, 'rank')} would share {counted(gpus, 'GPU')}",
                 where="args.ranks",
                 fix=("--backend gloo" if gpus == 1 else f"--ranks {gpus}, or --backend gloo"),
             )
@@ -178,10 +194,6 @@ def _names(text: str, known: Sequence[str], key: str) -> tuple[str, ...]:
     if not found:
         raise _refused(f"{text!r} names none", key, f"all, or some of {', '.join(known)}")
     return found
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _refused(message: str, key: str, fix: str) -> ToolkitError:

@@ -20,7 +20,7 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import read_json, utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
 
-_SHARE_OF_TRIES = 0.3  # of the seconds for a tier
+_SHARE_OF_TRIES = 0.4  # of the seconds for a tier
 _SHOWN_BYTES = (4 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 
 

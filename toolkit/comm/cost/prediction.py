@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from toolkit.comm.algorithms import ALGORITHMS
 from toolkit.comm.cost.lines import Line
-from toolkit.comm.cost.schedules import SCHEDULES, RankGroups, Round, Stages
+from toolkit.comm.cost.schedules import RankGroups, Round, Stages
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def predict(algorithm: str, size_bytes: float, nodes: RankGroups, links: Links) 
     Raises:
         KeyError: nothing is known of an algorithm of that name.
     """
-    return seconds_of(SCHEDULES[algorithm](size_bytes, nodes), nodes, links)
+    return seconds_of(ALGORITHMS[algorithm].schedule(size_bytes, nodes), nodes, links)
 
 
 def seconds_of(schedule: Stages, nodes: RankGroups, links: Links) -> float:

@@ -6,9 +6,8 @@ those of the code in `ring`, `tree`, `direct`, `leader` and `hierarchical`, for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 RankGroups = Sequence[Sequence[int]]  # the places on each node
 Message = tuple[int, int, float]  # from, to, bytes
@@ -37,6 +36,10 @@ class Stages:
 
     stages: tuple[tuple[Round, ...], ...]
     segments: int = 1
+
+
+# Of so many bytes on these nodes.
+Schedule = Callable[[float, RankGroups], Stages]
 
 
 def ring(size_bytes: float, nodes: RankGroups) -> Stages:
@@ -95,21 +98,6 @@ def hierarchical(size_bytes: float, nodes: RankGroups) -> Stages:
     )
     stages = ((Round(inside, folded_bytes=segment),), across, (Round(inside),))
     return Stages(stages, segments)
-
-
-# By the names of `algorithms.ALGORITHMS`.
-SCHEDULES: Mapping[str, Callable[[float, RankGroups], Stages]] = MappingProxyType(
-    {
-        "flat": overlapped_ring,
-        "ring": ring,
-        "double-buffered ring": overlapped_ring,
-        "pipelined ring": overlapped_ring,
-        "tree": tree,
-        "direct": direct,
-        "leader": leader,
-        "hierarchical": hierarchical,
-    }
-)
 
 
 def _one(rounds: tuple[Round, ...]) -> Stages:

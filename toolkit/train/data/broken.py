@@ -122,36 +122,39 @@ class RecordSource(ABC):
 
 
 class SkipCount:
-    """How many samples of this rank were replaced; too many are an error.
+    """How many samples this rank has read, and how many of them were replaced."""
 
-    Args:
-        limit: the largest share of the samples read that may be replaced, in [0, 1].
-    """
-
-    def __init__(self, limit: float, tell: Callable[[str], None] | None = None) -> None:
-        self.limit = limit
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         self.read = 0
         self.skipped = 0
+        self.last = ""  # which was replaced last, and why
         self._tell = tell or tell_stderr
 
     def add(self, read: int, skips: Sequence[str]) -> None:
-        """Count a batch; say the first skip and each hundredth.
-
-        Raises:
-            ToolkitError: the share is above the limit.
-        """
+        """Count a batch; say the first skip and each hundredth."""
         self.read += read
         for skip in skips:
-            self.skipped += 1
+            self.skipped, self.last = self.skipped + 1, skip
             if self.skipped % TOLD_EVERY == 1:
                 self._tell(f"skipped {self.skipped:,} of {self.read:,} samples read; the last is broken: {skip}")
-        if skips and self.skipped > self.limit * max(self.read, FEWEST_JUDGED):
-            raise ToolkitError(
-                f"{self.skipped:,} of {self.read:,} samples read are broken, more than a share of {self.limit:g}; "
-                f"the last: {skips[-1]}",
-                where="data.broken_limit",
-                fix="mend the data, or allow a larger share with data.broken_limit",
-            )
+
+
+def check_share(limit: float, read: int, skipped: int, last: Callable[[], str]) -> None:
+    """Refuse to go on with data of which too much was replaced.
+
+    Args:
+        limit: the largest share of the samples read that may be replaced, in [0, 1].
+        last: tells which was replaced last; asked for an error alone.
+
+    Raises:
+        ToolkitError: the share is above the limit.
+    """
+    if skipped > limit * max(read, FEWEST_JUDGED):
+        raise ToolkitError(
+            f"{skipped:,} of {read:,} samples read are broken, more than a share of {limit:g}; the last: {last()}",
+            where="data.broken_limit",
+            fix="mend the data, or allow a larger share with data.broken_limit",
+        )
 
 
 def tell_stderr(text: str) -> None:

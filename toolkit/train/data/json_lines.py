@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.errors import ToolkitError
+from toolkit.rundir.files import json_reason
 from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource, broken_by
 from toolkit.train.data.line_index import LineIndex, line_index
 from toolkit.train.data.source import Collate
@@ -67,10 +68,12 @@ class JsonLinesSource(RecordSource):
         line = os.pread(self._descriptor(number), end - begin, begin)
         where = f"{self.files[number]}:{index.line(record)}"
         try:
-            value = json.loads(line)
+            value = json.loads(line.rstrip())  # else an error at its end would stand in a line of its own
         except (ValueError, RecursionError) as error:
             raise BrokenRecordError(
-                f"not valid JSON: {error}", where=where, fix='mend or remove the line, or set data.broken = "skip"'
+                f"not valid JSON: {json_reason(error)}",
+                where=where,
+                fix='mend or remove the line, or set data.broken = "skip"',
             ) from error
         if self.convert is None:
             return value

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import ToolkitError
-from toolkit.train.data.broken import SkipCount, tell_stderr
+from toolkit.train.data.broken import SkipCount, check_share, tell_stderr
 from toolkit.train.data.loader_settings import LoaderSettings, choose_loader_settings
 from toolkit.train.data.reading import Answer, BatchReader, Plan, ReadAhead, Request
 from toolkit.train.data.source import Source
@@ -30,7 +30,8 @@ class Loader:
         settings: workers "auto" measures when the first batch is asked for.
         device: where tensors go; for CUDA, what workers read is brought into pinned memory.
         shuffle: False reads positions as they come. A stream is never shuffled.
-        broken_limit: the largest share of the samples read that may be replaced.
+        broken_limit: the largest share of the samples that this rank reads which may be replaced; None counts them in
+            `skips` alone, for `training_steps` to judge those of all ranks.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Loader:
         settings: LoaderSettings | None = None,
         device: str = "cpu",
         shuffle: bool = True,
-        broken_limit: float = 0.01,
+        broken_limit: float | None = 0.01,
         tell: Callable[[str], None] = tell_stderr,
     ) -> None:
         self.source = source
@@ -54,7 +55,8 @@ class Loader:
         self.device = torch.device(device)
         self._reader = BatchReader(source, seed, shuffle=shuffle)
         self._reader.packs = self.device.type != "cuda"
-        self._skips = SkipCount(broken_limit, tell)
+        self.skips = SkipCount(tell)
+        self._broken_limit = broken_limit
         self._tell = tell
         self._ahead: ReadAhead | None = None
         self._coming: Iterator[Request] = iter(())  # what the plan has behind `_next`
@@ -75,7 +77,9 @@ class Loader:
             self._begin_at(samples)
         try:
             answer = self._read(samples)
-            self._skips.add(len(samples), answer.skips)
+            self.skips.add(len(samples), answer.skips)
+            if answer.skips and self._broken_limit is not None:
+                check_share(self._broken_limit, self.skips.read, self.skips.skipped, lambda: self.skips.last)
         except ToolkitError:
             self.close()
             raise

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import is_unwritable, sync
-from toolkit.train.data.pieces import PIECE_BYTES, Piece, pieces_of
+from toolkit.train.data.pieces import PIECE_BYTES, Piece, pieces_of, size_of
 from toolkit.train.data.token_file import HEADER_BYTES, TYPES, TokenHeader
 from toolkit.train.data.tokenizers import BYTES, load_tokenizer, tokens_of
 
@@ -82,12 +82,15 @@ def pack(
         advance: told the bytes of text of each piece that was written.
 
     Raises:
-        ToolkitError: a file cannot be read or tokenised, or the output cannot be written.
+        ToolkitError: a file cannot be read or tokenised, they hold no token, or the output cannot be written.
     """
     packing = packing or Packing()
     load_tokenizer(packing.tokenizer)  # a mistake in its name is told before anything is begun
     if not paths:
         raise ToolkitError("no text is named", where=str(output), fix="name text files")
+    named = ", ".join(map(str, paths[:3])) + (", ..." if len(paths) > 3 else "")
+    if not any(map(size_of, paths)):
+        raise ToolkitError("holds no text to pack", where=named, fix="name files with text")
     if any(output.exists() and path.exists() and path.samefile(output) for path in paths):
         raise ToolkitError("is to be read and written", where=str(output), fix="give the output another name")
     if output.exists() and not replace:
@@ -95,9 +98,15 @@ def pack(
             "the file is there already", where=str(output), fix="give --force to replace it, or another name"
         )
     with _part_of(output) as stream:
-        return _write(
-            stream, _tokenised(pieces_of(paths, piece_bytes), packing, processes), packing, len(paths), advance
-        )
+        tokenised = _tokenised(pieces_of(paths, piece_bytes), packing, processes)
+        header = _write(stream, tokenised, packing, len(paths), advance)
+        if not header.tokens:
+            raise ToolkitError(
+                f"the tokenizer {packing.tokenizer} made no token of this text",
+                where=named,
+                fix="mend the tokenizer, or name other files",
+            )
+        return header
 
 
 def _write(

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from toolkit.errors import ToolkitError
+from toolkit.train.data.order import SampleOrder, share, split
 from toolkit.train.data.source import Source
 from toolkit.train.data.travel import packed, unpacked
 from toolkit.train.data.worker_life import kill, settle, workers_of
-from toolkit.train.order import SampleOrder, share, split
 
 _AT_ONCE = 4096  # samples whose positions are worked out together
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import ToolkitError
-from toolkit.train.order import SampleOrder, share, split
+from toolkit.train.data.order import SampleOrder, share, split
 
 
 @given(count=st.integers(1, 3000), seed=st.integers(0, 2**70), epoch=st.integers(0, 5))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.train.text import Windows, named_files, read_bytes, standard_library_sources
+from toolkit.train.data.text import Windows, named_files, read_bytes, standard_library_sources
 
 
 def test_the_default_text_is_the_standard_library_without_what_was_installed():

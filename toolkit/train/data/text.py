@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import sysconfig
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from toolkit.config.data import matches
 from toolkit.errors import NotFoundError, ToolkitError
 
 
@@ -38,9 +38,7 @@ def named_files(patterns: Iterable[str], folder: Path) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
-        # Path.glob refuses absolute patterns.
-        matches = sorted(glob.glob(pattern, root_dir=folder, recursive=True))  # noqa: PTH207
-        files = [path for match in matches if (path := folder / match).is_file()]
+        files = [path for match in sorted(matches(pattern, folder)) if (path := folder / match).is_file()]
         if not files:
             raise NotFoundError(
                 f"no file matches {pattern!r}",

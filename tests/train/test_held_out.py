@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from toolkit.errors import ToolkitError
-from toolkit.train.order import split
-from toolkit.train.validation import Validation, evaluating, validate
+from toolkit.train.data.order import split
+from toolkit.train.held_out import Validation, evaluating, validate
 
 CASES = [(samples, micro_batch) for samples in (10, 7, 1) for micro_batch in (0, 1, 3)]
 

@@ -1,0 +1,70 @@
+"""Find records in a long file of one record a line by reading a few blocks of it. Standard library only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+BLOCK_BYTES = 1 << 14
+
+T = TypeVar("T")
+
+
+def first_where(path: Path, from_line: Callable[[str], T], reached: Callable[[T], bool]) -> T | None:
+    """The first record for which `reached` holds, of a file in which it holds for every record behind that one.
+
+    Lines that are no records are passed over. None where there is no such record, or no file.
+    """
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return None
+    with stream:
+        low, high = 0, stream.seek(0, os.SEEK_END)  # the record begins at `low`, which is a line's begin, or behind it
+        while high - low > BLOCK_BYTES:
+            middle = (low + high) // 2
+            stream.seek(middle)
+            stream.readline()  # the rest of a line
+            record = _next(stream, from_line)
+            if record is None or reached(record):
+                high = middle
+            else:
+                low = stream.tell()
+        stream.seek(low)
+        while (record := _next(stream, from_line)) is not None:
+            if reached(record):
+                return record
+    return None
+
+
+def samples_of(path: Path, from_line: Callable[[str], T], count: int) -> list[T]:
+    """At most `count` records from all over a file, evenly by bytes, in its order."""
+    found: list[T] = []
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return found
+    with stream:
+        size, behind = stream.seek(0, os.SEEK_END), 0
+        for number in range(count):
+            begin = max(behind, size * number // count)
+            stream.seek(max(0, begin - 1))
+            if begin:
+                stream.readline()  # the rest of a line, or the newline before one
+            record = _next(stream, from_line)
+            if record is None:
+                break
+            found.append(record)
+            behind = stream.tell()
+    return found
+
+
+def _next(stream: BinaryIO, from_line: Callable[[str], T]) -> T | None:
+    """The next whole record; None at the end."""
+    while (line := stream.readline()).endswith(b"\n"):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
+            return from_line(line.decode())
+    return None
