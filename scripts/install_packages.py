@@ -12,8 +12,9 @@ sys.path.insert(0, str(ROOT))
 
 from toolkit.devcluster.packages import PACKAGES  # noqa: E402
 
-# strace strikes the processes that save checkpoints, and mkfs.ext4 makes the small disks that they fill.
-NEEDED = (*PACKAGES, "strace", "e2fsprogs")
+# strace strikes the processes that save checkpoints, mkfs.ext4 makes the small disks that they fill, tmux keeps the
+# shells of sessions, and zsh and fish complete words on TAB.
+NEEDED = (*PACKAGES, "strace", "e2fsprogs", "tmux", "zsh", "fish")
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 

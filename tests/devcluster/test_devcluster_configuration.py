@@ -32,7 +32,7 @@ def test_all_paths_stay_in_the_folder_and_authentication_is_munge():
     assert keys["AuthInfo"].startswith("socket=/srv/one/run/")
     paths = re.findall(r"(?<=[=,])/[^\s,]+", conf)
     assert len(paths) >= 8
-    assert {path for path in paths if not path.startswith("/srv/one/")} == {"/bin/true"}
+    assert all(path.startswith("/srv/one/") for path in paths)
 
 
 def test_only_the_low_partition_can_be_preempted():
@@ -129,3 +129,16 @@ def test_packages_are_printed_without_the_toolkit_on_the_path():
     argv = [sys.executable, "-I", "-S", packages.__file__]
     printed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
     assert printed == sorted(printed) and {"slurmd", "munge", "libpmix-dev"} <= set(printed)
+
+
+def test_a_cluster_that_shares_the_accounting_of_another_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/srv")
+    spec = replace(SPEC, accounting=True, accounting_of="first", seat="10.65.7.3")
+    layout = make_layout("second", Path("/srv/second"))
+    keys = settings(configuration.slurm_conf(layout, spec))
+    assert keys["ClusterName"] == "second"
+    assert keys["AccountingStorageHost"] == "10.65.7.2"
+    first = make_layout("first", Path("/srv/.toolkit/first"))
+    assert keys["AccountingStoragePort"] == str(first.first_port + 2)
+    assert keys["AccountingStoragePass"] == str(layout.munge_socket)
+    assert not spec.has_database and replace(SPEC, accounting=True).has_database

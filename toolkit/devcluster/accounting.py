@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
-from toolkit.devcluster.configuration import ACCOUNT, SLURM_NAME
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from toolkit.devcluster.configuration import ACCOUNT, slurm_name
 from toolkit.devcluster.daemons import launch, listens, slurm_environment
-from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout
+from toolkit.devcluster.layout import CONTROLLER, SPEC_FILE, ClusterSpec, Layout, layout_beside
 from toolkit.devcluster.nodes import process_in_node
 from toolkit.devcluster.processes import run_program
+from toolkit.errors import ToolkitError
 
 
 def start_accounting(layout: Layout, spec: ClusterSpec) -> None:
     """Start database and slurmdbd unless they run, and enter cluster, account and user root."""
+    if spec.has_database:
+        _start_daemons(layout)
+    _enter_account(layout, slurm_name(layout, spec))
+
+
+def find_seat(name: str) -> str:
+    """A free address for one more controller in the network of the cluster `name`, whose accounting it is to share.
+
+    Raises:
+        NotFoundError: that cluster is not up.
+        ToolkitError: it has no slurmdbd, or no address is left.
+    """
+    other = layout_beside(name)
+    spec = other.read_spec()
+    if not spec.has_database:
+        raise ToolkitError(
+            f"the cluster {name!r} has no slurmdbd of its own", where=str(other.folder),
+            fix="name one that is up with --accounting",
+        )  # fmt: skip
+    listed = ["sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=controlhost"]
+    taken = {*run_program(listed, env=slurm_environment(other)).split(), *_seats(other.folder.parent)}
+    # .2 is its own controller, .11 its first node.
+    free = [address for number in range(3, 11) if (address := f"{spec.subnet}.{number}") not in taken]
+    if not free:
+        raise ToolkitError(f"8 clusters share the accounting of {name!r} already", where=str(other.folder),
+                           fix="name another one")  # fmt: skip
+    return free[0]
+
+
+def _seats(folder: Path) -> Iterator[str]:
+    """The addresses of the clusters in a folder; accounting forgets that of one whose slurmctld is down."""
+    for spec_file in folder.glob(f"*/{SPEC_FILE}"):
+        yield str(json.loads(spec_file.read_text()).get("seat", ""))
+
+
+def _start_daemons(layout: Layout) -> None:
     if process_in_node(layout, CONTROLLER, "mariadbd") is None:
         _start_database(layout)
     if process_in_node(layout, CONTROLLER, "slurmdbd") is None:
@@ -18,7 +59,6 @@ def start_accounting(layout: Layout, spec: ClusterSpec) -> None:
         socket_variable = {"MYSQL_UNIX_PORT": str(layout.database_socket)}
         ready = listens(layout, CONTROLLER, layout.first_port + 2)
         launch(layout, CONTROLLER, ["slurmdbd", "-D"], ready, extra_environment=socket_variable).wait()
-    _enter_account(layout)
 
 
 def _start_database(layout: Layout) -> None:
@@ -36,15 +76,15 @@ def _start_database(layout: Layout) -> None:
     launch(layout, CONTROLLER, argv, layout.database_socket.exists).wait()
 
 
-def _enter_account(layout: Layout) -> None:
+def _enter_account(layout: Layout, cluster: str) -> None:
     env = slurm_environment(layout)
     sacctmgr = ["sacctmgr", "--immediate", "--quiet"]
     known = run_program([*sacctmgr, "--noheader", "list", "cluster", "format=cluster"], env=env)
-    if SLURM_NAME in known.split():
+    if cluster in known.split():
         return
-    run_program([*sacctmgr, "add", "cluster", SLURM_NAME], env=env)
-    run_program([*sacctmgr, "add", "account", ACCOUNT, f"cluster={SLURM_NAME}"], env=env)
-    run_program([*sacctmgr, "add", "user", "root", f"account={ACCOUNT}", f"cluster={SLURM_NAME}"], env=env)
+    run_program([*sacctmgr, "add", "cluster", cluster], env=env)
+    run_program([*sacctmgr, "add", "account", ACCOUNT, f"cluster={cluster}"], env=env)
+    run_program([*sacctmgr, "add", "user", "root", f"account={ACCOUNT}", f"cluster={cluster}"], env=env)
     # Slurm made root an administrator with the account "root"; jobs shall be recorded under ours.
-    where = ["where", "user=root", f"cluster={SLURM_NAME}"]
+    where = ["where", "user=root", f"cluster={cluster}"]
     run_program([*sacctmgr, "modify", "user", *where, "set", f"defaultaccount={ACCOUNT}"], env=env)

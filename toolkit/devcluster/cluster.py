@@ -55,12 +55,14 @@ def require_machine(*, accounting: bool = True) -> None:
 def up(layout: Layout, wanted: ClusterSpec) -> bool:
     """Bring the cluster up, or start again what died of it; True when anything had to be started.
 
-    `wanted.subnet` is chosen here. A first start that fails is taken down again.
+    `wanted.subnet` and `wanted.seat` are chosen here. A first start that fails is taken down again.
 
     Raises:
         ToolkitError: it is up with another spec, or a daemon refused.
     """
     require_machine(accounting=wanted.accounting)
+    if wanted.accounting_of == layout.name:
+        raise ToolkitError("a cluster cannot share its own accounting", fix="name another cluster")
     if not 1 <= wanted.nodes <= MOST_NODES or not 0 <= wanted.gpus <= MOST_GPUS:
         raise ToolkitError(
             f"{wanted.nodes} nodes with {wanted.gpus} GPUs each cannot be",
@@ -73,7 +75,8 @@ def up(layout: Layout, wanted: ClusterSpec) -> bool:
             return _start_again(layout, wanted)
         _refuse_foreign_folder(layout)
         try:
-            spec = replace(wanted, subnet=network.free_subnet(layout))
+            seat = accounting.find_seat(wanted.accounting_of) if wanted.accounting_of else ""
+            spec = replace(wanted, subnet=network.free_subnet(layout), seat=seat)
             write_folder(layout, spec)
             _start_all(layout, spec)
         except BaseException:
@@ -96,10 +99,10 @@ def _refuse_foreign_folder(layout: Layout) -> None:
 
 def _start_again(layout: Layout, wanted: ClusterSpec) -> bool:
     spec = layout.read_spec()
-    if replace(wanted, subnet=spec.subnet) != spec:
+    if replace(wanted, subnet=spec.subnet, seat=spec.seat) != spec:
         raise ToolkitError(
             f"the cluster is up with {spec.nodes} nodes, {spec.gpus} GPUs, link {spec.link or 'none'}, "
-            f"accounting {'on' if spec.accounting else 'off'}, options {list(spec.options)}",
+            f"accounting {_accounting_of(spec)}, options {list(spec.options)}",
             where=str(layout.folder),
             fix="toolkit devcluster down, then up",
         )
@@ -107,6 +110,10 @@ def _start_again(layout: Layout, wanted: ClusterSpec) -> bool:
         return False
     _start_all(layout, spec)
     return True
+
+
+def _accounting_of(spec: ClusterSpec) -> str:
+    return f"of {spec.accounting_of}" if spec.accounting_of else "on" if spec.accounting else "off"
 
 
 def _start_all(layout: Layout, spec: ClusterSpec) -> None:
@@ -119,6 +126,8 @@ def _start_all(layout: Layout, spec: ClusterSpec) -> None:
             network.connect_node(layout, spec, node, first)
             if spec.link and node != CONTROLLER:
                 network.shape_link(layout, node, first, spec.link)
+    if spec.accounting_of and layout.link_to_accounting() not in network.links(layout):
+        network.connect_to_accounting(layout, spec, _require_node(layout, CONTROLLER))
     daemons.start_munged(layout)
     if spec.accounting:
         accounting.start_accounting(layout, spec)

@@ -10,10 +10,12 @@ import secrets
 import socket
 import stat
 from pathlib import Path
+from shlex import quote
 
-from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout
+from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout, layout_beside
 
-# One site file fits every dev cluster: Slurm knows all of them by this name. Each has a database of its own.
+# One site file fits every dev cluster: Slurm knows all of them by this name. Each has a database of its own, but for
+# those that share another one's, where names must differ: they are called as their folders.
 SLURM_NAME = "devcluster"
 CPUS_PER_NODE = 8
 MEMORY_PER_NODE_MB = 16000
@@ -37,12 +39,22 @@ done
 exit 0
 """
 
+# slurmctld calls it with `-s SUBJECT ADDRESSES`.
+MAIL = """#!/bin/sh
+echo "$3: $2" >> {folder}/mail.log
+"""
+
+
+def slurm_name(layout: Layout, spec: ClusterSpec) -> str:
+    """The cluster's name in Slurm."""
+    return layout.name if spec.accounting_of else SLURM_NAME
+
 
 def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
     """The text of slurm.conf."""
     port = layout.first_port
     lines = [
-        f"ClusterName={SLURM_NAME}",
+        f"ClusterName={slurm_name(layout, spec)}",
         f"SlurmctldHost={CONTROLLER}({spec.node_address(CONTROLLER)})",
         f"SlurmctldPort={port}",
         f"SlurmdPort={port + 1}",
@@ -76,7 +88,7 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
         "JobRequeue=1",
-        "MailProg=/bin/true",
+        f"MailProg={layout.mail_program}",
         "MinJobAge=300",
         "MaxArraySize=10001",
         "KillWait=15",
@@ -102,14 +114,23 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
 def _accounting_lines(layout: Layout, spec: ClusterSpec) -> list[str]:
     if not spec.accounting:
         return ["AccountingStorageType=accounting_storage/none"]
+    host, port = slurmdbd_address(layout, spec)
     return [
         "AccountingStorageType=accounting_storage/slurmdbd",
-        f"AccountingStorageHost={spec.node_address(CONTROLLER)}",
-        f"AccountingStoragePort={layout.first_port + 2}",
+        f"AccountingStorageHost={host}",
+        f"AccountingStoragePort={port}",
         f"AccountingStoragePass={layout.munge_socket}",
         "AccountingStorageTRES=gres/gpu",
         "AccountingStorageEnforce=associations,limits,qos",
     ]
+
+
+def slurmdbd_address(layout: Layout, spec: ClusterSpec) -> tuple[str, int]:
+    """Address and port of the slurmdbd that keeps this cluster's accounting."""
+    if not spec.accounting_of:
+        return spec.node_address(CONTROLLER), layout.first_port + 2
+    network = spec.seat.rpartition(".")[0]
+    return f"{network}.2", layout_beside(spec.accounting_of).first_port + 2
 
 
 def _node_lines(spec: ClusterSpec) -> list[str]:
@@ -208,19 +229,22 @@ def write_folder(layout: Layout, spec: ClusterSpec) -> None:
         device = layout.devices / f"nvidia{number}"
         if not device.exists():
             os.mknod(device, stat.S_IFCHR | 0o666, NULL_DEVICE)
-    if not layout.munge_key.exists():
+    if spec.accounting_of:
+        _write_private(layout.munge_key, layout_beside(spec.accounting_of).munge_key.read_bytes())
+    elif not layout.munge_key.exists():
         _write_private(layout.munge_key, secrets.token_bytes(128))
     etc = layout.slurm_conf.parent
     layout.slurm_conf.write_text(slurm_conf(layout, spec))
     # Without this slurmd looks for a cgroup mount and ends; it uses none (see ProctrackType and TaskPlugin).
     (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    layout.epilog.write_text(EPILOG)
-    layout.epilog.chmod(0o755)
+    for program, text in ((layout.epilog, EPILOG), (layout.mail_program, MAIL.format(folder=quote(str(layout.logs))))):
+        program.write_text(text)
+        program.chmod(0o755)
     (etc / "gres.conf").write_text(gres_conf(layout, spec))
     (etc / "topology.conf").write_text(topology_conf(spec))
     layout.hosts.write_text(hosts(spec))
     layout.name_services.write_text(name_services())
-    if spec.accounting:
+    if spec.has_database:
         _write_private(etc / "slurmdbd.conf", slurmdbd_conf(layout, spec).encode())
 
 

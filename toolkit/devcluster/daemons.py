@@ -104,7 +104,7 @@ def start_slurmds(layout: Layout, names: Sequence[str]) -> None:
 
 def running_daemons(layout: Layout, spec: ClusterSpec) -> dict[str, bool]:
     """Every daemon that the cluster should have: whether it runs."""
-    programs = ["munged", "slurmctld"] + (["mariadbd", "slurmdbd"] if spec.accounting else [])
+    programs = ["munged", "slurmctld"] + (["mariadbd", "slurmdbd"] if spec.has_database else [])
     running = {name: process_in_node(layout, CONTROLLER, name) is not None for name in programs}
     for node in spec.node_names:
         running[f"slurmd {node}"] = process_in_node(layout, node, "slurmd") is not None

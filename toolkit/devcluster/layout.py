@@ -16,6 +16,7 @@ from pathlib import Path
 from toolkit.errors import NotFoundError, ToolkitError
 
 DEFAULT_NAME = "devcluster"
+SPEC_FILE = "cluster.json"
 FOLDER_VARIABLE = "TOOLKIT_DEVCLUSTER"
 # The node that carries slurmctld, munged and the accounting daemons; no job runs there.
 CONTROLLER = "controller"
@@ -30,7 +31,8 @@ class ClusterSpec:
     """What was asked for at `up`.
 
     `link` is the speed of each node's link in tc's words ("200mbit") or "" for no limit; `subnet` the first
-    three bytes of the cluster's /24; `options` are raw `Key=Value` lines for slurm.conf.
+    three bytes of the cluster's /24; `options` are raw `Key=Value` lines for slurm.conf. `accounting_of` is the name of
+    the cluster whose slurmdbd keeps this one's accounting too, and `seat` this controller's address in that one's network.
     """
 
     nodes: int
@@ -39,6 +41,13 @@ class ClusterSpec:
     accounting: bool
     subnet: str
     options: tuple[str, ...] = ()
+    accounting_of: str = ""
+    seat: str = ""
+
+    @property
+    def has_database(self) -> bool:
+        """Whether slurmdbd and its database run in this cluster."""
+        return self.accounting and not self.accounting_of
 
     @property
     def node_names(self) -> list[str]:
@@ -74,6 +83,10 @@ class Layout:
         """The host's end of the cable to `node`."""
         return self.bridge + ("c" if node == CONTROLLER else f"n{node.removeprefix('node')}")
 
+    def link_to_accounting(self) -> str:
+        """This machine's end of the controller's second cable, to the network of the cluster that keeps its accounting."""
+        return self.bridge + "a"
+
     @property
     def first_port(self) -> int:
         """The first of ten ports, below Linux' range of ephemeral ports (32768 up)."""
@@ -107,6 +120,10 @@ class Layout:
     @property
     def epilog(self) -> Path:
         return self.folder / "etc" / "epilog.sh"
+
+    @property
+    def mail_program(self) -> Path:
+        return self.folder / "etc" / "mail.sh"
 
     @property
     def sockets(self) -> Path:
@@ -154,7 +171,7 @@ class Layout:
     @property
     def spec_file(self) -> Path:
         """Its presence says that the folder is a cluster's."""
-        return self.folder / "cluster.json"
+        return self.folder / SPEC_FILE
 
     def read_spec(self) -> ClusterSpec:
         """The spec of the cluster that is up.
@@ -178,6 +195,15 @@ class Layout:
 
     def write_spec(self, spec: ClusterSpec) -> None:
         self.spec_file.write_text(json.dumps({"name": self.name, **asdict(spec)}, indent=1) + "\n")
+
+
+def layout_beside(name: str) -> Layout:
+    """The layout of another cluster, which is known by its name alone: it lies in ~/.toolkit/NAME.
+
+    Raises:
+        ToolkitError: a name that cannot work.
+    """
+    return make_layout(name, Path.home() / ".toolkit" / name)
 
 
 def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:

@@ -6,12 +6,14 @@ import json
 import re
 from ipaddress import IPv4Network
 
-from toolkit.devcluster.layout import ClusterSpec, Layout
+from toolkit.devcluster.layout import ClusterSpec, Layout, layout_beside
 from toolkit.devcluster.processes import run_program, wait_until
 from toolkit.errors import OwnFailureError, ToolkitError
 
 # The node's end of its cable.
 NODE_INTERFACE = "eth0"
+# The controller's end of its cable to the cluster that keeps its accounting.
+ACCOUNTING_INTERFACE = "eth1"
 CABLES_GONE_S = 5.0
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
@@ -59,20 +61,25 @@ def make_bridge(layout: Layout, spec: ClusterSpec) -> None:
 
 def connect_node(layout: Layout, spec: ClusterSpec, node: str, first: int) -> None:
     """Lay a cable from the bridge to the node whose first process is `first`."""
-    link = layout.link(node)
+    _lay_cable(layout, layout.link(node), layout.bridge, NODE_INTERFACE, spec.node_address(node), first)
+    _ip("link set lo up", inside=first)
+
+
+def connect_to_accounting(layout: Layout, spec: ClusterSpec, first: int) -> None:
+    """Lay a cable from the controller, whose first process is `first`, to the cluster that keeps its accounting."""
+    bridge = layout_beside(spec.accounting_of).bridge
+    _lay_cable(layout, layout.link_to_accounting(), bridge, ACCOUNTING_INTERFACE, spec.seat, first)
+
+
+def _lay_cable(layout: Layout, link: str, bridge: str, interface: str, address: str, first: int) -> None:
     if link in links(layout):
         _ip(f"link delete {link}")
     _ip(
-        f"link add {link} type veth peer name {NODE_INTERFACE} netns {first}",
-        f"link set {link} master {layout.bridge}",
+        f"link add {link} type veth peer name {interface} netns {first}",
+        f"link set {link} master {bridge}",
         f"link set {link} up",
     )
-    _ip(
-        f"address add {spec.node_address(node)}/24 dev {NODE_INTERFACE}",
-        f"link set {NODE_INTERFACE} up",
-        "link set lo up",
-        inside=first,
-    )
+    _ip(f"address add {address}/24 dev {interface}", f"link set {interface} up", inside=first)
 
 
 def remove_links(layout: Layout) -> None:
