@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from marked_page import write_between
+
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "evidence" / "parse_corpus.json"
 DOCS = ROOT / "docs" / "parse.md"
@@ -41,9 +43,7 @@ def main() -> None:
     if not options.write_docs:
         print(text)
         return
-    before, _, rest = DOCS.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    DOCS.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    write_between(DOCS, BEGIN, END, f"\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -70,3 +70,8 @@ class OwnFailureError(ToolkitError):
     """The toolkit, not the user's program, could not go on."""
 
     exit_code = OWN_FAILURE
+
+
+def counted(number: int, what: str) -> str:
+    """ "1 node", "2 nodes", "4,096 nodes": what a message counts."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -56,21 +56,38 @@ from toolkit.errors import ToolkitError
         ),
         ('partition = "gpus"', "", "job.toml:4:job.partition: site cluster has no partition 'gpus'. Fix: write 'gpu'"),
         (
+            'partition = "cpu,gpus"',
+            "",
+            "job.toml:4:job.partition: site cluster has no partition 'gpus'. Fix: write 'gpu'",
+        ),
+        (
             'partition = "xyzzy"',
             "",
             "job.toml:4:job.partition: site cluster has no partition 'xyzzy'. Fix: write 'gpu' or 'cpu'",
         ),
         (
-            'time = "2"',
+            'time = "0:02:00"',
             "[restart]\nwarn_s = 120",
             "job.toml:6:restart.warn_s: a warning 120 s before walltime leaves nothing of the 120 s of job.time. "
-            "Fix: warn_s = 30, or a longer time",
+            "Fix: a longer time; else warn_s = 30",
+        ),
+        (
+            'time = "1:30"',
+            "",
+            "restart.warn_s: a warning 120 s before walltime leaves nothing of the 90 s of job.time: Slurm reads 1:30 as "
+            'minutes. Fix: time = "1:30:00" where hours are meant; else warn_s = 22',
+        ),
+        (
+            'time = "2"',
+            "",
+            "restart.warn_s: a warning 120 s before walltime leaves nothing of the 120 s of job.time: Slurm reads 2 as "
+            'minutes. Fix: time = "2:00:00" where hours are meant; else warn_s = 30',
         ),
         (
             "nodes = 3",
             "[parallel]\nshard = 4\ntp = 2",
             "job.toml:6:parallel.shard: pp x shard x cp x tp = 1 x 4 x 1 x 2 = 8 does not divide "
-            "12 ranks (3 nodes x 4). Fix: ask for a multiple of 8 ranks, or change [parallel]",
+            "12 ranks (3 nodes x 4). Fix: ask for 8 or 16 ranks, or change [parallel]",
         ),
         (
             "nodes = 2",
@@ -96,21 +113,39 @@ from toolkit.errors import ToolkitError
         ),
         (
             "nodes = 2",
-            "[parallel]\nsequence = true",
-            "job.toml:6:parallel.sequence: the sequence is shared by tensor parallel ranks, and tp = 1 has none. "
-            "Fix: tp = 2 or more, or sequence = false",
-        ),
-        (
-            "nodes = 2",
-            '[parallel]\nshard = 2\nbucket_mb = "measured"',
-            "job.toml:7:parallel.bucket_mb: buckets are those of whole copies, and here 2 ranks share a model. "
-            "Fix: leave bucket_mb out",
-        ),
-        (
-            "nodes = 2",
             '[parallel]\nshard = 2\nreduction = "measured"',
             "job.toml:7:parallel.reduction: measuring chooses among all-reduces of whole copies, and here 2 ranks share a "
             'model. Fix: reduction = "auto"',
+        ),
+        (
+            "nodes = 1",
+            '[parallel]\nreduction = "hierarchical"',
+            "job.toml:6:parallel.reduction: a hierarchical reduction needs two or more nodes with two or more ranks each, and "
+            'here is 1 node of 4 ranks. Fix: reduction = "auto"',
+        ),
+        (
+            "nodes = 2",
+            "[parallel]\ntp = 2\n[train]\ncompile = true",
+            "job.toml:8:train.compile: tp = 2 and torch.compile do not go together: hooks part the graphs. "
+            "Fix: set train.compile = false, or tp = 1",
+        ),
+        (
+            "nodes = 2",
+            '[parallel]\nshard = 2\n[train]\nlr_reference_batch = 8\nlr_scaling = "adaptive"',
+            "job.toml:9:train.lr_scaling: AdaScale looks at the gradient of each micro-batch, which ranks with parts of a "
+            'model do not have. Fix: take "linear" or "square_root", or copies of the model alone',
+        ),
+        (
+            "nodes = 2",
+            '[train]\nbatch = 64\nlr_reference_batch = 128\nlr_scaling = "adaptive"',
+            "job.toml:7:train.lr_reference_batch: AdaScale is for a batch of at least the reference's, 128, and this one is "
+            "64. Fix: set it to 64 or less",
+        ),
+        (
+            "nodes = 1\nranks_per_node = 1",
+            '[train]\nbatch = 8\nlr_reference_batch = 8\nlr_scaling = "adaptive"',
+            "job.toml:9:train.lr_scaling: AdaScale compares the gradients of two or more parts of a batch, and there is one. "
+            "Fix: two or more ranks, or micro_batch = 4 or less",
         ),
         (
             "nodes = 2",

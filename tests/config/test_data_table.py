@@ -2,6 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from toolkit.config.data import DataTable
+from toolkit.errors import ToolkitError
 
 
 def test_workers_are_auto_or_a_number():
@@ -12,3 +13,11 @@ def test_workers_are_auto_or_a_number():
 def test_values_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValidationError):
         DataTable(**wrong)
+
+
+def test_the_numbers_of_workers_that_are_named_are_those_that_are_taken(resolve):
+    with pytest.raises(ToolkitError) as refused:
+        resolve("", "[data]\nworkers = 257")
+    assert str(refused.value).endswith(
+        ':5:data.workers: 257 has no form that this key takes. Fix: give "auto" or a whole number, at least 0, at most 256'
+    )

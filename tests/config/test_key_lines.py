@@ -55,7 +55,10 @@ def test_headers_keys_and_what_only_looks_like_them():
         ("train", "inner"): 19,
         ("train", "inner", "indented"): 20,
         ("many",): 22,
-        ("many", "a"): 23,
+        ("many", "0"): 22,
+        ("many", "0", "a"): 23,
+        ("many", "1"): 24,
+        ("many", "1", "a"): 25,
     }
     assert line_of(lines, ("job", "nodes", "a")) == 14
     assert line_of(lines, ("job", "missing")) == 3

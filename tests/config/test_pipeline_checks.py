@@ -57,7 +57,6 @@ def job(ranks: int, **keys: Any) -> ResolvedJob:
             'parallel.stages_per_rank: 2 stages a rank, and schedule "1f1b" has one. '
             'Fix: schedule = "interleaved", or stages_per_rank = 1',
         ),
-        (1, {"stages_per_rank": 3}, "3 pipeline stages a rank, and pp = 1 is no pipeline. Fix: pp = 2 or more"),
         (
             4,
             {"pp": 2, "shard": 2, "schedule": "zero_bubble"},

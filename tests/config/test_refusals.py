@@ -54,17 +54,17 @@ def message_of(tmp_path, call):
         (
             'name = "my job"',
             "",
-            "job.toml:3:job.name: 'my job' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+            "job.toml:3:job.name: 'my job' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
         ),
         (
             f'name = "{"a" * 65}"',
             "",
-            f"job.toml:3:job.name: '{'a' * 65}' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+            f"job.toml:3:job.name: '{'a' * 65}' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
         ),
         (
             'name = ".."',
             "",
-            "job.toml:3:job.name: '..' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -",
+            "job.toml:3:job.name: '..' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
         ),
         ('account = "a\\nrm -rf"', "", "job.toml:3:job.account: holds the control character '\\n'. Fix: give a text"),
         (
@@ -120,14 +120,14 @@ def lines_of(call):
     return [str(one) for one in (caught.value, *caught.value.others)]
 
 
-def test_every_mistake_has_a_line_and_at_most_five_are_shown(resolve):
+def test_every_mistake_has_a_line(resolve):
     wrong = [f"{key} = 'x'" for key in ("steps", "batch", "lr", "seed", "log_every", "clip_norm")]
     lines = lines_of(lambda: resolve("", "\n".join(["[train]", *wrong[:3]])))
     assert [line.rpartition("job.toml:")[2].split(": ")[0] for line in lines] == [
         "5:train.steps", "6:train.batch", "7:train.lr",
     ]  # fmt: skip
     lines = lines_of(lambda: resolve("", "\n".join(["[train]", *wrong])))
-    assert len(lines) == 5 and ["(and 1 more)" in line for line in lines] == [False] * 4 + [True]
+    assert len(lines) == 6
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,7 @@ def test_an_unknown_scheduler_is_refused(sites, scheduler):
         detect_site(sites(mine=MEANS["c"]))
     assert str(caught.value) == (
         f"this machine has a scheduler and no site file matches it (host {HOST}). "
-        "Fix: choose with --site (devcluster, lumi, mine, roihu, local), "
-        "or write a site file into ~/.config/toolkit/sites"
+        "Fix: `toolkit site init` writes one from this cluster; `toolkit site list` shows those that --site takes"
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from toolkit.config.layers import resolve_job
 from toolkit.errors import NotFoundError, ToolkitError
-from toolkit.site.load import list_sites, load_site, site_files
+from toolkit.site.load import load_site, site_files
 
 
 def refusal(call):
@@ -98,23 +98,6 @@ def test_a_users_file_hides_a_shipped_one(sites, tmp_path):
     files = site_files(environ)
     assert files["lumi"] == tmp_path / "sites/lumi.toml"
     assert {"other", "local", "devcluster"} <= set(files)
-
-
-@pytest.mark.parametrize("name", ["lumi", "roihu"])
-def test_a_site_that_nobody_ran_says_so_and_cites_its_facts(name):
-    site = load_site(name, {})
-    assert site.checked == "rendered only"
-    lines = site_files({})[name].read_text().splitlines()
-    for table in ("gpu", "network", "launcher", "detect", "paths"):
-        start = lines.index(f"[{table}]")
-        facts = lines[start + 1 : lines.index("", start)]
-        assert any("https://" in line for line in facts), table
-
-
-def test_the_shipped_gpu_dialects(tmp_path):
-    asked = {site.name: site.gpu.request.format(count=4) for site in list_sites({})[0]}
-    assert asked["lumi"] == "--gpus-per-node=4"
-    assert asked["roihu"] == "--gres=gpu:gh200:4"
 
 
 def test_a_job_takes_the_sites_tables_with_their_origins(tmp_path):

@@ -60,10 +60,10 @@ def test_site_commands(toolkit):
     assert {
         "name": "lumi",
         "kind": "slurm",
-        "checked": "rendered only",
+        "checked": "rendered only, 2026-11-20",
         "docs": "https://docs.lumi-supercomputer.eu",
     } in listed
-    assert toolkit("site", "list").stdout.splitlines()[0].split()[:2] == ["devcluster", "slurm"]
+    assert toolkit("site", "list").stdout.splitlines()[1].split()[:2] == ["aion", "slurm"]
     assert toolkit("site", "detect").stdout == "local: TOOLKIT_SITE=local\n"
     assert json.loads(toolkit("site", "detect", "--json").stdout) == {"site": "local", "reason": "TOOLKIT_SITE=local"}
     shown = toolkit("site", "show", "lumi").stdout

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.slurm.array import parse_array
+from toolkit.slurm.array import parse_array, write_array
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,12 @@ def test_refusals_name_place_and_fix(toolkit):
     ]:  # fmt: skip
         refused = toolkit("submit", job, *words)
         assert (refused.code, said in refused.err) == (2, True), refused
+
+
+@given(st.sets(st.integers(0, 50), min_size=1))
+def test_numbers_are_written_as_they_are_read(numbers):
+    assert list(parse_array(write_array(sorted(numbers)))) == sorted(numbers)
+
+
+def test_neighbours_become_a_range():
+    assert write_array([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"

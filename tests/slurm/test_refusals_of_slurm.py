@@ -39,7 +39,23 @@ from toolkit.slurm.refusals import refusal_of
         ("sbatch: error: Unable to open file job.sbatch\n", "Unable to open file job.sbatch", "--runs"),
         ("sbatch: error: Something new\n", "Something new", ""),
         ("squeue: error: Invalid job id specified", "Invalid job id specified", ""),
-        ("sinfo: error: Unable to contact slurm controller", "Unable to contact slurm controller", ""),
+        ("sinfo: error: Unable to contact slurm controller", "Unable to contact slurm controller", "`scontrol ping`"),
+        (
+            "Slurmctld(primary) at head is DOWN\n**********\n** RESTORE SLURMCTLD DAEMON TO SERVICE **\n**********\n",
+            "Slurmctld(primary) at head is DOWN",
+            "until slurmctld is up",
+        ),
+        (
+            "squeue: error: Munge encode failed: Failed to access \"/run/munge.socket.2\": No such file or directory",
+            'Munge encode failed: Failed to access "/run/munge.socket.2": No such file or directory',
+            "start munged",
+        ),
+        (
+            "scontrol: error: _parse_next_key: Parsing error at unrecognized key: Nonsense\n"
+            "scontrol: fatal: Unable to process configuration file",
+            "_parse_next_key: Parsing error at unrecognized key: Nonsense; Unable to process configuration file",
+            "SLURM_CONF",
+        ),
     ],
 )  # fmt: skip
 def test_slurms_words_once_and_the_fix(said, message, fix):

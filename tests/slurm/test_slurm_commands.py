@@ -8,6 +8,7 @@ import time
 import pytest
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.slurm import silence
 from toolkit.slurm.commands import NoAnswerError, Slurm
 
 
@@ -240,3 +241,41 @@ def test_an_accounting_that_cannot_be_read_makes_no_job_lost(command):
     assert {job: fact.state for job, fact in facts.items()} == {"1": "RUNNING", "2": "", "3": ""}
     assert "sacct's answer cannot be read" in facts["3"].reason
     assert Slurm().accounted(["2", "3"]) == {}
+
+
+def test_a_slurm_that_does_not_answer_is_told_with_how_long_it_is_waited_for(command, monkeypatch, capfd):
+    monkeypatch.setattr(silence, "SLOW_S", 0.05)
+    command("squeue", "sleep 0.3")
+    Slurm(timeout_s=20.0).call(["squeue"])
+    assert capfd.readouterr().err == "toolkit: Slurm does not answer squeue yet; it is waited for up to 20 s\n"
+    command("squeue", "true")
+    Slurm(timeout_s=20.0).call(["squeue"])
+    assert capfd.readouterr().err == ""
+
+
+def test_a_silent_controller_is_asked_once_by_a_command_and_again_later(command, monkeypatch, tmp_path):
+    silent = f"echo x >> {tmp_path}/asked; echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1"
+    for name in ("squeue", "scancel", "sbatch"):
+        command(name, silent)
+    slurm = Slurm(remembers=True)
+    for asked in (["squeue"], ["scancel", "1"], ["squeue"]):
+        with pytest.raises(SchedulerRefusedError, match="Unable to contact"):
+            slurm.call(asked)
+    asked = tmp_path / "asked"
+    assert asked.read_text() == "x\n"
+    for caller, words in ((slurm, ["sbatch"]), (Slurm(), ["squeue"])):  # a job is always handed over
+        with pytest.raises(SchedulerRefusedError):
+            caller.call(words)
+    assert asked.read_text() == "x\n" * 3
+    monkeypatch.setattr(silence, "REMEMBERED_S", 0.0)
+    with pytest.raises(SchedulerRefusedError):
+        slurm.call(["squeue"])
+    assert asked.read_text() == "x\n" * 4
+
+
+def test_a_refusal_is_no_silence(command):
+    command("squeue", "echo 'Invalid user' >&2; exit 1")
+    with pytest.raises(SchedulerRefusedError):
+        Slurm(remembers=True).call(["squeue"])
+    command("squeue", "echo 7")
+    assert Slurm(remembers=True).call(["squeue"]) == "7\n"

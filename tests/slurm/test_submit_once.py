@@ -100,6 +100,13 @@ def test_a_slurm_that_stays_away_is_given_up_in_time(pretended: PretendedSlurm) 
     assert len(pretended.calls("sbatch")) == 1
 
 
+def test_how_long_slurm_is_asked_is_told_with_the_hint(pretended: PretendedSlurm) -> None:
+    pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue}; echo '{TIMED_OUT}' >&2; exit 1")
+    said: list[str] = []
+    submit_once(Slurm(), Path("job.sbatch"), TOKEN, patience_s=30.4, say=said.append, hint="; Ctrl-C keeps it")
+    assert said[0].endswith(f"asking Slurm for the job by its comment {TOKEN}, for up to 30 s; Ctrl-C keeps it")
+
+
 @pytest.mark.parametrize("missing", ["squeue", "slurm.conf"])
 def test_a_question_that_cannot_be_asked_is_no_answer(
     pretended: PretendedSlurm, missing: str, monkeypatch: pytest.MonkeyPatch

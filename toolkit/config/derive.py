@@ -4,19 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolkit.config.component import ComponentTable, ResolvedComponent
 from toolkit.config.origins import Origin
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import PartitionTable, Site
-from toolkit.config.table import nearest
-from toolkit.errors import ToolkitError
 
 
 def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
-    """Return the job with the site's partition chosen and the open keys filled in.
+    """Return the job with the site's partitions chosen and the open keys filled in, those of each component, too.
 
-    Raises:
-        ToolkitError: the job names a partition that the site does not have.
+    Of a partition that the site does not have nothing follows; `check_request` refuses it.
     """
+    return derive_parallel(_derive_components(resolved, _derive_job(resolved, site), site))
+
+
+def _derive_components(stated: ResolvedJob, resolved: ResolvedJob, site: Site) -> ResolvedJob:
+    """What follows for a component follows from its own values, and from those that [job] states."""
+    origins = {key: origin for key, origin in resolved.origins.items() if not key.startswith("component[")}
+    components = []
+    for number, table in enumerate(stated.component):
+        own = {f"job.{name}": stated.origin(f"component[{number}].{name}") for name in table.stated}
+        one = _derive_job(
+            stated.model_copy(
+                update={"job": stated.job.model_copy(update=table.stated), "origins": {**stated.origins, **own}}
+            ),
+            site,
+        )
+        components.append(ResolvedComponent(job=one.job, partition_limits=one.partition_limits))
+        for name in ComponentTable.model_fields:
+            if f"job.{name}" in one.origins:
+                origins[f"component[{number}].{name}"] = one.origins[f"job.{name}"]
+    return resolved.model_copy(update={"resolved_components": components, "origins": origins})
+
+
+def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
     job: dict[str, Any] = {}
     origins = dict(resolved.origins)
 
@@ -25,8 +46,17 @@ def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
             job[name] = value
             origins[f"job.{name}"] = origin
 
-    name = resolved.job.partition or site.default_partition
-    limits = _limits(resolved, site, name) if name else None
+    if resolved.job.repeat > 1:
+        fill("requeue", False, Origin("derived", "job.repeat"))
+    if site.scheduler.kind == "local" and resolved.origin("job.cluster").layer == "SBATCH_*":
+        # Sites that set SLURM_CLUSTERS for every shell mean their Slurm's commands.
+        job["cluster"] = ""
+        del origins["job.cluster"]
+    if site.scheduler.cluster:
+        fill("cluster", site.scheduler.cluster, site.origins.get("scheduler.cluster", Origin("site")))
+    away = is_elsewhere(job.get("cluster", resolved.job.cluster), site)
+    name = resolved.job.partition or ("" if away else site.default_partition)
+    limits = None if away else site.partitions.get(name)
     if limits is not None:
         where = {key: site.origins.get(f"partitions.{name}.{key}") for key in PartitionTable.model_fields}
         source = Origin("site", f"partition {name}")
@@ -45,31 +75,23 @@ def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
         share = limits.cpus_per_node * gpus // (limits.gpus_per_node * ranks)
         fill("cpus_per_rank", max(1, share), Origin("derived", f"the CPUs of partition {name}"))
 
-    parallel = resolved.parallel
+    return resolved.model_copy(
+        update={"job": resolved.job.model_copy(update=job), "partition_limits": limits, "origins": origins}
+    )
+
+
+def is_elsewhere(cluster: str, site: Site) -> bool:
+    """Whether a job's cluster is another one than that whose partitions the site file names."""
+    return cluster not in ("", site.scheduler.cluster or site.detect.cluster_name)
+
+
+def derive_parallel(resolved: ResolvedJob) -> ResolvedJob:
+    """Return the job with the open keys of [parallel] filled in."""
+    parallel, origins = resolved.parallel, dict(resolved.origins)
     if "parallel.zero" not in origins:
         parallel = parallel.model_copy(update={"zero": 3 if parallel.shard > 1 else 0})
         origins["parallel.zero"] = Origin("derived", "parallel.shard")
     if "parallel.stages_per_rank" not in origins and parallel.pp > 1 and parallel.schedule == "interleaved":
         parallel = parallel.model_copy(update={"stages_per_rank": 2})
         origins["parallel.stages_per_rank"] = Origin("derived", "parallel.schedule")
-    return resolved.model_copy(
-        update={
-            "job": resolved.job.model_copy(update=job),
-            "parallel": parallel,
-            "partition_limits": limits,
-            "origins": origins,
-        }
-    )
-
-
-def _limits(resolved: ResolvedJob, site: Site, name: str) -> PartitionTable | None:
-    if name in site.partitions or not site.partitions:
-        return site.partitions.get(name)
-    if site.scheduler.kind == "local":
-        return None
-    close = nearest(name, site.partitions) or list(site.partitions)
-    raise ToolkitError(
-        f"site {site.name} has no partition {name!r}",
-        where=resolved.origin("job.partition").place("job.partition"),
-        fix=f"write {' or '.join(repr(one) for one in close)}",
-    )
+    return resolved.model_copy(update={"parallel": parallel, "origins": origins})

@@ -27,7 +27,7 @@ def check_entry(resolved: ResolvedJob) -> None:
     entry = resolved.job.entry
     where = resolved.origin("job.entry").place("job.entry")
     if isinstance(entry, list):
-        _check_program(resolved.job_directory / entry[0], entry[0], where)
+        _check_program(resolved.code_folder / entry[0], entry[0], where)
         return
     match = _FILE.fullmatch(entry)
     if match is None:
@@ -41,11 +41,11 @@ def check_entry(resolved: ResolvedJob) -> None:
     function = match["function"]
     if function is not None and not function.isidentifier():
         raise ToolkitError(f"{function!r} is no function name", where=where, fix=f'write "{match["file"]}:main"')
-    path = resolved.job_directory / match["file"]
+    path = resolved.code_folder / match["file"]
     if not path.is_file():
-        beside = [one.stem for one in resolved.job_directory.glob("*.py")]
+        beside = [one.stem for one in resolved.code_folder.glob("*.py")]
         close = nearest(path.stem, beside)
-        fix = f'write "{close[0]}.py"' if close else f"create it, or give a path relative to {resolved.job_directory}"
+        fix = f'write "{close[0]}.py"' if close else f"create it, or give a path relative to {resolved.code_folder}"
         raise ToolkitError(f"there is no file {path}", where=where, fix=fix)
     if function is not None:
         _check_function(path, function, where)
@@ -54,7 +54,22 @@ def check_entry(resolved: ResolvedJob) -> None:
 def script_of(resolved: ResolvedJob) -> Path | None:
     """The Python file beside the job file that an entry names, as it was checked; None for any other entry."""
     match = _FILE.fullmatch(resolved.job.entry) if isinstance(resolved.job.entry, str) else None
-    return resolved.job_directory / match["file"] if match else None
+    return resolved.code_folder / match["file"] if match else None
+
+
+def files_of_entry(resolved: ResolvedJob) -> list[str]:
+    """The files of the job's folder that an entry names, relative to it; [] where what it names lies elsewhere."""
+    entry = resolved.job.entry
+    if isinstance(entry, list):
+        names = [entry[0]] if "/" in entry[0] else []
+    elif match := _FILE.fullmatch(entry):
+        names = [match["file"]]
+    else:
+        module = entry.partition(":")[0].replace(".", "/")
+        files = (f"{module}.py", f"{module}/__init__.py")
+        names = [name for name in files if (resolved.code_folder / name).is_file()]
+    inside = [os.path.normpath(name) for name in names if not name.startswith("/")]
+    return [name for name in inside if name.partition("/")[0] != ".."]
 
 
 def _check_program(path: Path, written: str, where: str) -> None:

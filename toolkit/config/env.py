@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import ClassVar, TypeVar
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from toolkit.config.table import Table, key, refuse_value
 
@@ -34,6 +35,16 @@ def check_variable_names(names: Names) -> Names:
     return names
 
 
+def _is_reference(text: str) -> bool:
+    kind, _, rest = text.partition(":")
+    if kind == "command":
+        try:
+            return bool(shlex.split(rest))
+        except ValueError:  # a quote that nobody closes
+            return False
+    return text == "env" or (kind == "file" and rest[:1] in ("/", "~"))
+
+
 class EnvTable(Table):
     """Ranks do not inherit the login shell; they get what is named here."""
 
@@ -52,6 +63,13 @@ class EnvTable(Table):
         default_factory=list,
         alias="pass",
     )
+    secrets: dict[str, str] = key(
+        None,
+        "Variables whose values are written down nowhere: `env` takes the one of the submitting shell, `file:PATH` a file that "
+        "only you may read, `command:WORDS` what a command prints on the batch host.",
+        form='a table such as { HF_TOKEN = "env", WANDB_API_KEY = "file:~/.wandb", DB = "command:pass show db" }',
+        default_factory=dict,
+    )
     stage: bool | str = key(
         False,
         "Copy the virtual environment that ranks run in to each node's `paths.local_scratch` at a start: `true` for the "
@@ -66,7 +84,7 @@ class EnvTable(Table):
             raise ValueError("is no absolute path")
         return stage
 
-    @field_validator("vars", "passed")
+    @field_validator("vars", "passed", "secrets")
     @classmethod
     def _check_names(cls, names: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
         return check_variable_names(names)
@@ -79,10 +97,33 @@ class EnvTable(Table):
                 raise refuse_value((), f"{name} is bash's own, and would not arrive", "set it in `vars`")
         return names
 
-    @field_validator("vars")
+    @field_validator("vars", "secrets")
     @classmethod
     def _check_whose(cls, names: dict[str, str]) -> dict[str, str]:
         for name in names:
             if _IDENTITY.fullmatch(name):
                 raise refuse_value((name,), f"{name} is set for each rank by the toolkit, Slurm or MPI", "take it out")
         return names
+
+    @field_validator("secrets")
+    @classmethod
+    def _check_references(cls, secrets: dict[str, str]) -> dict[str, str]:
+        for name, reference in secrets.items():
+            if not _is_reference(reference):
+                # What stands there may be the secret itself: it is not repeated.
+                raise refuse_value(
+                    (name,), "is no reference", 'write "env", "file:/PATH", "file:~/PATH" or "command:WORDS"'
+                )
+        return secrets
+
+    @model_validator(mode="after")
+    def _check_once(self) -> EnvTable:
+        for name in self.secrets:
+            if name in self.vars:
+                raise refuse_value(("secrets", name), f"{name} stands in `vars`, too", "take it out of `vars`")
+        return self
+
+    @property
+    def secrets_of_shell(self) -> list[str]:
+        """The secrets whose values the submitting shell has."""
+        return [name for name, reference in self.secrets.items() if reference == "env"]

@@ -10,9 +10,10 @@ from pydantic import StringConstraints, field_validator
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.slurm.array import FORMS as ARRAY_FORMS
 from toolkit.slurm.array import ArrayTasks, parse_array
-from toolkit.slurm.sbatch_options import value_of
+from toolkit.slurm.sbatch_options import COMPONENTS_ELSEWHERE, COMPONENTS_FIX, begins_component, value_of
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
+_CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 _NODES = re.compile(r"([1-9][0-9]{0,6})-([1-9][0-9]{0,6})", re.ASCII)
 MOST_NODES = 1_000_000  # several times the largest machine; every possible number of nodes is looked at
 # sbatch's options that job.sbatch must not hold, and where their values belong: behind ours they would win, and what was
@@ -23,6 +24,8 @@ _ELSEWHERE = (
     ("ntasks-per-node", "", "write ranks_per_node = ... in [job]"),
     ("cpus-per-task", "c", "write cpus_per_rank = ... in [job]"),
     ("time", "t", "write time = ... in [job]"),
+    ("clusters", "M", "write cluster = ... in [job]"),
+    ("cluster", "", "write cluster = ... in [job]"),
     ("partition", "p", "write partition = ... in [job]"),
     ("account", "A", "write account = ... in [job]"),
     ("qos", "q", "write qos = ... in [job]"),
@@ -36,9 +39,23 @@ _ELSEWHERE = (
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
+def check_sbatch_options(options: list[str]) -> list[str]:
+    """Refuse what is no option, and what a key of ours sets."""
+    for option in options:
+        if begins_component(option):
+            raise refuse_value((), f"{option!r} is refused: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
+        if not option.startswith("-"):
+            raise ValueError("holds an option that does not start with '-'")
+        for name, letter, fix in _ELSEWHERE:
+            is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
+            if is_bare or value_of(option, name, letter) is not None:
+                raise refuse_value((), f"{option!r} would win over what is said elsewhere", fix)
+    return options
+
+
 def is_job_name(text: str) -> bool:
     """True when a job, and so its folder, can bear this name."""
-    return bool(re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text)) and set(text) != {"."}
+    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text))
 
 
 class JobTable(Table):
@@ -49,7 +66,7 @@ class JobTable(Table):
     name: str = key(
         "",
         "Name of the job and of its folder under RUNS.",
-        form="1 to 64 of the characters A-Z a-z 0-9 . _ -",
+        form="1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
         derived="the job file's name without .toml",
     )
     entry: str | list[str] = key(
@@ -85,14 +102,40 @@ class JobTable(Table):
         "SLURM_ARRAY_TASK_ID.",
         form=ARRAY_FORMS,
     )
-    requeue: bool = key(True, "Slurm may requeue the job after preemption or a lost node.")
-    partition: str = key("", "Partition of the site.", derived="the site's default partition")
+    repeat: int = key(
+        1,
+        "Jobs in turn, for sites that requeue nothing: each goes on from the newest checkpoint where the one before "
+        "ended at its walltime, and none more begins once the run has ended.",
+        ge=1,
+        le=1000,
+    )
+    requeue: bool = key(
+        True, "Slurm may requeue the job after preemption or a lost node.", derived="false with `repeat`, else true"
+    )
+    partition: str = key(
+        "",
+        "Partition of the site; `auto` is the best of those that can serve the job.",
+        derived="the site's default partition, else the best",
+    )
+    cluster: str = key(
+        "",
+        "Another cluster of the same accounting that the job goes to, by the name that `sacctmgr show clusters` lists. The "
+        "site's partitions and limits are not that cluster's and do not count; all else of the site file does.",
+        form="the name of one cluster",
+        derived="the site's `scheduler.cluster`",
+    )
     account: str = key("", "Account that is charged.")
     qos: str = key("", "Quality of service.", derived="the partition's")
     constraint: str = key("", "Node features, as sbatch's -C takes them.", derived="the partition's")
     nodelist: str = key("", "Hostlist of nodes that must be in the allocation.")
     exclude: str = key("", "Hostlist of nodes that must not be in the allocation.")
     mem_gb_per_node: int = key(0, "Memory of each node in GiB; 0 leaves it to Slurm.", ge=0)
+    snapshot: Literal["auto", "copy", "none"] = key(
+        "auto",
+        "Whether ranks start from a copy of the job's folder, taken at the submission, so that edits while the job waits do no "
+        "harm: `copy` always, `auto` where the entry names a file in it and it is not too large, `none` never. "
+        "docs/rerun.md says what is copied.",
+    )
     sbatch: list[Text] = key(
         None,
         "More sbatch options, one a text, passed as they are; none that another key sets.",
@@ -126,6 +169,15 @@ class JobTable(Table):
             raise ValueError("is no range of nodes")
         return nodes
 
+    @field_validator("cluster")
+    @classmethod
+    def _check_cluster(cls, cluster: str) -> str:
+        if cluster == "all" or "," in cluster:
+            raise ValueError("is more than one cluster, and a run is on one")
+        if cluster and not _CLUSTER.fullmatch(cluster):
+            raise ValueError("is no name of a cluster")
+        return cluster
+
     @field_validator("time")
     @classmethod
     def _check_time(cls, time: str) -> str:
@@ -143,14 +195,7 @@ class JobTable(Table):
     @field_validator("sbatch")
     @classmethod
     def _check_sbatch(cls, options: list[str]) -> list[str]:
-        for option in options:
-            if not option.startswith("-"):
-                raise ValueError("holds an option that does not start with '-'")
-            for name, letter, fix in _ELSEWHERE:
-                is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
-                if is_bare or value_of(option, name, letter) is not None:
-                    raise refuse_value((), f"{option!r} would win over what is said elsewhere", fix)
-        return options
+        return check_sbatch_options(options)
 
     @property
     def min_nodes(self) -> int:

@@ -19,7 +19,7 @@ from toolkit.config.derive import derive
 from toolkit.config.document import Document, leaves, read_document
 from toolkit.config.entry import check_entry
 from toolkit.config.job import is_job_name
-from toolkit.config.lines import KeyPath
+from toolkit.config.lines import KeyPath, dotted
 from toolkit.config.metric import check_metric
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refusal
@@ -33,6 +33,8 @@ from toolkit.errors import ToolkitError
 SBATCH_VARIABLES: dict[str, KeyPath] = {
     "SBATCH_ACCOUNT": ("job", "account"),
     "SBATCH_ARRAY_INX": ("job", "array"),
+    "SBATCH_CLUSTERS": ("job", "cluster"),
+    "SLURM_CLUSTERS": ("job", "cluster"),  # it wins over the other, as with sbatch
     "SBATCH_CONSTRAINT": ("job", "constraint"),
     "SBATCH_GPUS_PER_NODE": ("job", "gpus_per_node"),
     "SBATCH_JOB_NAME": ("job", "name"),
@@ -61,6 +63,7 @@ def resolve_job(
     settings: Sequence[str] = (),
     flags: Mapping[str, Flag] | None = None,
     argv: Sequence[str] = (),
+    limits: bool = True,
 ) -> ResolvedJob:
     """Read a job file, lay all layers over each other, and check the result against the site.
 
@@ -70,6 +73,7 @@ def resolve_job(
         settings: texts "table.key=value", as --set takes them.
         flags: flags by the dotted key that they set.
         argv: what stands after `--`; it goes to the entry as it is.
+        limits: False leaves the partition's limits to a look at the cluster itself.
 
     Raises:
         ToolkitError: a value is wrong or the site cannot serve the request; the place and the fix are named.
@@ -86,8 +90,10 @@ def resolve_job(
         ]
     )
 
+    origins |= _origins_of_components(document)
+
     def place(path: KeyPath) -> str:
-        around = (origins.get(".".join(path[:depth])) for depth in range(len(path), 0, -1))
+        around = (origins.get(dotted(path[:depth])) for depth in range(len(path), 0, -1))
         origin = next(filter(None, around), None)  # of `--set env.vars={...}` its keys have none of their own
         return origin.detail if origin else document.place(path)
 
@@ -102,7 +108,7 @@ def resolve_job(
     check_metric(resolved)
     check_words(resolved)
     if site is not None:
-        check_request(resolved, site)
+        check_request(resolved, site, limits=limits)
     return resolved
 
 
@@ -110,7 +116,7 @@ def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
     """A job without a name is called as its file, whose name may hold what a job's cannot."""
     origin = origins.get("job.name")
     if origin is not None and origin.layer == "derived" and not is_job_name(path.stem):
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).strip(".")[:64] or "job"
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "job"
         raise ToolkitError(
             f"{path.stem!r} is no job name, and [job] gives none",
             where=str(path),
@@ -149,6 +155,17 @@ def _with_lasting_source(table: CheckpointTable, origins: Mapping[str, Origin]) 
 def _from_document(document: Document) -> Iterator[Setting]:
     for path, value in leaves(document.values):
         yield Setting(path, value, Origin("job", document.place(path)))
+
+
+def _origins_of_components(document: Document) -> dict[str, Origin]:
+    """Of each key of each component; as a value the list of them is one."""
+    tables = document.values.get("component")
+    paths = [
+        ("component", str(number), name)
+        for number, table in enumerate(tables if isinstance(tables, list) else ())
+        for name in (table if isinstance(table, dict) else ())
+    ]
+    return {dotted(path): Origin("job", document.place(path)) for path in paths}
 
 
 def _from_sbatch(environ: Mapping[str, str]) -> Iterator[Setting]:

@@ -18,17 +18,19 @@ _VALUE_STEP = re.compile(
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Return the line, counted from 1, of every table header and key in `text`, which tomllib has accepted.
 
-    Keys inside an inline table stand under their table's line. Where a path occurs more than once (an array of
-    tables), the first line counts.
+    Keys inside an inline table stand under their table's line. Each table of an array has its number, counted from 0,
+    in the paths of its keys; of the array itself the first line counts.
     """
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
+    counts: dict[KeyPath, int] = {}  # of the tables of each array
     position = _skip(text, 0)
     while position < len(text):
         line = text.count("\n", 0, position) + 1
         if text[position] == "[":
             opening = 2 if text.startswith("[[", position) else 1
             table, position = _key_path(text, position + opening)
+            table = _numbered(table, counts, begins=opening == 2)
             path, position = table, position + opening
         else:
             key, position = _key_path(text, position)
@@ -37,6 +39,25 @@ def key_lines(text: str) -> dict[KeyPath, int]:
             lines.setdefault(path[:depth], line)
         position = _skip(text, position)
     return lines
+
+
+def _numbered(header: KeyPath, counts: dict[KeyPath, int], *, begins: bool) -> KeyPath:
+    """A header's path with the number of each array's table that it stands in, or that it `begins`."""
+    path: KeyPath = ()
+    for depth, part in enumerate(header, start=1):
+        path = (*path, part)
+        if begins and depth == len(header):
+            counts[path] = counts.get(path, -1) + 1
+        if path in counts:
+            path = (*path, str(counts[path]))
+    return path
+
+
+def dotted(path: KeyPath) -> str:
+    """A key as errors write it: `train.steps`, `component[1].nodes`."""
+    if path[0] == "component" and len(path) > 1:
+        return ".".join([f"component[{path[1]}]", *path[2:]])
+    return ".".join(path)
 
 
 def line_of(lines: dict[KeyPath, int], path: KeyPath) -> int:

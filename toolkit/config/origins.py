@@ -22,6 +22,16 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class OriginInComponent(Origin):
+    """Of what a component has in place of [job]'s: an error names its own key."""
+
+    number: int = 0
+
+    def place(self, key: str) -> str:
+        return super().place(key.replace("job.", f"component[{self.number}].", 1))
+
+
+@dataclass(frozen=True)
 class Flag:
     """One value of the command line and the flag's name, such as "-N". A text is read by the key's type."""
 

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_origin
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -20,6 +20,7 @@ from toolkit.config.schema import FILES
 from toolkit.config.table import form_of
 from toolkit.errors import ToolkitError
 
+_HEADERS: dict[Any, str] = {dict: "[{}.NAME]", list: "[[{}]]"}
 BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
 
 
@@ -35,8 +36,8 @@ def reference() -> str:
             table = table_model(field.annotation)
             if table is None:
                 continue
-            header = f"{name}.NAME" if get_origin(field.annotation) is dict else name
-            lines += [f"**`[{header}]`** {field.description}", "", *_table(list(_keys(table))), ""]
+            header = _HEADERS.get(get_origin(field.annotation), "[{}]").format(name)
+            lines += [f"**`{header}`** {field.description}", "", *_table(list(_keys(table))), ""]
     return "\n".join(lines)
 
 

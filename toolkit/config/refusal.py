@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from toolkit.config.lines import KeyPath
+from toolkit.config.lines import KeyPath, dotted
 from toolkit.config.table import Table, form_of, nearest
 from toolkit.errors import ToolkitError
+from toolkit.slurm.sbatch_options import COMPONENTS_ELSEWHERE, COMPONENTS_FIX
 
-MOST_MISTAKES = 5  # lines on the terminal
+if TYPE_CHECKING:
+    from toolkit.config.resolved import ResolvedJob
+
+_COMPONENTS = ("component", "components", "hetjob")  # where users of sbatch look for a heterogeneous job
+
+
+def refuse(resolved: ResolvedJob, key: str, message: str, fix: str) -> ToolkitError:
+    """What is wrong with the value of a key, at the line or flag that set it."""
+    return ToolkitError(message, where=resolved.origin(key).place(key), fix=fix)
 
 
 def refusal(error: ValidationError, model: type[BaseModel], place: Callable[[KeyPath], str]) -> ToolkitError:
@@ -27,9 +36,7 @@ def refusal(error: ValidationError, model: type[BaseModel], place: Callable[[Key
         # A key that is missing is mostly the unknown one, written wrong.
         mistakes = {path: found for path, found in mistakes.items() if kinds[path] != "missing"}
     chosen = sorted(mistakes, key=lambda path: kinds[path] != "extra_forbidden")
-    errors = [_one(mistakes[path], path, model, place) for path in chosen[:MOST_MISTAKES]]
-    if len(chosen) > MOST_MISTAKES:
-        errors[-1].message += f" (and {len(chosen) - MOST_MISTAKES} more)"
+    errors = [_one(mistakes[path], path, model, place) for path in chosen]
     errors[0].others = tuple(errors[1:])
     return errors[0]
 
@@ -55,7 +62,7 @@ def _one(
         several = len(found) > 1
         said = f"{first['input']!r} has no form that this key takes" if several else _said(first, message)
         fix = f"give {form_of(field)}" if field else "see `toolkit config schema`"
-    return ToolkitError(said, where=f"{place(path)}:{'.'.join(path)}", fix=fix)
+    return ToolkitError(said, where=f"{place(path)}:{dotted(path)}", fix=fix)
 
 
 def _said(details: ErrorDetails, message: str) -> str:
@@ -81,8 +88,8 @@ def _known_path(model: type[BaseModel], location: KeyPath) -> KeyPath:
 
 def _step(annotation: Any, part: str) -> Any:
     """Return the type of the key or member `part`; None where there is no such key."""
-    if get_origin(annotation) is dict:
-        return get_args(annotation)[1]
+    if get_origin(annotation) in (dict, list):
+        return get_args(annotation)[-1]
     field = field_named(annotation, part)
     return field.annotation if field else None
 
@@ -92,7 +99,7 @@ def _field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
     inner: Any = model
     found: FieldInfo | None = None
     for part in path:
-        if get_origin(inner) is not dict:
+        if table_model(inner) is inner:
             found = field_named(inner, part)
         inner = _step(inner, part)
         if inner is None:
@@ -116,9 +123,9 @@ def key_names(model: type[BaseModel]) -> list[str]:
 
 
 def table_model(annotation: Any) -> type[Table] | None:
-    """Return the table type of a field, also of a table of tables; None for any other field."""
-    if get_origin(annotation) is dict:
-        annotation = get_args(annotation)[1]
+    """Return the table type of a field, also of a table or a list of tables; None for any other field."""
+    if get_origin(annotation) in (dict, list):
+        annotation = get_args(annotation)[-1]
     return annotation if isinstance(annotation, type) and issubclass(annotation, Table) else None
 
 
@@ -129,6 +136,8 @@ def _unknown(model: type[BaseModel], path: KeyPath) -> tuple[str, str]:
         field = field_named(owner, table)
         owner = (table_model(field.annotation) if field else None) or owner
     known = key_names(owner)
+    if name in _COMPONENTS:
+        return f"there is no {name!r}: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX
     said = f"there is no key {name!r} in [{'.'.join(tables)}]" if tables else f"there is no key or table {name!r}"
     if close := nearest(name, known):
         return said, f"write {close[0]!r}"

@@ -10,12 +10,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from toolkit.config.checkpoint import CheckpointTable
+from toolkit.config.component import ComponentTable, ResolvedComponent
 from toolkit.config.container import ContainerTable, JobContainerTable
 from toolkit.config.data import DataTable
 from toolkit.config.document import leaves
 from toolkit.config.env import EnvTable
 from toolkit.config.job import JobTable
-from toolkit.config.origins import Origin
+from toolkit.config.notify import NotifyTable
+from toolkit.config.origins import Origin, OriginInComponent
 from toolkit.config.parallel import ParallelTable
 from toolkit.config.restart import RestartTable
 from toolkit.config.site import (
@@ -38,9 +40,16 @@ class JobFile(Table):
     """A job file."""
 
     job: JobTable = key(..., "What runs, and which resources it asks for.")
+    component: list[ComponentTable] = key(
+        None,
+        "One component of a heterogeneous job; the first one leads, with the batch host and rank 0.",
+        form="tables [[component]]",
+        default_factory=list,
+    )
     env: EnvTable = key(None, "The ranks' environment.", default_factory=EnvTable)
     container: JobContainerTable = key(None, "The container that ranks run in.", default_factory=JobContainerTable)
     restart: RestartTable = key(None, "How often a run may start again.", default_factory=RestartTable)
+    notify: NotifyTable = key(None, "Who hears of a run without asking.", default_factory=NotifyTable)
     checkpoint: CheckpointTable = key(None, "When state is saved.", default_factory=CheckpointTable)
     data: DataTable = key(None, "What the job reads.", default_factory=DataTable)
     train: TrainTable = key(None, "The training loop's numbers.", default_factory=TrainTable)
@@ -49,7 +58,8 @@ class JobFile(Table):
 
     @field_validator("args")
     @classmethod
-    def _check_args(cls, args: dict[str, Any]) -> dict[str, Any]:
+    def check_args(cls, args: dict[str, Any]) -> dict[str, Any]:
+        """Refuse what does not arrive at the script as it was written."""
         for path, part, depth in parts(args):
             if depth > DEEPEST:
                 raise refuse_value(path, f"lies more than {DEEPEST} tables and lists deep", "write it flatter")
@@ -66,12 +76,16 @@ class ResolvedJob(BaseModel):
     schema_version: Literal[1] = 1
     job_file: Path
     job_directory: Path
+    code_directory: Path | None = None  # a copy of the job's folder that was taken for a run
     argv: list[str] = []
 
     job: JobTable
+    component: list[ComponentTable] = []
+    resolved_components: list[ResolvedComponent] = []  # one for each of them
     env: EnvTable
     container: JobContainerTable
     restart: RestartTable
+    notify: NotifyTable = NotifyTable()
     checkpoint: CheckpointTable
     data: DataTable
     train: TrainTable
@@ -94,11 +108,62 @@ class ResolvedJob(BaseModel):
         """Return where the value of the dotted `key` ("train.steps") came from."""
         return self.origins.get(key, Origin("built-in"))
 
+    @property
+    def components(self) -> tuple[ResolvedJob, ...]:
+        """The job as each component of a heterogeneous one has it; any other job is its own only component."""
+        if not self.resolved_components:
+            return (self,)
+        return tuple(
+            self.model_copy(
+                update={
+                    "job": one.job, "partition_limits": one.partition_limits, "resolved_components": [],
+                    "origins": {**self.origins, **self._origins_in(number)},
+                }
+            )
+            for number, one in enumerate(self.resolved_components)
+        )  # fmt: skip
+
+    def _origins_in(self, number: int) -> dict[str, Origin]:
+        """Where a component's values came from, by the keys of [job] whose place they take; what [job] states stays there."""
+        own: dict[str, Origin] = {}
+        for name in ComponentTable.model_fields:
+            origin = self.origin(f"component[{number}].{name}")
+            if origin.layer in ("built-in", "site", "derived") or origin != self.origin(f"job.{name}"):
+                own[f"job.{name}"] = OriginInComponent(origin.layer, origin.detail, number)
+        return own
+
+    @property
+    def nodes(self) -> int | str:
+        """Nodes of all components; of one component also a range, as it is written."""
+        first, *others = self.components
+        return sum((one.job.min_nodes for one in others), first.job.min_nodes) if others else first.job.nodes
+
+    @property
+    def rank_counts(self) -> range:
+        """Every number of ranks that the world may have."""
+        first, *others = self.components
+        more, each = sum(one.job.min_nodes * one.job.ranks_per_node for one in others), first.job.ranks_per_node
+        return range(first.job.min_nodes * each + more, first.job.max_nodes * each + more + 1, each)
+
+    def placed(self, error: ToolkitError) -> ToolkitError:
+        """An error about keys of this job, such as "train.steps", with the places where their values were set."""
+        for one in (error, *error.others):
+            one.where = self.origin(one.where).place(one.where)
+        return error
+
+    @property
+    def code_folder(self) -> Path:
+        """Where the entry lies: the run's copy of the job's folder, else that folder."""
+        return self.code_directory or self.job_directory
+
     def values(self) -> Iterator[tuple[str, Any]]:
         """Yield every value with its dotted key, tables in the file's order."""
-        content = self.model_dump(by_alias=True, mode="json", exclude={"origins", "schema_version"})
-        for path, value in leaves(content):
+        unseen = {"origins", "schema_version", "code_directory", "component", "resolved_components"}
+        for path, value in leaves(self.model_dump(by_alias=True, mode="json", exclude=unseen)):
             yield ".".join(path), value
+        for number, one in enumerate(self.resolved_components):
+            for name in ComponentTable.model_fields:
+                yield f"component[{number}].{name}", getattr(one.job, name)
 
     def to_json(self) -> str:
         """Write the whole job as one line of JSON; `from_json` reads it back."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import toolkit.jobs
-from toolkit.config.table import nearest
 from toolkit.errors import NotFoundError
 from toolkit.rundir.find import typed_path
 
@@ -21,6 +20,8 @@ def find_job(name_or_path: str) -> Path:
     Raises:
         NotFoundError: neither a file nor a shipped job; the message names the nearest.
     """
+    from toolkit.config.table import nearest  # the checks of tables are heavy, and names alone need none
+
     path = typed_path(name_or_path)
     if path.is_file():
         return path.absolute()

@@ -13,10 +13,12 @@ from toolkit.config.container import ContainerTable
 from toolkit.config.document import leaves
 from toolkit.config.env import check_variable_names
 from toolkit.config.origins import Origin
-from toolkit.config.table import Table, key
+from toolkit.config.table import Table, key, refuse_value
+from toolkit.slurm.sbatch_options import COMPONENTS_ELSEWHERE, COMPONENTS_FIX, begins_component, value_of
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
 Text = Annotated[str, StringConstraints(min_length=1)]
+AUTO = "auto"  # the name of no partition: of those that can serve a job the best is chosen
 
 
 class DetectTable(Table):
@@ -44,6 +46,11 @@ class SchedulerTable(Table):
         "slurm.conf for every Slurm command; `~` is the home folder. Where ClusterName of an exported "
         "SLURM_CONF is what the site was detected by, that file is used.",
     )
+    cluster: str = key(
+        "",
+        "Cluster of that Slurm's accounting which this site is, where Slurm's commands need -M for it. Jobs may name another.",
+        form="the name of one cluster",
+    )
     can_requeue: bool = key(
         True, "Users may requeue their jobs; without it a run ends at walltime, and `toolkit resume` continues it."
     )
@@ -53,6 +60,18 @@ class SchedulerTable(Table):
         form='a list of options such as ["--hint=nomultithread"]',
         default_factory=list,
     )
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: list[str]) -> list[str]:
+        for option in options:
+            if any(value_of(option, *names) is not None for names in (("clusters", "M"), ("cluster",))):
+                raise refuse_value(
+                    (), f"{option!r} would leave every other command behind", "write cluster = ... in [scheduler]"
+                )
+            if begins_component(option):
+                raise refuse_value((), f"{option!r} is refused: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
+        return options
 
 
 class LauncherTable(Table):
@@ -185,6 +204,13 @@ class Site(SiteIdentity):
 
     # Where each value stands, by its dotted key; filled by the loader.
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+    # The site's own file, not those that it extends; filled by the loader.
+    _file: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def file(self) -> Path:
+        """The file that this site was loaded from."""
+        return self._file
 
     @property
     def origins(self) -> dict[str, Origin]:

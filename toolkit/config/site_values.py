@@ -7,7 +7,8 @@ from typing import Any
 
 from toolkit.config.expand import expand_paths
 from toolkit.config.origins import Origin
-from toolkit.config.site import Site, SiteIdentity
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.site import DetectTable, Site, SiteIdentity
 
 
 def values_of_site(site: Site, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -26,6 +27,17 @@ def values_of_site(site: Site, environ: Mapping[str, str]) -> dict[str, Any]:
         "paths": expand_paths(site, environ),
         "site_container": site.container,
     }
+
+
+def site_of_record(job: ResolvedJob) -> Site:
+    """The site that a job was resolved with, as far as the job holds it: of its partitions the job's own."""
+    limits = job.partition_limits
+    known = {job.job.partition: limits.model_copy(update={"default": True})} if limits else {}
+    detect = DetectTable(cluster_name=job.job.cluster if limits else "")  # whose partitions these are
+    return Site(
+        **dict(job.site), scheduler=job.scheduler, launcher=job.launcher, gpu=job.gpu, env=job.site_env,
+        network=job.network, paths=job.paths, container=job.site_container, partitions=known, detect=detect,
+    )  # fmt: skip
 
 
 def origins_of_site(site: Site) -> dict[str, Origin]:

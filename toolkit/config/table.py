@@ -19,6 +19,10 @@ from pydantic_core import PydanticCustomError
 from toolkit.config.lines import KeyPath
 from toolkit.config.values import LARGEST_INTEGER, no_line, no_word, parts
 
+_LIMITS = {
+    "multiple_of": "a multiple of", "ge": "at least", "gt": "more than", "le": "at most", "lt": "less than",
+}  # fmt: skip
+
 
 class Table(BaseModel):
     """One closed table. TOML's types are taken strictly: "4" is no number."""
@@ -81,7 +85,7 @@ def form_of(field: FieldInfo) -> str:
         return str(extra["x-form"])
     limits = []
     for limit in field.metadata:
-        for attribute, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
+        for attribute, words in _LIMITS.items():
             bound = getattr(limit, attribute, None)
             if bound is not None:
                 limits.append(f"{words} {bound}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -12,7 +13,8 @@ from toolkit.config.resolved import JobFile
 from toolkit.config.table import form_of, nearest
 from toolkit.errors import ToolkitError
 
-TABLES = tuple(key_names(JobFile))
+# A list of tables, such as the components, is the job file's alone.
+TABLES = tuple(name for name in key_names(JobFile) if get_origin(JobFile.model_fields[name].annotation) is not list)
 
 
 def read_text(path: KeyPath, text: str, *, where: str) -> Any:
@@ -43,9 +45,12 @@ def read_text(path: KeyPath, text: str, *, where: str) -> Any:
     raise ToolkitError(f"{text!r} cannot be read", where=place, fix=f"give {form}")
 
 
+@lru_cache(maxsize=64)  # the thousand values of a sweep are of few keys
 def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
     """Return the type of the key `path` and the form of its values in words."""
     table = field_named(JobFile, path[0])
+    if table and get_origin(table.annotation) is list:
+        raise ToolkitError(f"the tables [[{path[0]}]] are the job file's", where=where, fix="write it into the file")
     model = table_model(table.annotation) if table else None
     if model is None:
         raise _no_such_key(path[0], TABLES, path, where)

@@ -64,7 +64,7 @@ class TrainTable(Table):
         "Which blocks give up their activations and compute them again in the backward pass: none, every n-th, the large "
         "ones, all but what their matrix products and attention made, or the cheapest that meet `activation_budget_gb`.",
     )
-    compile: bool = key(False, "Compile each of the model's blocks by torch.compile.")
+    compile: bool = key(False, "Compile each of the model's blocks by torch.compile, for which nodes need a compiler.")
     channels_last: bool = key(False, "Keep images with their channels last, which convolutions on tensor cores want.")
     average_decay: float = key(
         0.0, "Decay of a moving average of the weights, which is saved and validated with; 0 keeps none.", ge=0, lt=1
@@ -76,7 +76,7 @@ class TrainTable(Table):
     early_stop_min_delta: float = key(0.0, "With `early_stop_patience`: what counts as an improvement is larger.", ge=0)
     guard: Literal["off", "skip", "roll_back"] = key(
         "off",
-        "What a loss that is no number, or a spike, leads to: leave out the update, or go back to the last checkpoint and "
+        "What a loss or a gradient's norm that is no number, or a spike, leads to: leave out the update, or go back to the last checkpoint and "
         "past the samples since.",
     )
     guard_deviations: float = key(

@@ -50,7 +50,7 @@ def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ
     return found
 
 
-def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
+def detect_site(environ: Mapping[str, str] = os.environ, *, echo: bool = False) -> Detection:
     """Find the site of this machine; TOOLKIT_SITE wins over what the machine says.
 
     Raises:
@@ -64,7 +64,7 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
     for error in wrong:
         sys.stderr.write(f"toolkit: this site file is left out: {error}\n")
     sites = [site for site in sites if site.scheduler.kind != "local"]
-    ambient = _ambient_cluster(environ)
+    ambient = _ambient_cluster(environ, echo=echo)
     host = platform.node()
     means: Sequence[Callable[[Site], str]] = (
         lambda site: _by_environment(site, environ),
@@ -83,8 +83,7 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
     cluster = f", ClusterName {ambient[0]} ({ambient[1]})" if ambient else ""
     raise ToolkitError(
         f"this machine has a scheduler and no site file matches it (host {host}{cluster})",
-        fix=f"choose with --site ({', '.join(one.name for one in [*sites, load_site('local', environ)])}), "
-        "or write a site file into ~/.config/toolkit/sites",
+        fix="`toolkit site init` writes one from this cluster; `toolkit site list` shows those that --site takes",
     )
 
 
@@ -140,7 +139,7 @@ def _by_file(site: Site) -> str:
     return next((f"{path} exists" for path in site.detect.files if Path(path).exists()), "")
 
 
-def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
+def _ambient_cluster(environ: Mapping[str, str], *, echo: bool) -> tuple[str, str] | None:
     """Return the name of the cluster that Slurm's commands reach from here, and who said so."""
     if name := environ.get("SLURM_CLUSTER_NAME"):
         return name, "SLURM_CLUSTER_NAME"
@@ -150,7 +149,7 @@ def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
             return name, str(path)
     if environ.get("SLURM_CONF") and not paths[0].exists():
         return None  # scontrol would only wait for it
-    name = _cluster_from_scontrol(environ)
+    name = _cluster_from_scontrol(environ, echo=echo)
     return (name, "scontrol show config") if name else None
 
 
@@ -163,11 +162,13 @@ def _cluster_in(conf: Path) -> str:
     return match[1] if match else ""
 
 
-def _cluster_from_scontrol(environ: Mapping[str, str]) -> str:
+def _cluster_from_scontrol(environ: Mapping[str, str], *, echo: bool) -> str:
     """Ask Slurm itself, for hosts that get their configuration over the network."""
     scontrol = shutil.which("scontrol", path=environ.get("PATH"))
     if scontrol is None:
         return ""
+    if echo:
+        sys.stderr.write("+ scontrol show config\n")
     try:
         answer = subprocess.run(
             [scontrol, "show", "config"],

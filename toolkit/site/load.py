@@ -1,7 +1,6 @@
-"""Site files: where they are looked for, how one extends another, how they become a Site.
+"""Site files: how one extends another, how they become a Site.
 
-A name is looked up in the folders of $TOOLKIT_SITES, then in ~/.config/toolkit/sites, then among the shipped
-ones. Anything with a slash or ending in .toml is a path.
+Anything with a slash or ending in .toml is a path, else a name as `files` finds it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-import toolkit.site_configs
 from toolkit.config.document import Document, leaves, read_document
 from toolkit.config.lines import KeyPath
 from toolkit.config.origins import Origin
@@ -22,21 +20,7 @@ from toolkit.config.site import Site
 from toolkit.config.table import nearest
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.find import typed_path
-
-
-def site_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders that hold site files, the first to be asked first."""
-    own = [typed_path(part) for part in environ.get("TOOLKIT_SITES", "").split(os.pathsep) if part]
-    return [*own, typed_path("~/.config/toolkit/sites"), *map(Path, toolkit.site_configs.__path__)]
-
-
-def site_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """Return every site's file by name; a user's file hides a shipped one of the same name."""
-    found: dict[str, Path] = {}
-    for folder in site_folders(environ):
-        for path in sorted(folder.glob("*.toml")):
-            found.setdefault(path.stem, path)
-    return dict(sorted(found.items()))
+from toolkit.site.files import site_files
 
 
 def list_sites(environ: Mapping[str, str] = os.environ) -> tuple[list[Site], list[ToolkitError]]:
@@ -75,6 +59,7 @@ def load_site(name_or_path: str, environ: Mapping[str, str] = os.environ) -> Sit
             f"{site.name!r} is not the file's name", where=f"{place(('name',))}:name", fix=f'name = "{path.stem}"'
         )
     site._origins.update(origins)
+    site._file = path
     return site
 
 

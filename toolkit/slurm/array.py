@@ -7,7 +7,7 @@ number that stands twice and an empty term (sbatch 22.05).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 FORMS = '"0-9", "0-15:4", "1,3,5-7", each with "%2" behind it for at most 2 tasks at a time'
@@ -41,16 +41,25 @@ def parse_array(text: str) -> ArrayTasks:
     terms, percent, limit = text.partition("%")
     if percent and not _LIMIT.fullmatch(limit):
         raise ValueError(f"{text!r} has no number of tasks, from 1, behind %")
-    taken = bytearray(LARGEST_TASK + 1)
-    ranges = []
-    for term in terms.split(","):
-        numbers = _numbers(term, text)
+    ranges = [_numbers(term, text) for term in terms.split(",")]
+    taken = bytearray(max(numbers.stop for numbers in ranges))
+    for term, numbers in zip(terms.split(","), ranges, strict=True):
         here = slice(numbers.start, numbers.stop, numbers.step)
         if any(taken[here]):
             raise ValueError(f"{text!r} names a task twice, in {term!r}")
         taken[here] = b"\1" * len(numbers)
-        ranges.append(numbers)
     return ArrayTasks(tuple(ranges), int(limit) if percent else None)
+
+
+def write_array(numbers: Sequence[int]) -> str:
+    """Some task numbers, in order, as sbatch takes them: `0-3,7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def _numbers(term: str, text: str) -> range:

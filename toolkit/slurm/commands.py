@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.slurm.clusters import for_cluster, has_no_address, in_words
 from toolkit.slurm.job_facts import (
     JobFacts,
     base_of,
@@ -31,6 +32,7 @@ from toolkit.slurm.job_facts import (
 )
 from toolkit.slurm.records import UnreadableError, new_mark
 from toolkit.slurm.refusals import refusal_of
+from toolkit.slurm.silence import Controller, remember, silence_of, told_when_slow
 from toolkit.slurm.states import run_state
 
 _SCRUBBED = (
@@ -69,13 +71,23 @@ class TimedOutError(NoAnswerError):
     """A command of Slurm's did not end in time."""
 
 
+class UnknownClusterError(SchedulerRefusedError):
+    """The cluster that was named is not in accounting, or not there."""
+
+
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm's commands as one cluster's users call them. `configuration` is a slurm.conf, "" for the default."""
+    """Slurm's commands as one cluster's users call them.
+
+    `configuration` is a slurm.conf, "" for the default; `cluster` is another cluster of the same accounting that they
+    are for, "" for the configuration's own.
+    """
 
     configuration: str = ""
+    cluster: str = ""
     echo: bool = False  # print each command on stderr before it runs
     timeout_s: float = 30.0
+    remembers: bool = False  # a slurmctld that was silent a moment ago is not asked again
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment for Slurm's commands."""
@@ -94,8 +106,83 @@ class Slurm:
         Raises:
             NotFoundError: the command is not on PATH.
             SchedulerRefusedError: it failed.
+            UnknownClusterError: there is no such cluster.
             NoAnswerError: it did not answer in `timeout_s`, or was killed.
         """
+        if not self.remembers:
+            return self._ask(argv, base)
+        if (silence := silence_of(self._controller, argv)) is not None:
+            raise silence
+        try:
+            return self._ask(argv, base)
+        except SchedulerRefusedError as error:
+            remember(self._controller, argv, error)
+            raise
+
+    @property
+    def _controller(self) -> Controller:
+        return os.environ.get("PATH", ""), self.configuration or os.environ.get("SLURM_CONF", ""), self.cluster
+
+    def _ask(self, argv: Sequence[str], base: Mapping[str, str] | None) -> str:
+        argv = for_cluster(argv, self.cluster)
+        self._prepare(argv)
+        try:
+            with told_when_slow(argv[0], self.timeout_s):
+                done = subprocess.run(
+                    argv, capture_output=True, text=True, errors="replace", env=self._environment_of(argv, base), timeout=self.timeout_s, check=False,
+                )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise TimedOutError(
+                f"{argv[0]} did not answer in {self.timeout_s:.0f} s",
+                fix=in_words("`scontrol ping` says whether Slurm is up", self.cluster),
+            ) from error
+        if done.returncode:
+            if self.cluster and has_no_address(done.stderr):
+                raise self.unknown_cluster(refusal_of(done.stderr)[0])
+            refused = _failure(argv[0], done)
+            refused.fix = in_words(refused.fix, self.cluster)
+            raise refused
+        return done.stdout
+
+    def begin(self, argv: Sequence[str], *, base: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+        """Start a command that outlives this terminal; what it prints goes to the descriptor `output`, which is closed here.
+
+        Raises:
+            NotFoundError: the command is not on PATH.
+        """
+        argv = for_cluster(argv, self.cluster)
+        try:
+            self._prepare(argv)
+            return subprocess.Popen(
+                argv, env=self._environment_of(argv, base), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(output)
+
+    def unknown_cluster(self, said: str) -> UnknownClusterError:
+        """Slurm's commands say the same of a name that nobody has and of a cluster that is down."""
+        try:
+            listed = replace(self, cluster="").call(
+                ["sacctmgr", "--noheader", "--parsable2", "show", "clusters", "format=Cluster"]
+            )
+        except (NotFoundError, SchedulerRefusedError):
+            return UnknownClusterError(
+                f"cluster {self.cluster!r} cannot be found: {said}",
+                fix="other clusters are known by accounting alone: ask the site, or leave the cluster out",
+            )
+        names = sorted(listed.split())
+        others = ", ".join(name for name in names if name != self.cluster)
+        if self.cluster in names:
+            return UnknownClusterError(
+                f"cluster {self.cluster!r} is down: accounting knows it, and has no address of its slurmctld",
+                fix=f"wait for it, or name another one with -M: {others}",
+            )
+        return UnknownClusterError(
+            f"there is no cluster {self.cluster!r} in this Slurm's accounting", fix=f"name one with -M: {others}"
+        )
+
+    def _prepare(self, argv: Sequence[str]) -> None:
         if shutil.which(argv[0]) is None:
             raise NotFoundError(f"{argv[0]} is not on PATH", fix="load Slurm's module, or use --site local")
         # Without it the commands would look for it for a minute.
@@ -107,17 +194,6 @@ class Slurm:
             )
         if self.echo:
             print("+ " + shlex.join(argv), file=sys.stderr)  # noqa: T201  --print-cmd asks for it
-        try:
-            done = subprocess.run(
-                argv, capture_output=True, text=True, errors="replace", env=self._environment_of(argv, base), timeout=self.timeout_s, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise TimedOutError(
-                f"{argv[0]} did not answer in {self.timeout_s:.0f} s", fix="`scontrol ping` says whether Slurm is up"
-            ) from error
-        if done.returncode:
-            raise _failure(argv[0], done)
-        return done.stdout
 
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:
         """Facts of each job (`123`) or task (`123_4`) that Slurm still knows: squeue first, then sacct.
@@ -128,7 +204,10 @@ class Slurm:
         Raises:
             SchedulerRefusedError: nothing is known, since squeue did not answer.
         """
-        wanted = list(dict.fromkeys(job_ids))
+        found = self._facts(list(dict.fromkeys(job_ids)))
+        return {job: replace(fact, cluster=self.cluster) for job, fact in found.items()}
+
+    def _facts(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
         if not wanted:
             return {}
         silence: ToolkitError | None = None

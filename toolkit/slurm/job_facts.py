@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from toolkit.rundir.states import RunState
 from toolkit.slurm.array import parse_array
 from toolkit.slurm.records import UnreadableError, read_records
 from toolkit.slurm.states import run_state
@@ -45,7 +46,7 @@ class JobFacts:
 
     `state` is Slurm's own word. Times are Slurm's local ones, `2026-11-21T02:48:01`; `start_time` of a waiting job is
     an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, which only sacct tells. The fields
-    from `partition` on only squeue tells.
+    from `partition` to `required_nodes` only squeue tells. `cluster` is the one that was asked by its name.
     """
 
     job_id: str
@@ -66,6 +67,7 @@ class JobFacts:
     end_time: str = ""
     dependency: str = ""
     required_nodes: str = ""
+    cluster: str = ""
 
 
 def squeue_argv(jobs: Iterable[str], mark: str) -> list[str]:
@@ -146,11 +148,17 @@ def of_jobs(rows: Iterable[JobFacts], wanted: Collection[str]) -> dict[str, JobF
         if job_id in found or base not in parts:
             continue
         if not task:
-            found[job_id] = replace(min(parts[base], key=lambda part: run_state(part.state).final), job_id=job_id)
+            found[job_id] = replace(min(parts[base], key=_nearness_to_end), job_id=job_id)
         for part in parts[base]:
             if task and _holds(part.job_id, int(task)):
                 found[job_id] = replace(part, job_id=job_id)
     return {job_id: found[job_id] for job_id in wanted if job_id in found}
+
+
+def _nearness_to_end(part: JobFacts) -> tuple[int, int]:
+    """Of several parts the one that runs says most, then one that waits, then the last that ended."""
+    state, number = run_state(part.state), part.job_id.partition("_")[2]
+    return 2 if state.final else int(state is RunState.PENDING), -int(number) if _is_number(number) else 0
 
 
 def _holds(job_id: str, task: int) -> bool:

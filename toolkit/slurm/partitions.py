@@ -37,7 +37,7 @@ def partition_limits(slurm: Slurm, names: str) -> list[Partition]:
     Raises:
         NotFoundError, SchedulerRefusedError: Slurm does not answer.
     """
-    return [Partition(*cells) for cells in _sinfo(slurm, f"--partition={names}", columns="%R %a %l %D %F %s")]
+    return [Partition(*cells) for cells in ask_sinfo(slurm, f"--partition={names}", columns="%R %a %l %D %F %s")]
 
 
 def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> list[UnusableNode]:
@@ -48,11 +48,16 @@ def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> lis
     """
     which = f"--nodes={nodes}" if nodes else f"--partition={partition}"
     states = "--states=down,drain,fail,maint,no_respond"
-    rows = _sinfo(slurm, "--Node", states, which, columns="%N %T %E %u %H")
+    rows = ask_sinfo(slurm, "--Node", states, which, columns="%N %T %E %u %H")
     return list({cells[0]: UnusableNode(*cells) for cells in rows}.values())
 
 
-def _sinfo(slurm: Slurm, *options: str, columns: str) -> list[list[str]]:
+def ask_sinfo(slurm: Slurm, *options: str, columns: str) -> list[list[str]]:
+    """Rows of cells, a cell for each of the `columns`, which are letters of sinfo's --format; the first one is the key.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+    """
     mark, names = new_mark(), columns.split()
     form = "".join(name + mark for name in [*names, names[0]])
     text = slurm.call(["sinfo", "--noheader", *options, f"--format={form}"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-_PREFIX = re.compile(r"\b(?:sbatch|srun|scontrol|squeue|sinfo|sacct|scancel): (?:(?:error|fatal): )?")
-_GENERAL = "Batch job submission failed:"
+_PREFIX = re.compile(r"\b(?:sbatch|salloc|srun|scontrol|squeue|sinfo|sacct|scancel): (?:(?:error|fatal): )?")
+_GENERAL = re.compile(r"^(?:Batch job submission failed|Job submit/allocate failed):")
 # (words of Slurm's, the fix), as Slurm 22.05 to 24.11 say them.
 _FIXES = (
     ("invalid partition", "`sinfo -s` lists the partitions; give one with -p"),
@@ -23,13 +23,19 @@ _FIXES = (
     ("unrecognized option", "`sbatch --help` lists the options; mend job.sbatch"),
     ("invalid option", "`sbatch --help` lists the options; mend job.sbatch"),
     ("invalid --", "`man sbatch` says what the option takes; mend it in job.sbatch"),
+    (" is down", "nothing can be submitted until slurmctld is up; the site's support knows when"),
+    ("unable to contact slurm controller", "wait until slurmctld is up: `scontrol ping` asks it"),
+    ("munge", "start munged on this host: by it Slurm's commands prove who you are"),
+    ("configuration file", "mend it: the site's scheduler.conf names it, else SLURM_CONF"),
     ("unable to open file", "the script must lie where this command can read it; give another folder with --runs"),
 )  # fmt: skip
 
 
 def refusal_of(said: str) -> tuple[str, str]:
     """Slurm's words without their repeated prefixes, and the fix; "" where none is known."""
-    lines = [_PREFIX.sub("", line).removeprefix(_GENERAL).strip() for line in said.splitlines()]
-    message = "; ".join(dict.fromkeys(line for line in lines if line))
+    lines = [_GENERAL.sub("", _PREFIX.sub("", line)).strip() for line in said.splitlines()]
+    message = "; ".join(
+        dict.fromkeys(line for line in lines if line and not line.startswith("**"))
+    )  # a frame of scontrol's
     fix = next((fix for words, fix in _FIXES if words in message.lower()), "")
     return message, fix

@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from toolkit.errors import ToolkitError
 
+# Where the components of a heterogeneous job are said, for those who look among sbatch's options.
+COMPONENTS_ELSEWHERE = "the components of a heterogeneous job are tables of the job file"
+COMPONENTS_FIX = "write a [[component]] for each (docs/heterogeneous.md)"
+
 
 def value_of(option: str, name: str, letter: str = "") -> str | None:
     """The value of an option that is called `--name` or `-letter`; None where it is another one.
@@ -20,6 +24,11 @@ def value_of(option: str, name: str, letter: str = "") -> str | None:
     if letter and option.startswith(f"-{letter}"):
         return _unquoted(option.removeprefix(f"-{letter}"))
     return None
+
+
+def begins_component(option: str) -> bool:
+    """Whether an option would make a heterogeneous job: a `hetjob` line, or a colon between two components."""
+    return bool({"hetjob", "packjob", ":"} & {*option.split()})
 
 
 def last_value_of(options: Iterable[str], name: str, letter: str = "") -> str:

@@ -49,9 +49,11 @@ class UnsettledError(NoAnswerError):
     """Nobody knows whether Slurm took a job; its run must be kept."""
 
 
-def token_of(run_id: str, start: int) -> str:
-    """The word that marks the job of one start of a run, the first word of its comment."""
-    return f"toolkit:{run_id}:{start}"
+def token_of(run_id: str, start: int, part: int = 0) -> str:
+    """The word that marks the job of one start of a run, the first word of its comment; of an array in several parts
+    each has one.
+    """
+    return f"toolkit:{run_id}:{start}" + (f".{part}" if part else "")
 
 
 def comment_of(token: str, options: Sequence[str]) -> str:
@@ -78,16 +80,18 @@ def is_unsettled(error: ToolkitError) -> bool:
 
 
 def submit_once(
-    slurm: Slurm, script: Path, comment: str, *, options: Sequence[str] = (), patience_s: float = PATIENCE_S,
-    say: Callable[[str], object] | None = None,
+    slurm: Slurm, script: Path, comment: str, *, options: Sequence[str] = (), arguments: Sequence[str] = (),
+    patience_s: float = PATIENCE_S, say: Callable[[str], object] | None = None, hint: str = "",
 ) -> str:  # fmt: skip
     """Submit `script` and return its job id; one job, whatever becomes of sbatch's answer.
 
     Args:
         comment: the job's comment; its first word is the token, which no other start of any run has.
         options: further options of sbatch; they win over the script's.
+        arguments: the script's own.
         patience_s: after this many seconds without certainty it is given up.
         say: told what is waited for, by default on stderr.
+        hint: told with what is waited for, to whoever would rather not wait.
 
     Raises:
         SchedulerRefusedError: sbatch said no; there is no job.
@@ -99,13 +103,14 @@ def submit_once(
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            return _sbatch(slurm, script, comment, options)
+            return _sbatch(slurm, [*options, f"--comment={comment}", str(script), *arguments])
         except NotFoundError:
             raise
         except (SchedulerRefusedError, OwnFailureError) as error:
             if not is_unsettled(error):
                 raise
-            tell(f"{error.message}; asking Slurm for the job by its comment {token}")
+            left_s = max(0.0, deadline - time.monotonic())
+            tell(f"{error.message}; asking Slurm for the job by its comment {token}, for up to {left_s:.0f} s{hint}")
         job_id = _wait_for_answer(slurm, token, deadline)
         if job_id is not None:
             tell(f"Slurm took it as job {job_id}")
@@ -141,14 +146,13 @@ def job_id_of(output: str) -> str:
     return str(found[-1])
 
 
-def _sbatch(slurm: Slurm, script: Path, comment: str, options: Sequence[str]) -> str:
-    argv = ["sbatch", "--parsable", *options, f"--comment={comment}", str(script)]
-    return job_id_of(slurm.call(argv, base=_for_another_job(os.environ)))
+def _sbatch(slurm: Slurm, words: Sequence[str]) -> str:
+    return job_id_of(slurm.call(["sbatch", "--parsable", *words], base=_for_another_job(os.environ)))
 
 
 def _wait_for_answer(slurm: Slurm, token: str, deadline: float) -> str | None:
     """The job id; None once Slurm said twice, SETTLE_S apart, that there is no such job."""
-    asking = replace(slurm, timeout_s=min(slurm.timeout_s, QUESTION_S))
+    asking = replace(slurm, timeout_s=min(slurm.timeout_s, QUESTION_S), remembers=False)
     absent_since: float | None = None
     pauses = list(_PAUSES_S)
     while True:

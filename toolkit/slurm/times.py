@@ -8,14 +8,18 @@ So "90:00" is ninety minutes, not ninety hours.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 FORMS = '"MM", "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS" or "UNLIMITED"'
 UNLIMITED = frozenset({"UNLIMITED", "INFINITE", "-1"})
 
+_MINUTES = re.compile(r"[0-9]+")
+_MINUTES_AND_SECONDS = re.compile(r"[0-9]+:[0-9]+")
 _WITH_DAYS = re.compile(r"([0-9]+)-(?:([0-9]+)(?::([0-9]+)(?::([0-9]+))?)?)?")
 _WITHOUT_DAYS = re.compile(r"([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 
 
+@lru_cache(maxsize=256)  # every check of every task of a sweep reads the same few
 def parse_slurm_time(text: str) -> int | None:
     """Return the seconds that `text` means to Slurm, or None for no limit.
 
@@ -36,6 +40,11 @@ def parse_slurm_time(text: str) -> int | None:
             return int(first) * 3600 + int(second) * 60 + int(third)
         return int(first) * 60 + int(second or 0)
     raise ValueError(f"{text!r} is not a time that Slurm reads: {FORMS}")
+
+
+def meant_as_hours(text: str) -> str:
+    """What stands for hours where Slurm reads minutes: "1:30:00" of "1:30", "24:00:00" of "24"; "" of other forms."""
+    return f"{text}:00" if _MINUTES_AND_SECONDS.fullmatch(text) else f"{text}:00:00" if _MINUTES.fullmatch(text) else ""
 
 
 def format_slurm_time(seconds: int | None) -> str:

@@ -1,0 +1,112 @@
+"""`toolkit site check` before any rank begins: what is probed, and what Slurm does not take proves nothing."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from slurm_of_a_site import install
+
+from toolkit.batch.follow import Follower
+from toolkit.batch.site_check import _Begun, _judge
+from toolkit.rundir.states import RunState
+from toolkit.site.findings import Probe
+from toolkit.site.load import load_site
+
+SITE = """[network]
+interface = "ib0"
+[partitions.cpu]
+max_nodes = 2
+[partitions.gpu]
+gpus_per_node = 4
+account_required = true
+[partitions.gone]
+[partitions.away]
+"""
+
+
+@pytest.fixture
+def ours(toolkit, sites, tmp_path, monkeypatch):
+    """A site whose sbatch refuses every job."""
+    environ = sites(ours=SITE)
+    install(tmp_path / "bin")
+    refusing = tmp_path / "bin/sbatch"
+    refusing.write_text(
+        "#!/bin/sh\necho 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2\nexit 1\n"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("TOOLKIT_SITES", environ["TOOLKIT_SITES"])
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    return tmp_path
+
+
+def check(toolkit, *words):
+    said = toolkit("site", "check", *words, "--json")
+    found = json.loads(said.out)["partitions"] if said.out else {}
+    return said, {name: {one["check"]: one for one in findings} for name, findings in found.items()}
+
+
+def test_a_probe_that_slurm_does_not_take_proves_nothing(toolkit, ours):
+    said, found = check(toolkit, "ours")
+    assert said.code == 1
+    assert {name: {check: one["state"] for check, one in checks.items()} for name, checks in found.items()} == {
+        "cpu": {"limits": "passed", "ranks": "unknown"},
+        "gpu": {"limits": "passed", "ranks": "unknown"},
+        "gone": {"limits": "passed", "ranks": "unknown"},
+        "away": {"limits": "failed"},
+    }
+    assert found["cpu"]["ranks"]["detail"] == "not submitted: sbatch: Invalid qos specification"
+    assert "gives at" not in found["gpu"]["ranks"]["detail"] and "wants an account" in found["gpu"]["ranks"]["detail"]
+    assert found["gpu"]["ranks"]["fix"].startswith('write account = "..."')
+    proof = json.loads((ours / "sites/ours.proof.json").read_text())
+    assert set(proof["partitions"]) == {"away"}
+    assert not list(toolkit.runs.glob("site_probe/*"))
+
+
+def test_one_partition_alone_and_an_account(toolkit, ours):
+    said, found = check(toolkit, "ours", "--partition", "gpu", "-A", "astro")
+    assert set(found) == {"gpu"} and found["gpu"]["ranks"]["detail"].endswith("Invalid qos specification")
+    assert "no probe ran, and nothing was proved" in said.err
+    assert not list((ours / "sites").glob("*.json"))
+
+
+def test_the_table_names_each_fix(toolkit, ours):
+    said = toolkit("site", "check", "ours", "--partition", "away")
+    assert said.code == 1
+    assert said.out.splitlines() == [
+        "PARTITION  CHECK   STATE   DETAIL",
+        "away       limits  failed  Slurm has no such partition",
+        "fix away, limits: take [partitions.away] out of the site file",
+    ]
+
+
+def test_a_site_file_without_partitions_is_probed_where_slurm_is_open(toolkit, ours, sites):
+    sites(bare="")
+    assert set(check(toolkit, "bare")[1]) == {"cpu", "debug", "gpu"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["ours", "--partition", "cpus"], 4, "site ours has no partition 'cpus'. Fix: --partition cpu or gpu"),
+        (
+            ["local"],
+            2,
+            "site local has no scheduler that could be probed. Fix: `toolkit run mpi_hello` tries this machine",
+        ),
+    ],
+)
+def test_what_cannot_be_probed_is_refused(toolkit, ours, words, code, told):
+    said = toolkit("site", "check", *words)
+    assert said.code == code and told in said.err
+
+
+def test_a_probe_that_runs_out_of_time_proves_nothing_and_is_given_more(run_directory):
+    begun = _Begun(Probe("gpu", 2, 2, 0, "token", "/"), run_directory, Follower(run_directory), 60)
+    (found,) = _judge(load_site("local"), begun, SimpleNamespace(state=RunState.TIMEOUT))
+    assert (found.state, found.detail) == ("unknown", "0 of 4 ranks had reported when the probe's 0-00:01:00 were over")
+    assert found.fix == "give it longer: `toolkit site check local --partition gpu -t 10`"
+
+
+def test_the_walltime_of_the_probes_is_the_users(toolkit, ours):
+    said, found = check(toolkit, "ours", "--partition", "cpu", "-t", "2x")
+    assert said.code == 1 and "'2x' is not a time that Slurm reads" in found["cpu"]["ranks"]["detail"]

@@ -1,0 +1,218 @@
+"""Do mesh, batch and training go together? The arithmetic of [parallel] and [train], before anything is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from toolkit.config.combinations import check_combinations
+from toolkit.config.pipeline import SEVERAL_STAGES, micro_batch_fix, no_micro_batches
+from toolkit.config.refusal import refuse
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError, counted
+
+
+def check_layout(resolved: ResolvedJob) -> None:
+    """Check how a model and its batch lie on the ranks.
+
+    Raises:
+        ToolkitError: the message has both numbers, and the fix one that works.
+    """
+    _check_mesh(resolved)
+    _check_zero(resolved)
+    _check_reduction(resolved)
+    _check_profile(resolved)
+    _check_pipeline(resolved)
+    _check_combinations(resolved)
+    if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # else the script may use neither
+        _check_batch(resolved)
+        _check_micro_batches(resolved)
+
+
+def _ranks_said(resolved: ResolvedJob) -> str:
+    job = resolved.job
+    if len(resolved.components) > 1:
+        parts = " + ".join(f"{one.job.min_nodes} x {one.job.ranks_per_node}" for one in resolved.components)
+        return f"{counted(max(resolved.rank_counts), 'rank')} ({parts})"
+    if job.min_nodes != job.max_nodes:
+        return f"any number of ranks ({job.nodes} nodes x {job.ranks_per_node})"
+    return f"{counted(job.min_nodes * job.ranks_per_node, 'rank')} ({counted(job.min_nodes, 'node')} x {job.ranks_per_node})"
+
+
+def _check_mesh(resolved: ResolvedJob) -> None:
+    """Where the nodes are a range, one number of nodes that fits is enough."""
+    mesh = resolved.parallel
+    product, wanted = mesh.model_ranks, "pp x shard x cp x tp"
+    numbers = f"{mesh.pp} x {mesh.shard} x {mesh.cp} x {mesh.tp}"
+    if mesh.replicate:
+        product, wanted, numbers = (product * mesh.replicate, f"replicate x {wanted}", f"{mesh.replicate} x {numbers}")
+    fits = (lambda ranks: ranks == product) if mesh.replicate else (lambda ranks: ranks % product == 0)
+    if not any(fits(ranks) for ranks in resolved.rank_counts):
+        key = next(
+            (
+                f"parallel.{name}"
+                for name in ("shard", "tp", "pp", "cp", "replicate")
+                if f"parallel.{name}" in resolved.origins
+            ),
+            "parallel",
+        )
+        verb = "is not" if mesh.replicate else "does not divide"
+        fitting = [product] if mesh.replicate else list(_multiples_around(max(resolved.rank_counts), product))
+        raise refuse(
+            resolved,
+            key,
+            f"{wanted} = {numbers} = {product} {verb} {_ranks_said(resolved)}",
+            f"ask for {' or '.join(map(str, fitting))} rank{'' if fitting == [1] else 's'}, or change [parallel]",
+        )
+    if (mesh.shard * mesh.cp) % mesh.ep:
+        raise refuse(
+            resolved,
+            "parallel.ep",
+            f"ep = {mesh.ep} does not divide shard x cp = {mesh.shard} x {mesh.cp} = {mesh.shard * mesh.cp}",
+            f"ep = {mesh.shard * mesh.cp}",
+        )
+
+
+def _check_zero(resolved: ResolvedJob) -> None:
+    """What is sharded must be sharded over ranks, and the other way round."""
+    zero, shard = resolved.parallel.zero, resolved.parallel.shard
+    if zero and shard == 1:
+        ranks = max(resolved.rank_counts)
+        over = f"shard = {ranks}, or " if ranks > 1 else ""
+        raise refuse(
+            resolved, "parallel.zero", f"zero = {zero} shards over shard = 1 rank, which is nothing", f"{over}zero = 0"
+        )
+    if shard > 1 and not zero:
+        raise refuse(
+            resolved,
+            "parallel.zero",
+            f"zero = 0 shards nothing over shard = {shard} ranks",
+            f"zero = 1, 2 or 3, or shard = 1 and replicate = {shard}",
+        )
+
+
+def _data_ranks(resolved: ResolvedJob) -> list[int]:
+    """How many ranks see different data, all but those of pp, cp and tp, for each number of nodes that fits."""
+    mesh = resolved.parallel
+    same_data = mesh.pp * mesh.cp * mesh.tp
+    return [ranks // same_data for ranks in resolved.rank_counts if ranks % same_data == 0]
+
+
+def _shares(resolved: ResolvedJob) -> list[tuple[int, int]]:
+    """The samples of one data rank and the number of data ranks, wherever the batch can be split evenly."""
+    batch = resolved.train.batch
+    return [(batch // split, split) for split in _data_ranks(resolved) if batch % split == 0]
+
+
+def _check_batch(resolved: ResolvedJob) -> None:
+    """The batch is split over the data ranks, and a rank's share into micro-batches."""
+    train, shares = resolved.train, _shares(resolved)
+    if not shares:
+        split = _data_ranks(resolved)[0]
+        whole = split * max(1, train.micro_batch)  # else the batch that is named here would be the next to be refused
+        raise refuse(
+            resolved,
+            "train.batch",
+            f"{counted(train.batch, 'sample')} cannot be split evenly over {counted(split, 'data rank')}",
+            f"batch = {' or '.join(str(one) for one in _multiples_around(train.batch, whole))}",
+        )
+    if train.micro_batch and not any(share % train.micro_batch == 0 for share, _ in shares):
+        share = shares[0][0]
+        raise refuse(
+            resolved,
+            "train.micro_batch",
+            f"{train.micro_batch} does not divide the {counted(share, 'sample')} of one rank (batch {train.batch})",
+            f"micro_batch = {max(size for size in range(1, min(train.micro_batch, share) + 1) if share % size == 0)}",
+        )
+
+
+def _check_reduction(resolved: ResolvedJob) -> None:
+    mesh = resolved.parallel
+    nodes = sum(one.job.max_nodes for one in resolved.components)
+    on_node = sorted({one.job.ranks_per_node for one in resolved.components})
+    even = ", as many on each" if len(on_node) > 1 else ""
+    if mesh.model_ranks > 1 and mesh.reduction == "measured":
+        raise refuse(
+            resolved,
+            "parallel.reduction",
+            f"measuring chooses among all-reduces of whole copies, and here {counted(mesh.model_ranks, 'rank')} share a model",
+            'reduction = "auto"',
+        )
+    if mesh.reduction == "hierarchical" and (nodes == 1 or on_node[0] == 1 or len(on_node) > 1):
+        raise refuse(
+            resolved,
+            "parallel.reduction",
+            f"a hierarchical reduction needs two or more nodes with two or more ranks each{even}, and here is "
+            f"{counted(nodes, 'node')} of {' or '.join(counted(count, 'rank') for count in on_node)}",
+            'reduction = "auto"',
+        )
+
+
+def _check_profile(resolved: ResolvedJob) -> None:
+    train = resolved.train
+    if train.profile_steps and train.profile_from > train.steps:
+        raise refuse(
+            resolved,
+            "train.profile_from",
+            f"profiling begins at step {train.profile_from}, and the run ends with step {train.steps}",
+            f"profile_from = {max(1, train.steps - train.profile_steps + 1)}",
+        )
+
+
+def _check_pipeline(resolved: ResolvedJob) -> None:
+    mesh = resolved.parallel
+    if mesh.pp > 1 and mesh.stages_per_rank > 1 and mesh.schedule not in SEVERAL_STAGES:
+        raise refuse(
+            resolved,
+            "parallel.stages_per_rank",
+            f'{mesh.stages_per_rank} stages a rank, and schedule "{mesh.schedule}" has one',
+            'schedule = "interleaved", or stages_per_rank = 1',
+        )
+    if mesh.pp > 1 and mesh.shard > 1 and mesh.zero == 3 and mesh.schedule == "zero_bubble":
+        raise refuse(
+            resolved,
+            "parallel.schedule",
+            f'schedule "zero_bubble" leaves weights\' gradients for later, when zero = 3 has given the weights of '
+            f"{mesh.shard} shards away",
+            'zero = 1, or schedule = "interleaved"',
+        )
+
+
+def _check_combinations(resolved: ResolvedJob) -> None:
+    try:
+        check_combinations(resolved.train, resolved.parallel)
+    except ToolkitError as error:
+        raise resolved.placed(error) from None
+    train = resolved.train
+    at_once = train.micro_batch == 0 or train.micro_batch >= train.batch
+    if train.lr_scaling == "adaptive" and at_once and max(resolved.rank_counts) == 1:
+        raise refuse(
+            resolved,
+            "train.lr_scaling",
+            "AdaScale compares the gradients of two or more parts of a batch, and there is one",
+            f"two or more ranks, or micro_batch = {max(1, train.batch // 2)} or less",
+        )
+
+
+def _check_micro_batches(resolved: ResolvedJob) -> None:
+    """A pipeline needs several micro-batches a step; where the nodes are a range, one number of nodes that fits."""
+    mesh, train = resolved.parallel, resolved.train
+    if mesh.pp == 1:
+        return
+    shares = _shares(resolved)
+    said = [no_micro_batches(mesh, share // (train.micro_batch or share)) for share, _ in shares]
+    if all(said):
+        share, split = shares[0]
+        raise refuse(
+            resolved,
+            "train.micro_batch",
+            f"{said[0]} ({counted(share, 'sample')} of {counted(split, 'data rank')}"
+            + (f", {train.micro_batch} at once)" if train.micro_batch else ", all at once)"),
+            micro_batch_fix(mesh, share, train.micro_batch, split),
+        )
+
+
+def _multiples_around(number: int, step: int) -> Iterator[int]:
+    below = number // step * step
+    if below:
+        yield below
+    yield below + step

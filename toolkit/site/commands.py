@@ -1,0 +1,18 @@
+"""Slurm's commands as a site's jobs need them."""
+
+from __future__ import annotations
+
+from toolkit.config.site import SchedulerTable
+from toolkit.rundir.find import typed_path
+from toolkit.slurm.commands import Slurm
+
+
+def slurm_of_site(scheduler: SchedulerTable, *, cluster: str = "", echo: bool = False) -> Slurm:
+    """With the site's slurm.conf, for `cluster`, else for the one that the site names."""
+    conf = scheduler.conf
+    return Slurm(
+        configuration=str(typed_path(conf)) if conf else "",
+        cluster=cluster or scheduler.cluster,
+        echo=echo,
+        remembers=True,
+    )

@@ -1,0 +1,252 @@
+"""A site file from the live cluster: what Slurm says stands as a fact, everything else as a guess with its proof."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.items import Table
+
+from toolkit.config.site import Site
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import write_text
+from toolkit.rundir.find import typed_path
+from toolkit.site.host import Host, look_at_host
+from toolkit.slurm.cluster import Cluster, Node, Partition, ask_cluster
+from toolkit.slurm.commands import Slurm
+
+OWN_SITES = "~/.config/toolkit/sites"
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_MIB_PER_GIB = 1024
+_LISTED = 8  # nodes' features that a comment names
+
+
+def init_site(name: str, environ: Mapping[str, str] = os.environ, *, echo: bool = False) -> tuple[str, str]:
+    """Ask Slurm and look around on this host: (the site's name, the text of its file). Without a `name` it is ClusterName.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+        ToolkitError: the name is none that a site can have.
+    """
+    cluster = ask_cluster(Slurm(echo=echo), _user(environ))
+    chosen = name or _NAME.sub("_", cluster.name)[:64]
+    if not chosen or _NAME.search(chosen) or len(chosen) > 64:
+        raise ToolkitError(f"{chosen!r} is no name of a site", fix="give one of letters, digits, . _ - with --name")
+    return chosen, site_text(chosen, cluster, look_at_host(environ), environ)
+
+
+def _user(environ: Mapping[str, str]) -> str:
+    """Whose accounts are asked for; a container may know no name of its user."""
+    try:
+        return environ.get("USER") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""
+
+
+def site_text(name: str, cluster: Cluster, host: Host, environ: Mapping[str, str]) -> str:
+    """The site file of a cluster as it was seen from a host."""
+    document = tomlkit.document()
+    for line in (
+        f"{name}, from the live cluster: Slurm {cluster.version}. Lines with `from` are what Slurm says.",
+        "Each `guess` must be looked at; `toolkit site check` proves the file with a short job in each partition.",
+    ):
+        document.add(tomlkit.comment(line))
+    document.add("name", tomlkit.item(name))
+    document.add("checked", tomlkit.item("from the live cluster, not proved"))
+    tables = {
+        "detect": _detect(cluster),
+        "scheduler": _scheduler(environ),
+        "launcher": _launcher(cluster, host),
+        "gpu": _gpu(cluster),
+        "env": _environment(host),
+        "network": _network(host),
+        "paths": _paths(cluster, host),
+    }
+    for key, table in tables.items():
+        if table is not None:
+            document.add(tomlkit.nl())
+            document.add(key, table)
+    _add_partitions(document, cluster)
+    text = tomlkit.dumps(document).rstrip() + "\n"
+    Site.model_validate(tomllib.loads(text))  # what is written here must load
+    return text
+
+
+def write_site(text: str, path: Path, *, force: bool) -> None:
+    """Write a site file, and its folder.
+
+    Raises:
+        ToolkitError: there is one, and `force` is not given; or it cannot be written.
+    """
+    if path.exists() and not force:
+        raise ToolkitError("is there already", where=str(path), fix="give another with -o, or --force to write over it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text, mode=0o644)
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot be written: {error.strerror}", where=str(path), fix="give another file with -o"
+        ) from error
+
+
+def path_of(name: str) -> Path:
+    """Where the site `name` of this user lies."""
+    return typed_path(OWN_SITES) / f"{name}.toml"
+
+
+def _set(table: Table, key: str, value: Any, note: str) -> None:
+    item = tomlkit.item(value)
+    item.comment(note)
+    table.add(key, item)
+
+
+def _fact(table: Table, key: str, value: Any, command: str, said: str = "") -> None:
+    _set(table, key, value, f"from {command}" + (f": {said}" if said else ""))
+
+
+def _guess(table: Table, key: str, value: Any, why: str, proof: str) -> None:
+    _set(table, key, value, f"guess: {why}; prove it: {proof}")
+
+
+def _detect(cluster: Cluster) -> Table:
+    table = tomlkit.table()
+    _fact(table, "cluster_name", cluster.name, "scontrol show config")
+    return table
+
+
+def _scheduler(environ: Mapping[str, str]) -> Table:
+    table = tomlkit.table()
+    _fact(table, "kind", "slurm", "scontrol show config")
+    if exported := environ.get("SLURM_CONF"):
+        _fact(table, "conf", str(Path(exported).absolute()), "SLURM_CONF in your environment")
+    return table
+
+
+def _launcher(cluster: Cluster, host: Host) -> Table:
+    table = tomlkit.table()
+    if not cluster.mpi_plugins:
+        _guess(table, "kind", "auto", "no srun answered here", "toolkit site check")
+        return table
+    _guess(table, "kind", "srun", "it is there; some sites want mpirun", "toolkit site check")
+    listed = f"`srun --mpi=list` has {', '.join(cluster.mpi_plugins)}"
+    default = cluster.settings.get("MpiDefault", "")
+    fitting = next((one for one in _spoken_by(host.libmpi) if one in cluster.mpi_plugins), "")
+    if default not in ("", "none", "(null)") and (default in _spoken_by(host.libmpi) or not fitting):
+        _fact(table, "mpi", default, "scontrol show config", f"MpiDefault; {listed}")
+    elif fitting:
+        why = f"{listed}, and the MPI library here speaks it" if host.libmpi else listed
+        _guess(table, "mpi", fitting, why, "toolkit site check")
+    if host.libmpi:
+        _guess(table, "libmpi", host.libmpi, "beside the mpirun on PATH here", "toolkit site check")
+    return table
+
+
+def _spoken_by(libmpi: str) -> tuple[str, ...]:
+    """The plugins of srun's that an MPI library fits, the likeliest first; all of them where none is known."""
+    plugins = {"libmpi.so.40": ("pmix",), "libmpi_cray.so.12": ("cray_shasta", "pmi2"), "libmpi.so.12": ("pmi2",)}
+    return plugins.get(Path(libmpi).name, ("pmix", "cray_shasta", "pmi2"))
+
+
+def _gpu(cluster: Cluster) -> Table | None:
+    """Only select/cons_tres and Cray's plugin over it know --gpus-per-node."""
+    if not any(node.gpus for node in cluster.nodes):
+        return None
+    table = tomlkit.table()
+    select = cluster.settings.get("SelectType", "")
+    knows = "cons_tres" in select or "cray" in select
+    request = "--gpus-per-node={count}" if knows else "--gres=gpu:{count}"
+    _fact(table, "request", request, "scontrol show config", f"SelectType={select}")
+    if types := cluster.gpu_types:
+        table.add(tomlkit.comment(f"Types, from scontrol show node: {', '.join(types)}. One of them is asked for by"))
+        table.add(tomlkit.comment(f'request = "--gres=gpu:{types[0]}:{{count}}"'))
+    return table
+
+
+def _environment(host: Host) -> Table | None:
+    if not host.modules:
+        return None
+    table = tomlkit.table()
+    table.add(
+        tomlkit.comment("guess: loaded in your shell now; keep those that jobs need; prove it: toolkit site check")
+    )
+    table.add(tomlkit.comment(f"modules = [{', '.join(f'{name!r}' for name in host.modules)}]"))
+    return table
+
+
+def _network(host: Host) -> Table | None:
+    if not host.fabric:
+        return None
+    table = tomlkit.table()
+    why = f"this host has {host.interface}"
+    _guess(table, "fabric", host.fabric, why, "srun -N1 ls /sys/class/infiniband /sys/class/net")
+    _guess(table, "interface", host.interface, why, "toolkit site check")
+    return table
+
+
+def _paths(cluster: Cluster, host: Host) -> Table | None:
+    local = cluster.settings.get("TmpFS", "")
+    table = tomlkit.table()
+    if name := host.shared_variable:
+        _guess(table, "scratch", f"${name}", f"{name} is set here", "toolkit site check")
+    if local.startswith("/"):
+        _guess(table, "local_scratch", local, "TmpFS in scontrol show config", f"srun -N1 df -h {local}")
+    return table if table.value.body else None
+
+
+def _add_partitions(document: tomlkit.TOMLDocument, cluster: Cluster) -> None:
+    partitions = tomlkit.table(is_super_table=True)
+    left_out = []
+    for one in cluster.partitions:
+        if reason := one.closed or ("" if one.state == "UP" else f"State={one.state}"):
+            left_out.append(f"{one.name} ({reason})")
+        else:
+            partitions.add(one.name, _partition(one))
+    document.add(tomlkit.nl())
+    if cluster.accounts:
+        default = f", {cluster.default_account} where a job names none" if cluster.default_account else ""
+        document.add(
+            tomlkit.comment(f"Your accounts, from sacctmgr show associations: {', '.join(cluster.accounts)}{default}.")
+        )
+    if left_out:
+        document.add(tomlkit.comment(f"Left out, from scontrol show partition: {', '.join(left_out)}."))
+    if partitions:
+        document.add("partitions", partitions)
+
+
+def _partition(one: Partition) -> Table:
+    table, asked = tomlkit.table(), "scontrol show partition"
+    if one.default:
+        _fact(table, "default", True, asked)
+    if one.max_nodes:
+        _fact(table, "max_nodes", one.max_nodes, asked)
+    elif one.node_count:
+        _fact(table, "max_nodes", one.node_count, asked, f"no limit, TotalNodes={one.node_count}")
+    if one.max_time:
+        _fact(table, "max_time", one.max_time, asked)
+    for key, counts in (
+        ("cpus_per_node", [node.cpus for node in one.nodes]),
+        ("gpus_per_node", [node.gpu_count for node in one.nodes]),
+        ("mem_gb_per_node", [node.memory_mb // _MIB_PER_GIB for node in one.nodes]),
+    ):
+        if any(counts):
+            _fact(table, key, max(counts), "scontrol show node", _spread(counts))
+    if features := _features(one.nodes):
+        table.add(tomlkit.comment(f"Features, from scontrol show node: {features}; `constraint` asks for one."))
+    table.add(tomlkit.nl())
+    return table
+
+
+def _spread(counts: list[int]) -> str:
+    least, most = min(counts), max(counts)
+    return "" if least == most else f"the largest; nodes have {least} to {most}"
+
+
+def _features(nodes: Iterable[Node]) -> str:
+    names = list(dict.fromkeys(feature for node in nodes for feature in node.features))
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

@@ -1,0 +1,210 @@
+"""Which partition serves a job: all that can are scored, and it is said why one was chosen and others were not.
+
+A partition can serve a job that resolves on it; so the reasons of a refusal are those that the job would meet there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from toolkit.config.checks import beyond_limits
+from toolkit.config.derive import is_elsewhere
+from toolkit.config.origins import Flag, Origin
+from toolkit.config.refusal import refuse
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.site import AUTO, Site
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
+from toolkit.site.commands import slurm_of_site
+from toolkit.slurm.partitions import partition_limits
+from toolkit.slurm.times import format_slurm_time
+
+SINFO_TIMEOUT_S = 10.0
+
+# Resolves the job on a site, or on none, with the flags that are given to it.
+Resolve = Callable[[Site | None, dict[str, Flag]], ResolvedJob]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One partition for one job; `refused` says why it cannot serve, and then the numbers mean nothing.
+
+    `idle_gpus` and `idle_cpus` are what its nodes have and the job does not ask for. `idle_nodes` is sinfo's, None where
+    it did not answer.
+    """
+
+    name: str
+    refused: str = ""
+    fix: str = ""
+    nodes: int = 0
+    idle_gpus: int = 0
+    idle_cpus: int = 0
+    idle_nodes: int | None = None
+    limit_s: int | None = None
+    time_given: bool = True
+
+    @property
+    def score(self) -> tuple[float, ...]:
+        """Smaller is better: least waste, then most of the nodes idle now, then the shortest limit.
+
+        A job without a time gets as much as the partition gives, so that for it the longest is best.
+        """
+        limit = float("inf") if self.limit_s is None else self.limit_s
+        return (
+            self.idle_gpus,
+            self.idle_cpus,
+            -min(self.idle_nodes or 0, self.nodes),
+            limit if self.time_given else -limit,
+        )
+
+    def in_words(self) -> str:
+        """What the score is made of."""
+        words = [f"{self.idle_gpus} GPUs and {self.idle_cpus} CPUs more than asked"]
+        if self.idle_nodes is not None:
+            words.append(f"{counted(self.idle_nodes, 'node')} idle")
+        words.append(f"limit {format_slurm_time(self.limit_s)}" if self.limit_s is not None else "no known limit")
+        return ", ".join(words)
+
+
+def needs_choice(raw: ResolvedJob, site: Site) -> bool:
+    """True where a job asks for a choice, or names no partition on a site that has several and no default."""
+    if site.scheduler.kind == "local":
+        return False
+    named = raw.job.partition
+    if is_elsewhere(raw.job.cluster, site):
+        if named == AUTO:
+            raise _none_known(raw, site)
+        return False
+    return named == AUTO or (not named and not site.default_partition and bool(site.partitions))
+
+
+def _none_known(raw: ResolvedJob, site: Site) -> ToolkitError:
+    cluster = raw.job.cluster
+    said = f"site {site.name} says nothing of cluster {cluster}, so there is none to choose"
+    return refuse(raw, "job.partition", said, f"name one with -p; `sinfo -M {cluster} -s` lists them")
+
+
+def candidates(resolve: Resolve, site: Site, *, echo: bool = False) -> tuple[list[Candidate], str]:
+    """Every partition of the site for a job, the best first; and why the idle nodes are not known, if so.
+
+    Raises:
+        ToolkitError: the site file names no partitions, or the job goes to a cluster that has others.
+    """
+    if is_elsewhere((raw := resolve(None, {})).job.cluster, site):
+        raise _none_known(raw, site)
+    if not site.partitions:
+        raise ToolkitError(
+            f"site {site.name} names no partitions to choose among",
+            where="job.partition",
+            fix="name one with -p, or write [partitions] into the site file",
+        )
+    found = [_judge(resolve, site, name) for name in site.partitions]
+    states, silence = _ask_sinfo(site, echo=echo)
+    found = [_with_nodes(one, states) for one in found]
+    return sorted(found, key=lambda one: (bool(one.refused), one.score)), silence
+
+
+def resolve_on(resolve: Resolve, site: Site, tell: Callable[[str], object], *, echo: bool = False) -> ResolvedJob:
+    """The job on its site. Where its partition is to be chosen, `tell` hears which one was, and why.
+
+    Raises:
+        ToolkitError: no partition can serve it; every one's reason is named.
+    """
+    if not needs_choice(resolve(None, {}), site):
+        return resolve(site, {})
+    ranked, silence = candidates(resolve, site, echo=echo)
+    best = ranked[0]
+    if best.refused:
+        if len({one.refused for one in ranked}) == 1:
+            _in_partition(resolve, site, best.name)  # the same is wrong everywhere: it is said once, with its place
+        raise no_partition(site, ranked)
+    others = [one for one in ranked[1:] if not one.refused]
+    refused = len(ranked) - 1 - len(others)
+    against = f"; next is {others[0].name}: {others[0].in_words()}" if others else ""
+    tell(
+        f"partition {best.name} of {site.name} is chosen: {best.in_words()}{against}"
+        + (f"; {refused} cannot serve" if refused else "")
+        + (f"; {silence}" if silence else "")
+    )
+    return _in_partition(resolve, site, best.name)
+
+
+def resolve_in_allocation(resolve: Resolve, site: Site) -> ResolvedJob:
+    """The job on nodes that are given already: no partition is chosen for it, whatever it asks."""
+    asks = resolve(None, {}).job.partition == AUTO
+    return resolve(site, {"job.partition": Flag("", "-p")} if asks else {})
+
+
+def no_partition(site: Site, ranked: Iterable[Candidate]) -> ToolkitError:
+    """The refusal of a job that no partition serves: one line for each."""
+    errors = [ToolkitError(f"{one.name}: {one.refused}", fix=one.fix) for one in ranked]
+    first = ToolkitError(
+        f"no partition of {site.name} can serve the job", where="job.partition", fix="see each one's fix"
+    )
+    first.others = tuple(errors)
+    return first
+
+
+def _in_partition(resolve: Resolve, site: Site, name: str) -> ResolvedJob:
+    resolved = resolve(site, {"job.partition": Flag(name, "-p")})
+    origin = Origin("derived", f"the best of {len(site.partitions)} partitions")
+    return resolved.model_copy(update={"origins": {**resolved.origins, "job.partition": origin}})
+
+
+def _judge(resolve: Resolve, site: Site, name: str) -> Candidate:
+    try:
+        resolved = _in_partition(resolve, site, name)
+    except ToolkitError as error:
+        return Candidate(name, refused=error.message, fix=error.fix)
+    if beyond := beyond_limits(resolved, site):
+        return Candidate(name, refused=beyond[0].message, fix=beyond[0].fix)
+    job, limits = resolved.job, site.partitions[name]
+    # GPUs that nobody asked for were filled in with the partition's: they are taken, and wasted on a job without GPUs.
+    asked = job.gpus_per_node if resolved.origin("job.gpus_per_node").layer not in ("site", "derived") else 0
+    cpus = job.ranks_per_node * job.cpus_per_rank
+    return Candidate(
+        name,
+        nodes=job.min_nodes,
+        idle_gpus=job.min_nodes * max(0, limits.gpus_per_node - asked),
+        idle_cpus=job.min_nodes * max(0, limits.cpus_per_node - cpus),
+        limit_s=limits.max_time_s,
+        time_given=bool(job.time),
+    )
+
+
+def _ask_sinfo(site: Site, *, echo: bool) -> tuple[dict[str, tuple[str, int, int]], str]:
+    """Each partition's state, its idle nodes and all of them; or why nobody knows.
+
+    A sinfo that does not know them all is another cluster's, whose partitions may have some of the names, too.
+    """
+    slurm = replace(slurm_of_site(site.scheduler, echo=echo), timeout_s=SINFO_TIMEOUT_S)
+    try:
+        rows = partition_limits(slurm, ",".join(site.partitions))
+    except (NotFoundError, SchedulerRefusedError) as error:
+        return {}, f"idle nodes are not known: {error.message}"
+    found = {row.name: (row.state, *_counts(row.node_states)) for row in rows}
+    if unknown := [name for name in site.partitions if name not in found]:
+        return {}, f"idle nodes are not known: sinfo here has no partition {unknown[0]}"
+    return found, ""
+
+
+def _counts(node_states: str) -> tuple[int, int]:
+    """The second and the last of sinfo's `allocated/idle/other/total`, which may be written as 1.2K."""
+    _, idle, _, total = (node_states.split("/") + ["0"] * 4)[:4]
+    return _count(idle), _count(total)
+
+
+def _count(text: str) -> int:
+    return int(float(text[:-1]) * 1000) if text.endswith("K") else int(text or 0)
+
+
+def _with_nodes(one: Candidate, states: dict[str, tuple[str, int, int]]) -> Candidate:
+    if one.name not in states or one.refused:
+        return one
+    state, idle, total = states[one.name]
+    if state != "up":
+        return replace(one, refused=f"it is {state}, says sinfo", fix="wait until it is up, or name another with -p")
+    if one.nodes > total:
+        said = f"{counted(one.nodes, 'node')}, but it has {total}, says sinfo"
+        return replace(one, refused=said, fix=f"ask for at most {counted(total, 'node')}")
+    return replace(one, idle_nodes=idle)

@@ -1,0 +1,128 @@
+"""The proof of a site file: what its probe jobs found, when, under which Slurm; it holds as long as the file says the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import toolkit.site_configs
+from toolkit.config.site import Site
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import write_text
+from toolkit.rundir.find import typed_path
+from toolkit.site.findings import BAD, Finding
+
+# Who is asked and how far it was checked prove nothing; an exported SLURM_CONF may take the place of the file's.
+_NOT_PROVED = frozenset({"contact", "docs", "checked", "scheduler.conf"})
+OWN_PROOFS = "~/.config/toolkit/proofs"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """`partitions` are those that were probed, with every finding; `digest` is the site's at that time."""
+
+    site: str
+    file: str
+    digest: str
+    date: str
+    slurm: str
+    cluster: str
+    toolkit: str
+    partitions: dict[str, list[Finding]]
+
+    @property
+    def failed(self) -> list[str]:
+        """The partitions that did not pass."""
+        return [name for name, found in self.partitions.items() if any(one.state in BAD for one in found)]
+
+
+def digest_of(site: Site) -> str:
+    """SHA-256 of all values that a proof is about, with what the site extends merged in."""
+    values = {key: value for key, value in site.values() if key not in _NOT_PROVED}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def make_proof(site: Site, *, slurm: str, cluster: str, partitions: dict[str, list[Finding]]) -> Proof:
+    return Proof(
+        site=site.name, file=str(site.file.resolve()), digest=digest_of(site), date=datetime.now(UTC).date().isoformat(),
+        slurm=slurm, cluster=cluster, toolkit=toolkit.__version__, partitions=partitions,
+    )  # fmt: skip
+
+
+def save_proof(proof: Proof) -> Path | None:
+    """Write a proof beside its site file, or among the user's own proofs where that is not the user's to write.
+
+    A partition whose probe did not run is left out, so that what was proved of it stays, as of those that were not probed
+    this time: where it is of the same file and the same Slurm. None where no probe ran.
+
+    Raises:
+        ToolkitError: it cannot be written.
+    """
+    file = Path(proof.file)
+    shipped = file.parent in [Path(folder).resolve() for folder in toolkit.site_configs.__path__]
+    beside = not shipped and os.access(file.parent, os.W_OK)
+    path = _beside(file) if beside else _among_own(proof.site)
+    ran = {name: found for name, found in proof.partitions.items() if all(one.state != "unknown" for one in found)}
+    if not ran:
+        return None
+    older = _read(path)
+    same = older is not None and (older.digest, older.slurm, older.file) == (proof.digest, proof.slurm, proof.file)
+    proof = replace(proof, partitions={**(older.partitions if older is not None and same else {}), **ran})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(asdict(proof), indent=1, ensure_ascii=False) + "\n", mode=0o644)
+    except OSError as error:
+        raise ToolkitError(
+            f"the proof cannot be written: {error.strerror}", where=str(path), fix="make the folder writable"
+        ) from error
+    return path
+
+
+def proof_of(site: Site) -> Proof | None:
+    """The newest proof of a site's file, whether it still holds or not; None where there is none."""
+    found = [_read(path) for path in (_beside(site.file.resolve()), _among_own(site.name))]
+    ours = [proof for proof in found if proof is not None and proof.file == str(site.file.resolve())]
+    return max(ours, key=lambda proof: proof.date, default=None)
+
+
+def checked_in_words(site: Site) -> str:
+    """How far a site is proved, for `site list`: by its proof, or as its file says."""
+    proof = proof_of(site)
+    if proof is None:
+        return site.checked or "not checked"
+    when = f"{proof.date}, Slurm {proof.slurm}"
+    if proof.digest != digest_of(site):
+        return f"changed since {when}"
+    if proof.failed:
+        return f"failed {when}: {', '.join(proof.failed)}"
+    left = [name for name in site.partitions if name not in proof.partitions]
+    of = f" ({len(proof.partitions)} of {len(proof.partitions) + len(left)} partitions)" if left else ""
+    return f"checked {when}{of}"
+
+
+def _beside(file: Path) -> Path:
+    return file.with_suffix(".proof.json")
+
+
+def _among_own(name: str) -> Path:
+    return typed_path(OWN_PROOFS) / f"{name}.json"
+
+
+def _read(path: Path) -> Proof | None:
+    """A proof that was written by another version, or is damaged, proves nothing."""
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        partitions = {name: _findings(found) for name, found in value.pop("partitions").items()}
+        return Proof(**value, partitions=partitions)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _findings(found: Sequence[dict[str, Any]]) -> list[Finding]:
+    return [Finding(**one) for one in found]

@@ -1,0 +1,99 @@
+"""What accounting says that jobs used: one record for each life of a job, with what its steps add to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.records import new_mark, read_records
+from toolkit.slurm.tres import memory_mib, parse_tres
+
+_COLUMNS = (
+    "JobID",
+    "State",
+    "ElapsedRaw",
+    "TimelimitRaw",
+    "NNodes",
+    "AllocCPUS",
+    "TotalCPU",
+    "MaxRSS",
+    "AllocTRES",
+    "JobID",
+)
+_JOB_OR_STEP = re.compile(r"[0-9]+(_[0-9]+|_\[[^\]]*\])?(\+[0-9]+)?(\.\w+)?", re.ASCII)
+_TIME = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9.]+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class AccountedLife:
+    """One life of a job or task: a requeue begins another one. None where accounting does not say.
+
+    `cpu_s` is user and system time of all its steps that have ended; `largest_rank_bytes` the most that one rank had
+    resident. `memory_bytes` and `gpus` are given to all nodes together.
+    """
+
+    job_id: str
+    state: str
+    elapsed_s: int
+    limit_s: int | None
+    nodes: int
+    cpus: int
+    gpus: int
+    memory_bytes: int | None
+    cpu_s: float
+    largest_rank_bytes: int | None
+
+    @property
+    def component(self) -> int:
+        """Its number in a heterogeneous job, `12+1`; 0 in any other."""
+        return int(self.job_id.partition("+")[2] or 0)
+
+
+def accounted_usage(slurm: Slurm, job_ids: Sequence[str]) -> list[AccountedLife]:
+    """Every life of some jobs (`12`) or tasks (`12_3`) that accounting knows, the oldest first; those that began alone.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not answer.
+    """
+    mark = new_mark()
+    text = slurm.call(
+        ["sacct", "--noheader", "--parsable", f"--delimiter={mark}", "--duplicates", "--format=" + ",".join(_COLUMNS),
+         "--jobs=" + ",".join(job_ids)]
+    )  # fmt: skip
+    lives: list[tuple[Mapping[str, str], list[Mapping[str, str]]]] = []
+    for record in read_records("sacct", text, mark, len(_COLUMNS), key=_JOB_OR_STEP):
+        row = dict(zip(_COLUMNS[:-1], record, strict=False))
+        if "." not in row["JobID"]:
+            lives.append((row, []))
+        elif lives:  # the steps of a life follow it
+            lives[-1][1].append(row)
+    return [_life(row, steps) for row, steps in lives if _number(row["ElapsedRaw"])]
+
+
+def _life(row: Mapping[str, str], steps: Sequence[Mapping[str, str]]) -> AccountedLife:
+    tres = parse_tres(row["AllocTRES"])
+    resident = [mib for step in steps if (mib := memory_mib(step["MaxRSS"])) is not None]
+    limit = _number(row["TimelimitRaw"])
+    return AccountedLife(
+        row["JobID"], row["State"].partition(" ")[0], _number(row["ElapsedRaw"]) or 0,
+        limit_s=None if limit is None else limit * 60,
+        nodes=_number(row["NNodes"]) or 0, cpus=_number(row["AllocCPUS"]) or 0, gpus=int(tres.get("gres/gpu", 0)),
+        memory_bytes=int(tres["mem"] * 2**20) if "mem" in tres else None,
+        cpu_s=max([_seconds(row["TotalCPU"]), *(_seconds(step["TotalCPU"]) for step in steps)]),
+        largest_rank_bytes=int(max(resident) * 2**20) if resident else None,
+    )  # fmt: skip
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _seconds(text: str) -> float:
+    """sacct's CPU time, `1-02:03:04` or `03:04.567`."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return 0.0
+    days, hours, minutes = (int(part or 0) for part in match.groups()[:3])
+    return days * 86400 + hours * 3600 + minutes * 60 + float(match[4])

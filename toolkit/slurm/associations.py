@@ -1,0 +1,144 @@
+"""What accounting allows a user: accounts, QOS and their limits, as sacctmgr prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.records import UnreadableError, new_mark, read_records
+from toolkit.slurm.times import parse_slurm_time
+from toolkit.slurm.tres import parse_tres
+
+_LIMITS = ("MaxWall", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins", "GrpTRES", "GrpJobs", "GrpSubmitJobs")
+_OF_ASSOCIATION = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxJobs", "MaxSubmitJobs", *_LIMITS)
+_OF_QOS = ("Name", "Flags", "MinTRES", "MaxTRESPerUser", "MaxJobsPerUser", "MaxSubmitJobsPerUser", *_LIMITS)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one job, or all of a user's or a group's together, may take; None and {} stand for no limit.
+
+    Resources are named as in `toolkit.slurm.tres`; `most_for_job_minutes` are such resources times minutes.
+    """
+
+    longest_s: int | None = None
+    least_for_job: Mapping[str, float] = field(default_factory=dict)
+    most_for_job: Mapping[str, float] = field(default_factory=dict)
+    most_on_node: Mapping[str, float] = field(default_factory=dict)
+    most_for_job_minutes: Mapping[str, float] = field(default_factory=dict)
+    most_of_user: Mapping[str, float] = field(default_factory=dict)
+    most_of_group: Mapping[str, float] = field(default_factory=dict)
+    running_jobs: int | None = None
+    submitted_jobs: int | None = None
+    submitted_jobs_of_group: int | None = None
+    flags: frozenset[str] = frozenset()  # of a QOS, such as PartitionTimeLimit
+
+
+@dataclass(frozen=True)
+class Association:
+    """A user's right to charge an account, in one partition or, where it is "", in all."""
+
+    account: str
+    partition: str
+    qos: tuple[str, ...]
+    default_qos: str
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """What a job, or a task of an array, that waits or runs counts against."""
+
+    account: str
+    qos: str
+    partition: str
+
+
+def queued_jobs(slurm: Slurm, user: str) -> list[QueuedJob]:
+    """A user's jobs in the queue, each task of an array for itself.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer, or not in these words.
+    """
+    mark = new_mark()
+    columns = mark.join(("%i", "%a", "%q", "%P", "%i", ""))
+    text = slurm.call(["squeue", f"--user={user}", "--array", "--noheader", f"--format={columns}"])
+    return [QueuedJob(*cells[1:-1]) for cells in read_records("squeue", text, mark, 5)]
+
+
+def associations_of(slurm: Slurm, user: str, cluster: str) -> list[Association]:
+    """The associations of a user on a cluster; what they inherit is in them.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not answer.
+    """
+    rows = _ask(slurm, ["show", "associations", f"user={user}", f"cluster={cluster}"], _OF_ASSOCIATION)
+    return [
+        Association(
+            row["Account"], row["Partition"], tuple(filter(None, row["QOS"].split(","))), row["DefaultQOS"],
+            _limits(row, jobs=("MaxJobs", "GrpJobs"), submitted="MaxSubmitJobs"),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def default_account(slurm: Slurm, user: str, cluster: str) -> str:
+    """The account that is charged on a cluster where a job names none; "" where there is none.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not answer.
+    """
+    rows = _ask(slurm, ["show", "user", user, "withassoc", f"cluster={cluster}"], ("User", "DefaultAccount"))
+    return next((row["DefaultAccount"] for row in rows), "")
+
+
+def every_qos(slurm: Slurm) -> dict[str, Limits]:
+    """The limits of each QOS by its name.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not answer.
+    """
+    return {
+        row["Name"]: _limits(row, jobs=("MaxJobsPerUser", "GrpJobs"), submitted="MaxSubmitJobsPerUser")
+        for row in _ask(slurm, ["show", "qos"], _OF_QOS)
+    }
+
+
+def _ask(slurm: Slurm, what: Sequence[str], columns: Sequence[str]) -> list[dict[str, str]]:
+    """sacctmgr has no delimiter but `|`, which no name of its own may hold."""
+    text = slurm.call(["sacctmgr", "--noheader", "--parsable2", *what, "format=" + ",".join(columns)])
+    rows = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        cells = line.split("|")
+        if len(cells) != len(columns):
+            raise UnreadableError("sacctmgr", line)
+        rows.append(dict(zip(columns, cells, strict=True)))
+    return rows
+
+
+def _limits(row: Mapping[str, str], *, jobs: Sequence[str], submitted: str) -> Limits:
+    return Limits(
+        longest_s=_seconds(row["MaxWall"]),
+        least_for_job=parse_tres(row.get("MinTRES", "")),
+        most_for_job=parse_tres(row["MaxTRES"]),
+        most_on_node=parse_tres(row["MaxTRESPerNode"]),
+        most_for_job_minutes=parse_tres(row["MaxTRESMins"]),
+        most_of_user=parse_tres(row.get("MaxTRESPerUser", "")),
+        most_of_group=parse_tres(row["GrpTRES"]),
+        running_jobs=_least(row, jobs),
+        submitted_jobs=_least(row, [submitted]),
+        submitted_jobs_of_group=_least(row, ["GrpSubmitJobs"]),
+        flags=frozenset(filter(None, row.get("Flags", "").split(","))),
+    )
+
+
+def _least(row: Mapping[str, str], names: Sequence[str]) -> int | None:
+    return min((int(row[name]) for name in names if row[name].isascii() and row[name].isdigit()), default=None)
+
+
+def _seconds(text: str) -> int | None:
+    try:
+        return parse_slurm_time(text)
+    except ValueError:  # "": no limit
+        return None

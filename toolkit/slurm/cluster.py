@@ -1,0 +1,175 @@
+"""What a cluster's Slurm says of itself: its name, partitions, nodes, MPI plugins, and the accounts of a user."""
+
+from __future__ import annotations
+
+import grp
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.limits import cluster_settings
+from toolkit.slurm.records import NOTHING
+from toolkit.slurm.show_fields import Block, show_fields
+from toolkit.slurm.tres import gpus_of
+
+_PLUGIN = re.compile(r"^(?:srun: )?\s*([a-z]\w*)\s*$", re.MULTILINE)
+_NO_LIMIT = frozenset({"UNLIMITED", "INFINITE", *NOTHING})
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: CPUs that jobs get, memory that jobs get in MiB, GPUs by type ("" where Slurm names none)."""
+
+    name: str
+    cpus: int
+    memory_mb: int
+    gpus: dict[str, int]
+    features: tuple[str, ...]
+    partitions: tuple[str, ...]
+
+    @property
+    def gpu_count(self) -> int:
+        return sum(self.gpus.values())
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition; a limit that Slurm does not set is 0 or ""."""
+
+    name: str
+    state: str
+    default: bool
+    min_nodes: int
+    max_nodes: int
+    max_time: str
+    node_count: int
+    closed: str  # who alone may use it, as Slurm prints it; "" where nothing says so
+    nodes: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`settings` are slurm.conf's, as `scontrol show config` prints them."""
+
+    name: str
+    version: str
+    settings: dict[str, str]
+    partitions: tuple[Partition, ...]
+    mpi_plugins: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    default_account: str = ""
+    nodes: tuple[Node, ...] = field(default=(), repr=False)
+
+    @property
+    def gpu_types(self) -> list[str]:
+        return sorted({kind for node in self.nodes for kind in node.gpus if kind})
+
+
+def ask_cluster(slurm: Slurm, user: str = "") -> Cluster:
+    """Ask Slurm for everything; accounts where a `user` is named and the cluster keeps them.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+    """
+    settings = cluster_settings(slurm)
+    nodes = tuple(node_of(block) for block in _blocks(slurm, "node", "NodeName"))
+    partitions = tuple(partition_of(block, nodes) for block in _blocks(slurm, "partition", "PartitionName"))
+    accounts: tuple[str, ...] = ()
+    default = ""
+    if user and settings.get("AccountingStorageType", "").endswith("slurmdbd"):
+        accounts, default = _accounts(slurm, user)
+    return Cluster(
+        name=settings.get("ClusterName", ""), version=settings.get("SLURM_VERSION", ""), settings=settings,
+        partitions=partitions, mpi_plugins=_mpi_plugins(slurm), accounts=accounts, default_account=default, nodes=nodes,
+    )  # fmt: skip
+
+
+def _blocks(slurm: Slurm, thing: str, first: str) -> list[Block]:
+    return show_fields(slurm.call(["scontrol", "show", thing, "--oneliner"]), first)[0]
+
+
+def node_of(block: Block) -> Node:
+    """A node's CPUs and memory without those that Slurm keeps for the system."""
+    return Node(
+        name=block.get("NodeName") or "",
+        cpus=_number(block.get("CPUEfctv", "CPUTot")),
+        memory_mb=_number(block.get("RealMemory")) - _number(block.get("MemSpecLimit")),
+        gpus=gpus_of(block.get("Gres") or ""),
+        features=_words(block.get("AvailableFeatures", "ActiveFeatures")),
+        partitions=_words(block.get("Partitions")),
+    )
+
+
+def partition_of(block: Block, nodes: Iterable[Node]) -> Partition:
+    name = block.get("PartitionName") or ""
+    own = tuple(node for node in nodes if name in node.partitions)
+    return Partition(
+        name=name,
+        state=block.get("State") or "",
+        default=block.get("Default") == "YES",
+        min_nodes=_number(block.get("MinNodes")),
+        max_nodes=_number(block.get("MaxNodes")),
+        max_time="" if (time := block.get("MaxTime") or "") in _NO_LIMIT else time,
+        node_count=_number(block.get("TotalNodes")) or len(own),
+        closed=_closed(block),
+        nodes=own,
+    )
+
+
+def _closed(block: Block) -> str:
+    """Which groups are let in, where this user is in none of them; allowed accounts are Slurm's to judge."""
+    if block.get("RootOnly") == "YES":
+        return "RootOnly=YES"
+    groups = block.get("AllowGroups") or "ALL"
+    return "" if groups == "ALL" or _own_groups() & set(groups.split(",")) else f"AllowGroups={groups}"
+
+
+def _own_groups() -> set[str]:
+    names = set()
+    for number in {os.getegid(), *os.getgroups()}:
+        with suppress(KeyError):  # a number without a name
+            names.add(grp.getgrgid(number).gr_name)
+    return names
+
+
+def _mpi_plugins(slurm: Slurm) -> tuple[str, ...]:
+    """srun's words for --mpi; empty where there is no srun."""
+    try:
+        # Versions before 23.11 print the list on stderr.
+        told = slurm.call(["sh", "-c", "exec srun --mpi=list 2>&1"])
+    except SchedulerRefusedError:
+        return ()
+    return mpi_plugins_in(told)
+
+
+def mpi_plugins_in(told: str) -> tuple[str, ...]:
+    """The words of `srun --mpi=list`, one a line."""
+    return tuple(dict.fromkeys(_PLUGIN.findall(told)))
+
+
+def _accounts(slurm: Slurm, user: str) -> tuple[tuple[str, ...], str]:
+    """The accounts of a user, and the one that is taken where a job names none; nothing where sacctmgr is silent."""
+    if shutil.which("sacctmgr") is None:
+        return (), ""
+    ask = ["sacctmgr", "--noheader", "--parsable2", "show"]
+    try:
+        accounts = slurm.call([*ask, "associations", f"user={user}", "format=Account"]).split()
+        default = slurm.call([*ask, "user", user, "format=DefaultAccount"]).strip()
+    except (NotFoundError, SchedulerRefusedError):
+        return (), ""
+    return tuple(dict.fromkeys(accounts)), default
+
+
+def _number(text: Any) -> int:
+    """A count as scontrol prints it; 0 where there is none or no limit."""
+    return int(text) if text and str(text).isdigit() else 0
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word for word in (text or "").split(",") if word not in NOTHING)

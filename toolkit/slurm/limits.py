@@ -1,0 +1,197 @@
+"""What a cluster allows and has: its configuration, its partitions' limits, the shapes of its nodes, a reservation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from toolkit.errors import CheckFailedError, SchedulerRefusedError
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.partitions import ask_sinfo
+from toolkit.slurm.records import NOTHING, UnreadableError
+from toolkit.slurm.show_fields import Block, show_fields
+from toolkit.slurm.times import parse_slurm_time
+from toolkit.slurm.tres import gpus_of, memory_mib, parse_weights
+
+_SETTING = re.compile(r"^(\w+)\s*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_UNUSABLE = re.compile(r"(down|drain|fail|maint|unknown|inval)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PartitionLimits:
+    """One partition, as `scontrol show partition` prints it; None and () stand for no limit."""
+
+    name: str
+    state: str
+    is_default: bool
+    total_nodes: int
+    min_nodes: int
+    max_nodes: int | None
+    max_time_s: int | None
+    default_time_s: int | None
+    max_cpus_per_node: int | None
+    max_memory_per_node_mib: float | None
+    default_memory_per_cpu_mib: float | None
+    default_memory_per_node_mib: float | None
+    gives_memory_by_gpu: bool  # DefMemPerGPU
+    gives_whole_nodes: bool
+    allow_accounts: tuple[str, ...]
+    deny_accounts: tuple[str, ...]
+    allow_qos: tuple[str, ...]
+    deny_qos: tuple[str, ...]
+    allow_groups: tuple[str, ...]
+    qos: str
+    billing_weights: Mapping[str, float]
+    nodes: str = ""  # a hostlist
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """Nodes of a partition that are alike. `gpus` are counts by type, "" where the type is not named."""
+
+    nodes: int
+    names: str  # a hostlist
+    cpus: int
+    memory_mib: int
+    gpus: Mapping[str, int]
+    features: frozenset[str]
+    is_usable: bool
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A reservation, with flags such as FLEX."""
+
+    name: str
+    end: datetime | None  # the cluster's local time
+    nodes: int
+    flags: tuple[str, ...]
+
+
+def cluster_settings(slurm: Slurm) -> dict[str, str]:
+    """slurm.conf as slurmctld has read it, by key; "" where a key has no value.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+    """
+    text = slurm.call(["scontrol", "show", "config"])
+    settings = {name: "" if value in NOTHING else value for name, value in _SETTING.findall(text)}
+    if "ClusterName" not in settings:
+        raise UnreadableError("scontrol", text)
+    return settings
+
+
+def every_partition(slurm: Slurm) -> dict[str, PartitionLimits]:
+    """The limits of all partitions by name, hidden ones too.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer, or not in these words.
+    """
+    text = slurm.call(["scontrol", "--all", "--oneliner", "show", "partition"])
+    return {one.name: one for one in map(_partition, _blocks(text, "PartitionName"))}
+
+
+def node_shapes(slurm: Slurm, partitions: str) -> list[NodeShape]:
+    """The kinds of nodes that some partitions, named between commas, consist of.
+
+    sinfo groups them: a line for each kind, however many nodes there are.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+    """
+    rows = ask_sinfo(slurm, "--exact", f"--partition={partitions}", columns="%N %D %c %m %G %f %T")
+    shapes = {
+        names: NodeShape(
+            int(count), names, int(cpus), int(memory), gpus_of(gres), frozenset(filter(None, features.split(","))),
+            not _UNUSABLE.match(state) and not state.endswith("*"),
+        )
+        for names, count, cpus, memory, gres, features, state in rows
+        if count.isdigit() and cpus.isdigit() and memory.isdigit()
+    }  # fmt: skip
+    return list(shapes.values())
+
+
+def reservations(slurm: Slurm, name: str) -> list[Reservation]:
+    """The reservation of a name; [] where there is none.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+    """
+    try:
+        text = slurm.call(["scontrol", "--oneliner", "show", "reservation", name])
+    except SchedulerRefusedError as error:
+        if "not found" in error.message:
+            return []
+        raise
+    return [
+        Reservation(
+            block.get("ReservationName") or "", _moment(block.get("EndTime") or ""), _count(block, "NodeCnt") or 0,
+            flags=_names(block, "Flags"),
+        )
+        for block in _blocks(text, "ReservationName")
+    ]  # fmt: skip
+
+
+def _blocks(text: str, first: str) -> list[Block]:
+    try:
+        return show_fields(text, first)[0]
+    except CheckFailedError as error:
+        raise UnreadableError("scontrol", text) from error
+
+
+def _partition(block: Block) -> PartitionLimits:
+    return PartitionLimits(
+        name=block.get("PartitionName") or "",
+        state=block.get("State") or "",
+        is_default=block.get("Default") == "YES",
+        total_nodes=_count(block, "TotalNodes") or 0,
+        min_nodes=_count(block, "MinNodes") or 0,
+        max_nodes=_count(block, "MaxNodes"),
+        max_time_s=_seconds(block, "MaxTime"),
+        default_time_s=_seconds(block, "DefaultTime"),
+        max_cpus_per_node=_count(block, "MaxCPUsPerNode"),
+        max_memory_per_node_mib=memory_mib(_text(block, "MaxMemPerNode")),
+        default_memory_per_cpu_mib=memory_mib(_text(block, "DefMemPerCPU")),
+        default_memory_per_node_mib=memory_mib(_text(block, "DefMemPerNode")),
+        gives_memory_by_gpu="DefMemPerGPU" in _text(block, "JobDefaults"),
+        gives_whole_nodes=_text(block, "OverSubscribe").startswith("EXCLUSIVE"),
+        allow_accounts=_names(block, "AllowAccounts"),
+        deny_accounts=_names(block, "DenyAccounts"),
+        allow_qos=_names(block, "AllowQos"),
+        deny_qos=_names(block, "DenyQos"),
+        allow_groups=_names(block, "AllowGroups"),
+        qos="" if _text(block, "QoS") == "N/A" else _text(block, "QoS"),
+        billing_weights=parse_weights(_text(block, "TRESBillingWeights")),
+        nodes=_text(block, "Nodes"),
+    )
+
+
+def _text(block: Block, key: str) -> str:
+    value = block.get(key) or ""
+    return "" if value in NOTHING else value
+
+
+def _names(block: Block, key: str) -> tuple[str, ...]:
+    value = _text(block, key)
+    return () if value == "ALL" else tuple(filter(None, value.split(",")))
+
+
+def _count(block: Block, key: str) -> int | None:
+    value = block.get(key) or ""
+    return int(value) if value.isascii() and value.isdigit() else None
+
+
+def _seconds(block: Block, key: str) -> int | None:
+    try:
+        return parse_slurm_time(block.get(key) or "")
+    except ValueError:  # NONE
+        return None
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None

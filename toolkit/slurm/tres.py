@@ -1,0 +1,48 @@
+"""Trackable resources as Slurm writes them: `cpu=100,gres/gpu:a100=8,mem=1.5T,node=4`. Memory is counted in MiB."""
+
+from __future__ import annotations
+
+import re
+
+_NUMBER = re.compile(r"([0-9]*\.?[0-9]+)([KMGTP]?)", re.ASCII)
+_MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_GPU = re.compile(r"gpu(?::([A-Za-z][\w.-]*))?(?::([0-9]+))?(?:\(.*)?", re.ASCII)
+
+
+def memory_mib(text: str) -> float | None:
+    """MiB of `4000`, `4000M` or `1.5T`; None of `UNLIMITED` and of what is no number."""
+    match = _NUMBER.fullmatch(text)
+    return float(match[1]) * _MIB[match[2]] if match else None
+
+
+def parse_tres(text: str) -> dict[str, float]:
+    """The counts of a list; what has no number is left out."""
+    found: dict[str, float] = {}
+    for entry in filter(None, text.split(",")):
+        name, _, value = entry.partition("=")
+        match = _NUMBER.fullmatch(value)
+        if match:
+            found[name] = float(match[1]) * (_MIB[match[2]] if name == "mem" else 1.0)
+    return found
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Billing weights by lower-case name, as `CPU=1.0,Mem=0.25G,GRES/gpu=16`; `mem` is for each MiB."""
+    weights: dict[str, float] = {}
+    for entry in filter(None, text.split(",")):
+        name, _, value = entry.partition("=")
+        match = _NUMBER.fullmatch(value)
+        if match:
+            name = name.lower()
+            weights[name] = float(match[1]) / (_MIB[match[2]] if name == "mem" else 1.0)
+    return weights
+
+
+def gpus_of(gres: str) -> dict[str, int]:
+    """GPUs by type, "" where none is named, of `gpu:a100:4(S:0-1),gpu:v100:2,nvme:1` or `gpu:4`."""
+    found: dict[str, int] = {}
+    for entry in re.split(r",(?![^(]*\))", gres):
+        match = _GPU.fullmatch(entry.strip())
+        if match:
+            found[match[1] or ""] = found.get(match[1] or "", 0) + int(match[2] or 1)
+    return found
