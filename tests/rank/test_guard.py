@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -49,6 +50,17 @@ def test_success_is_a_done_marker(guarded):
     assert attempt.log_file(2).read_text() == "working\n"
     assert read_json(attempt.rank_file(2))["rank"] == 2
     assert not list(attempt.errors.iterdir())
+
+
+def test_many_ranks_share_the_log_of_their_node(guarded):
+    """A line that was not ended, what a child prints late, and a rank that is killed: all of it arrives, by rank."""
+    code, attempt = guarded(
+        "print('one', flush=True); os.system('echo two >&2'); os.write(1, b'three'); os.kill(os.getpid(), 9)",
+        more="os.environ['TOOLKIT_WORLD_SIZE'] = '65'",
+    )
+    assert code == 137
+    assert attempt.node_log(socket.gethostname()).read_text() == "[2] one\n[2] two\n[2] three\n"
+    assert not attempt.log_file(2).exists()
 
 
 @pytest.mark.parametrize(
@@ -209,3 +221,19 @@ def test_a_rank_outside_a_run_is_refused_in_one_line():
     )
     assert done.returncode == 125
     assert done.stderr.startswith("toolkit: cannot start a rank") and done.stderr.count("\n") == 1
+
+
+NO_ROOM = "def refuse(*_args, **_kept): raise OSError(28, 'No space left on device')\nguard_module.write_text = refuse"
+
+
+def test_on_a_full_disk_an_empty_marker_says_done(guarded):
+    code, attempt = guarded("return 0", more=NO_ROOM)
+    assert (code, attempt.done_marker(2).read_text()) == (0, "")
+
+
+def test_a_disk_without_room_for_a_name_is_waited_for_briefly(guarded):
+    briefly = "guard_module.ROOM_PATIENCE_S = 0.2; guard_module.WRITE_PERIOD_S = 0.1; Path.touch = refuse"
+    code, attempt = guarded("return 0", more=f"{NO_ROOM}\n{briefly}")
+    assert code == 0 and not attempt.done_marker(2).exists()
+    said = attempt.log_file(2).read_text()
+    assert "No space left on device; tried again for 0 s" in said and "is not written" in said

@@ -1,4 +1,4 @@
-"""A rank that failed leaves at once, also where it can write nothing of it."""
+"""A rank that is done waits for its own threads, and for nothing else; one that failed leaves at once."""
 
 from __future__ import annotations
 
@@ -40,3 +40,26 @@ def test_a_full_disk_does_not_keep_a_rank(run_directory, tmp_path, entry, code):
         )  # fmt: skip
     assert done.returncode == code
     assert time.monotonic() - began < 30
+
+
+WITH_THREADS = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+from toolkit.rank.entry import _leave_well
+
+def finish():
+    time.sleep(0.3)
+    print("finished")
+
+executor = ThreadPoolExecutor(2)  # never shut down, as that of torch.compile
+executor.submit(int).result()
+threading.Thread(target=finish).start()
+_leave_well()
+"""
+
+
+def test_a_rank_that_is_done_waits_for_threads_and_not_for_idle_executors():
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_THREADS], timeout=60, check=False, capture_output=True, text=True
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")

@@ -11,7 +11,7 @@ import pytest
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.bad_nodes import bad_nodes, forget_bad_node, note_bad_node, runs_of, sites_with_bad_nodes
-from toolkit.rundir.find import iterate_runs
+from toolkit.rundir.known import known_runs
 from toolkit.rundir.layout import RunDirectory
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "run-directory.schema.json"
@@ -26,7 +26,8 @@ def test_a_node_is_remembered_until_its_time_is_over(run_directory: RunDirectory
     assert (bad.node, bad.reason, bad.run_id) == ("node3", "Slurm says that it failed", run_directory.run_id)
     assert 23.9 * 3600 < bad.expires - time.time() < 24.1 * 3600
     assert sites_with_bad_nodes(runs) == ["ours", "theirs"]
-    assert list(iterate_runs(runs)) == []  # the folder is no job's
+    with known_runs(runs) as known:
+        assert list(known) == []  # the folder is no job's
     path = runs / ".bad-nodes" / "ours" / "node3.json"
     value = json.loads(path.read_text())
     jsonschema.validate(value, {**json.loads(SCHEMA.read_text()), "$ref": "#/$defs/bad_node"})

@@ -1,12 +1,16 @@
 """From what a user types to a run."""
 
+import re
+
 import pytest
 
-from toolkit.errors import NotFoundError
+from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.claims import claim_start, end_start
 from toolkit.rundir.files import write_json
-from toolkit.rundir.find import find_run, job_ids, runs_folder
+from toolkit.rundir.find import find_run, runs_folder
+from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import create_run
+from toolkit.rundir.run_names import refuse_part
 
 RECORD = {"job": {"job": {"array": ""}}, "host": "n1"}
 
@@ -23,13 +27,27 @@ def runs(tmp_path):
     return tmp_path, older, newer
 
 
-@pytest.mark.parametrize("text", ["123", "123.batch", "123.0", "123_[1-8]", "123+0", "122"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "123",
+        "123.batch",
+        "123.0",
+        "123_[1-8]",
+        "123_[5-9,...%2]",
+        "123+0",
+        "123+1.0",
+        "123;sunway",
+        "123.extern;sunway",
+        "122",
+    ],
+)
 def test_a_job_id_in_any_form_finds_its_run(runs, text):
     folder, older, _ = runs
     assert find_run(text, folder) == older.path
 
 
-@pytest.mark.parametrize("text", ["123_4", "123_4.batch", "last_4", "{id}_4", "train_lm/{id}_4"])
+@pytest.mark.parametrize("text", ["123_4", "123_4.batch", "123_4.0;sunway", "last_4", "{id}_4", "train_lm/{id}_4"])
 def test_what_is_no_array_has_no_task(runs, text):
     folder, older, _ = runs
     with pytest.raises(NotFoundError, match=r"is no array, so it has no task 4.*name the run alone"):
@@ -73,6 +91,57 @@ def test_what_is_no_run_is_not_found(runs, text):
     folder, *_ = runs
     with pytest.raises(NotFoundError, match="no run"):
         find_run(text, folder)
+
+
+@pytest.mark.parametrize("text", ["123foo", "123_", "123:0", "123.", "123+", "job 123", "lst", "123_4_5"])
+def test_what_has_no_form_of_a_run_is_told_the_forms(runs, text):
+    folder, *_ = runs
+    with pytest.raises(NotFoundError, match=rf"nor a form of one.*{re.escape('123;cluster')}"):
+        find_run(text, folder)
+
+
+def test_the_beginning_of_an_id_finds_the_one_run_that_begins_so(runs):
+    folder, older, newer = runs
+    assert find_run(older.run_id[:-1], folder) == older.path
+    with pytest.raises(ToolkitError, match=f"2 runs begin so. Fix: .*{newer.run_id}, {older.run_id}"):
+        find_run(older.run_id[:9], folder)
+    assert find_run(f"train_lm/{older.run_id[:9]}", folder) == older.path
+    # Digits alone are a job id: who cancels a foreign job 20261120 must not meet the only run of that day.
+    with pytest.raises(NotFoundError, match=f"no run '{older.run_id[:8]}'"):
+        find_run(older.run_id[:8], folder)
+
+
+def test_the_cluster_behind_a_job_id_chooses_between_two(runs):
+    folder, older, newer = runs
+    write_json(newer.path / "submitted-000.json", {"job_id": "123"})
+    write_json(older.record, {"job": {"job": {"array": ""}, "site": {"name": "sunway"}}, "host": "n1"})
+    assert find_run("123", folder) == newer.path
+    assert find_run("123;sunway", folder) == older.path
+
+
+def test_a_path_is_a_run_a_task_or_refused(runs, monkeypatch):
+    folder, older, _ = runs
+    write_json(older.record, {**RECORD, "job": {"job": {"array": "0-9"}}})
+    monkeypatch.chdir(older.path.parent)
+    for text in (f"{older.path}/", f"./{older.run_id}", older.run_id):
+        assert find_run(text, folder) == older.path
+    assert find_run(f"{older.path}/tasks/4", folder) == older.task(4).path
+    with pytest.raises(NotFoundError, match=r"is no run directory. Fix: name the folder that holds record.json"):
+        find_run(str(older.path.parent), folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("123.0", "one step"), ("123+1", "one component"), ("123_[0-3]", "some tasks"), ("123_4.0", "one step")],
+)
+def test_what_is_done_to_a_run_is_not_done_for_a_part_of_it(text, what):
+    with pytest.raises(ToolkitError, match=f"names {what} of a job, and cancel is for a run or one task"):
+        refuse_part(text, "cancel")
+
+
+def test_a_run_and_a_task_are_no_parts():
+    for text in ("123", "123_4", "123;sunway", "last", "last_4", "20261120-142233-9f3a_4", "./folder.of/runs"):
+        refuse_part(text, "cancel")
 
 
 def test_a_slip_of_the_pen_gets_the_nearest_names(runs):

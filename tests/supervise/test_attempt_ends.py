@@ -149,6 +149,19 @@ def test_the_same_failure_twice_ends_a_run_with_budget_left(supervise, local_job
     assert "same failure came twice" in job.end(1)["decision"]
 
 
+def test_a_key_that_main_refuses_is_named_with_its_line(supervise, local_job):
+    script = (
+        "from toolkit.errors import ToolkitError\n"
+        "def main(world, config):\n"
+        "    raise ToolkitError('3 is odd', where='args.size', fix='give 4')\n"
+    )
+    job = supervise(
+        local_job("odd.py:main", files={"odd.py": script}, ranks=1, restart="crashes = 0\n[args]\nsize = 3")
+    )
+    assert job.wait() == 2
+    assert "sample.toml:7:args.size: 3 is odd. Fix: give 4" in job.rank_log(0)
+
+
 def test_a_program_that_tells_no_steps_has_its_whole_budget(supervise, local_job):
     """It may have come far, and saved, between two failures that look the same."""
     job = supervise(local_job(shell("exit 4"), ranks=1, restart="crashes = 3"))

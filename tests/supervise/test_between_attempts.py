@@ -3,9 +3,12 @@
 import errno
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +22,9 @@ from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.continuation import close_unfinished
 from toolkit.supervise.ending import record_end
 from toolkit.supervise.failures import AttemptEnd
-from toolkit.supervise.launchers import Shape
 from toolkit.supervise.patience import Patience
 from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.shape import Shape
 from toolkit.supervise.supervisor import Supervisor
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -40,7 +43,7 @@ def supervisor(run_directory):
         claim_start(run_directory, first=start, job_id=job_id, host="n1", pid=1, process_started=1)
         allocation = Allocation(job_id, nodes, in_slurm, in_slurm, time.time() + 3600, node_list="n[1-2]")
         return Supervisor(
-            run_directory, JOB, start, allocation, Shape(nodes, 1), run_directory.script(0), StopRequest()
+            run_directory, JOB, start, allocation, Shape.of(nodes, 1), run_directory.script(0), StopRequest()
         )
 
     return make
@@ -175,6 +178,25 @@ def test_what_no_waiting_mends_is_raised_at_once(number):
     with pytest.raises(OSError, match="no room"):
         Patience(StopRequest(), 60).wait_for(act)
     assert calls == [1]
+
+
+def test_room_is_waited_for_where_an_end_would_be_lost(capsys):
+    calls = []
+
+    def act():
+        calls.append(1)
+        if len(calls) == 1:
+            raise FULL
+
+    Patience(StopRequest(), 60, room_seconds=30).wait_for(act)
+    assert len(calls) == 2
+    assert "the run directory cannot be written ([Errno 28]" in capsys.readouterr().out
+
+
+def test_a_full_disk_under_the_jobs_log_ends_nothing():
+    program = "import os; from toolkit.supervise.log import say; say('lost'); say('too'); os._exit(7)"
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([sys.executable, "-c", program], stdout=full, check=False).returncode == 7
 
 
 def test_a_file_system_that_stays_away_is_given_up(tmp_path):

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolkit import supervise
 from toolkit.rundir.claims import claim_attempt
-from toolkit.rundir.files import write_json
+from toolkit.rundir.files import read_json, write_json
 from toolkit.rundir.states import Cause
+from toolkit.supervise import failures
 from toolkit.supervise.failures import clean, first_failure, silent_end
 
 
@@ -44,6 +46,25 @@ def test_a_consequence_is_not_the_cause_even_by_an_earlier_clock(attempt, kind, 
     fail(attempt, 0, reason, 1, kind=kind)
     fail(attempt, 1, "killed by SIGKILL (out of memory?)", 5, kind="signal", code=137)
     assert (first_failure(attempt).rank, first_failure(attempt).exit_code) == (1, 137)
+
+
+def test_the_reason_says_where_the_users_code_was(attempt):
+    fail(attempt, 0, "KeyError: 'lr'", 1)
+    frames = (
+        "/home/ada/train.py",
+        "/home/ada/model.py",
+        supervise.__file__,
+        "/venv/lib/python3.12/site-packages/torch/nn.py",
+    )
+    lines = [
+        line for number, name in enumerate(frames, 7) for line in (f'  File "{name}", line {number}, in f', "    f()")
+    ]
+    file = attempt.error_file(0)
+    for told, said in ((lines, " at model.py:8"), (lines[4:], ""), ([], "")):
+        write_json(
+            file, {**read_json(file), "traceback": ["Traceback (most recent call last):", *told, "KeyError: 'lr'"]}
+        )
+        assert first_failure(attempt).reason == f"KeyError: 'lr'{said}"
 
 
 def test_consequences_alone_are_still_told(attempt):
@@ -231,3 +252,28 @@ def test_what_the_machine_failed_at_is_not_laid_to_the_program(attempt):
     fail(attempt, 0, "checkpoint of step 5 was not saved: rank 0: Input/output error", 3, kind="failed")
     end = first_failure(attempt)
     assert (end.cause, end.symptom, end.fix) == (Cause.CRASHED, "failed", "")  # it may pass: restarted
+
+
+def test_ranks_that_could_write_no_error_ended_on_a_full_disk(attempt, monkeypatch):
+    begin(attempt, 1)
+    assert silent_end(attempt, 1, 3).symptom == "silent_end"
+
+    def refuse(*_args, **_kept):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(failures, "write_text", refuse)
+    end = silent_end(attempt, 1, 3)
+    assert (end.symptom, end.exit_code, end.rank) == ("disk_full", 3, 0)
+    assert end.reason.endswith("No space left on device, so that no rank could write why") and "make room" in end.fix
+    assert not list(attempt.errors.iterdir())
+
+
+def test_a_library_that_does_not_speak_the_launchers_pmi_is_named_and_not_tried_again(attempt):
+    fail(attempt, 0, "exit code 16", 1, kind="exit", code=16)
+    attempt.log_file(0).write_text(
+        "MPIR_pmi_init(225)..............:\n"
+        "check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting.\n"
+    )
+    end = first_failure(attempt)
+    assert (end.symptom, end.cannot_pass) == ("wrong_pmi", True)
+    assert '"pmi2" for MPICH' in end.fix

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from toolkit.supervise.launchers import end_session
+from toolkit.rundir.layout import AttemptDirectory
+from toolkit.supervise.launch import launch
+from toolkit.supervise.launchers import end_session, srun_of_groups, srun_on_every_node
+from toolkit.supervise.shape import Component, Shape, shape_of_job
 
 
 def start_sleeper() -> subprocess.Popen[bytes]:
@@ -47,3 +52,47 @@ def test_a_group_that_may_not_be_signalled_raises_nothing(monkeypatch: pytest.Mo
 
 def _refuse(_group: int, _number: int) -> None:
     raise PermissionError("Operation not permitted")
+
+
+def test_one_component_needs_no_word_of_groups() -> None:
+    assert srun_of_groups([["--nodes=2"]], ["true"]) == ["srun", "--nodes=2", "true"]
+
+
+def test_every_node_of_all_components_is_in_one_step() -> None:
+    argv = srun_on_every_node((1, 2), ["hostname"])
+    first, second = argv[1 : argv.index(":")], argv[argv.index(":") + 1 :]
+    assert first[:3] == ["--het-group=0", "--nodes=1", "--ntasks=1"]
+    assert second[:3] == ["--het-group=1", "--nodes=2", "--ntasks=2"]
+    assert argv[-1] == "hostname"
+
+
+def test_a_rank_is_in_the_component_that_it_is_counted_in() -> None:
+    tables = [{"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 8}, {"nodes": 2, "ranks_per_node": 2}]
+    job = {"job": {"nodes": 1}, "resolved_components": [{"job": table} for table in tables]}
+    shape = shape_of_job(job)
+    assert (shape.nodes, shape.ranks) == (3, 5)
+    assert [shape.component_of(rank).cpus_per_rank for rank in range(5)] == [8, 0, 0, 0, 0]
+    assert shape_of_job({"job": {"nodes": "2-4", "ranks_per_node": 2}}, 3) == Shape((Component(3, 2),))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "entry", "mpi"),
+    [
+        (["n2", "n10"], "train.py:main", "pmix"),  # as Slurm sorts
+        (["n10", "n2"], "train.py:main", "none"),
+        (["n10", "n2"], ["./a.out"], "pmix"),  # may need it, and then fails with a reason
+        ([], "train.py:main", "pmix"),
+    ],
+)
+def test_where_pmix_cannot_number_the_nodes_our_ranks_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], entry: object, mpi: str
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr("toolkit.supervise.launch.launch_srun", lambda *_, mpi, **__: heard.append(mpi))
+    monkeypatch.setattr(
+        "toolkit.supervise.launch.rank_command",
+        lambda *_, **__: SimpleNamespace(environment={}, program=[], options=[]),
+    )
+    job = {"job": {"entry": entry}, "launcher": {"mpi": "pmix"}}
+    launch("srun", job, Shape.of(2, 1), {}, AttemptDirectory(tmp_path), nodes=nodes)
+    assert heard == [mpi]

@@ -7,18 +7,20 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog, TrainRecord
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.states import Cause, Next
-from toolkit.supervise.allocation import Allocation, find_allocation, process_start_ticks, why_terminated
+from toolkit.supervise import continuation
+from toolkit.supervise.allocation import Allocation, drop_memory, find_allocation, process_start_ticks, why_terminated
 from toolkit.supervise.ending import earlier_ends, judge
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign
-from toolkit.supervise.launchers import Shape
 from toolkit.supervise.progress import last_step
 from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.shape import Component, Shape, check_components
 from toolkit.supervise.supervisor import Supervisor
 
 
@@ -29,7 +31,7 @@ def supervisor(run_directory):
     def make(left_s=3600.0, in_slurm=True, warn_s=120):
         allocation = Allocation("7", 1, in_slurm, in_slurm, time.time() + left_s)
         job = {"restart": {"warn_s": warn_s}}
-        return Supervisor(run_directory, job, 0, allocation, Shape(1, 1), run_directory.script(0), StopRequest())
+        return Supervisor(run_directory, job, 0, allocation, Shape.of(1, 1), run_directory.script(0), StopRequest())
 
     return make
 
@@ -113,6 +115,25 @@ def test_slurm_says_why_it_sent_term(slurm_says, said, left_s, is_batch, cause):
     assert why_terminated(Allocation("7", 1, True, is_batch, time.time() + left_s)) is cause
 
 
+@pytest.mark.parametrize(
+    ("preempted", "exit_code", "asked", "cause"),
+    [
+        ("2026-11-21T03:00:00", 143, None, Cause.PREEMPTED),
+        ("N/A", 143, None, Cause.CRASHED),  # somebody killed it
+        ("", 143, None, Cause.CRASHED),  # Slurm does not say
+        ("2026-11-21T03:00:00", 1, None, Cause.CRASHED),  # of its own
+        ("2026-11-21T03:00:00", 143, signal.SIGINT, Cause.CRASHED),
+    ],
+)
+def test_a_program_that_died_of_a_grace_time_was_preempted(supervisor, slurm_says, preempted, exit_code, asked, cause):
+    """Slurm sends that TERM to the ranks alone. A crash would spend its budget, and end the run in the end."""
+    slurm_says(f"echo '{preempted}'")
+    one = supervisor()
+    if asked:
+        one.request.on_signal(asked, None)
+    assert one._cause_in_slurm(AttemptEnd(Cause.CRASHED, "killed by SIGTERM", exit_code)) is cause
+
+
 def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(slurm_says, capsys, monkeypatch, tmp_path):
     slurm_says("exit 1")
     assert why_terminated(Allocation("7", 1, True, True, 0.0)) is None
@@ -150,6 +171,58 @@ def test_an_allocation_is_what_slurm_gave_and_not_what_was_asked():
     here = find_allocation(batch | {"TOOLKIT_LOCAL": "1"}, 2)
     assert (here.in_slurm, here.nodes, here.left_s()) == (False, 2, float("inf"))
     assert here.next_start(by_requeue=True) is None
+
+
+HETEROGENEOUS = {
+    "SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1", "SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_JOB_NODELIST": "node3", "SLURM_JOB_NUM_NODES_HET_GROUP_0": "1", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "node3", "SLURM_JOB_NODELIST_HET_GROUP_1": "node[1-2]",
+}  # fmt: skip
+
+
+def test_the_components_of_a_heterogeneous_job_are_one_allocation():
+    allocation = find_allocation(HETEROGENEOUS, 1)
+    assert (allocation.nodes, allocation.node_list) == (3, "node3,node[1-2]")
+    check_components(Shape((Component(1, 1), Component(2, 4))), allocation)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (Shape.of(1, 1), r"job 7 has components of 1 and 2 nodes, and the run of 1\. Fix: `scancel`"),
+        (Shape((Component(2, 1), Component(1, 1))), "of 1 and 2 nodes, and the run of 2 and 1"),
+    ],
+)
+def test_components_that_the_run_does_not_have_are_refused(asked, message):
+    with pytest.raises(ToolkitError, match=message):
+        check_components(asked, find_allocation(HETEROGENEOUS, 1))
+
+
+def test_of_several_components_slurm_is_asked_for_the_first(slurm_says):
+    slurm_says("echo 2026-11-21T03:00:00; echo 2026-11-21T03:00:00")
+    allocation = find_allocation(HETEROGENEOUS, 1)
+    assert allocation.look_again()
+    assert allocation.ends_at > 1
+
+
+def test_memory_of_components_is_not_srun_s_to_read():
+    environ = {"SLURM_MEM_PER_CPU": "1", "SLURM_MEM_PER_NODE_HET_GROUP_1": "1", "SLURM_JOB_ID": "7"}
+    drop_memory(environ)
+    assert environ == {"SLURM_JOB_ID": "7"}
+
+
+def test_slurm_is_asked_for_an_allocation_on_another_cluster_by_its_name(slurm_says, tmp_path):
+    salloc = {"SLURM_JOB_ID": "7", "SLURM_WORKING_CLUSTER": "far:10.0.0.2:6817:9728:109", "TOOLKIT_IN_ALLOCATION": "1"}
+    slurm_says('[ "$1" = --clusters=far ] && echo 2026-11-21T02:48:01')
+    assert find_allocation(salloc, 1).ends_at > 0
+    assert find_allocation({**salloc, "SLURMD_NODENAME": "n1"}, 1).ends_at == 0
+
+
+def test_a_follow_up_script_names_no_cluster_since_it_is_submitted_there(run_directory):
+    script = run_directory.script(0)
+    script.write_text("#!/bin/bash\n#SBATCH --clusters=far\n#SBATCH --nodes=1\nexport TOOLKIT_START=0\n")
+    following = continuation._script_of(run_directory, script, 1)
+    assert following.read_text() == "#!/bin/bash\n#SBATCH --nodes=1\nexport TOOLKIT_START=1\n"
 
 
 def test_a_follow_up_job_takes_the_place_of_a_requeue_that_nobody_can_ask_for(tmp_path, monkeypatch):
@@ -291,14 +364,14 @@ def test_a_process_that_is_gone_has_no_start(run_directory):
 )
 def test_the_sites_launcher_is_taken(kind, in_slurm, chosen):
     allocation = Allocation("7", 1, in_slurm, in_slurm, 0.0)
-    assert choose_launcher({"launcher": {"kind": kind}}, allocation, Shape(1, 2)) == chosen
+    assert choose_launcher({"launcher": {"kind": kind}}, allocation, Shape.of(1, 2)) == chosen
 
 
 def test_without_slurm_and_mpirun_the_ranks_are_started_one_by_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     here = Allocation("local-1", 1, False, False, 0.0)
-    assert choose_launcher({"launcher": {"kind": "srun"}}, here, Shape(1, 2)) == "local"
+    assert choose_launcher({"launcher": {"kind": "srun"}}, here, Shape.of(1, 2)) == "local"
     assert "without MPI" in capsys.readouterr().out
 
 
@@ -309,7 +382,7 @@ def test_the_ranks_environment_is_the_jobs_word_over_the_sites(run_directory, lo
     job["env"]["vars"] = {"NCCL_DEBUG": "INFO"}
     environment = rank_environment(
         {"PATH": "/bin", "TOOLKIT_START": "0"}, job, run_directory, claim_attempt(run_directory),
-        start=0, shape=Shape(2, 3, 4), launcher="srun", ends_at=1800000000.0,
+        start=0, shape=Shape.of(2, 3, 4), launcher="srun", ends_at=1800000000.0,
     )  # fmt: skip
     assert "TOOLKIT_START" not in environment
     assert (environment["NCCL_DEBUG"], environment["FROM_SITE"]) == ("INFO", "1")

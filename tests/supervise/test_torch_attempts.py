@@ -45,7 +45,7 @@ def test_a_script_runs_as_under_torchrun_and_its_exception_is_told(supervise, lo
         assert "sum 3.0 ['--fast'] __main__" in job.rank_log(rank)
     end = job.end()
     # Rank 0 fails too, at the barrier, since rank 1 has gone: it is not the culprit.
-    assert (end["rank"], end["reason"], end["exit_code"]) == (1, "ValueError: bad batch 17", 1)
+    assert (end["rank"], end["reason"], end["exit_code"]) == (1, "ValueError: bad batch 17 at gloo.py:11", 1)
     error = read_json(job.run.attempt(0).error_file(1))
     assert error["traceback"][0].startswith("Traceback") and 'gloo.py", line 11' in error["traceback"][1]
     assert end["last_lines"][-1] == "ValueError: bad batch 17"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import importlib
 import importlib.util
@@ -10,7 +9,6 @@ import os
 import runpy
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +18,10 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rank.compat import end_threads, run_exit_handlers
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
+from toolkit.supervise.shape import shape_of_job
 from toolkit.world.facts import World
 
 _OWN_FRAMES = (str(Path(__file__).parent), "<frozen runpy>")
@@ -31,14 +31,14 @@ def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
     """Be one rank: discover, set up what the entry needs, run it, and end the process."""
     attempt = RunDirectory(Path(environ["TOOLKIT_RUN_DIR"])).attempt(int(environ["TOOLKIT_ATTEMPT"]))
     try:
-        _run_entry(environ)
+        _run_entry(environ, rank)
     except SystemExit as leave:  # a script's own sys.exit()
         if leave.code:
             _leave_now(leave.code if isinstance(leave.code, int) else _fail_with(leave.code))
     except BaseException as error:  # noqa: BLE001  the rank's outermost frame: whatever it was is written down
         code = error.exit_code if isinstance(error, ToolkitError) else 1
         try:
-            _write_down(error, code, attempt.error_file(rank), rank)
+            _write_down(error, code, attempt.error_file(rank), rank, _secrets_of(environ))
         finally:
             _leave_now(code)
     _leave_well()
@@ -49,14 +49,26 @@ def _fail_with(message: object) -> int:
     return 1
 
 
-def _write_down(error: BaseException, code: int, path: Path, rank: int) -> None:
-    told = _tell(error)
+def _secrets_of(environ: Mapping[str, str]) -> list[str]:
+    """The values of the job's secrets, which an error may quote; a job that cannot be read has given none to anybody."""
+    try:
+        job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
+    except (OSError, ToolkitError):
+        return []
+    return [environ[name] for name in (job.get("env") or {}).get("secrets") or () if name in environ]
+
+
+def _write_down(error: BaseException, code: int, path: Path, rank: int, secrets: Sequence[str]) -> None:
+    from toolkit.supervise.secrets import hide
+
+    told = [hide(line, secrets) for line in _lines_of(error)]
+    _say("\n".join(told))
     reason = error.message if isinstance(error, ToolkitError) else traceback.format_exception_only(error)[-1].strip()
     try:
         write_json(
             path,
-            {"rank": rank, "host": socket.gethostname(), "kind": _kind(error), "reason": reason,
-             "exit_code": code, "fix": getattr(error, "fix", ""), "traceback": told, "time": utc_now()},
+            {"rank": rank, "host": socket.gethostname(), "kind": _kind(error), "reason": hide(reason, secrets),
+             "exit_code": code, "fix": hide(getattr(error, "fix", ""), secrets), "traceback": told, "time": utc_now()},
         )  # fmt: skip
     except OSError as problem:  # the guard tries for a while to write at least that this rank has failed
         _say(f"toolkit: cannot write {path}: {problem.strerror}")
@@ -80,10 +92,8 @@ def _leave_well() -> NoReturn:
 
     gloo's threads let go of Python objects late; one that does so while the interpreter ends aborts the process.
     """
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()
+    end_threads()
+    run_exit_handlers()
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         mpi.Finalize()
@@ -108,26 +118,26 @@ def _flush() -> None:
             stream.flush()
 
 
-def _tell(error: BaseException) -> list[str]:
-    """Print an error into the rank's log: a traceback that begins in the user's code, or a mistake's one line."""
+def _lines_of(error: BaseException) -> list[str]:
+    """What the rank's log says of an error: a traceback that begins in the user's code, or a mistake's one line."""
     if isinstance(error, ToolkitError):
-        lines = [f"toolkit: {error}"]
-    else:
-        frame = error.__traceback__
-        while frame is not None and frame.tb_next and frame.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
-            frame = frame.tb_next
-        lines = "".join(traceback.format_exception(type(error), error, frame)).splitlines()
-    _say("\n".join(lines))
-    return lines
+        return [f"toolkit: {error}"]
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next and frame.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame)).splitlines()
 
 
-def _run_entry(environ: Mapping[str, str]) -> None:
+def _run_entry(environ: Mapping[str, str], rank: int) -> None:
     # Plain JSON here: the typed job is for `main` alone, so that other entries start without pydantic.
     job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
     entry = job["job"]["entry"]
-    directory = Path(job["job_directory"])
+    directory = Path(job.get("code_directory") or job["job_directory"])
     argv = [str(word) for word in job.get("argv") or []]
     if isinstance(entry, list):
+        # Several ranks with all cores each would fight; a value that the user gave wins. Python ranks see their CPUs.
+        cpus = shape_of_job(job).component_of(rank).cpus_per_rank
+        os.environ.setdefault("OMP_NUM_THREADS", str(cpus or 1))
         run_executable([*map(str, entry), *argv], directory)
     if ":" in entry:
         run_function(entry, directory, argv, Path(environ["TOOLKIT_RESOLVED_JOB"]), job)
@@ -162,6 +172,9 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     except SystemExit as leave:
         if leave.code:
             raise  # 0 and None are a return, also after `should_stop`
+    except ToolkitError as error:
+        config.placed(error)
+        raise
     finally:
         world.stop_watch.tell_last_step()
     _await_saves()

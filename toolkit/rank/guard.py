@@ -18,12 +18,15 @@ from pathlib import Path
 from types import FrameType
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import open_append, utc_now, write_json, write_text
+from toolkit.rank.log import RankLog
+from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.lifeline import hear_of_parents_death
+from toolkit.supervise.usage import usage_of_node
 
 STACKS_PATIENCE_S = 2.0
 FILE_SYSTEM_PATIENCE_S = 600.0  # as the supervisor's: nobody else knows that this rank is done
+ROOM_PATIENCE_S = 60.0  # with a full disk: somebody may be making room
 ERROR_PATIENCE_S = 5.0
 WRITE_PERIOD_S = 1.0
 _PASSED_ON = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -54,9 +57,9 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     with "stopped" in it; no exit code could say so, since a user's program may end with any. Of a `foreign` program
     the guard says it, by whether it was told to end before it did.
     """
-    _open_log(attempt, rank)
-    os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that know no launcher's variables
     host = socket.gethostname()
+    log = RankLog(attempt, rank, host)
+    os.environ["TOOLKIT_RANK"] = str(rank)  # for programs that know no launcher's variables
     write_json(
         attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
     )
@@ -72,27 +75,49 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
         if os.getppid() != guard_process:  # it was gone before the kernel knew our wish
             os._exit(1)
         return body()
+    log.begin()
     heard = _pass_signals_to(child, foreign=foreign)
     signal.signal(signal.SIGUSR1, lambda _number, _frame: _keep_stacks(child, stacks, attempt.stack_file(rank)))
     _end_with(launcher, child)
+    usage = usage_of_node(attempt, rank, os.environ)
+    if usage is not None:
+        usage.start()
     _, status = os.waitpid(child, 0)
     for number in (*_PASSED_ON, signal.SIGUSR1):  # from here on the child's number may be another process's
         signal.signal(number, signal.SIG_IGN)
+    log.end()
     code = os.waitstatus_to_exitcode(status)
-    if code == 0:
-        marker, word = attempt.done_marker(rank), "stopped\n" if foreign and heard else "done\n"
-        _write_if_missing(marker, lambda: write_text(marker, word), patience_s=FILE_SYSTEM_PATIENCE_S)
-        return 0
-    error_file = attempt.error_file(rank)
-    error = _silent_error(rank, host, code)
-    # Not for long: where it cannot be written, the launcher's word of our own end is what the supervisor hears.
-    _write_if_missing(error_file, lambda: write_json(error_file, error), patience_s=ERROR_PATIENCE_S)
+    _tell_end(attempt, rank, code, "stopped\n" if foreign and heard else "done\n")
+    if usage is not None:  # behind that: who waits for the rank need not wait for this
+        usage.finish()
     return 128 - code if code < 0 else code
 
 
+def _tell_end(attempt: AttemptDirectory, rank: int, code: int, word: str) -> None:
+    """Leave the done marker with `word`, or the error of a rank that left none itself."""
+    if code == 0:
+        marker = attempt.done_marker(rank)
+        _write_if_missing(marker, lambda: _mark_done(marker, word), patience_s=FILE_SYSTEM_PATIENCE_S)
+        return
+    error_file = attempt.error_file(rank)
+    error = _silent_error(rank, socket.gethostname(), code)
+    # Not for long: where it cannot be written, the launcher's word of our own end is what the supervisor hears.
+    _write_if_missing(error_file, lambda: write_json(error_file, error), patience_s=ERROR_PATIENCE_S)
+
+
+def _mark_done(marker: Path, word: str) -> None:
+    """Leave the done marker. An empty one says done, too: a full disk mostly has room for a name."""
+    try:
+        write_text(marker, word)
+    except OSError as error:
+        if not is_unwritable(error) or word != "done\n":
+            raise
+        marker.touch()
+
+
 def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: float) -> None:
-    """Write how the rank ended, unless it did so itself; a pause of the file system or a full disk is waited out."""
-    deadline = time.monotonic() + patience_s
+    """Write how the rank ended, unless it did so itself; a pause of the file system is waited out, a full disk briefly."""
+    began = time.monotonic()
     is_told = False
     while True:
         try:
@@ -100,10 +125,12 @@ def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: floa
                 write()
             return
         except OSError as error:
+            if is_unwritable(error):
+                patience_s = min(patience_s, ROOM_PATIENCE_S)
             if not is_told:
                 is_told = True
                 _say(f"cannot write {path}: {error.strerror}; tried again for {patience_s:.0f} s")
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > patience_s:
                 _say(f"given up: {path} is not written")
                 return
         time.sleep(WRITE_PERIOD_S)
@@ -113,15 +140,6 @@ def _say(text: str) -> None:
     with suppress(OSError):  # the log lies on the same file system
         sys.stderr.write(f"toolkit: {text}\n")
         sys.stderr.flush()
-
-
-def _open_log(attempt: AttemptDirectory, rank: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    log = open_append(attempt.log_file(rank))
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:

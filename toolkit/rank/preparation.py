@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.rank.processors import PROCESS_ROOT, SYSTEM_ROOT, cpu_quota, numa_node_of_gpu, read_processors
+from toolkit.supervise.shape import shape_of_job
 from toolkit.topology.parsers.cpu_lists import cpu_list
 from toolkit.world.binding import Binding, RankOfNode, bind, unbound
 from toolkit.world.facts import World
@@ -110,7 +111,7 @@ def _threads(
     limits = [chosen.threads]
     # On a machine of one's own the default of one CPU for a rank is nobody's wish.
     if "SLURM_JOB_ID" in environ or "job.cpus_per_rank" in (job.get("origins") or {}):
-        limits.append(int(job["job"].get("cpus_per_rank") or 1))
+        limits.append(shape_of_job(job).component_of(world.rank).cpus_per_rank or 1)
     if quota is not None:
         limits.append(int(quota / world.local_size))
     return max(1, min(limits))

@@ -120,8 +120,11 @@ def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> 
 
 
 def read_claim(run: RunDirectory, number: int) -> StartClaim | None:
-    """The claim of a start; None when nobody has claimed it."""
+    """The claim of a start; None when nobody has claimed it. Of a task that is done it stands in `end.json`."""
     value = read_json_or_none(run.start(number) / "claim.json")
+    if value is None:
+        end = read_json_or_none(run.start(number) / "end.json")
+        value = end if end is not None and "pid" in end else None
     return StartClaim(**{name: value[name] for name in _CLAIM_KEYS if name in value}) if value else None
 
 
@@ -156,6 +159,8 @@ def claim_attempt(run: RunDirectory) -> AttemptDirectory:
         except FileExistsError:
             number += 1
     attempt.make_folders()
+    if number:
+        run.lived_again.touch(mode=0o600)
     for part in stale_parts(run.checkpoints, number):
         with suppress(FileNotFoundError):  # its last rank committed it in this moment: it is a checkpoint now
             part.rename(_stale_name(part))

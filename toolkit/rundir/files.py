@@ -146,6 +146,11 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
             raise
 
 
+def json_reason(error: Exception) -> str:
+    """Why one line is no record. json counts lines of what it was given, which is this one alone."""
+    return f"{error.msg}: column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a JSON-lines file. An unfinished last line is not a record yet and is left out.
 
@@ -163,7 +168,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ToolkitError(
-                    f"not valid JSON: {error}", where=f"{path}:{number}", fix="remove that line"
+                    f"not valid JSON: {json_reason(error)}", where=f"{path}:{number}", fix="remove that line"
                 ) from error
             check_record(value, f"{path}:{number}")
             yield value

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from toolkit.rundir.files import cannot_write, make_folder, sync, write_text
 
+AGAIN = ".again-"  # how the names of `RunDirectory.lived_again` begin
+
 
 def new_run_id(now: datetime | None = None) -> str:
     """A name that sorts by time, such as `20261120-142233-9f3a`: the last part is the fraction of the second."""
@@ -57,9 +59,18 @@ class RunDirectory:
     def record(self) -> Path:
         return self.whole.path / "record.json"
 
+    def code(self, start: int) -> Path:
+        """The copy of the job's folder that the ranks of start `start`, and those after it, begin from."""
+        return self.whole.path / ("code" if start == 0 else f"code-{start:03}")
+
     @property
     def secret(self) -> Path:
         return self.whole.path / "secret"
+
+    @property
+    def sweep(self) -> Path:
+        """The values that each task of a sweep has in place of the job's."""
+        return self.whole.path / "sweep.json"
 
     @property
     def tasks(self) -> Path:
@@ -88,6 +99,11 @@ class RunDirectory:
         if self.task_number is None or not (self.whole.control / request).exists():
             return False
         return not self.resumed_starts()
+
+    @property
+    def lived_again(self) -> Path:
+        """Beside the run, empty: it went on behind the end of an attempt, so that what is remembered of it may be old."""
+        return self.whole.path.with_name(f"{AGAIN}{self.whole.run_id}")
 
     @property
     def starts(self) -> Path:
@@ -221,6 +237,11 @@ class AttemptDirectory:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def usage(self) -> Path:
+        """One file a node, written by the guard of its first rank: CPU time, memory and GPUs that were used."""
+        return self.path / "usage"
+
     def error_file(self, rank: int) -> Path:
         return self.errors / f"rank-{rank:05}.json"
 
@@ -237,14 +258,22 @@ class AttemptDirectory:
     def log_file(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"
 
+    def node_log(self, host: str) -> Path:
+        """The log of all ranks on a host, where there are too many for a file each."""
+        return self.logs / f"node-{host}.log"
+
     @property
     def launcher_log(self) -> Path:
         """What srun or mpirun print, and programs that fail before they are ranks."""
         return self.logs / "launcher.log"
 
+    def usage_file(self, first_rank: int) -> Path:
+        """What the ranks of one node use of it, named by the node's first rank."""
+        return self.usage / f"rank-{first_rank:05}.json"
+
     def make_folders(self) -> None:
         """Make the folders of an attempt that was just claimed."""
-        for folder in (self.errors, self.ranks, self.logs):
+        for folder in (self.errors, self.ranks, self.logs, self.usage):
             make_folder(folder)
 
 

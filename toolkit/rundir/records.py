@@ -6,7 +6,7 @@ docs/contract.md has the whole of each file; here stand the keys that readers re
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.states import Cause, Next, RunState
@@ -15,7 +15,9 @@ from toolkit.rundir.states import Cause, Next, RunState
 _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     (re.compile(r"/record\.json"), {"job": dict, "host": str}),
     (re.compile(r"/resumed-\d+\.json"), {"job": dict}),
+    (re.compile(r"/code(-\d+)?\.json"), {"source": str, "files": dict, "linked": list[str]}),
     (re.compile(r"/submitted-\d+\.json"), {"job_id": str}),
+    (re.compile(r"/sweep\.json"), {"keys": list[str], "tasks": list[dict]}),
     (re.compile(r"/\.bad-nodes/[^/]+/[^/]+\.json"), {"node": str, "reason": str, "run_id": str, "noted": float, "expires": float}),
     (
         re.compile(r"/starts/\d+/claim\.json"),
@@ -32,6 +34,10 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     ),
     (re.compile(r"/attempts/\d+/rehearsed\.json"), {"failure": str, "done": str, "time": str}),
     (re.compile(r"/attempts/\d+/heartbeat"), {"step": int}),
+    (
+        re.compile(r"/attempts/\d+/usage/rank-\d+\.json"),
+        {"ranks": int, "cpu_s": float | int, "memory_peak_bytes": int, "gpus": list | None, "time": str},
+    ),
     (re.compile(r"/attempts/\d+/events\.jsonl"), {"event": str, "time": str}),
     (re.compile(r"/attempts/\d+/ranks/rank-\d+\.json"), {"rank": int, "host": str, "pid": int}),
     (
@@ -71,8 +77,9 @@ def _refusal(path: str, said: str) -> ToolkitError:
 def _fits(value: Any, kind: Any) -> bool:
     if kind in (Cause, Next, RunState):
         return isinstance(value, str) and value in {member.value for member in kind}
-    if kind == list[str]:
-        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    if kind in (list[str], list[dict]):
+        (member,) = get_args(kind)
+        return isinstance(value, list) and all(isinstance(one, member) for one in value)
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, kind) and not (isinstance(value, int) and abs(value) > LARGEST)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.parts import Part, record_of_parts
 
 
-def open_submission(run: RunDirectory, start: int, token: str, *, process_started: int) -> Path:
+def open_submission(
+    run: RunDirectory, start: int, token: str, *, process_started: int, parts: Sequence[Part] = ()
+) -> Path:
     """Write down that this process is about to call sbatch for a start; whoever has the answer removes the file.
 
-    `process_started` is the kernel's start time of this process, in clock ticks since boot.
+    `process_started` is the kernel's start time of this process, in clock ticks since boot; `parts` are those that the
+    array shall have, without job ids.
     """
     path = run.submitting(start)
     record = {
         "start": start, "token": token, "host": socket.gethostname(), "pid": os.getpid(),
-        "process_started": process_started, "time": utc_now(),
+        "process_started": process_started, "time": utc_now(), **record_of_parts(parts),
     }  # fmt: skip
     write_json(path, record)
     return path

@@ -6,14 +6,16 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.states import Cause, Next
+from toolkit.slurm.clusters import cluster_of_allocation
 from toolkit.slurm.commands import Slurm, TimedOutError
+from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.records import NOTHING
 from toolkit.slurm.states import base_state
 from toolkit.supervise.log import say
@@ -48,7 +50,8 @@ def process_start_ticks(pid: int) -> int:
 class Allocation:
     """Where the supervisor lives. `job_id` is `local-<pid>` without Slurm; `ends_at` is 0 without a time limit.
 
-    A task of an array has `ARRAY_TASK` as its job id: its own number may be the array's, and would mean all tasks.
+    A task of an array has `ARRAY_NUMBER` as its job id: its own number may be the array's, and would mean all tasks.
+    `task` is the run's number for it, which is another one where the array is a part of the run's.
     """
 
     job_id: str
@@ -58,8 +61,19 @@ class Allocation:
     ends_at: float
     task: int | None = None
     node_list: str = ""  # as Slurm writes it
+    of_components: tuple[int, ...] = ()  # nodes in each component of a heterogeneous job
     restarts: int = 0  # requeues before this start
+    cluster: str = ""  # where Slurm's commands on this host need its name
     _silent_until: float = 0.0
+
+    @property
+    def nodes_of_components(self) -> tuple[int, ...]:
+        """Nodes in each component; most jobs have one."""
+        return self.of_components or (self.nodes,)
+
+    def nodes_in_order(self) -> list[str]:
+        """The nodes of a heterogeneous job, one component after the other; [] of any other."""
+        return expand_hostlist(self.node_list) if self.of_components else []
 
     def ask(self, argv: Sequence[str]) -> str:
         """What a command of Slurm's prints; "" when it does not answer, and for a while after it did not.
@@ -69,7 +83,7 @@ class Allocation:
         if time.monotonic() < self._silent_until:
             return ""
         try:
-            return Slurm(timeout_s=ANSWER_S).call(argv).strip()
+            return Slurm(cluster=self.cluster, timeout_s=ANSWER_S).call(argv).strip()
         except (NotFoundError, SchedulerRefusedError) as error:
             if isinstance(error, TimedOutError):
                 self._silent_until = time.monotonic() + SILENCE_S
@@ -77,8 +91,12 @@ class Allocation:
             return ""
 
     def ask_for(self, form: str) -> str:
-        """Fields of this job, from squeue: unlike scontrol, every site's nodes have it."""
-        return self.ask(["squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={form}", "--states=all"])
+        """Fields of this job, from squeue: unlike scontrol, every site's nodes have it.
+
+        Of several components the first one's: they end, and are requeued, together.
+        """
+        said = self.ask(["squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={form}", "--states=all"])
+        return said.partition("\n")[0].strip()
 
     def left_s(self) -> float:
         """Seconds until the end, infinite without a limit."""
@@ -109,10 +127,15 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id or environ.get("TOOLKIT_LOCAL"):
         return Allocation(f"local-{os.getpid()}", nodes, in_slurm=False, is_batch=False, ends_at=0.0)
-    given = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or nodes)
+    # Of several components Slurm's other variables tell the first one as if it were all.
+    groups = range(int(environ.get("SLURM_HET_SIZE") or 0))
+    of_components = tuple(int(environ[f"SLURM_JOB_NUM_NODES_HET_GROUP_{group}"]) for group in groups)
+    lists = [environ[f"SLURM_JOB_NODELIST_HET_GROUP_{group}"] for group in groups]
+    given = sum(of_components) or int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or nodes)
     task = environ.get("SLURM_ARRAY_TASK_ID", "")
     if task and environ.get("SLURM_ARRAY_JOB_ID"):
         job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{task}"
+    first_task = int(environ.get("TOOLKIT_FIRST_TASK") or 0)
     # salloc's shell and srun's tasks have the job's variables too; only a batch script is requeued.
     is_batch = environ.get("TOOLKIT_IN_ALLOCATION", "") == ""
     allocation = Allocation(
@@ -121,13 +144,23 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
         in_slurm=True,
         is_batch=is_batch,
         ends_at=float(environ.get("SLURM_JOB_END_TIME") or 0),
-        task=int(task) if task else None,
-        node_list=environ.get("SLURM_JOB_NODELIST", ""),
+        task=first_task + int(task) if task else None,
+        node_list=",".join(lists) or environ.get("SLURM_JOB_NODELIST", ""),
+        of_components=of_components,
         restarts=int(environ.get("SLURM_RESTART_COUNT") or 0),
+        cluster=cluster_of_allocation(environ),
     )
     if not allocation.ends_at:
         allocation.look_again()
     return allocation
+
+
+def drop_memory(environ: MutableMapping[str, str]) -> None:
+    """Keep srun from components' memory: where one asks per CPU and another per node, it would say that these exclude each
+    other (22.05). Without a word its step takes all that the job has.
+    """
+    for name in [name for name in environ if name.startswith("SLURM_MEM_PER_")]:
+        del environ[name]
 
 
 def _seconds_of(end: str) -> float:
@@ -153,6 +186,11 @@ def why_terminated(allocation: Allocation) -> Cause | None:
         return Cause.WALLTIME
     # salloc's allocation ends with its shell or its terminal.
     return Cause.CANCELLED if allocation.is_batch else Cause.STOPPED
+
+
+def is_in_grace_time(allocation: Allocation) -> bool:
+    """Whether a preemption's grace time has begun: Slurm's TERM has then reached the ranks, and not us. A requeue ends it."""
+    return allocation.ask_for("PreemptTime") not in NOTHING
 
 
 def lost_nodes(allocation: Allocation) -> list[str]:

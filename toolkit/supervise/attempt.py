@@ -14,10 +14,11 @@ from toolkit.rundir.files import append_line, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import AttemptEnd, first_failure, silent_end, timed_out
-from toolkit.supervise.launchers import Ranks, Shape
+from toolkit.supervise.launchers import Ranks
 from toolkit.supervise.log import say
 from toolkit.supervise.progress import last_step
 from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.shape import Shape
 from toolkit.supervise.stacks import collect_stacks
 
 T = TypeVar("T")
@@ -289,7 +290,8 @@ class AttemptWatch:
         return {rank_of(path): path for path in self.attempt.ranks.glob("rank-*.done")}
 
     def _markers(self) -> dict[int, str]:
-        return {rank: path.read_text(encoding="utf-8").strip() for rank, path in self._marked().items()}
+        # The guard of a rank whose disk is full leaves an empty one.
+        return {rank: path.read_text(encoding="utf-8").strip() or "done" for rank, path in self._marked().items()}
 
     def _end_with_step(self, code: int) -> AttemptEnd:
         return replace(self._classify(code), step=last_step(self.attempt))

@@ -88,7 +88,8 @@ def _environment_inside(job: Mapping[str, Any], environment: Mapping[str, str]) 
 
 def _forced(job: Mapping[str, Any], inside: Mapping[str, str], base: Mapping[str, str]) -> list[str]:
     """Names that an image may set, too, and must not: everything that site, job and supervisor say themselves."""
-    said = {*((job.get("site_env") or {}).get("vars") or {}), *((job.get("env") or {}).get("pass") or [])}
+    of_job = job.get("env") or {}
+    said = {*((job.get("site_env") or {}).get("vars") or {}), *of_job.get("pass", []), *of_job.get("secrets", {})}
     return sorted(name for name in inside if name in said or base.get(name) != inside[name])
 
 

@@ -25,6 +25,8 @@ from toolkit.supervise.requests import StopRequest
 PATIENCE_S = 300.0  # for Slurm's answer to a requeue, and again until it ends us
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _REQUEUED_BEFORE = "Job is pending execution"  # ESLURM_JOB_PENDING, of a job that waits already
+# The next job is submitted on a node of this one's cluster, which need not reach the accounting that knows the others.
+_CLUSTER_LINE = re.compile(r"^#SBATCH --clusters=.*\n", re.MULTILINE)
 _START_LINE = re.compile(r"^export TOOLKIT_START=\d+$", re.MULTILINE)
 
 
@@ -111,12 +113,16 @@ def submit_follow_up(
     options = [f"--dependency=afterany:{allocation.job_id}"]
     if leave_out:
         options.append(f"--exclude={leave_out}")
+    arguments: list[str] = []
     if allocation.task is not None:
-        options.append(f"--array={allocation.task}")
+        number = int(allocation.job_id.partition("_")[2])
+        options.append(f"--array={number}")
+        arguments.append(str(allocation.task - number))  # the first task of this part of the array
     token = token_of(run.run_id, start)
     opened = open_submission(run, start, token, process_started=process_start_ticks(os.getpid()))
     try:
-        job_id = submit_once(Slurm(), following, comment_of(token, given), options=options, say=say)
+        comment = comment_of(token, given)
+        job_id = submit_once(Slurm(), following, comment, options=options, arguments=arguments, say=say)
     except UnsettledError:
         raise  # the job may be in the queue: whoever asks for the run's status looks for it
     except ToolkitError:
@@ -129,11 +135,11 @@ def submit_follow_up(
 
 
 def _script_of(run: RunDirectory, script: Path, start: int) -> Path:
-    """Write the script of a later start: this one's, but for the number."""
+    """Write the script of a later start: this one's, but for the number and the name of the cluster."""
     text, found = _START_LINE.subn(f"export TOOLKIT_START={start}", script.read_text(encoding="utf-8"), count=1)
     if not found:
         raise OwnFailureError("the script does not say its start number", where=str(script))
-    write_text(run.script(start), text, mode=0o700)
+    write_text(run.script(start), _CLUSTER_LINE.sub("", text, count=1), mode=0o700)
     return run.script(start)
 
 

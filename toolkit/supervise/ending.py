@@ -9,6 +9,7 @@ from typing import Any
 from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import ENDINGS, Cause, Next, Verdict, decide
+from toolkit.rundir.task_files import read_begun
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 from toolkit.supervise.patience import Patience
@@ -58,7 +59,7 @@ def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
     begins = max((number for number in resumed if number <= start), default=0)
     ends = []
     for attempt in map(run.attempt, run.attempt_numbers()):
-        begun, end = read_json_or_none(attempt.start_file), read_json_or_none(attempt.exit_file)
+        begun, end = read_begun(attempt), read_json_or_none(attempt.exit_file)
         if begun is not None and end is not None and begins <= begun["start"] <= start:
             ends.append(end)
     return ends

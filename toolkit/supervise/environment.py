@@ -11,7 +11,7 @@ from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.launch import is_foreign
-from toolkit.supervise.launchers import Shape
+from toolkit.supervise.shape import Shape
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -33,13 +33,16 @@ def rank_environment(
     }
     for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"):
         environment.pop(name, None)  # said to the supervisor; a submit from inside a rank must not hear it
+    if first_task := int(environment.pop("TOOLKIT_FIRST_TASK", "0")):
+        environment["SLURM_ARRAY_TASK_ID"] = str(first_task + int(environment["SLURM_ARRAY_TASK_ID"]))
+    environment.pop(_variable_of_webhook(job), None)  # ranks have no need of the URL
     environment |= {
         "PYTHONUNBUFFERED": "1",
         "TOOLKIT_RUN_DIR": str(run.path),
         "TOOLKIT_ATTEMPT": str(attempt.number),
         "TOOLKIT_RESOLVED_JOB": str(run.start(start) / "job.json"),
         "TOOLKIT_WORLD_SIZE": str(shape.ranks),
-        "TOOLKIT_RANKS_PER_NODE": str(shape.ranks_per_node),
+        "TOOLKIT_RANKS_PER_NODE": ",".join(str(one.ranks_per_node) for one in shape.components),
         "TOOLKIT_LAUNCHER": launcher,
         "TOOLKIT_FOREIGN": str(int(is_foreign(job["job"]["entry"]))),  # so that its guard makes a TERM of USR2
         "TOOLKIT_ENDS_AT": f"{ends_at:.0f}",
@@ -48,13 +51,15 @@ def rank_environment(
     library = _table(job, "launcher").get("libmpi") or ""
     if library:
         environment["MPI4PY_LIBMPI"] = str(library)
-    if isinstance(job["job"]["entry"], list):
-        # Several ranks with all cores each would fight; a value that the user gave wins below. Python ranks see their
-        # CPUs, and set it themselves.
-        environment.setdefault("OMP_NUM_THREADS", str(_table(job, "job").get("cpus_per_rank") or 1))
     environment |= {str(k): str(v) for k, v in (_table(job, "network").get("vars") or {}).items()}
     environment |= {str(k): str(v) for k, v in (_table(job, "env").get("vars") or {}).items()}
     return environment
+
+
+def _variable_of_webhook(job: Mapping[str, Any]) -> str:
+    kind, _, name = str(_table(job, "notify").get("webhook") or "").partition(":")
+    needed = {*(_table(job, "env").get("pass") or ()), *(_table(job, "env").get("secrets") or ())}
+    return name if kind == "env" and name not in needed else ""
 
 
 def _table(job: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -7,15 +7,19 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from toolkit.rundir.files import read_json, read_json_or_none, tail_text
+from toolkit.rundir.files import is_unwritable, read_json, tail_text, write_text
 from toolkit.rundir.layout import AttemptDirectory
+from toolkit.rundir.rank_logs import find_log, tail_of
 from toolkit.rundir.states import Cause
+from toolkit.rundir.task_files import read_begun
 from toolkit.supervise.rank_files import begun_ranks, host_of, named
 from toolkit.supervise.stacks import innermost
 from toolkit.supervise.symptoms import (
     COLLECTIVE_TIMEOUT,
+    DISK_FULL,
     EXCEPTION,
     EXIT_CODE,
     FAILED,
@@ -38,6 +42,8 @@ _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, 
 # What stands in the log of a rank that native code ended: C++'s last exception, or NCCL's watchdog.
 _LAST_WORDS = re.compile(r"what\(\):|Watchdog caught|dump signal|gloo::")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_LIBRARIES = re.compile(r"-packages/|/lib(?:64)?/python3\.\d+/|^<")
+_TOOLKIT = f"{Path(__file__).parents[1]}/"
 # A rank that sees another one vanish fails a moment later, in words like these. It is not the culprit.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer|dump signal|"
@@ -94,7 +100,7 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
             return told
     end = AttemptEnd(
         cause=Cause.REFUSED if culprit["kind"] == "refused" else Cause.CRASHED,
-        reason=clean(culprit["reason"]),
+        reason=clean(culprit["reason"]) + _users_place(culprit.get("traceback") or []),
         exit_code=culprit["exit_code"],
         rank=culprit["rank"],
         host=culprit["host"],
@@ -113,7 +119,7 @@ def _with_last_words(error: dict[str, Any], attempt: AttemptDirectory) -> dict[s
     """`said`: the reason, but for a rank whose native code gave up: gloo and NCCL abort the process, and log why."""
     said = str(error["reason"])
     if error["exit_code"] == 128 + signal.SIGABRT:
-        lines = tail_text(attempt.log_file(error["rank"]), LINES_SEARCHED)
+        lines = tail_of(attempt, error["rank"], LINES_SEARCHED)
         said = next((clean(line).strip() for line in lines if _LAST_WORDS.search(line)), said)
     return {**error, "said": said}
 
@@ -138,8 +144,9 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
     rank_file = f"errors/{attempt.error_file(culprit['rank']).name}"
     seen = [(rank_file, sight([end.reason]))]
     if kind == "exit":  # a program that is not ours says it in its log alone
-        log = attempt.log_file(culprit["rank"])
-        seen.append((f"logs/{log.name}", sight([clean(line) for line in tail_text(log, LINES_SEARCHED)])))
+        log = find_log(attempt, culprit["rank"])
+        lines = [clean(line) for line in tail_of(attempt, culprit["rank"], LINES_SEARCHED)]
+        seen.append((f"logs/{log.name}", sight(lines)))
     if kind in ("exit", "signal") or consequence:
         seen.append(("logs/launcher.log", sight(_launcher_lines(attempt))))
     found = next(((file, sighting) for file, sighting in seen if sighting is not None), None)
@@ -149,7 +156,9 @@ def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDire
         return replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
     file, sighting = found
     symptom, evidence = sighting.symptom, [(file, sighting.line)]
-    end = replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
+    end = replace(
+        end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence, cannot_pass=symptom.lasting
+    )  # fmt: skip
     # What the launcher says came first; the rank that met it is not to blame.
     if consequence and file == "logs/launcher.log":
         return replace(_as_the_launcher_says(end, sighting, attempt), rank=None, host=None)
@@ -178,7 +187,7 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     if not waited:
         return None
     first = min(waited, key=lambda error: str(error["time"]))
-    begun = read_json_or_none(attempt.start_file)
+    begun = read_begun(attempt)
     ranks = int(begun["ranks"]) if begun is not None else len(errors)
     failed = {error["rank"]: error for error in errors}
     late = [rank for rank in range(ranks) if rank not in failed and not attempt.done_marker(rank).exists()]
@@ -223,11 +232,17 @@ def _seconds(first: dict[str, Any], second: dict[str, Any]) -> float:
 def _users_line(traceback: Sequence[str]) -> str:
     """` at late.py:8: dist.all_reduce(x)`: the innermost frame outside of libraries; "" where there is none."""
     for at in range(len(traceback) - 1, -1, -1):
-        frame = _FRAME.match(traceback[at])
-        if frame and "-packages/" not in frame["file"]:
+        if place := _users_place(traceback[at : at + 1]):
             code = traceback[at + 1].strip() if at + 1 < len(traceback) else ""
-            return f" at {frame['file'].rpartition('/')[2]}:{frame['line']}" + (f": {clean(code)}" if code else "")
+            return place + (f": {clean(code)}" if code else "")
     return ""
+
+
+def _users_place(traceback: Sequence[str]) -> str:
+    """` at late.py:8`, of the same frame."""
+    frames = filter(None, map(_FRAME.match, reversed(traceback)))
+    own = (one for one in frames if not _LIBRARIES.search(one["file"]) and not one["file"].startswith(_TOOLKIT))
+    return next((f" at {one['file'].rpartition('/')[2]}:{one['line']}" for one in own), "")
 
 
 def _is_consequence(error: dict[str, Any]) -> bool:
@@ -274,7 +289,23 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
         symptom=SILENT.word,
     )
     sighting = _seen_by_the_launcher(attempt)
-    return _as_the_launcher_says(end, sighting, attempt) if sighting is not None else end
+    if sighting is not None:
+        return _as_the_launcher_says(end, sighting, attempt)
+    if (full := _why_unwritable(attempt)) is not None:
+        reason = f"{end.reason}: {full}, so that no rank could write why"
+        return replace(end, reason=reason, symptom=DISK_FULL.word, fix=_fix(DISK_FULL, attempt))
+    return end
+
+
+def _why_unwritable(attempt: AttemptDirectory) -> str | None:
+    """Why ranks could leave no error; None where they could. Only writing tells that a quota is reached."""
+    trial = attempt.errors / ".room"
+    try:
+        write_text(trial, "room\n")
+        trial.unlink()
+    except OSError as error:
+        return error.strerror if is_unwritable(error) else None
+    return None
 
 
 def _seen_by_the_launcher(attempt: AttemptDirectory) -> Sighting | None:
@@ -297,7 +328,7 @@ def _as_the_launcher_says(end: AttemptEnd, sighting: Sighting, attempt: AttemptD
 
 
 def _last_lines(attempt: AttemptDirectory, rank: int) -> list[str]:
-    return [clean(line) for line in tail_text(attempt.log_file(rank), LAST_LINES)]
+    return [clean(line) for line in tail_of(attempt, rank, LAST_LINES)]
 
 
 def _launcher_lines(attempt: AttemptDirectory, count: int = LAST_LINES) -> list[str]:

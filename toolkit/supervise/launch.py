@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.containers import rank_command
-from toolkit.supervise.launchers import Ranks, Shape, find_mpirun, launch_local, launch_mpirun, launch_srun
+from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_srun
 from toolkit.supervise.log import say
+from toolkit.supervise.shape import Shape
 
 
 def is_foreign(entry: object) -> bool:
@@ -36,18 +38,39 @@ def choose_launcher(job: Mapping[str, Any], allocation: Allocation, shape: Shape
 
 def launch(
     kind: str, job: Mapping[str, Any], shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory, *,
-    python: str = sys.executable,
+    python: str = sys.executable, nodes: Sequence[str] = (),
 ) -> Ranks:  # fmt: skip
-    """Start the ranks of one attempt, with `python` where the job has no image."""
+    """Start the ranks of one attempt, with `python` where the job has no image.
+
+    `nodes` are those of a heterogeneous job, one component after the other.
+    """
     table = job["launcher"]
     run = RunDirectory(attempt.path.parents[1])
     command = rank_command(job, run, environment, os.environ, launcher=kind, python=python)
     options = [*(str(option) for option in table.get("options") or []), *command.options]
     if kind == "srun":
-        return launch_srun(
-            shape, command.environment, attempt, command.program, mpi=str(table.get("mpi") or ""), options=options
-        )  # fmt: skip
+        mpi = _mpi_over(nodes, job)
+        return launch_srun(shape, command.environment, attempt, command.program, mpi=mpi, options=options)
     if kind == "mpirun":
         program = str(table.get("mpirun") or "")
         return launch_mpirun(shape, command.environment, attempt, command.program, program=program, options=options)
     return launch_local(shape, command.environment, attempt, command.program)
+
+
+def _mpi_over(nodes: Sequence[str], job: Mapping[str, Any]) -> str:
+    """The site's --mpi; `none` where its PMIx would start no rank, and none of ours needs one.
+
+    Slurm's PMIx numbers the nodes of a step as their names sort, and a heterogeneous job's ranks one component after the
+    other (22.05): where these differ, its daemons take each other for somebody else, and MPI_Init fails.
+    """
+    mpi = str(job["launcher"].get("mpi") or "")
+    are_sorted = list(nodes) == sorted(nodes, key=_as_slurm_sorts)
+    if are_sorted or is_foreign(job["job"]["entry"]) or not mpi.startswith("pmix"):
+        return mpi
+    say(f"the components' nodes ({', '.join(nodes)}) do not stand as their names sort, so the ranks start without PMIx")
+    return "none"
+
+
+def _as_slurm_sorts(node: str) -> list[tuple[int, str]]:
+    """node2 before node10."""
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"([0-9]+)", node)]

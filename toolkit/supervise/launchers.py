@@ -22,22 +22,10 @@ from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.lifeline import die_with_parent
+from toolkit.supervise.shape import Component, Shape
 
 _DEATH = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: ", re.MULTILINE)
 END_S = 5.0  # for a process that was sent TERM, and again for one that was killed
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How many ranks, on how many nodes, with how many CPUs each (0: the launcher's default)."""
-
-    nodes: int
-    ranks_per_node: int
-    cpus_per_rank: int = 0
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.ranks_per_node
 
 
 class Ranks(Protocol):
@@ -211,15 +199,42 @@ def launch_srun(
     said last (of two containers without an image, one in four kept silent), and it would end ranks that still work a
     while after others are done.
     """
-    argv = [
-        "srun", f"--nodes={shape.nodes}", f"--ntasks={shape.ranks}", f"--ntasks-per-node={shape.ranks_per_node}",
+    of_all = [
         "--distribution=block", "--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none",
-        *([f"--mpi={mpi}"] if mpi else []),
-        # Since Slurm 22.05 srun no longer takes the job's --cpus-per-task by itself.
-        *([f"--cpus-per-task={shape.cpus_per_rank}"] if shape.cpus_per_rank else []),
-        *options, *rank_program,
+        *([f"--mpi={mpi}"] if mpi else []), *options,
     ]  # fmt: skip
+    argv = srun_of_groups([[*_ranks_of(one), *of_all] for one in shape.components], rank_program)
     return _launch(argv, environment, attempt, forwards_signals=True)
+
+
+def _ranks_of(component: Component) -> list[str]:
+    """srun's options for the ranks of one component."""
+    counts = [
+        f"--nodes={component.nodes}",
+        f"--ntasks={component.ranks}",
+        f"--ntasks-per-node={component.ranks_per_node}",
+    ]
+    # Since Slurm 22.05 srun no longer takes the job's --cpus-per-task by itself.
+    return [*counts, f"--cpus-per-task={component.cpus_per_rank}"] if component.cpus_per_rank else counts
+
+
+def srun_of_groups(options: Sequence[Sequence[str]], program: Sequence[str]) -> list[str]:
+    """srun of one step over all components of the job, given the options for each."""
+    argv = ["srun"]
+    for group, words in enumerate(options):
+        argv += [*([":"] if group else []), *([f"--het-group={group}"] if len(options) > 1 else []), *words]
+    return [*argv, *program]
+
+
+def srun_on_every_node(nodes: Sequence[int], program: Sequence[str]) -> list[str]:
+    """srun of one task on each node, given the number of nodes in each component."""
+    return srun_of_groups(
+        [
+            [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--mpi=none", "--kill-on-bad-exit=0", "--input=none"]
+            for count in nodes
+        ],
+        program,
+    )  # fmt: skip
 
 
 def launch_mpirun(
@@ -241,13 +256,13 @@ def launch_mpirun(
     version = _version_of(path)
     count = ["-n", str(shape.ranks)]
     if "Open MPI" in version or "PRTE" in version.upper():
-        argv = [path, *count, "--map-by", f"ppr:{shape.ranks_per_node}:node:OVERSUBSCRIBE", "--bind-to", "none"]
+        argv = [path, *count, "--map-by", f"ppr:{shape.leader.ranks_per_node}:node:OVERSUBSCRIBE", "--bind-to", "none"]
         if os.geteuid() == 0:
             argv.append("--allow-run-as-root")
         if shape.nodes > 1:  # its remote daemons do not pass the environment on by themselves
             argv += [word for name in sorted(environment) if _passed_on(name) for word in ("-x", name)]
     else:
-        argv = [path, *count, "-ppn", str(shape.ranks_per_node), "-bind-to", "none"]
+        argv = [path, *count, "-ppn", str(shape.leader.ranks_per_node), "-bind-to", "none"]
     # Hydra's ranks die of a USR2 that its mpirun gets, so nothing is forwarded through either.
     return _launch([*argv, *options, *rank_program], environment, attempt, forwards_signals=False)
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from toolkit.rundir.files import is_unwritable
+
 
 def say(text: str) -> None:
     """One line into the job's log."""
-    print(f"toolkit: {text}", flush=True)  # noqa: T201
+    try:
+        print(f"toolkit: {text}", flush=True)  # noqa: T201
+    except OSError as error:
+        if not is_unwritable(error):  # a full disk under the log must not end what is told of in it
+            raise

@@ -18,6 +18,7 @@ from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.supervise import node_check
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.commands import run_command
+from toolkit.supervise.launchers import srun_on_every_node
 from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
@@ -101,10 +102,7 @@ def check_nodes(
         "local_scratch": str((job.get("paths") or {}).get("local_scratch") or ""),
     }
     program = [sys.executable, "-S", "-E", str(Path(node_check.__file__)), json.dumps(arguments)]
-    argv = [
-        "srun", f"--nodes={allocation.nodes}", f"--ntasks={allocation.nodes}", "--ntasks-per-node=1", "--mpi=none",
-        "--kill-on-bad-exit=0", "--input=none", *program,
-    ]  # fmt: skip
+    argv = srun_on_every_node(allocation.nodes_of_components, program)
     began = time.time()
     done = run_command(argv, environ, timeout_s=STEP_S + PER_NODE_S * allocation.nodes, request=request)
     lines = [line for line in done.out.splitlines() if line.startswith("{") and line.endswith("}")]

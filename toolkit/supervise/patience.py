@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from toolkit.rundir.files import is_unwritable
 from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
 T = TypeVar("T")
 
 PAUSE_S = 1.0
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # waiting makes none
+ROOM_S = 30.0  # for somebody to make room on a full disk before the end of an attempt is lost
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the file system is waited for; a second Ctrl-C ends that."""
+    """How long the file system is waited for, and how long for room on it; a second Ctrl-C ends that."""
 
     request: StopRequest
     seconds: float
+    room_seconds: float = 0.0
 
     def wait_for(self, act: Callable[[], T]) -> T:
         """Do what needs the run directory, again and again while its file system does not answer.
@@ -30,15 +31,17 @@ class Patience:
         Raises:
             OSError: it has no room, or has not answered in time.
         """
-        deadline = time.monotonic() + self.seconds
+        began = time.monotonic()
         is_told = False
         while True:
             try:
                 return act()
             except OSError as error:
-                if error.errno in _NO_ROOM or self.request.kill or time.monotonic() > deadline:
+                seconds = self.room_seconds if is_unwritable(error) else self.seconds
+                if self.request.kill or time.monotonic() - began >= seconds:
                     raise
                 if not is_told:
-                    say(f"the run directory does not answer ({error}); it is tried again for {self.seconds:.0f} s")
+                    what = "cannot be written" if is_unwritable(error) else "does not answer"
+                    say(f"the run directory {what} ({error}); it is tried again for {seconds:.0f} s")
                 is_told = True
             time.sleep(PAUSE_S)

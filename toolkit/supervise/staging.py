@@ -25,6 +25,7 @@ from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.commands import run_command
+from toolkit.supervise.launchers import srun_on_every_node
 from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
@@ -234,8 +235,5 @@ def _on_every_node(
     command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], request: StopRequest, *, timeout_s: float
 ) -> str:  # fmt: skip
     """Run a command once on each node; "" or what went wrong."""
-    argv = [
-        "srun", f"--nodes={allocation.nodes}", f"--ntasks={allocation.nodes}", "--ntasks-per-node=1", "--mpi=none",
-        "--input=none", *command,
-    ]  # fmt: skip
+    argv = srun_on_every_node(allocation.nodes_of_components, command)
     return run_command(argv, environ, timeout_s=timeout_s, request=request).problem

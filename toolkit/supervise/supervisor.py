@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError
+from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError, counted
 from toolkit.rundir.claims import SupersededError, claim_attempt, claim_start, end_start, refuse_superseded
 from toolkit.rundir.files import read_json, read_json_or_none, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
 from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict, decide
+from toolkit.rundir.sweep import in_words, values_of_task
 from toolkit.supervise.allocation import (
     STOP_GRACE_S,
     Allocation,
+    drop_memory,
     find_allocation,
+    is_in_grace_time,
     lost_nodes,
     process_start_ticks,
     stop_grace_s,
@@ -28,17 +32,22 @@ from toolkit.supervise.allocation import (
 )
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
 from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
+from toolkit.supervise.done_task import tidy_done_task
 from toolkit.supervise.ending import end_after_all, judge, record_end
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign, launch
-from toolkit.supervise.launchers import Shape
 from toolkit.supervise.log import say
 from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_leave_out, unfit_nodes
-from toolkit.supervise.patience import Patience
+from toolkit.supervise.patience import ROOM_S, Patience
 from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.secrets import read_secrets, without_secrets
+from toolkit.supervise.shape import Shape, check_components, shape_of_job
 from toolkit.supervise.staging import Staged, stage, unstage, unstage_here
 from toolkit.supervise.symptoms import NODE_LOST
+from toolkit.supervise.task_values import job_of_task
+from toolkit.supervise.turns import Turn, cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
+from toolkit.supervise.webhook import Webhook
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
 REQUEUE_S = 30.0  # what asking for a requeue may take
@@ -57,11 +66,17 @@ class Supervisor:
     shape: Shape
     script: Path  # that this start's job runs
     request: StopRequest
+    turn: Turn | None = None  # of several jobs, each a start of this run
     lost_nodes: list[str] = field(default_factory=list)
     stop_grace_s: float = STOP_GRACE_S
     nodes_checked: bool = False
     staged: Staged | None = None
+    secrets: dict[str, str] = field(default_factory=dict)  # of the last attempt, by variable
     is_unexplained: bool = False  # Slurm was asked why it ends us, and did not answer
+
+    @cached_property
+    def webhook(self) -> Webhook:
+        return Webhook(self.job, os.environ)
 
     @property
     def patience(self) -> Patience:
@@ -132,6 +147,8 @@ class Supervisor:
         # No earlier end is read here: a damaged one may be what it failed of.
         verdict = decide(end.cause, budgets={}, spent={}, again=None)
         record_end(attempt, end, verdict, 0.0, Patience(self.request, 0.0))
+        self.webhook.tell(attempt, end, verdict)
+        self.webhook.wait()
 
     def _own_attempt(self) -> AttemptDirectory | None:
         """The last attempt where this start has claimed it."""
@@ -149,7 +166,7 @@ class Supervisor:
             self.patience.wait_for(self.refuse_superseded)
             attempt = self.patience.wait_for(lambda: claim_attempt(self.run))
             began = time.monotonic()
-            end = self._attempt(attempt)
+            end = without_secrets(self._attempt(attempt), self.secrets.values())
             self.patience.wait_for(self.refuse_superseded)
             verdict = self.patience.wait_for(partial(self._verdict, end))
             self._record(attempt, end, verdict, time.monotonic() - began)
@@ -196,7 +213,11 @@ class Supervisor:
             if (end := self.patience.wait_for(watch.end_before_launch) or end) is not None:
                 return end
             python = self.staged.python if self.staged else sys.executable
-            ranks = launch(launcher, self.job, self.shape, environment, attempt, python=python)
+            self.secrets = read_secrets(self.job, os.environ, self.request)
+            ranks = launch(
+                launcher, self.job, self.shape, environment | self.secrets, attempt,
+                python=python, nodes=self.allocation.nodes_in_order(),
+            )  # fmt: skip
         except OwnFailureError as error:
             return _launch_failed(error)
         try:
@@ -234,6 +255,8 @@ class Supervisor:
 
     def _next_start(self, cause: Cause) -> Next | None:
         """How this start may be followed by another one after such an end."""
+        if self.turn is not None:
+            return None if self.turn.is_last else Next.FOLLOW_UP
         if not self.job["job"]["requeue"]:
             return None
         by_requeue = bool(self.job["scheduler"].get("can_requeue", True))
@@ -258,7 +281,9 @@ class Supervisor:
             if self.lost_nodes or is_node_failure:
                 return Cause.NODE_LOST
         if not by_slurm:
-            return cause
+            # A program without a handler has died of the grace time's TERM.
+            is_termed = cause is Cause.CRASHED and end.exit_code == 128 + signal.SIGTERM and self.request.cause is None
+            return Cause.PREEMPTED if is_termed and is_in_grace_time(self.allocation) else cause
         said = self._why_slurm_ends_us()
         return cause if cause is Cause.WALLTIME and said is Cause.PREEMPTED else said
 
@@ -268,10 +293,12 @@ class Supervisor:
             host = next(iter(self.lost_nodes), None)
             end = replace(end, reason=f"Slurm says that {nodes} failed", rank=None, host=host)
         elif end.cause is not verdict.cause:
-            end = replace(end, reason=f"Slurm ended it ({verdict.cause.value})")
+            end = replace(end, reason=f"Slurm ended it ({verdict.cause.value})", rank=None, host=None, fix="")
         if verdict.cause is Cause.PREEMPTED and self.is_unexplained:
             end = replace(end, reason=f"{end.reason}; Slurm did not answer when it was asked why")
-        record_end(attempt, end, verdict, seconds, self.patience)
+        patience = replace(self.patience, room_seconds=ROOM_S)  # what comes next has less to lose
+        record_end(attempt, end, verdict, seconds, patience)
+        self.webhook.tell(attempt, end, verdict)
 
     def _leave(self, attempt: AttemptDirectory, verdict: Verdict) -> int:
         state = verdict.final_state.value if verdict.next is Next.END else verdict.next.value
@@ -279,8 +306,15 @@ class Supervisor:
             self.patience.wait_for(partial(end_start, self.run, self.start, state=state, exit_code=verdict.exit_code))
         except OSError as error:
             say(f"cannot write that this start has ended: {error.strerror}")
+        self.webhook.wait()
         if self.staged is not None:
             unstage(self.staged, self.allocation, os.environ)
+        if self.allocation.task is not None and verdict.final_state is RunState.COMPLETED:
+            tidy_done_task(self.run, self.start, self.allocation.job_id)
+        if self.turn is not None:
+            if verdict.next is Next.END:
+                cancel_later_turns(self.turn)
+            return verdict.exit_code  # else the next job begins when this one is over
         if verdict.next is Next.END:
             return verdict.exit_code
         self.request.terminated = False  # this one announced the end; the next one is it
@@ -314,20 +348,34 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         raise NotFoundError("this run's directory is gone", where=str(run.path), fix="submit the job again")
     request = StopRequest()
     request.hear_signals()  # before anything is claimed: a signal's own way of ending us would leave no word
-    fewest_nodes = int(str(job["job"]["nodes"]).split("-")[0])  # of "2-4"
-    allocation = find_allocation(os.environ, fewest_nodes)
+    asked = shape_of_job(job)
+    allocation = find_allocation(os.environ, asked.nodes)
+    check_components(asked, allocation)
+    if allocation.of_components:
+        drop_memory(os.environ)
+    job = job_of_task(job, allocation.task)
     script = run.script(first_start)
+    turn, first = take_turn(job, allocation), first_start
+    if turn is not None:
+        say(f"job {turn.number} of {turn.count} in turn")
+        if (code := code_of_ended_run(run, first_start)) is not None:
+            say("the run has ended, so there is nothing left to do")
+            cancel_later_turns(turn)
+            return code
+        first = start_of_turn(run, first_start, allocation.job_id)
     if allocation.task is not None:
         run = make_task(run, allocation.task)
         script = run.script(first_start) if run.script(first_start).exists() else script
     claim = claim_start(
-        run, first=first_start, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
+        run, first=first, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
         process_started=process_start_ticks(os.getpid()),
     )  # fmt: skip
-    shape = Shape(allocation.nodes, int(job["job"]["ranks_per_node"]), int(job["job"].get("cpus_per_rank") or 0))
-    supervisor = Supervisor(run, job, claim.start, allocation, shape, script, request)
-    place = f"{shape.ranks} ranks on {shape.nodes} nodes"
+    shape = shape_of_job(job, allocation.nodes)
+    supervisor = Supervisor(run, job, claim.start, allocation, shape, script, request, turn)
+    place = f"{counted(shape.ranks, 'rank')} on {counted(shape.nodes, 'node')}"
     say(f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {place}")
+    if values := values_of_task(run):
+        say(f"task {allocation.task} has {in_words(values)}")
     try:
         write_json(run.start(claim.start) / "job.json", job)
         close_unfinished(run)

@@ -56,9 +56,15 @@ DISK_FULL = Symptom(
     "make room (`df -h`, the site's quota command), then `toolkit resume {run}`",
 )  # fmt: skip
 WRONG_PMI = Symptom(
-    "wrong_pmi", "the launcher and the MPI library do not understand each other: each rank believes to be alone",
-    "the site file's launcher.mpi must be what the MPI was built for; `srun --mpi=list` shows what there is",
+    "wrong_pmi", "the launcher and the MPI library do not understand each other",
+    'the site file\'s [launcher] mpi must be what the MPI was built for: "pmi2" for MPICH, "pmix" for Open MPI; '
+    "`srun --mpi=list` shows what there is; or give another MPI as [launcher] libmpi",
     lasting=True,
+)  # fmt: skip
+PMIX_ORDER = Symptom(
+    "pmix_order", "Slurm's PMIx did not find the nodes of the step, as where the names of components' nodes do not sort as "
+    "the components stand",
+    "name the nodes with nodelist in each [[component]], the first component's before the others' (docs/heterogeneous.md)",
 )  # fmt: skip
 NO_INTERPRETER = Symptom(
     "no_interpreter", "the program to start does not exist on a node",
@@ -86,7 +92,7 @@ FAILED = Symptom("failed", "what toolkit does for the program could not be done 
 SILENT = Symptom("silent_end", "ranks vanished without a word", plain=True)
 
 SYMPTOMS = (
-    EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, NO_INTERPRETER,
+    EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, PMIX_ORDER, NO_INTERPRETER,
     IMAGE_FAILED, SETUP_FAILED, LAUNCH_FAILED, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED, SILENT,
 )  # fmt: skip
 
@@ -101,7 +107,9 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
         (DISK_FULL, r"No space left on device|Disk quota exceeded|\bENOSPC\b|\bEDQUOT\b"),
         (WRONG_PMI,
          r"process management interface|direct launched using \"srun\"|believe to be rank 0 of 1|PMI2?_Init failed|not built with .*PMI support|"
-         r"OPAL ERROR: .*pmix|PMIX ERROR: .*UNREACH|invalid MPI (?:plugin )?type|Couldn't find the specified plugin name for mpi"),
+         r"OPAL ERROR: .*pmix|PMIX ERROR: .*UNREACH|unsupported PMI version|invalid MPI (?:plugin )?type|"
+         r"Couldn't find the specified plugin name for mpi"),
+        (PMIX_ORDER, r"pmixp_dconn_connect: .*Cannot establish direct connection"),
         (NO_INTERPRETER,
          r"execve\(\): .*: (?:No such file|Permission denied|Not a directory)|"
          r"slurm_script: line \d+: /\S+: (?:No such file|cannot execute|Permission denied|Not a directory)"),

@@ -1,0 +1,336 @@
+"""The runs below RUNS by name, with how they ended and which jobs they were, in one file: so that hundreds of thousands of
+runs are listed and found at once.
+
+RUNS/.cache/history.sqlite, or below ~/.cache/toolkit where RUNS cannot be written. It may be removed at any time: the
+files of the runs are the truth. A job's folder is listed only when it has changed since it was listed last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import stat
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from toolkit.rundir.layout import AGAIN
+
+# How long to wait for another process that writes the index; it does so for an instant.
+LOCKED_S = 2.0
+# Writes in a row that may fail before nothing more is written: a long first look must not lose all to one busy moment.
+MOST_MISSES = 3
+# A folder that changed so lately may change again without a new time stamp, and is listed the next time, too.
+SETTLED_NS = 10_000_000_000
+PAGE = 1000  # runs that are looked up, and kept, at once
+_FORM = 20_261_122  # another number is another version's file, to be built anew
+_SCHEMA = """
+DROP TABLE IF EXISTS folders;
+DROP TABLE IF EXISTS runs;
+DROP TABLE IF EXISTS jobs;
+CREATE TABLE folders (job TEXT PRIMARY KEY, changed_ns INTEGER);
+CREATE TABLE runs (run_id TEXT, job TEXT, again INTEGER, state TEXT, jobs_known INTEGER, changed_ns INTEGER, told TEXT);
+CREATE UNIQUE INDEX newest ON runs (run_id DESC, job, again, state, jobs_known);
+CREATE TABLE jobs (job_id TEXT, run_id TEXT, job TEXT);
+CREATE INDEX of_run ON jobs (run_id, job);
+CREATE INDEX ids ON jobs (job_id, run_id);
+"""
+CACHE = ".cache"  # the folder in RUNS
+_LAST_NAME = "\U0010ffff"  # behind every run id
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+Result = TypeVar("Result")
+
+
+class RunName(NamedTuple):
+    """A run by name alone."""
+
+    run_id: str
+    job_name: str
+
+
+class Entry(NamedTuple):
+    """What is remembered of a run, or of a folder that may be none.
+
+    `state` and `told` are how it ended, as it was read when nothing in its folders was newer than `changed_ns`; "" where
+    that was not read yet, or it had not ended. One that lived `again` behind its end may be in any state.
+    """
+
+    name: RunName
+    again: bool
+    state: str
+    changed_ns: int
+    told: str
+
+
+class Ended(NamedTuple):
+    """The end of a run for good, to be remembered."""
+
+    name: RunName
+    state: str
+    changed_ns: int
+    told: str
+
+
+class RunIndex:
+    """The index of the runs below `runs`. Where its file cannot be used it is built in memory, and that is said; so it is,
+    without a word, where there is no file and none is to be made.
+    """
+
+    def __init__(self, runs: Path, *, make: bool = True) -> None:
+        self.runs = runs
+        place = _place(runs)
+        self.path = place if make or (place is not None and place.exists()) else None
+        self.misses = 0
+        self._rebuilt = False
+        self._connection: sqlite3.Connection | None = None
+        self._try(lambda connection: None)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def newest(
+        self, *, job: str = "", since: str = "", beginning: str = "", states: Collection[str] | None = None, first: int = PAGE
+    ) -> Iterator[list[Entry]]:  # fmt: skip
+        """Pages of runs, the newest first, of which the first one has `first`: of a job, made since a run id, whose ids
+        begin so, and that may be in one of some states; None asks for no state.
+        """
+        if not (beginning.isascii() and job.isascii()):
+            return  # no name that we give, and maybe none that can be looked for
+        place, size = (_LAST_NAME, ""), min(first, PAGE)
+        while page := self._page(place, max(since, beginning), job, beginning, states, size):
+            yield page
+            place, size = page[-1].name, min(2 * size, PAGE)
+
+    def _page(
+        self, behind: tuple[str, str], least: str, job: str, beginning: str, states: Collection[str] | None, size: int
+    ) -> list[Entry]:
+        ask = "SELECT run_id, job, again, state, changed_ns, told FROM runs WHERE run_id BETWEEN ? AND ?"
+        ask += " AND NOT (run_id = ? AND job <= ?)"
+        values: list[object] = [least, min(behind[0], beginning + _LAST_NAME), *behind]
+        if job:
+            ask += " AND job = ?"
+            values.append(job)
+        if states is not None:
+            ask += f" AND (again OR state IN ('', {', '.join('?' * len(states))}))"
+            values += states
+        ask += " ORDER BY run_id DESC, job LIMIT ?"
+        rows = self._try(lambda connection: connection.execute(ask, [*values, size]).fetchall())
+        return [Entry(RunName(run_id, job), bool(again), *rest) for run_id, job, again, *rest in rows]
+
+    def count(self) -> int:
+        """How many names there are."""
+        ask = "SELECT count(*) FROM runs"
+        return int(self._try(lambda connection: connection.execute(ask).fetchone())[0])
+
+    def of_job(self, job_id: str) -> list[RunName]:
+        """The runs that are remembered with a job id, the newest first."""
+        ask = "SELECT run_id, job FROM jobs WHERE job_id = ? ORDER BY run_id DESC, job"
+        return [RunName(*row) for row in self._try(lambda connection: connection.execute(ask, (job_id,)).fetchall())]
+
+    def without_jobs(self) -> list[RunName]:
+        """The runs whose job ids are not remembered, or may have become more, the newest first."""
+        ask = "SELECT run_id, job FROM runs WHERE again OR NOT jobs_known ORDER BY run_id DESC, job"
+        return [RunName(*row) for row in self._try(lambda connection: connection.execute(ask).fetchall())]
+
+    def keep(self, ended: Iterable[Ended]) -> None:
+        """Remember runs that have ended for good."""
+        rows = [(one.state, one.changed_ns, one.told, *one.name) for one in ended]
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "UPDATE runs SET state = ?, changed_ns = ?, told = ? WHERE run_id = ? AND job = ?", rows
+            )
+
+        self._write(write)
+
+    def keep_jobs(self, found: Iterable[tuple[RunName, Collection[str]]]) -> None:
+        """Remember the job ids of runs that will have no more of them but as one that lived again."""
+        runs = list(found)
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany("DELETE FROM jobs WHERE run_id = ? AND job = ?", [name for name, _ in runs])
+            connection.executemany(
+                "INSERT INTO jobs VALUES (?, ?, ?)", [(one, *name) for name, ids in runs for one in ids]
+            )
+            connection.executemany(
+                "UPDATE runs SET jobs_known = 1 WHERE run_id = ? AND job = ?", [name for name, _ in runs]
+            )
+
+        self._write(write)
+
+    def _write(self, write: Callable[[sqlite3.Connection], object]) -> None:
+        """Write all or nothing; what another process keeps from being written is only not remembered."""
+
+        def attempt(connection: sqlite3.Connection) -> None:
+            try:
+                with connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    write(connection)
+                self.misses = 0
+            except sqlite3.OperationalError as error:
+                if _is_damaged(error):
+                    raise
+                self.misses += 1
+                if self.misses == 1:
+                    _say(f"{self.path} cannot be written now: {error}")
+
+        if self.misses < MOST_MISSES:
+            self._try(attempt)
+
+    def _try(self, act: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Act on the open index; a damaged one is removed and built anew, and one that cannot be used built in memory."""
+        while self.path is not None:
+            try:
+                if self._connection is None:
+                    self._connection = _open(self.path)
+                    self._list_what_changed(self._connection)
+                return act(self._connection)
+            except (sqlite3.Error, OSError) as error:
+                self.close()
+                self._mend(error, self.path)
+        if self._connection is None:
+            self._connection = _in_memory()
+            self._list_what_changed(self._connection)
+        return act(self._connection)
+
+    def _mend(self, error: sqlite3.Error | OSError, path: Path) -> None:
+        """Remove a damaged file, once; go past any other."""
+        if isinstance(error, sqlite3.Error) and _is_damaged(error) and not self._rebuilt:
+            self._rebuilt = True
+            _say(f"{path} is damaged ({error}); it is built anew")
+            _remove(path)
+            return
+        _say(f"history without its cache {path}: {getattr(error, 'strerror', None) or error}")
+        self.path = None
+
+    def _list_what_changed(self, connection: sqlite3.Connection) -> None:
+        """List the folders of jobs that changed since they were listed."""
+        listed = dict(connection.execute("SELECT job, changed_ns FROM folders"))
+        now_ns = time.time_ns()
+        there = dict(_folders(self.runs))
+        changed = {name: one for name, one in there.items() if listed.get(name) != one}
+        gone = listed.keys() - there.keys()
+        rows = [change for job in changed for change in [_change_of(connection, self.runs, job)] if not change.is_empty]
+        settled = {job: one for job, one in changed.items() if one < now_ns - SETTLED_NS}
+        if not (rows or settled or gone):
+            return
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for change in rows:
+                change.write(connection)
+            for job in gone:
+                for table in ("folders", "runs", "jobs"):
+                    connection.execute(f"DELETE FROM {table} WHERE job = ?", (job,))
+            connection.executemany(
+                "INSERT OR REPLACE INTO folders VALUES (?, ?)", [(job, settled.get(job, 0)) for job in changed]
+            )
+
+
+class _Change(NamedTuple):
+    """What has become of the folder of a job since it was listed."""
+
+    job: str
+    new: list[str]
+    gone: list[str]
+    again: list[str]
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.new or self.gone or self.again)
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        rows = [(run_id, self.job) for run_id in self.new]
+        connection.executemany("INSERT OR IGNORE INTO runs VALUES (?, ?, 0, '', 0, 0, '')", rows)
+        gone = [(run_id, self.job) for run_id in self.gone]
+        for table in ("runs", "jobs"):
+            connection.executemany(f"DELETE FROM {table} WHERE run_id = ? AND job = ?", gone)
+        again = [(run_id, self.job) for run_id in self.again]
+        connection.executemany("UPDATE runs SET again = 1 WHERE run_id = ? AND job = ?", again)
+
+
+def _change_of(connection: sqlite3.Connection, runs: Path, job: str) -> _Change:
+    known = dict(connection.execute("SELECT run_id, again FROM runs WHERE job = ?", (job,)))
+    names, again = set(), set()
+    try:
+        for name in os.listdir(runs / job):  # noqa: PTH208  a Path for each of 100,000 takes ten times as long
+            if not name.isascii():
+                continue  # no name that we give, and maybe none that can be written down
+            if name.startswith(AGAIN):
+                again.add(name.removeprefix(AGAIN))
+            elif not name.startswith("."):
+                names.add(name)
+    except FileNotFoundError:
+        pass  # its last run was removed just now
+    return _Change(
+        job, sorted(names - known.keys()), sorted(known.keys() - names), [one for one in again & names if not known.get(one)]
+    )  # fmt: skip
+
+
+def _folders(runs: Path) -> Iterator[tuple[str, int]]:
+    """The folders of jobs, each with when an entry came or went, by the clock that no copy sets back."""
+    try:
+        with os.scandir(runs) as entries:
+            for entry in entries:
+                if entry.name != CACHE and entry.name.isascii() and entry.is_dir():
+                    yield entry.name, entry.stat().st_ctime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def _place(runs: Path) -> Path | None:
+    """Where the index lies: in RUNS, else in this user's home folder. None where there are no runs."""
+    if not runs.is_dir():
+        return None
+    if os.access(runs, os.W_OK):
+        return runs / CACHE / "history.sqlite"
+    digest = hashlib.sha256(os.fsencode(runs.resolve())).hexdigest()[:16]
+    return Path.home() / ".cache" / "toolkit" / f"history-{digest}.sqlite"
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)
+    try:
+        if _form_of(connection) != _FORM:
+            path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+            connection.execute("BEGIN IMMEDIATE")
+            if _form_of(connection) != _FORM:  # else another process was quicker
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {_FORM}")
+            connection.execute("COMMIT")
+        connection.execute("PRAGMA synchronous = OFF")  # what a power cut damages is built anew
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _form_of(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _in_memory() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.executescript(_SCHEMA)
+    return connection
+
+
+def _is_damaged(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in _DAMAGED or "no such table" in str(error) or "no such column" in str(error)
+
+
+def _remove(path: Path) -> None:
+    for end in ("", "-journal"):
+        path.with_name(path.name + end).unlink(missing_ok=True)
+
+
+def _say(told: str) -> None:
+    sys.stderr.write(f"toolkit: {told}\n")

@@ -1,0 +1,98 @@
+"""The runs below RUNS as one looks for a run: the newest first, by name, or by a job id; from the index where it tells."""
+
+from __future__ import annotations
+
+import heapq
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.index import PAGE, RunIndex, RunName
+from toolkit.rundir.jobs import job_ids
+from toolkit.rundir.layout import RunDirectory
+
+FEW = 1000
+SLOW_S = 1.0  # what takes longer is told
+
+
+class KnownRuns:
+    """The runs of an index, iterated from the newest to the oldest."""
+
+    def __init__(self, index: RunIndex) -> None:
+        self.index = index
+
+    def __iter__(self) -> Iterator[RunDirectory]:
+        for page in self.index.newest(first=10):
+            for entry in page:
+                run = self._run(entry.name)
+                if run.record.exists():
+                    yield run
+
+    def called(self, text: str) -> RunDirectory | None:
+        """The run whose id is `RUNID`, or `JOB/RUNID` with the name of its job."""
+        job, _, run_id = text.rpartition("/")
+        return next((run for run in self.beginning(run_id, job=job) if run.run_id == run_id), None) if run_id else None
+
+    def beginning(self, text: str, *, job: str = "") -> Iterator[RunDirectory]:
+        """The runs whose ids begin so, the newest first."""
+        for page in self.index.newest(beginning=text, job=job):
+            for entry in page:
+                run = self._run(entry.name)
+                if run.record.exists():
+                    yield run
+
+    def of_job(self, job_id: str) -> Iterator[RunDirectory]:
+        """The runs that were a job, the newest first. Those that are over are looked into once, and then remembered."""
+        remembered, unread = self.index.of_job(job_id), self.index.without_jobs()
+        began, said = time.monotonic(), False
+        found: list[tuple[RunName, list[str]]] = []
+        try:
+            for number, name in enumerate(dict.fromkeys(heapq.merge(remembered, unread, key=_age, reverse=True))):
+                run = self._run(name)
+                ids = job_ids(run)
+                if ids and _is_over(run):
+                    found.append((name, ids))
+                if job_id in ids and run.record.exists():
+                    yield run
+                if len(found) >= PAGE:
+                    self.index.keep_jobs(found)
+                    found = []
+                if not said and time.monotonic() - began > SLOW_S:
+                    said = True
+                    left = len(remembered) + len(unread) - number - 1
+                    sys.stderr.write(f"toolkit: looking for job {job_id} in runs; {left} are left, once for all\n")
+        finally:
+            if found:
+                self.index.keep_jobs(found)
+
+    def _run(self, name: RunName) -> RunDirectory:
+        return RunDirectory(self.index.runs / name.job_name / name.run_id)
+
+
+@contextmanager
+def known_runs(runs: Path) -> Iterator[KnownRuns]:
+    """The runs below a folder. Few of them are listed quicker than a file is made to remember them."""
+    index = RunIndex(runs, make=False)
+    if index.path is None and index.count() > FEW:
+        index.close()
+        index = RunIndex(runs)
+    with closing(index):
+        yield KnownRuns(index)
+
+
+def _age(name: RunName) -> str:
+    return name.run_id
+
+
+def _is_over(run: RunDirectory) -> bool:
+    """True of a run that has no more jobs, unless it lives again; of an array `history` tells it."""
+    attempt = run.last_attempt()
+    try:
+        end = read_json_or_none(attempt.exit_file) if attempt else None
+    except ToolkitError:  # a damaged file, which the run's status names
+        return False
+    return bool(end and end.get("final"))

@@ -1,0 +1,59 @@
+"""An array that Slurm holds in several parts, since the numbers of its tasks reach beyond what one array may have.
+
+Slurm numbers the tasks of each part from 0; ours go on over all of them: task 1003 is number 3 of the part that begins
+with task 1000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import RunDirectory, start_of
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tasks `first` to `last` are number 0 and on of the Slurm array `job_id`."""
+
+    job_id: str
+    first: int
+    last: int
+
+    def __contains__(self, task: int) -> bool:
+        return self.first <= task <= self.last
+
+
+def record_of_parts(parts: Sequence[Part]) -> dict[str, Any]:
+    """What `submitted-SSS.json` keeps of the parts; nothing of an array in one piece."""
+    return {"parts": [asdict(part) for part in parts]} if parts else {}
+
+
+def parts_in(record: Mapping[str, Any]) -> list[Part]:
+    """The parts that `submitted-SSS.json` or `submitting-SSS.json` names; [] for an array in one piece."""
+    return [Part(str(one["job_id"]), int(one["first"]), int(one["last"])) for one in record.get("parts", [])]
+
+
+def newest_parts(run: RunDirectory) -> list[Part]:
+    """The parts of a run's newest submission; [] for an array in one piece, and for what is none."""
+    newest = max(run.whole.path.glob("submitted-*.json"), key=start_of, default=None)
+    return parts_in((read_json_or_none(newest) or {}) if newest is not None else {})
+
+
+def all_parts(run: RunDirectory) -> list[Part]:
+    """The parts of every submission of a run."""
+    records = (read_json_or_none(path) or {} for path in run.whole.path.glob("submitted-*.json"))
+    return [part for record in records for part in parts_in(record)]
+
+
+def slurm_id(parts: Sequence[Part], array_job: str, task: int) -> str:
+    """Slurm's name of a task."""
+    part = next((part for part in parts if task in part), None)
+    return f"{part.job_id}_{task - part.first}" if part is not None else f"{array_job}_{task}"
+
+
+def task_of(parts: Sequence[Part], array_job: str, number: int) -> int:
+    """Our number of the task that Slurm calls `ARRAY_JOB_NUMBER`."""
+    return next((part.first + number for part in parts if part.job_id == array_job), number)

@@ -1,0 +1,70 @@
+"""The values that each task of a sweep has in place of the job's: `sweep.json` holds them once, by task number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.rundir.files import read_json_or_none, write_json
+from toolkit.rundir.layout import RunDirectory
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """`keys` are the swept ones, dotted, in the order in which they were given. Task T has `tasks[T]`; a key that it
+    lacks keeps the job's value.
+    """
+
+    keys: tuple[str, ...]
+    tasks: tuple[Values, ...]
+
+    def values_of(self, task: int) -> Values:
+        """The values of a task; {} for one that the sweep does not have."""
+        return self.tasks[task] if 0 <= task < len(self.tasks) else {}
+
+
+def write_sweep(run: RunDirectory, sweep: Sweep) -> None:
+    """Write `sweep.json`, as submit does before anything of the run is handed over."""
+    write_json(run.sweep, {"keys": list(sweep.keys), "tasks": [dict(values) for values in sweep.tasks]})
+
+
+def read_sweep(run: RunDirectory) -> Sweep | None:
+    """The sweep of a run, or of the run that a task belongs to; None where it is none.
+
+    Raises:
+        ToolkitError: the file is damaged.
+    """
+    value = read_json_or_none(run.sweep)
+    return Sweep(tuple(value["keys"]), tuple(value["tasks"])) if value is not None else None
+
+
+def values_of_task(run: RunDirectory) -> Values | None:
+    """What a task of a sweep has in place of the job's values; None for anything else."""
+    if run.task_number is None or (sweep := read_sweep(run)) is None:
+        return None
+    return sweep.values_of(run.task_number)
+
+
+def in_words(values: Values) -> str:
+    """`train.lr=0.0003, args.layers=4`."""
+    return ", ".join(f"{key}={_in_word(value)}" for key, value in values.items())
+
+
+def _in_word(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+def common_values(some: Sequence[Values], others: Sequence[Values]) -> dict[str, Any]:
+    """The values that all of `some` tasks have and none of the `others`: what may have made them fail."""
+    if len(some) < 2 or not others:
+        return {}
+    return {
+        key: value
+        for key, value in some[0].items()
+        if all(key in one and one[key] == value for one in some)
+        and not any(key in other and other[key] == value for other in others)
+    }

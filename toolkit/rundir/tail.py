@@ -1,0 +1,70 @@
+"""The last lines of a file, read from its end: of a log of 10 GB some blocks are read, whatever stands in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+BLOCK_BYTES = 1 << 16
+LONGEST_LINE_BYTES = 1 << 20  # of a longer line only the end is told
+SEARCHED_BYTES = 1 << 26  # of a file, for the last lines of one rank among those of many
+CUT = b"[... a line of more than 1 MiB; its end:] "
+
+
+class Tail(NamedTuple):
+    """The last lines that were wanted, in the order of the file. `end` is the byte behind the last of them.
+
+    `gave_up` where they are fewer than wanted, since they would have to be looked for too far from the end.
+    """
+
+    lines: list[str]
+    end: int
+    gave_up: bool
+
+
+def last_lines(path: Path, wanted: int, *, shown: Callable[[str], str | None], unfinished: bool) -> Tail:
+    """The last `wanted` lines of which `shown` makes something, without their newlines.
+
+    `unfinished` also takes a last line without its newline; it is left for later where more of it may come.
+    """
+    found: list[str] = []
+    with path.open("rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        lowest = end
+        for offset, line in _from_end(stream, end):
+            lowest = offset
+            if not unfinished and not line.endswith(b"\n"):  # no other line than the last one
+                end = offset
+                continue
+            text = shown(line.decode("utf-8", "surrogateescape").removesuffix("\n"))
+            if text is not None:
+                found.append(text)
+            if len(found) == wanted:
+                break
+    return Tail(found[::-1], end, gave_up=len(found) < wanted and lowest > 0)
+
+
+def _from_end(stream: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
+    """The lines before byte `end`, the last one first, each with where it begins; at most `SEARCHED_BYTES` are read.
+
+    Of a line that is too long the end is told, and nothing that stands before it.
+    """
+    position, rest = end, b""
+    lowest = max(0, end - SEARCHED_BYTES)
+    while position > lowest:
+        size = min(BLOCK_BYTES, position - lowest)
+        position -= size
+        stream.seek(position)
+        text = stream.read(size) + rest
+        stop = len(text)
+        while (newline := text.rfind(b"\n", 0, stop - 1)) >= 0:
+            yield position + newline + 1, text[newline + 1 : stop]
+            stop = newline + 1
+        rest = text[:stop]
+        if len(rest) > LONGEST_LINE_BYTES:
+            yield position, CUT + rest
+            return
+    if rest and position == 0:
+        yield 0, rest

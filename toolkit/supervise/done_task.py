@@ -1,0 +1,52 @@
+"""The end of a task of an array: what its ranks printed goes into Slurm's log, and its other files go.
+
+A task that did not complete keeps everything, since somebody will look for the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from toolkit.rundir.layout import RunDirectory, rank_of
+from toolkit.rundir.rank_logs import is_shared, label_of
+from toolkit.rundir.task_files import keep_the_end
+from toolkit.supervise.log import say
+
+MOST_BYTES = 16 << 20  # of logs that are worth a copy; longer ones stay where they are
+
+
+def tidy_done_task(task: RunDirectory, start: int, job_id: str) -> None:
+    """Leave of a completed task its end, its events and one log.
+
+    Nothing is done where standard output is not the log that Slurm writes into the run's folder: `-o` may have put it
+    where nobody looks.
+    """
+    attempt = task.last_attempt()
+    assert attempt is not None  # it has just completed
+    try:
+        logs = [path for path in sorted(attempt.logs.iterdir()) if path.stat().st_size]
+        too_long = sum(path.stat().st_size for path in logs) > MOST_BYTES
+        if too_long or not _is_our_output(task.whole.path / f"slurm-{job_id}.out"):
+            return
+        for path in logs:
+            _print(path)
+        keep_the_end(task, attempt, start)
+    except OSError as error:
+        say(f"the task's folder could not be tidied: {error}")
+
+
+def _is_our_output(log: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), log.stat())
+    except (OSError, ValueError):
+        return False
+
+
+def _print(log: Path) -> None:
+    label = "" if is_shared(log) else label_of(rank_of(log))
+    with log.open(encoding="utf-8", errors="surrogateescape", newline="\n") as stream:
+        for line in stream:
+            sys.stdout.buffer.write(f"{label}{line.rstrip(chr(10))}\n".encode("utf-8", "surrogateescape"))
+    sys.stdout.flush()

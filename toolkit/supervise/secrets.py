@@ -1,0 +1,90 @@
+"""Secrets of the job's [env]: their values are read when ranks start, and stand in the ranks' environment alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import OwnFailureError
+from toolkit.supervise.commands import run_command
+from toolkit.supervise.failures import AttemptEnd
+from toolkit.supervise.requests import StopRequest
+
+COMMAND_S = 30.0
+SHORTEST = 6  # letters; a shorter value would hide words that are no secret
+HIDDEN = "***"
+
+
+def read_secrets(job: Mapping[str, Any], environ: Mapping[str, str], request: StopRequest) -> dict[str, str]:
+    """The variables that [env] secrets refers to, with their values.
+
+    Raises:
+        OwnFailureError: one cannot be read.
+    """
+    references: Mapping[str, str] = (job.get("env") or {}).get("secrets") or {}
+    return {name: _value(name, reference, environ, request) for name, reference in references.items()}
+
+
+def _value(name: str, reference: str, environ: Mapping[str, str], request: StopRequest) -> str:
+    where = f"env.secrets.{name}"
+    kind, _, rest = reference.partition(":")
+    if kind == "env":
+        if name not in environ:
+            raise OwnFailureError(
+                f"{name} was not set where this was submitted", where=where, fix=f"export {name}, and submit again"
+            )
+        return environ[name]
+    if kind == "file":
+        return read_secret_file(rest, where=where)
+    done = run_command(shlex.split(rest), environ, timeout_s=COMMAND_S, request=request)
+    if done.problem or not done.out.strip():
+        raise OwnFailureError(
+            f"the secret {name}: {done.problem or f'{rest.split()[0]} printed nothing'}",
+            where=where,
+            fix="run that command by hand where the job runs",
+        )
+    return done.out.rstrip("\n")
+
+
+def read_secret_file(name: str, *, where: str) -> str:
+    """The text of a file that its owner, who is us, alone may read; without the last line's end.
+
+    Raises:
+        OwnFailureError: it cannot be read, or others may read it.
+    """
+    path = Path(os.path.expanduser(name))  # noqa: PTH111  pathlib's own ends with an error where there is no such user
+    try:
+        with path.open(encoding="utf-8") as stream:
+            status = os.fstat(stream.fileno())
+            text = stream.read().rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise OwnFailureError(
+            f"cannot read {path}: {said}", where=where, fix="write the secret into that file"
+        ) from error
+    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise OwnFailureError(f"others may read {path}", where=where, fix=f"chmod 600 {shlex.quote(str(path))}")
+    if not text:
+        raise OwnFailureError(f"{path} is empty", where=where, fix="write the secret into that file")
+    return text
+
+
+def without_secrets(end: AttemptEnd, values: Iterable[str]) -> AttemptEnd:
+    """An attempt's end as it may be written down and told: ranks quote what they were given, as in a URL that failed."""
+    known = list(values)
+    evidence = [(place, hide(line, known)) for place, line in end.evidence]
+    lines = [hide(line, known) for line in end.last_lines]
+    return replace(end, reason=hide(end.reason, known), last_lines=lines, evidence=evidence)
+
+
+def hide(text: str, values: Iterable[str]) -> str:
+    """A text with `***` for each of the values of secrets in it."""
+    for value in sorted(values, key=len, reverse=True):  # one may be a part of another
+        if len(value) >= SHORTEST:
+            text = text.replace(value, HIDDEN)
+    return text

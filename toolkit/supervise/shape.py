@@ -1,0 +1,91 @@
+"""The shape of a run: how many ranks stand on which nodes, for each component of a heterogeneous job; most jobs have one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toolkit.errors import ToolkitError
+
+if TYPE_CHECKING:
+    from toolkit.supervise.allocation import Allocation
+
+
+@dataclass(frozen=True)
+class Component:
+    """Nodes that are alike, and the ranks on each, with how many CPUs for one (0: the launcher's default)."""
+
+    nodes: int
+    ranks_per_node: int
+    cpus_per_rank: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The components of a run; ranks are numbered through them, those of the first one from 0."""
+
+    components: tuple[Component, ...]
+
+    @classmethod
+    def of(cls, nodes: int, ranks_per_node: int, cpus_per_rank: int = 0) -> Shape:
+        """That of one component."""
+        return cls((Component(nodes, ranks_per_node, cpus_per_rank),))
+
+    @property
+    def nodes(self) -> int:
+        return sum(one.nodes for one in self.components)
+
+    @property
+    def ranks(self) -> int:
+        return sum(one.ranks for one in self.components)
+
+    @property
+    def leader(self) -> Component:
+        """The component with the batch host and rank 0: the only one under every launcher but srun."""
+        return self.components[0]
+
+    def component_of(self, rank: int) -> Component:
+        """The component that a rank is in."""
+        behind = 0
+        for one in self.components[:-1]:
+            behind += one.ranks
+            if rank < behind:
+                return one
+        return self.components[-1]
+
+
+def shape_of_job(job: Mapping[str, Any], nodes: int | None = None) -> Shape:
+    """The shape that a resolved job asks for; of one component `nodes` are those that it got, else the fewest."""
+    tables = [one["job"] for one in job.get("resolved_components") or ()] or [job["job"]]
+    components = [
+        Component(
+            int(str(table.get("nodes") or 1).split("-")[0]),  # of "2-4"
+            int(table.get("ranks_per_node") or 1),
+            int(table.get("cpus_per_rank") or 0),
+        )
+        for table in tables
+    ]
+    if nodes is not None and len(components) == 1:
+        return Shape.of(nodes, components[0].ranks_per_node, components[0].cpus_per_rank)
+    return Shape(tuple(components))
+
+
+def check_components(asked: Shape, allocation: Allocation) -> None:
+    """Check that a job's components are those of the allocation, which somebody may have asked for by hand.
+
+    Raises:
+        ToolkitError: Slurm gave others.
+    """
+    given, wanted = allocation.nodes_of_components, tuple(one.nodes for one in asked.components)
+    if len(given) == len(wanted) and (len(wanted) == 1 or given == wanted):
+        return
+    raise ToolkitError(
+        f"job {allocation.job_id} has components of {' and '.join(map(str, given))} nodes, and the run of "
+        f"{' and '.join(map(str, wanted))}",
+        fix="`scancel` it, and submit the script as it is",
+    )

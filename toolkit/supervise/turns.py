@@ -1,0 +1,83 @@
+"""Jobs in turn: an array of which one task runs at a time, and each is a start of the same run.
+
+Sites that requeue nothing let a run go on this way past its walltime. Who ends the run cancels the jobs that still
+wait; one that begins all the same finds the run's last word, and leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.rundir.claims import read_claim
+from toolkit.rundir.files import read_json_or_none, utc_now, write_json
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.task_files import read_begun
+from toolkit.slurm.commands import Slurm
+from toolkit.supervise.allocation import ANSWER_S, Allocation
+from toolkit.supervise.log import say
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Job `number` of `count`, counted from 1, of the array `array_job`."""
+
+    number: int
+    count: int
+    array_job: str
+
+    @property
+    def is_last(self) -> bool:
+        return self.number >= self.count
+
+
+def take_turn(job: Mapping[str, Any], allocation: Allocation) -> Turn | None:
+    """This job's turn, after which it is no task any more: all of them live in the run's own folder."""
+    count = int(job["job"].get("repeat") or 1)
+    if count < 2 or allocation.task is None:
+        return None
+    turn = Turn(allocation.task, count, allocation.job_id.partition("_")[0])
+    allocation.task = None
+    return turn
+
+
+def code_of_ended_run(run: RunDirectory, first: int) -> int | None:
+    """The exit code of a run that has ended since its start `first`; None while it is to go on."""
+    attempt = run.last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt is not None else None
+    begun = read_begun(attempt) if attempt is not None else None
+    if end is None or begun is None or not end["final"] or begun["start"] < first:
+        return None
+    return int(end["exit_code"])
+
+
+def start_of_turn(run: RunDirectory, first: int, job_id: str) -> int:
+    """The number of the start that this job may claim: the one that it has, else the next one.
+
+    Slurm begins a job of the array when the one before it is over. Where that one's supervisor left no word, it was
+    killed, and its start is closed here.
+    """
+    numbers = run.start_numbers()
+    for number in numbers:
+        claim = read_claim(run, number)
+        if claim is not None and claim.job_id == job_id:
+            return number
+        folder = run.start(number)
+        if not any((folder / name).exists() for name in ("end.json", "lost.json")):
+            write_json(
+                folder / "lost.json", {"time": utc_now(), "note": f"closed by job {job_id}, whose turn came next"}
+            )
+    return max([first - 1, *numbers]) + 1
+
+
+def cancel_later_turns(turn: Turn) -> None:
+    """Take the jobs that still wait out of the queue."""
+    if turn.is_last:
+        return
+    say(f"the run has ended: the {turn.count - turn.number} jobs that were to follow are cancelled")
+    try:
+        Slurm(timeout_s=ANSWER_S).call(["scancel", "--state=PENDING", turn.array_job])
+    except (NotFoundError, SchedulerRefusedError) as error:
+        say(f"they could not be: {error.message}; each ends as soon as it begins")

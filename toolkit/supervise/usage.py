@@ -1,0 +1,218 @@
+"""What the ranks of one node use of it, sampled by the guard of the node's first rank: CPU time, memory, GPUs.
+
+One small file a node, written anew at each sample: 1 s after the start, then ever more rarely, down to every 30 s.
+Everything is read from /proc and NVML; nothing of it touches the ranks, and what cannot be read is null.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolkit.rundir.files import utc_now, write_json
+from toolkit.rundir.layout import AttemptDirectory
+
+FIRST_S = 1.0
+PERIOD_S = 30.0
+_JOIN_S = 2.0  # for a sample that hangs on the run directory's file system
+_DRIVER = Path("/proc/driver/nvidia")
+
+
+@dataclass
+class GpuUse:
+    """One GPU over all samples; `busy` adds up shares of time, each over the last second or less (NVML)."""
+
+    uuid: str
+    samples: int = 0
+    busy: float = 0.0
+    memory_peak_bytes: int = 0
+    memory_bytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "uuid": self.uuid, "utilisation": round(self.busy / max(1, self.samples), 3),
+            "memory_peak_bytes": self.memory_peak_bytes, "memory_bytes": self.memory_bytes,
+        }  # fmt: skip
+
+
+@dataclass
+class NodeUsage:
+    """The running sum of one node. `launcher` is the process whose children the ranks' guards are."""
+
+    path: Path
+    launcher: int
+    first_rank: int
+    visible_gpus: str | None = None  # CUDA_VISIBLE_DEVICES
+    began: float = field(default_factory=time.monotonic)
+    samples: int = 0
+    ranks: int = 0
+    cpu_s: float = 0.0
+    memory_peak_bytes: int = 0
+    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _gpus: NvidiaGpus | None = None
+
+    def start(self) -> None:
+        """Sample in the background until `finish`."""
+        self._thread = threading.Thread(target=self._go_on, name="usage", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """The last sample, once this node's first rank has ended."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                return
+        # What has ended says nothing in /proc: of the first rank the kernel kept the largest of its processes.
+        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        self.memory_peak_bytes = max(self.memory_peak_bytes, largest)
+        self.sample()
+
+    def sample(self) -> None:
+        """Look once, and write the sum down. A disk that takes nothing costs a sample, and no rank."""
+        processes = dict(descendants(self.launcher))
+        self.samples += 1
+        self.ranks = max(self.ranks, sum(one.parent == self.launcher for one in processes.values()))
+        # Time never goes back: a rank that has ended took its own out of /proc.
+        self.cpu_s = max(self.cpu_s, sum(one.cpu_s for one in processes.values()))
+        self.memory_peak_bytes = max(self.memory_peak_bytes, sum(map(peak_bytes, processes)))
+        gpus = [one.as_json() for one in self._gpus.sample()] if self._gpus is not None else None
+        with suppress(OSError):
+            write_json(
+                self.path,
+                {
+                    "host": socket.gethostname(), "first_rank": self.first_rank, "ranks": self.ranks,
+                    "seconds": round(time.monotonic() - self.began, 1), "cpu_s": round(self.cpu_s, 1),
+                    "memory_peak_bytes": self.memory_peak_bytes, "gpus": gpus, "samples": self.samples,
+                    "time": utc_now(),
+                },
+                durable=False,
+            )  # fmt: skip
+
+    def _go_on(self) -> None:
+        # Signals are for the thread that waits for the rank. NVML is asked here: a driver that hangs holds up nobody.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._gpus = nvidia_gpus(self.visible_gpus) if _DRIVER.exists() else None
+        pause_s = FIRST_S
+        while not self._over.wait(pause_s):
+            self.sample()
+            pause_s = min(PERIOD_S, 2 * pause_s)
+
+
+def usage_of_node(attempt: AttemptDirectory, rank: int, environ: Mapping[str, str]) -> NodeUsage | None:
+    """The sums of this rank's node where it is the node's first one; None for any other rank.
+
+    Launchers fill one node after the other. The ranks' guards are children of one process on each node: slurmstepd, the
+    daemon of mpirun, or the supervisor.
+    """
+    if not _is_first_of_node(rank, environ):
+        return None
+    return NodeUsage(attempt.usage_file(rank), os.getppid(), rank, environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:
+    if environ.get("TOOLKIT_LAUNCHER") == "srun":  # whose components may differ in their ranks on a node
+        return environ.get("SLURM_LOCALID") == "0"
+    per_node = environ.get("TOOLKIT_RANKS_PER_NODE", "")
+    return per_node.isdigit() and not rank % max(1, int(per_node))
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of /proc: its parent, and the CPU time of it and of the children that it has waited for."""
+
+    parent: int
+    cpu_s: float
+
+
+def descendants(root: int) -> Iterator[tuple[int, Process]]:
+    """Every living process below `root`, which does not count itself."""
+    processes = dict(_processes())
+    children: dict[int, list[int]] = {}
+    for pid, process in processes.items():
+        children.setdefault(process.parent, []).append(pid)
+    below = list(children.get(root, ()))
+    while below:
+        pid = below.pop()
+        yield pid, processes[pid]
+        below += children.get(pid, ())
+
+
+def _processes() -> Iterator[tuple[int, Process]]:
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    for name in filter(str.isdigit, (path.name for path in Path("/proc").iterdir())):
+        try:
+            text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended meanwhile
+            continue
+        fields = text.rpartition(")")[2].split()  # from the third on, proc(5)
+        yield int(name), Process(int(fields[1]), sum(map(int, fields[11:15])) / ticks_per_s)
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had resident; 0 once it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    line = next((line for line in text.splitlines() if line.startswith("VmHWM:")), "")
+    return int(line.split()[1]) * 1024 if line else 0
+
+
+@dataclass
+class NvidiaGpus:
+    """GPUs as NVML counts them; `library` is the module of nvidia-ml-py."""
+
+    library: Any
+    handles: Mapping[str, Any]
+    _uses: dict[str, GpuUse] = field(default_factory=dict)
+
+    def sample(self) -> list[GpuUse]:
+        nvml = self.library
+        for uuid, handle in self.handles.items():
+            try:
+                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            except nvml.NVMLError:  # a GPU in parts (MIG) tells no utilisation; one that is lost tells nothing
+                continue
+            use = self._uses.setdefault(uuid, GpuUse(uuid))
+            use.samples, use.busy, use.memory_bytes = use.samples + 1, use.busy + busy, int(memory.total)
+            use.memory_peak_bytes = max(use.memory_peak_bytes, int(memory.used))
+        return list(self._uses.values())
+
+
+def nvidia_gpus(visible: str | None, library: Any = None) -> NvidiaGpus | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, all of the node without it; None where NVML does not tell."""
+    if library is None:
+        try:
+            import pynvml
+        except ImportError:  # an image's Python, say
+            return None
+        library = pynvml
+    try:
+        library.nvmlInit()
+        handles = {}
+        for index in range(library.nvmlDeviceGetCount()):
+            handle = library.nvmlDeviceGetHandleByIndex(index)
+            uuid = library.nvmlDeviceGetUUID(handle)
+            uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
+            if visible is None or _is_named(index, uuid, visible.split(",")):
+                handles[uuid] = handle
+    except library.NVMLError:
+        return None
+    return NvidiaGpus(library, handles)
+
+
+def _is_named(index: int, uuid: str, named: list[str]) -> bool:
+    """By its number or by the beginning of its UUID."""
+    return any(one.strip() == str(index) or (one.startswith("GPU-") and uuid.startswith(one.strip())) for one in named)

@@ -1,0 +1,114 @@
+"""The webhook of [notify]: a small JSON document for each end of an attempt that somebody wants to hear of.
+
+It is sent beside the run. What goes wrong is said in the log, without the URL, which is a secret.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.errors import OwnFailureError
+from toolkit.rundir.files import utc_now
+from toolkit.rundir.layout import AttemptDirectory
+from toolkit.rundir.states import Cause, Next, Verdict
+from toolkit.supervise.failures import AttemptEnd
+from toolkit.supervise.log import say
+from toolkit.supervise.secrets import read_secret_file
+
+POST_TIMEOUT_S = 5.0
+_EVENTS = {Cause.STALLED: "stall", Cause.PREEMPTED: "preemption", Cause.NODE_LOST: "failure"}
+_PLAIN_ENDS = (Cause.COMPLETED, Cause.STOPPED, Cause.CANCELLED, Cause.WALLTIME)
+
+
+def event_of(verdict: Verdict) -> str:
+    """The word of `webhook_on` for the end of an attempt; "" where a walltime is followed by the next start."""
+    if verdict.cause in _PLAIN_ENDS:
+        return "end" if verdict.next is Next.END else ""
+    return _EVENTS.get(verdict.cause, "failure")
+
+
+@dataclass
+class Webhook:
+    """Posts in threads of its own; `wait` gives them a last chance."""
+
+    job: Mapping[str, Any]
+    environ: Mapping[str, str]
+    under_way: list[threading.Thread] = field(default_factory=list)
+
+    def tell(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict) -> None:
+        """Post the end of an attempt, if the job asks for it."""
+        wanted = self.job.get("notify") or {}
+        event = event_of(verdict)
+        if not wanted.get("webhook") or event not in wanted.get("webhook_on", ()):
+            return
+        told = _document(self.job, attempt, end, verdict, event)
+        thread = threading.Thread(target=self._post, args=(str(wanted["webhook"]), told), daemon=True)
+        thread.start()
+        self.under_way.append(thread)
+
+    def wait(self) -> None:
+        """Wait for what is under way, a few seconds at most: the process is about to end."""
+        deadline = time.monotonic() + POST_TIMEOUT_S
+        for thread in self.under_way:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                say(f"the webhook did not answer in {POST_TIMEOUT_S:.0f} s")
+        self.under_way.clear()
+
+    def _post(self, reference: str, told: Mapping[str, Any]) -> None:
+        try:
+            url = self._url(reference)
+            request = urllib.request.Request(
+                url, data=json.dumps(told).encode(), headers={"Content-Type": "application/json"}, method="POST"
+            )
+            with urllib.request.urlopen(request, timeout=POST_TIMEOUT_S):
+                return
+        except OwnFailureError as error:
+            say(f"the webhook was not called: {error}")
+        except urllib.error.HTTPError as error:
+            say(f"the webhook refused the {told['event']}: HTTP {error.code}")
+        except urllib.error.URLError as error:
+            say(
+                f"the webhook was not reached: {getattr(error.reason, 'strerror', None) or type(error.reason).__name__}"
+            )
+        except (OSError, ValueError, http.client.HTTPException) as error:  # their words may hold the URL
+            say(f"the webhook was not reached: {type(error).__name__}")
+
+    def _url(self, reference: str) -> str:
+        kind, _, place = reference.partition(":")
+        if kind == "file":
+            url = read_secret_file(place, where="notify.webhook").strip()
+        elif place in self.environ:
+            url = self.environ[place].strip()
+        else:
+            raise OwnFailureError(
+                f"{place} was not set where this was submitted", where="notify.webhook", fix=f"export {place}"
+            )
+        if not url.startswith(("https://", "http://")):
+            raise OwnFailureError("it refers to no http URL", where="notify.webhook", fix="write https://... there")
+        return url
+
+
+def _document(
+    job: Mapping[str, Any], attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, event: str
+) -> dict[str, Any]:
+    """What is posted: `text` is what chat services show."""
+    name = job["job"].get("name", attempt.run.job_name)
+    is_final = verdict.next is Next.END
+    state = verdict.final_state.value if is_final else verdict.next.value
+    follows = "" if verdict.cause is Cause.COMPLETED else f": {end.reason}"
+    text = f"{name} {attempt.run.run_id} {'is' if is_final else 'goes on:'} {state}{follows}"
+    return {
+        "text": text, "event": event, "job_name": name, "run_id": attempt.run.run_id, "attempt": attempt.number,
+        "cause": verdict.cause.value, "reason": end.reason, "next": verdict.next.value, "final": is_final,
+        "state": verdict.final_state.value if is_final else "running", "exit_code": verdict.exit_code if is_final else None,
+        "step": end.step, "time": utc_now(),
+    }  # fmt: skip
