@@ -2,9 +2,11 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from projects import SAYS, git
 
 from toolkit.batch import follow, logs
 
@@ -62,3 +64,26 @@ def clock(monkeypatch):
     for module in (follow, logs):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=clock.sleep))
     return clock
+
+
+@pytest.fixture
+def project(toolkit) -> Path:
+    """A job of one script with a module and a file of data beside it, in a folder that no repository has."""
+    folder = toolkit.folder / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(SAYS)
+    (folder / "helper.py").write_text("WORD = 'as submitted'\n")
+    (folder / "data.txt").write_text("data")
+    (folder / "work.toml").write_text('[job]\nentry = "train.py"\n')
+    return folder
+
+
+@pytest.fixture
+def repository(project: Path) -> Path:
+    (project / ".gitignore").write_text("*.txt\ncache/\n")
+    (project / "cache").mkdir()
+    (project / "cache" / "big").write_text("big")
+    git(project, "init", "-q")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "first")
+    return project

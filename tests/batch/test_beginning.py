@@ -1,4 +1,4 @@
-"""What the ranks would refuse of [checkpoint] is refused before they start, with the key and the fix."""
+"""What the ranks would refuse of [checkpoint], [data] and [args] is refused before they start, with the key and the fix."""
 
 from __future__ import annotations
 
@@ -98,6 +98,80 @@ def test_a_resume_needs_the_source_only_where_the_run_has_saved_nothing_since(to
     toolkit.ok("resume", "last", "--wait")
     said = toolkit("resume", "last", "--set", f"checkpoint.source={source.parent}/step-00000004")
     assert (said.code, "there is no folder" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", NEW_RUN)
+def test_data_that_are_not_there_are_refused_by_each_command_and_leave_no_run(toolkit, command: str) -> None:
+    (toolkit.folder / "corpus").mkdir()
+    (toolkit.folder / "corpus" / "a.txt").touch()
+    said = toolkit(command, toolkit.job("true", more='[data]\npaths = ["corpus/*.txt", "corpse/*.txt"]\n'))
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        f"toolkit: {toolkit.folder}/work.toml:4:data.paths: nothing here matches 'corpse/*.txt'. Fix: name files that this "
+        f"host and every node can read; relative patterns start at {toolkit.folder}\n"
+    )
+    assert not toolkit.runs.exists()
+
+
+def test_data_of_other_hosts_and_of_jobs_before_are_left_to_the_ranks(toolkit, dev_cluster_conf, tmp_path) -> None:
+    (tmp_path / "here.txt").touch()
+    there = f'paths = ["*.txt", "**/here.txt", "{tmp_path}/h*.txt", "s3://bucket/*.txt"]'
+    toolkit.ok("render", toolkit.job("true", more=f"[data]\n{there}\n"))
+    job = toolkit.job("true", more='[data]\npaths = ["/data/*.txt"]\n')
+    assert toolkit("render", job, "--site", "devcluster").code == 2
+    toolkit.ok("render", job, "--site", "devcluster", "-d", "afterok:5")
+    site = tmp_path / "site.toml"
+    for tables in ('[container]\nruntime = "apptainer"\nimage = "/i.sif"\n', '[paths]\nlocal_scratch = "/data"\n'):
+        site.write_text(f'name = "site"\n[scheduler]\nkind = "local"\n{tables}')
+        toolkit.ok("render", job, "--site", site)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--set", "args.sizes=8..x"), "--set args.sizes=8..x:args.sizes: 'x' is no size. Fix: write 8..16M"),
+        (
+            ("--set", "args.iteration=3"),
+            "args.iteration: this job has no argument 'iteration'. Fix: write 'iterations'",
+        ),
+        (("--set", "args.factor=two"), "args.factor: 'two' is refused: input should be a valid integer"),
+        (("-n", "1"), "one rank has nobody to talk to"),
+        (
+            ("--set", "args.algorithms=hierarchical"),
+            "'hierarchical' needs two or more nodes with two or more ranks each",
+        ),
+    ],
+)
+def test_a_bench_that_its_ranks_would_refuse_is_not_submitted(toolkit, words, said: str) -> None:
+    answer = toolkit("submit", "bench_collectives", *words)
+    assert (answer.code, said in answer.err, answer.err.count("\n")) == (2, True, 1), answer.err
+    assert not toolkit.runs.exists()
+    assert toolkit("render", "bench_collectives").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("args.heads=3",), "args.width: args.width = 128 is no multiple of args.heads = 3. Fix: args.width = 126 or 129, or args.heads = 2 or 4"),
+        (("parallel.tp=3", "job.ranks_per_node=3", "train.batch=12"), "--set parallel.tp=3:parallel.tp: args.heads = 4 is no multiple of parallel.tp = 3. Fix: parallel.tp = 2 or 4, or args.heads = 3 or 6"),
+        (("args.dropout=1.5",), "--set args.dropout=1.5:args.dropout: 1.5 is refused: input should be less than 1. Fix: give a number, at least 0, less than 1"),
+        (("args.layer=2",), "args.layer: this job has no argument 'layer'. Fix: write 'layers'"),
+        (("train.guard=roll_back", "checkpoint.every_steps=500"), "none is due before the last step: checkpoint.every_steps is 500, train.steps 150"),
+    ],
+)  # fmt: skip
+def test_what_the_ranks_of_a_training_would_refuse_is_not_submitted(toolkit, words, said: str) -> None:
+    """Also of a copy of a shipped job, whose script is the user's."""
+    toolkit.ok("jobs", "copy", "train_lm", toolkit.folder)
+    settings = [word for one in words for word in ("--set", one)]
+    for command, job in (("submit", "train_lm"), ("preflight", toolkit.folder / "train_lm.toml")):
+        answer = toolkit(command, job, *settings)
+        assert (answer.code, said in answer.err, answer.err.count("\n")) == (2, True, 1), answer.err
+    assert not toolkit.runs.exists()
+
+
+def test_each_task_of_a_sweep_is_looked_at(toolkit, dev_cluster_conf) -> None:
+    said = toolkit("submit", "train_lm", "--site", "devcluster", "--sweep", "args.heads=2,3")
+    assert said.code == 2 and "task 1 (args.heads=3): " in said.err and "is no multiple of args.heads = 3" in said.err
 
 
 @pytest.mark.parametrize("command", NEW_RUN)

@@ -10,6 +10,7 @@ import pytest
 from whole_checkpoints import make_whole_checkpoint
 
 from toolkit.metrics.training import TrainRecord
+from toolkit.metrics.validation import ValidationRecord
 
 # A job that shows its shape and settings, and saves nothing.
 SHOW = 'cat $TOOLKIT_RESOLVED_JOB > "$TOOLKIT_RUN_DIR/seen-$TOOLKIT_ATTEMPT.json"; echo ranks $TOOLKIT_WORLD_SIZE'
@@ -197,6 +198,8 @@ def test_a_resume_with_no_step_left_is_refused_with_a_number_that_is_accepted(to
     )
     assert not list(ended.path.glob("resumed-*"))
     assert toolkit("resume", "last", "--set", "train.steps=20", "--from", 10, "--wait").code == 0
+    checkpoints(ended, 20)
+    assert "--set train.steps=20:train.steps of its last start: run " in toolkit("resume", "last").err
     assert toolkit("resume", "last", "--set", "train.steps=40", "--wait").code == 0
 
 
@@ -206,6 +209,7 @@ def test_a_completed_run_whose_records_ended_at_its_steps_has_none_left(toolkit,
     records(ended, 1000, steps=1000)
     said = toolkit("resume", "last")
     assert (said.code, "is at step 1000, and train.steps is 1000: nothing is left to do" in said.err) == (1, True)
+    assert "toolkit: train.steps: " in said.err
     (ended.checkpoints / "step-00001000" / "manifest.json").write_text("{}")  # then ranks take an older one
     assert toolkit("resume", "last", "--wait").code == 0
 
@@ -223,3 +227,30 @@ def test_an_attempt_without_a_step_stands_at_the_newest_checkpoint(toolkit, ende
     assert json.loads(toolkit.ok("status", "--json"))["step"] is None
     checkpoints(ended, 10, 2500)
     assert json.loads(toolkit.ok("status", "--json"))["step"] == 2500
+
+
+def test_a_run_that_stopped_early_says_so_and_goes_on_with_more_patience_alone(toolkit) -> None:
+    settings = "[train]\nsteps = 12\nvalidate_every = 2\nearly_stop_patience = 2\n"
+    run = toolkit.submit(toolkit.job(SHOW, more=settings))
+    assert toolkit("wait", run.run_id).code == 0
+    stop = {"best": 2.5, "best_step": 2, "waited": 2}
+    make_whole_checkpoint(run.checkpoints, 2, state={"extra": {"early_stop": stop | {"waited": 0}}})
+    make_whole_checkpoint(run.checkpoints, 6, state={"extra": {"early_stop": stop}})
+    records(run, 6, steps=12)
+    why = "the last 2 validations were not better than 2.5000 at step 2"
+    last = ValidationRecord(6, 10, {"loss": 2.75}, average=False, time="", attempt=0, stopped=why)
+    (run.metrics / "validation.jsonl").write_text(last.to_line() + "\n")
+    words = f"validated at step 6: loss 2.7500; stopped early: {why}"
+    assert toolkit.ok("status").endswith(f"; {words}\n")
+    assert json.loads(toolkit.ok("status", "--json"))["validation"] == json.loads(last.to_line())
+    explained = toolkit.ok("explain")
+    assert f"metrics/validation.jsonl: {words}\n" in explained
+    assert f"`toolkit resume {run.run_id} --set train.early_stop_patience=4` goes on, with more patience" in explained
+    said = toolkit("resume", "last", "--set", "train.steps=20")
+    assert (said.code, said.out) == (1, "")
+    assert "stopped early at step 6: no better after 2 validations, and train.early_stop_patience is 2" in said.err
+    assert (
+        f"Fix: `toolkit resume {run.run_id} --set train.early_stop_patience=4` waits for 2 more, 0 for ever" in said.err
+    )
+    toolkit.ok("resume", "last", "--wait", "--set", "train.early_stop_patience=3")
+    toolkit.ok("resume", "last", "--wait", "--set", "train.early_stop_patience=2", "--from", 2)

@@ -61,6 +61,13 @@ def allocation(toolkit, monkeypatch):
     return shape
 
 
+def test_jobs_in_turn_are_none_of_one_allocations(toolkit, allocation) -> None:
+    said = toolkit("run", toolkit.job("true"), "--repeat", 3)
+    told = "toolkit: --repeat 3:job.repeat: 3 jobs in turn are jobs of their own, and this allocation is one. Fix: `toolkit submit"
+    assert said.code == 2 and said.err.startswith(told), said
+    assert allocation("--repeat", 1) == (2, 2)
+
+
 def test_nodes_and_tasks_are_the_allocations(allocation, monkeypatch) -> None:
     assert allocation() == (2, 2)
     assert allocation("--ntasks-per-node", 1) == (2, 1)
@@ -93,7 +100,7 @@ def test_lines_are_numbered_by_the_ranks_that_the_attempt_has(run_directory) -> 
     lines: list[str] = []
     with subprocess.Popen(["true"]) as supervisor:
         show_output(run_directory, supervisor, lines.append, lines.append)
-    assert lines == ["[0] of 2", "of 1"]
+    assert lines == ["[0] of 2\n", "of 1\n"]
 
 
 def test_a_step_around_us_is_left_behind() -> None:

@@ -34,6 +34,19 @@ GOLDEN_SETTINGS = {
     "devcluster": ["job.nodes=2", "job.gpus_per_node=2", "job.ranks_per_node=2"],
     "roihu": ["job.nodes=2-4", "job.ranks_per_node=4", "job.account=project_1", "job.time=1-00:00:00"],
     "lumi": ["job.nodes=2", "train.batch=32", "job.ranks_per_node=8", "job.account=project_2", 'job.sbatch=["--mail-type=END"]'],
+    "aion": ["job.nodes=2"],
+    "archer2": ["job.nodes=2", "job.partition=standard", "job.account=e123", "job.time=04:00:00"],
+    "betzy": ["job.nodes=4", "job.account=nn1234k", "train.batch=32"],
+    "clariden": ["job.nodes=2", "job.account=a-g123"],
+    "daint": ["job.nodes=2", "job.account=g123"],
+    "delta": ["job.nodes=2", "job.account=abcd-delta-gpu"],
+    "frontier": ["job.nodes=2", "job.ranks_per_node=8", "train.batch=32", "job.account=abc123"],
+    "iris": ["job.nodes=2", "job.partition=gpu"],
+    "kestrel": ["job.nodes=2", "job.partition=gpu-h100", "job.account=mine"],
+    "leonardo": ["job.nodes=2", "job.partition=boost_usr_prod", "job.account=EUHPC_1", "job.qos=boost_qos_dbg"],
+    "mahti": ["job.nodes=2", "job.partition=gpumedium", "job.account=project_3"],
+    "olivia": ["job.nodes=2", "job.partition=accel", "job.account=nn1234k"],
+    "snellius": ["job.nodes=2", "job.partition=gpu_h100"],
 }  # fmt: skip
 
 

@@ -8,9 +8,11 @@ import jsonschema
 import pytest
 from queued_runs import claim, end_attempt, states_of, submitted
 
-from toolkit.batch import history
+from toolkit.batch.history import asking
 from toolkit.batch.living import slurm_word
+from toolkit.batch.rehearsed import reason_of
 from toolkit.batch.settle import close_submission
+from toolkit.batch.state import final_word
 from toolkit.rundir.claims import end_start
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import make_task
@@ -60,6 +62,9 @@ def test_no_moment_of_a_requeue_is_an_end(toolkit, squeue):
     run = submitted(toolkit, "7", "again")
     claim(run)
     end_attempt(run, final=False, next="requeue", cause="walltime", state="timeout")
+    squeue(("7", "COMPLETING", "None"))
+    told = json.loads(toolkit.ok("status", run.run_id, "--json"))
+    assert (told["state"], "is being requeued; Slurm: COMPLETING" in told["reason"]) == ("pending", True)
     for state in ("RUNNING", "COMPLETING", "PENDING", "CONFIGURING", "RUNNING"):
         squeue(("7", state, "BeginTime" if state == "PENDING" else "None"))
         told = json.loads(toolkit.ok("status", run.run_id, "--json"))
@@ -122,7 +127,7 @@ def test_a_run_that_is_submitted_after_the_question_is_not_lost(toolkit, squeue,
         end_attempt(part, state="completed", exit_code=0)
     end = "_[0-1]" if array else ""
     squeue(("1", "RUNNING", "None"))
-    real = history.ask_slurm
+    real = asking.ask_slurm
 
     def ask(job, job_ids, *, echo=False):
         answer = real(job, job_ids, echo=echo)
@@ -132,7 +137,7 @@ def test_a_run_that_is_submitted_after_the_question_is_not_lost(toolkit, squeue,
         close_submission(resumed, 1, "9")
         return answer
 
-    monkeypatch.setattr(history, "ask_slurm", ask)
+    monkeypatch.setattr(asking, "ask_slurm", ask)
     told = json.loads(toolkit.ok("status", *(run.run_id for run in (other, new, resumed)), "--json"))
     assert [entry["state"] for entry in told] == ["running", "pending", "pending"], told
 
@@ -200,3 +205,13 @@ def test_a_task_of_a_run_that_is_named_by_its_path(toolkit, squeue):
     said = toolkit("logs", path, "--task", "2")
     assert (said.code, "has no task 2" in said.err) == (4, True)
     assert "is no array" in toolkit("logs", elsewhere / "alone" / alone.run_id, "--task", "1").err
+
+
+def test_a_rank_that_a_rehearsal_killed_had_memory_enough(run_directory):
+    killed = {"reason": "killed by SIGKILL (out of memory?)"}
+    end_attempt(run_directory, **killed)
+    attempt = run_directory.attempt(0)
+    assert reason_of(attempt, killed) == killed["reason"]
+    write_json(attempt.rehearsed, json.loads((DOCS / "samples" / "rehearsed.json").read_text()))
+    assert reason_of(attempt, killed) == "killed by SIGKILL (by a rehearsal)"
+    assert final_word(run_directory).reason.endswith("killed by SIGKILL (by a rehearsal)")

@@ -56,15 +56,19 @@ def test_words_behind_the_dashes_reach_the_program(toolkit) -> None:
     assert toolkit.ok("logs", "--rank", 0) == "<--wait><a b><><-n><ü'\"$x>\n"
 
 
-def test_dry_run_and_render_print_the_script_and_start_nothing(toolkit) -> None:
-    job = toolkit.job("true")
-    for command in (["submit", job, "--dry-run"], ["render", job]):
-        printed = toolkit.ok(*command)
-        run = newest(toolkit.runs)
-        assert printed == run.script(0).read_text()
-        assert f"# Run {run.run_id} of job work, site local" in printed
-        assert not list(run.path.glob("submitted-*")) and not run.start_numbers()
+def test_render_prints_the_script_and_starts_nothing(toolkit) -> None:
+    printed = toolkit.ok("render", toolkit.job("true"))
+    run = newest(toolkit.runs)
+    assert printed == run.script(0).read_text()
+    assert f"# Run {run.run_id} of job work, site local" in printed
+    assert not list(run.path.glob("submitted-*")) and not run.start_numbers()
     assert "created" in toolkit.ok("status", newest(toolkit.runs).run_id)
+
+
+def test_a_dry_run_prints_the_script_and_keeps_nothing(toolkit) -> None:
+    printed = toolkit.ok("submit", toolkit.job("true"), "--dry-run")
+    assert printed.startswith("#!/bin/bash") and "of job work, site local" in printed
+    assert list(toolkit.runs.iterdir()) == []
 
 
 def test_last_is_no_run_that_was_only_rendered(toolkit) -> None:

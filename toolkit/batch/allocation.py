@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 
 from toolkit.batch.submission import uses_slurm
-from toolkit.config.checks import counted
+from toolkit.config.component_checks import refuse_components
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, counted
+from toolkit.slurm.clusters import cluster_of_allocation
 
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -53,6 +54,23 @@ def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
     return given
 
 
+def cluster_here(environ: Mapping[str, str], asked: str | None) -> str:
+    """The cluster of the allocation that we are in, by the name that a run on it records; "" for the site's own.
+
+    Raises:
+        ToolkitError: `asked`, which is -M, is another one.
+    """
+    given = cluster_of_allocation(environ)
+    own = given or environ.get("SLURM_CLUSTER_NAME", "")
+    if asked not in (None, given, own):
+        raise ToolkitError(
+            f"the allocation {environ['SLURM_JOB_ID']} is on cluster {own or 'of this site'}, and a run here is on its nodes",
+            where=f"-M {asked}",
+            fix=f"leave -M out, or `salloc -M {asked} toolkit run ...`",
+        )
+    return given
+
+
 def tasks_per_node(environ: Mapping[str, str]) -> str | None:
     """The tasks on each node that salloc was asked for; None where it was not asked, or where nodes differ."""
     if "SLURM_NTASKS" not in environ:  # then SLURM_TASKS_PER_NODE only counts the CPUs
@@ -75,6 +93,20 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
             "the tasks of an array are jobs of their own, and this allocation is one",
             where=job.origin("job.array").place("job.array"),
             fix="`toolkit submit ...`, or --set job.array= for one task of no number",
+        )
+    if table.repeat > 1:
+        raise ToolkitError(
+            f"{table.repeat} jobs in turn are jobs of their own, and this allocation is one",
+            where=job.origin("job.repeat").place("job.repeat"),
+            fix="`toolkit submit ...`, or --repeat 1",
+        )
+    refuse_components(
+        job, f"a run here has one shape, and the job has {len(job.components)} components", "`toolkit submit ...`"
+    )
+    if int(environ.get("SLURM_HET_SIZE") or 1) > 1:
+        raise ToolkitError(
+            f"the allocation {environ['SLURM_JOB_ID']} has {environ['SLURM_HET_SIZE']} components, and a run here has one",
+            fix="`toolkit submit` a job with a [[component]] for each, or `salloc` one component",
         )
     wanted = f"salloc -N {table.nodes} --ntasks-per-node {table.ranks_per_node}"
     wanted += f" -c {table.cpus_per_rank}" if table.cpus_per_rank > 1 else ""

@@ -9,9 +9,11 @@ from typing import Any
 
 from toolkit.batch.living import OWN_WORD, Answer, Word, slurm_word
 from toolkit.rundir.files import read_json_or_none
-from toolkit.rundir.find import job_ids
+from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.parts import Part, slurm_id
 from toolkit.rundir.states import RunState
+from toolkit.rundir.sweep import Sweep, Values, in_words
 
 # What all of them are while some are: the first that any task is in.
 _ORDER = (
@@ -22,8 +24,8 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """One task of an array run at one moment. `job_id` is Slurm's, `123_4`; `source` is who told the state,
-    and `cannot_start` as of a `Word`.
+    """One task of an array run at one moment. `job_id` is Slurm's, `123_4`; `source` is who told the state, and
+    `cannot_start` as of a `Word`. `values` are what it has in place of the job's in a sweep.
     """
 
     task: int
@@ -33,26 +35,35 @@ class TaskStatus:
     source: str
     exit_code: int | None
     cannot_start: bool = False
+    values: Values | None = None
+
+    @property
+    def named(self) -> str:
+        """`task 3`, or `task 3 (train.lr=0.0003)`."""
+        return f"task {self.task} ({in_words(self.values)})" if self.values else f"task {self.task}"
 
     def as_json(self) -> dict[str, Any]:
         """One of the `tasks` of `status --json`."""
         return {
             "task": self.task, "job_id": self.job_id, "state": self.state.value, "reason": self.reason,
-            "exit_code": self.exit_code,
+            "exit_code": self.exit_code, "values": None if self.values is None else dict(self.values),
         }  # fmt: skip
 
 
-def task_job_id(run: RunDirectory, task: int, array_job: str) -> str:
+def task_job_id(run: RunDirectory, task: int, array_job: str, parts: Sequence[Part]) -> str:
     """Slurm's id of a task: the one that its last start has, else its place in the array."""
     ids = job_ids(run.task(task))
-    return ids[-1] if ids else f"{array_job}_{task}"
+    return ids[-1] if ids else slurm_id(parts, array_job, task)
 
 
-def task_status(run: RunDirectory, task: int, job_id: str, final: Word | None, answer: Answer) -> TaskStatus:
+def task_status(
+    run: RunDirectory, task: int, job_id: str, final: Word | None, answer: Answer, sweep: Sweep | None
+) -> TaskStatus:
     """One task: its own final word, else Slurm's."""
     word = final or slurm_word(run.task(task), job_id, answer)
     code = exit_code_of_end(run.task(task), word)
-    return TaskStatus(task, job_id, word.state, word.reason, word.source, code, word.cannot_start)
+    values = sweep.values_of(task) if sweep is not None else None
+    return TaskStatus(task, job_id, word.state, word.reason, word.source, code, word.cannot_start, values)
 
 
 def exit_code_of_end(run: RunDirectory, word: Word) -> int | None:

@@ -1,4 +1,4 @@
-"""Can the ranks begin and save as the table [checkpoint] says? What this host can tell before they start."""
+"""Can the ranks begin, read and save as the job says? What this host can tell before they start."""
 
 from __future__ import annotations
 
@@ -8,13 +8,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.config.combinations import check_roll_back
+from toolkit.config.data import matches
+from toolkit.config.entry import script_of
 from toolkit.config.resolved import ResolvedJob
+from toolkit.config.shipped import shipped_jobs
 from toolkit.errors import ToolkitError
 from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.supervise.launch import is_foreign
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
+
+
+def check_beginning(job: ResolvedJob, options: Sequence[str] = ()) -> None:
+    """Everything that is looked at for the first start of a run; `options` are sbatch's for this submission alone.
+
+    Raises:
+        ToolkitError: the ranks could not begin, read or save as the job says.
+    """
+    check_source(job, options)
+    check_data(job, options)
+    check_codec(job)
+    check_arguments(job)
+    check_bench(job)
+    check_guard(job)
 
 
 def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
@@ -29,9 +47,7 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     """
     source = job.checkpoint.source
     path = job.job_directory / source
-    if not source or (_has_image(job) and not path.is_relative_to(job.job_directory)):
-        return
-    if last_value_of((*job.job.sbatch, *options), "dependency", "d"):
+    if not source or _is_elsewhere(path, job) or _waits(job, options):
         return
     where = job.origin("checkpoint.source").place("checkpoint.source")
     if said := _no_checkpoint(path):
@@ -100,6 +116,78 @@ def check_codec(job: ResolvedJob) -> None:
         ) from None
 
 
+def check_data(job: ResolvedJob, options: Sequence[str] = ()) -> None:
+    """Look whether each of `data.paths` names anything; what cannot be known is left to the ranks, as in `check_source`.
+
+    Raises:
+        ToolkitError: one of them names nothing here.
+    """
+    if _waits(job, options):
+        return
+    for pattern in job.data.paths:
+        is_address = "://" in pattern  # of a store that a job reads by a library of its own
+        if is_address or _is_elsewhere(job.job_directory / pattern, job):
+            continue
+        if next(matches(pattern, job.job_directory), None) is None:
+            raise ToolkitError(
+                f"nothing here matches {pattern!r}",
+                where=job.origin("data.paths").place("data.paths"),
+                fix=f"name files that this host and every node can read; relative patterns start at {job.job_directory}",
+            )
+
+
+def check_arguments(job: ResolvedJob) -> None:
+    """Look at `[args]` as the job's script declares them, where it reads them by `read_arguments`.
+
+    Raises:
+        ToolkitError: the ranks would refuse a key or a value.
+    """
+    script = script_of(job)
+    if script is None or is_foreign(job.job.entry):
+        return
+    from toolkit.train.arguments import check_divided, read_arguments
+    from toolkit.train.declared_arguments import declared_arguments
+
+    declared = declared_arguments(script)
+    if declared is None:
+        return
+    try:
+        check_divided(read_arguments(declared, job.args), {"parallel.tp": job.parallel.tp})
+    except ToolkitError as error:
+        raise job.placed(error) from None
+
+
+def check_guard(job: ResolvedJob, *, has_checkpoint: bool = False) -> None:
+    """Look whether `train.guard` could go back to a checkpoint, once there is one or while one is due.
+
+    Raises:
+        ToolkitError: it could not.
+    """
+    if is_foreign(job.job.entry):
+        return
+    try:
+        check_roll_back(job.train, job.checkpoint, has_one=has_checkpoint)
+    except ToolkitError as error:
+        raise job.placed(error) from None
+
+
+def check_bench(job: ResolvedJob) -> None:
+    """Look at `[args]` of the shipped `bench_collectives` as its ranks will, as far as the job's shape tells.
+
+    Raises:
+        ToolkitError: it is nothing that these ranks could measure.
+    """
+    if script_of(job) != shipped_jobs()["bench_collectives"].with_suffix(".py"):
+        return
+    from toolkit.comm.bench.request import BenchRequest
+    from toolkit.train.arguments import read_arguments
+
+    try:
+        read_arguments(BenchRequest, job.args).check_shape(job.job)
+    except ToolkitError as error:
+        raise job.placed(error) from None
+
+
 def _no_checkpoint(path: Path) -> str:
     """Why a path cannot be a checkpoint; "" where there is a manifest."""
     if not path.exists():
@@ -132,6 +220,19 @@ def _newest_in(path: Path) -> Path | None:
         if steps := committed_steps(folder):
             return steps[max(steps)].relative_to(path)
     return None
+
+
+def _is_elsewhere(path: Path, job: ResolvedJob) -> bool:
+    """Whether the ranks may see at `path` what this host does not: in a container, or on a node's own disk."""
+    local = job.paths.local_scratch
+    return not path.is_relative_to(job.job_directory) and (
+        _has_image(job) or (bool(local) and path.is_relative_to(local))
+    )
+
+
+def _waits(job: ResolvedJob, options: Sequence[str]) -> bool:
+    """Whether another job comes first, which may make what this one needs."""
+    return bool(last_value_of((*job.job.sbatch, *options), "dependency", "d"))
 
 
 def _has_image(job: ResolvedJob) -> bool:

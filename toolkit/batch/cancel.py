@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from toolkit.batch.array_status import task_job_id
+from toolkit.batch.run_status import RunStatus
 from toolkit.batch.settle import last_open_start, tasks_in
-from toolkit.batch.state import RunStatus, newest_job_id, run_status
+from toolkit.batch.state import newest_job_id, run_status
 from toolkit.batch.submission import is_interactive, recorded_job, slurm_of
 from toolkit.errors import CheckFailedError
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.find import newest_record
 from toolkit.rundir.layout import RunDirectory, make_task
+from toolkit.rundir.parts import newest_parts
 from toolkit.rundir.states import RunState
 
 
@@ -19,7 +20,7 @@ def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
     Raises:
         CheckFailedError: the run has already ended.
     """
-    status = run_status(run)
+    status = run_status(run, echo=echo)
     if status.state.final or status.state is RunState.CREATED:
         raise CheckFailedError(
             f"run {run.run_id} is {status.state.value}; there is nothing to cancel",
@@ -34,8 +35,8 @@ def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
     if last_open_start(run) is None and not is_interactive(run):
         job_id = newest_job_id(run)
         if not job_id.startswith("local-"):
-            slurm_of(recorded_job(run), echo=echo).cancel([job_id])
-    return run_status(run)
+            slurm_of(recorded_job(run), echo=echo).cancel([part.job_id for part in newest_parts(run)] or [job_id])
+    return run_status(run, echo=echo)
 
 
 def _begun_tasks(run: RunDirectory, status: RunStatus) -> list[RunDirectory]:
@@ -53,7 +54,7 @@ def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatu
     Raises:
         CheckFailedError: the task has already ended.
     """
-    state = run_status(run.task(task)).state
+    state = run_status(run.task(task), echo=echo).state
     if state.final or state is RunState.CREATED:
         raise CheckFailedError(
             f"task {task} of run {run.run_id} is {state.value}; there is nothing to cancel",
@@ -63,8 +64,8 @@ def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatu
     # Slurm forgets a task that it cancels in the queue at once; and one that begins this moment sees the file.
     write_text(make_task(run, task).control / "cancel", utc_now() + "\n")
     if last_open_start(run) is None:
-        slurm_of(recorded_job(run), echo=echo).cancel([task_job_id(run, task, newest_job_id(run))])
-    return run_status(run.task(task))
+        slurm_of(recorded_job(run), echo=echo).cancel([newest_job_id(run.task(task))])
+    return run_status(run.task(task), echo=echo)
 
 
 def what_follows(status: RunStatus) -> str:

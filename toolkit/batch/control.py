@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.batch.state import RunStatus, run_status
+from toolkit.batch.run_status import RunStatus
+from toolkit.batch.state import run_status
 from toolkit.batch.submission import is_interactive, recorded_job, slurm_of, uses_slurm
 from toolkit.errors import CheckFailedError
-from toolkit.rundir.files import read_json_or_none, utc_now, write_text
+from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.parts import newest_parts
 from toolkit.rundir.states import RunState
+from toolkit.rundir.task_files import read_begun
 from toolkit.supervise.launch import is_foreign
 
 
-def ask_for(run: RunDirectory, request: str) -> RunStatus:
+def ask_for(run: RunDirectory, request: str, *, echo: bool = False) -> RunStatus:
     """Write `control/save` or `control/stop`; the ranks look within 5 s, and act at their next step boundary.
 
     Raises:
         CheckFailedError: the run is not running, or no rank of it would ever look whether it is to save.
     """
-    status = _require_running(run, f"so it cannot {request}")
+    status = _require_running(run, f"so it cannot {request}", echo=echo)
     if request == "save" and _is_foreign(run) and not _reports_steps(run):
         raise CheckFailedError(
             f"run {run.run_id} is a script or an executable, which saves by itself: nobody looks for a request to save",
@@ -62,7 +65,7 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
         CheckFailedError: the run is not running in a job of Slurm's, or no longer.
         SchedulerRefusedError: Slurm does not requeue it.
     """
-    status = _require_running(run, "so there is nothing to requeue")
+    status = _require_running(run, "so there is nothing to requeue", echo=echo)
     job = recorded_job(run)
     if not uses_slurm(job) or status.job_id.startswith("local-"):
         raise CheckFailedError(
@@ -81,11 +84,12 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
             fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
         )
     asked_at = utc_now()
-    slurm_of(job, echo=echo).requeue(status.job_id)
+    for job_id in [part.job_id for part in newest_parts(run)] or [status.job_id]:
+        slurm_of(job, echo=echo).requeue(job_id)
     for part in _parts(run):
         before = part.control / "requeue"
         write_text(before, (before.read_text(encoding="utf-8") if before.exists() else "") + asked_at + "\n")
-    after = run_status(run)
+    after = run_status(run, echo=echo)
     if after.state.final:  # Slurm says nothing of what it leaves alone
         raise CheckFailedError(
             f"run {run.run_id} is {after.state.value}: it ended before Slurm could requeue it",
@@ -98,15 +102,15 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
 def requeue_asked_at(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
     """When `toolkit requeue` asked for what ended an attempt, which Slurm calls a preemption; "" where nobody did."""
     asked = attempt.run.control / "requeue"
-    begun = read_json_or_none(attempt.start_file)
+    begun = read_begun(attempt)
     if end["cause"] != "preempted" or begun is None or not asked.exists():
         return ""
     times = asked.read_text(encoding="utf-8").split()
     return next((time for time in times if begun["time"] <= time <= end["time"]), "")
 
 
-def _require_running(run: RunDirectory, so: str) -> RunStatus:
-    status = run_status(run)
+def _require_running(run: RunDirectory, so: str, *, echo: bool) -> RunStatus:
+    status = run_status(run, echo=echo)
     if status.state is not RunState.RUNNING:
         raise CheckFailedError(
             f"run {run.run_id} is {status.state.value}, {so}",

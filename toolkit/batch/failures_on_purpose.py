@@ -18,9 +18,9 @@ from pathlib import Path
 
 from toolkit.batch.rehearse import Inject, Injected
 from toolkit.batch.submission import is_interactive, recorded_job, slurm_of
-from toolkit.errors import CheckFailedError, SchedulerRefusedError, ToolkitError
+from toolkit.errors import CheckFailedError, SchedulerRefusedError, ToolkitError, counted
 from toolkit.rundir.files import read_json
-from toolkit.rundir.find import job_ids
+from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import ENDINGS, Cause
 from toolkit.slurm.commands import Slurm
@@ -131,7 +131,7 @@ def _ranks_of(attempt: AttemptDirectory, host: str, slurm: Slurm, job_id: str) -
         for known in here:
             _kill_there(slurm, job_id, host, known["pid"])
         yield Injected(
-            f"sent KILL to the {len(here)} ranks on {host}; the node itself stays, and Slurm does not see it fail"
+            f"sent KILL to {counted(len(here), 'rank')} on {host}; the node itself stays, and Slurm does not see it fail"
         )
 
     return inject

@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from toolkit.batch.living import OWN_WORD
 from toolkit.batch.restarts import RestartNews
-from toolkit.batch.state import RunStatus, run_status
-from toolkit.config.checks import counted
-from toolkit.errors import INTERRUPTED, OWN_FAILURE, ToolkitError
+from toolkit.batch.run_status import RunStatus
+from toolkit.batch.state import run_status
+from toolkit.errors import INTERRUPTED, OWN_FAILURE, ToolkitError, counted
 from toolkit.metrics.training import TrainRecord, last_record
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
@@ -66,6 +66,7 @@ class Follower:
 
     run: RunDirectory
     console: Console = field(default_factory=lambda: Console(stderr=True))
+    echo: bool = False  # each command of Slurm's
     _pause_s: float = QUERY_PERIODS_S[0]
     _asked_at: float = float("-inf")
     _status: RunStatus | None = None
@@ -109,7 +110,7 @@ class Follower:
         moved = marks != self._marks
         local = self._status is not None and self._status.job_id.startswith("local-")
         if self._status is None or moved or local or now - self._asked_at >= self._pause_s:
-            fresh = run_status(self.run)
+            fresh = run_status(self.run, echo=self.echo)
             if moved or (self._status is not None and fresh.state is not self._status.state):
                 self._pause_s = QUERY_PERIODS_S[0]
             else:
@@ -171,13 +172,13 @@ def _marks(run: RunDirectory) -> tuple[int, ...]:
     return tuple(sum(1 for _ in run.path.glob(below + name)) for below in ("", "tasks/*/") for name in files)
 
 
-def follow_to_end(run: RunDirectory) -> int:
+def follow_to_end(run: RunDirectory, *, echo: bool = False) -> int:
     """Wait for a run's end and report it; the exit code is the job's.
 
     Raises:
         InterruptedWaitError: Ctrl-C, which ends only the wait.
     """
-    follower = Follower(run)
+    follower = Follower(run, echo=echo)
     try:
         status = follower.wait()
     except KeyboardInterrupt:

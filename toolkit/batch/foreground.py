@@ -9,19 +9,23 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from toolkit.batch.allocation import environment_of_allocation
 from toolkit.batch.executors import ignore_interrupts, start_local
-from toolkit.batch.logs import FOLLOW_PERIOD_S, LogReader, rank_label, rank_logs
+from toolkit.batch.log_choice import LogPart, logs_of_attempt
+from toolkit.batch.logs import FOLLOW_PERIOD_S, LogReader
 from toolkit.batch.restarts import RestartNews
+from toolkit.batch.room import why_full
 from toolkit.batch.submission import uses_slurm
 from toolkit.config.resolved import ResolvedJob
-from toolkit.rundir.files import open_append, read_json_or_none, utc_now, write_json, write_text
+from toolkit.rundir.files import open_append, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.rank_logs import find_log, is_shared
+from toolkit.rundir.task_files import read_begun
 
 MOST_SHOWN_RANKS = 64
+LINES_BYTES = 1 << 14  # with less room than this, the next lines of ranks are lost
 
 
 def start_here(run: RunDirectory, job: ResolvedJob, start: int = 0) -> subprocess.Popen[bytes]:
@@ -91,30 +95,37 @@ def show_output(
 ) -> None:
     """Print what the ranks print until the supervisor ends. The lines of an attempt of several ranks are numbered.
 
-    `write` takes the ranks' lines, `say` what is told of restarts. Attempts before `first_attempt` are not shown.
+    `write` takes the ranks' lines with their newlines, `say` what is told of restarts and, once, of a
+    full disk: the supervisor's own words of it lie on that disk. Attempts before `first_attempt` are not shown.
     Of more than 64 ranks only the first is shown.
     """
-    reader, restarts = LogReader(_label), RestartNews(run)
-    ended = False
+    reader, restarts = LogReader(), RestartNews(run)
+    ended = is_told_full = False
     while not ended:
         with suppress(subprocess.TimeoutExpired):
             supervisor.wait(FOLLOW_PERIOD_S)
             ended = True
+        if not is_told_full and (full := why_full(run.path, needed_bytes=LINES_BYTES)):
+            is_told_full = True
+            say(f"toolkit: the run's file system is full ({full}): what ranks print is lost. Fix: make room there")
         for number in run.attempt_numbers():
             if number < first_attempt:
                 continue
-            attempt = run.attempt(number)
-            shown = rank_logs(attempt)[: None if _ranks_of(attempt) <= MOST_SHOWN_RANKS else 1]
-            for line in reader.read(shown, to_the_end=ended):
+            for line in reader.read(_shown_logs(run.attempt(number)), to_the_end=ended):
                 write(line)
         for line in restarts.new():
             say(line)
 
 
-def _label(log: Path) -> str:
-    return rank_label(log) if _ranks_of(AttemptDirectory(log.parents[1])) > 1 else ""
+def _shown_logs(attempt: AttemptDirectory) -> list[LogPart]:
+    """All logs of an attempt's ranks, or that of the first where they are too many."""
+    ranks = _ranks_of(attempt)
+    if ranks <= MOST_SHOWN_RANKS:
+        return logs_of_attempt(attempt, labelled=ranks > 1)
+    log = find_log(attempt, 0)
+    return [LogPart(log, of_several=is_shared(log), ranks={0})] if log.exists() else []
 
 
 def _ranks_of(attempt: AttemptDirectory) -> int:
     """As the supervisor wrote before it started them; which logs are there says nothing."""
-    return int((read_json_or_none(attempt.start_file) or {"ranks": 1})["ranks"])
+    return int((read_begun(attempt) or {"ranks": 1})["ranks"])

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import RunDirectory, start_of
+from toolkit.rundir.parts import newest_parts, parts_in, slurm_id
+from toolkit.rundir.tail import last_lines
 from toolkit.slurm.sbatch_options import last_value_of
 
 _FIELD = re.compile(r"%(.)")
@@ -38,9 +41,13 @@ class JobLog:
 
 
 def own_job_id(run: RunDirectory, job_id: str) -> str:
-    """A task's job as its claim and its log name it: a follow-up job of a task is submitted as an array of one."""
-    alone = run.task_number is not None and job_id.isdecimal()
-    return f"{job_id}_{run.task_number}" if alone else job_id
+    """A job as its claim and its log name it: a follow-up job of a task is submitted as an array of one, and of jobs in
+    turn it is the one that began last.
+    """
+    if run.task_number is not None:
+        number = slurm_id(newest_parts(run), "", run.task_number).partition("_")[2]
+        return f"{job_id}_{number}" if job_id.isdecimal() else job_id
+    return next((one for one in reversed(job_ids(run)) if one.startswith(f"{job_id}_")), job_id)
 
 
 def job_log(run: RunDirectory, job_id: str) -> JobLog:
@@ -49,7 +56,7 @@ def job_log(run: RunDirectory, job_id: str) -> JobLog:
     usual = run.whole.path / f"slurm-{job_id}.out"
     start = _start_of(run, job_id)
     script = next((part.script(start) for part in (run, run.whole) if part.script(start).exists()), None)
-    place = _last_output(script) if script is not None and not job_id.startswith("local-") else ""
+    place = last_directive(script, "output", "o") if script is not None and not job_id.startswith("local-") else ""
     path = _filled_in(run, place, job_id)
     if not place or path == usual:
         return JobLog(str(usual), usual, redirected=False, alone=True)
@@ -62,10 +69,10 @@ def job_log(run: RunDirectory, job_id: str) -> JobLog:
 
 
 def last_life_begun(log: Path) -> int | None:
-    """The restart whose script was the last to write to a log; None where scripts of before left no mark."""
-    with log.open(encoding="utf-8", errors="replace") as stream:
-        marks = [int(mark[1]) for mark in map(_BEGINS.search, stream) if mark]
-    return marks[-1] if marks else None
+    """The restart whose script was the last to write to a log; None where no mark is near its end."""
+    marks = last_lines(log, 1, shown=lambda line: line if _BEGINS.search(line) else None, unfinished=True).lines
+    mark = _BEGINS.search(marks[0]) if marks else None
+    return int(mark[1]) if mark else None
 
 
 def of_last_life(lines: Sequence[str]) -> Sequence[str]:
@@ -79,16 +86,17 @@ def _start_of(run: RunDirectory, job_id: str) -> int:
     ids = (job_id, job_id.partition("_")[0])
     for part in (run, run.whole):
         for path in part.path.glob("submitted-*.json"):
-            if (read_json_or_none(path) or {}).get("job_id") in ids:
+            record = read_json_or_none(path) or {}
+            if record.get("job_id") in ids or any(part.job_id in ids for part in parts_in(record)):
                 return start_of(path)
     return 0
 
 
-def _last_output(script: Path) -> str:
-    """The last `-o` of a script's directives, which is the one that sbatch takes."""
+def last_directive(script: Path, name: str, letter: str) -> str:
+    """The value of an option's last directive in a script, which is the one that sbatch takes; "" without one."""
     lines = script.read_text(encoding="utf-8", errors="replace").splitlines()
     directives = (line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH "))
-    return last_value_of(map(_unquoted, directives), "output", "o")
+    return last_value_of(map(_unquoted, directives), name, letter)
 
 
 def _unquoted(option: str) -> str:

@@ -6,11 +6,14 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from toolkit.batch.room import why_full
 from toolkit.errors import ToolkitError
 from toolkit.rundir.claims import StartClaim, read_claim
-from toolkit.rundir.files import read_json
+from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.layout import RunDirectory
-from toolkit.rundir.states import RunState
+from toolkit.rundir.states import Next, RunState
+from toolkit.rundir.task_files import read_begun
+from toolkit.slurm.clusters import in_words
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.slurm.reasons import CanStart, pending_reason
 from toolkit.slurm.states import base_state, run_state
@@ -49,10 +52,12 @@ def slurm_word(run: RunDirectory, job_id: str, answer: Answer) -> Word:
     state, reason = run_state(fact.state), _in_words(fact)
     if state is RunState.RUNNING and open_claim is not None and _vanished(open_claim):
         # `toolkit run` inside salloc: the allocation lives on, its supervisor does not.
-        return Word(RunState.LOST, f"{_gone(open_claim)}; {reason}", "process table")
+        return Word(RunState.LOST, f"{_gone(run, open_claim)}; {reason}", "process table")
     if state is RunState.PENDING and open_claim is not None and _lives(run, job_id) > (fact.restarts or 0):
         # This life of the job has a supervisor already: Slurm's answer is the older one.
         state, reason = RunState.RUNNING, f"start {open_claim.start} has begun on {open_claim.host}; {reason}"
+    if state is RunState.RUNNING and claim is not None and _goes_back(run, claim, fact):
+        state, reason = RunState.PENDING, f"start {claim.start} has ended, and the job is being requeued; {reason}"
     if cancelling and not state.final:
         return Word(RunState.CANCELLING, reason, fact.source)
     if state is RunState.COMPLETED:
@@ -76,7 +81,8 @@ def _in_words(fact: JobFacts) -> str:
     if fact.reason == "JobHeldAdmin":
         return f"{said}: held until an administrator releases it"
     if base_state(fact.state) in ("REQUEUE_HOLD", "SPECIAL_EXIT") or fact.reason.startswith("JobHeld"):
-        return f"{said}: held until `scontrol release {fact.job_id}`"
+        release = in_words(f"`scontrol release {fact.job_id}`", fact.cluster)
+        return f"{said}: held until {release}"
     if fact.start_time:
         return f"{said}, expected to start at {fact.start_time}"
     return said
@@ -104,7 +110,7 @@ def local_word(run: RunDirectory, job_id: str) -> Word:
         early = "the supervisor ended before it claimed the start; see the run's slurm-local-*.out"
         return Word(RunState.FAILED, early, "process table")
     if not _alive(claim.pid, claim.process_started):
-        return Word(RunState.LOST, _gone(claim), "process table")
+        return Word(RunState.LOST, _gone(run, claim), "process table")
     if cancelling:
         return Word(RunState.CANCELLING, "cancel was asked", "process table")
     return Word(RunState.RUNNING, f"process {claim.pid} on {claim.host}", "process table")
@@ -116,8 +122,9 @@ def started_on(run: RunDirectory, job_id: str) -> str:
     return claim.host if claim else str(read_json(run.record)["host"])
 
 
-def _gone(claim: StartClaim) -> str:
-    return f"{SUPERVISOR_LOST}: process {claim.pid} is gone and left no result"
+def _gone(run: RunDirectory, claim: StartClaim) -> str:
+    full = f"; the run's file system is full ({left})" if (left := why_full(run.path)) else ""
+    return f"{SUPERVISOR_LOST}: process {claim.pid} is gone and left no result{full}"
 
 
 def _vanished(claim: StartClaim) -> bool:
@@ -127,6 +134,17 @@ def _vanished(claim: StartClaim) -> bool:
 
 def _has_ended(run: RunDirectory, claim: StartClaim) -> bool:
     return any((run.start(claim.start) / name).exists() for name in ("end.json", "lost.json"))
+
+
+def _goes_back(run: RunDirectory, claim: StartClaim, fact: JobFacts) -> bool:
+    """The ranks of the newest start have ended to be requeued; Slurm calls the job running until its nodes are free."""
+    attempt = run.last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt is not None else None
+    begun = read_begun(attempt) if attempt is not None else None
+    if end is None or begun is None or begun["start"] != claim.start:
+        return False
+    is_this_life = base_state(fact.state) == "COMPLETING" or _lives(run, claim.job_id) > (fact.restarts or 0)
+    return is_this_life and Next(end["next"]) in (Next.REQUEUE, Next.AWAIT)
 
 
 def _claim_of(run: RunDirectory, job_id: str) -> StartClaim | None:
@@ -139,9 +157,9 @@ def _lives(run: RunDirectory, job_id: str) -> int:
 
 
 def _claims(run: RunDirectory, job_id: str) -> list[StartClaim]:
-    """A job's claims, the newest first."""
+    """A job's claims, the newest first; of jobs in turn those of all of them."""
     claims = (read_claim(run, number) for number in reversed(run.start_numbers()))
-    return [claim for claim in claims if claim is not None and claim.job_id == job_id]
+    return [claim for claim in claims if claim is not None and job_id in (claim.job_id, claim.job_id.partition("_")[0])]
 
 
 def _alive(pid: int, started: int | None) -> bool:

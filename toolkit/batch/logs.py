@@ -1,93 +1,31 @@
-"""The logs of a run: Slurm's file with the supervisor's words, and one file a rank, read line by line."""
+"""Reading logs line by line: from their end, from their beginning, in the order of time, and as they grow."""
 
 from __future__ import annotations
 
+import heapq
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
-from toolkit.batch.job_log import job_log
-from toolkit.batch.state import newest_job_id
-from toolkit.errors import NotFoundError
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
+from toolkit.batch.log_choice import LogChoice, LogPart, choose_logs
+from toolkit.errors import CheckFailedError, NotFoundError
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.tail import LONGEST_LINE_BYTES, SEARCHED_BYTES, last_lines
 from toolkit.supervise.failures import clean
 
 FOLLOW_PERIOD_S = 0.3
+BLOCK_LETTERS = 1 << 16
+SEARCHED_LINES = 1000  # of each log, for a time
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
-
-
-def log_paths(run: RunDirectory, *, rank: str | None = None, attempt: int | None = None) -> list[Path]:
-    """The files to read: the supervisor's log, or one rank's, or (`all`) every rank's, of the last attempt or a named one.
-
-    Raises:
-        NotFoundError: there is no such log yet; those that exist are named.
-    """
-    if rank is None and attempt is None:
-        return _of_jobs(run)
-    numbers = run.attempt_numbers()
-    if not numbers and run.task_numbers():
-        raise NotFoundError(
-            f"the ranks of an array run write by task, and run {run.run_id} is an array",
-            where=str(run.path),
-            fix=f"give --task T too; `toolkit status {run.run_id} --json` lists the tasks",
-        )
-    if not numbers:
-        raise NotFoundError(
-            "no attempt has begun",
-            where=str(run.path),
-            fix=f"`toolkit status {run.run_id}` says what the run waits for",
-        )
-    if attempt is not None and attempt not in numbers:
-        raise NotFoundError(
-            f"no attempt {attempt}", where=str(run.path), fix=f"give --attempt {numbers[0]} to {numbers[-1]}"
-        )
-    return _of_ranks(run.attempt(numbers[-1] if attempt is None else attempt), rank or "all")
-
-
-def _of_jobs(run: RunDirectory) -> list[Path]:
-    """What Slurm writes of a run's jobs, the newest last; also where the newest one's `-o` put it, if this host sees that."""
-    # Slurm opens the logs of an array's tasks in the run's own folder: slurm-ARRAY_TASK.out.
-    end = "" if run.task_number is None else f"_{run.task_number}"
-    found = set(run.whole.path.glob(f"slurm-*{end}.out"))
-    job_id = newest_job_id(run)
-    log = job_log(run, job_id) if job_id else None
-    if log is not None and log.path is not None and log.path.is_file():
-        found.add(log.path)
-    if not found:
-        elsewhere = f"its log is where -o put it: {log.place}; " if log is not None and log.redirected else ""
-        raise NotFoundError(
-            "no log yet",
-            where=str(run.path),
-            fix=f"{elsewhere}`toolkit status {run.run_id}` says what the run waits for",
-        )
-    return sorted(found, key=lambda path: path.stat().st_mtime)
-
-
-def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[Path]:
-    paths = rank_logs(attempt)
-    if rank == "all":
-        return paths
-    if rank.isdecimal() and attempt.log_file(int(rank)) in paths:
-        return [attempt.log_file(int(rank))]
-    known = [path.stem.removeprefix("rank-") for path in paths]
-    raise NotFoundError(
-        f"no log of rank {rank}",
-        where=str(attempt.logs),
-        fix=f"give --rank {known[0]} to {known[-1]}, or all" if known else "wait until the ranks have started",
-    )
-
-
-def rank_logs(attempt: AttemptDirectory) -> list[Path]:
-    """The logs of an attempt's ranks, by rank."""
-    return sorted(attempt.logs.glob("rank-*.log"), key=rank_of)
-
-
-def rank_label(path: Path) -> str:
-    """What stands before each line where several ranks are shown."""
-    return f"[{path.stem.removeprefix('rank-')}] "
+# The time of a line, near its beginning: 2026-11-22T17:53:28.120Z, or as Python's logging writes it, with "," for ".".
+_TIME = re.compile(
+    r"^.{0,40}?(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6})\d*)?(Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
 
 
 def for_terminal(line: str) -> str:
@@ -101,47 +39,145 @@ def for_terminal(line: str) -> str:
 
 @dataclass
 class LogReader:
-    """Reads what was appended to some files since the last look, whole lines only."""
+    """Reads what was appended to some logs since the last look.
 
-    label: Callable[[Path], str]
+    Lines come whole, each with its newline. One of more than 1 MiB comes in pieces, of which the last one has it. Bytes
+    that are no UTF-8 are kept as `surrogateescape` has them.
+    """
+
     offsets: dict[Path, int] = field(default_factory=dict)
+    _inside: dict[Path, bool] = field(default_factory=dict)  # the line that goes on, and whether it is shown
 
-    def read(self, paths: list[Path], *, to_the_end: bool = False) -> Iterator[str]:
+    def read(self, parts: Iterable[LogPart], *, to_the_end: bool = False) -> Iterator[str]:
         """`to_the_end` also takes a last line without its end, where nothing more will come."""
-        for path in paths:
-            with path.open("rb") as stream:
-                stream.seek(self.offsets.get(path, 0))
-                for line in stream:
-                    if not line.endswith(b"\n") and not to_the_end:
+        for part in parts:
+            with part.path.open("rb") as stream:
+                stream.seek(self.offsets.get(part.path, 0))
+                while line := stream.readline(LONGEST_LINE_BYTES):
+                    ended = line.endswith(b"\n")
+                    if not ended and len(line) < LONGEST_LINE_BYTES and not to_the_end:
                         break
-                    self.offsets[path] = self.offsets.get(path, 0) + len(line)
-                    yield self.label(path) + line.decode("utf-8", errors="replace").rstrip("\n")
+                    self.offsets[part.path] = self.offsets.get(part.path, 0) + len(line)
+                    text = self._piece(part, line.decode("utf-8", "surrogateescape").removesuffix("\n"), last=ended)
+                    if text is not None:
+                        yield text + ("\n" if ended or len(line) < LONGEST_LINE_BYTES else "")
+
+    def _piece(self, part: LogPart, piece: str, *, last: bool) -> str | None:
+        """What is shown of a line, or of a piece of one: the first one decides whether it is shown, and has the label."""
+        if (inside := self._inside.get(part.path)) is not None:
+            text = piece if inside else None
+        else:
+            text = part.shown(piece)
+            inside = text is not None
+        if last:
+            self._inside.pop(part.path, None)
+        else:
+            self._inside[part.path] = inside
+        return text
+
+    def read_last(self, part: LogPart, lines: int, *, to_the_end: bool, say: Callable[[str], object]) -> Iterator[str]:
+        """The last lines of a log; what is appended from now on is for `read`."""
+        tail = last_lines(part.path, lines, shown=part.shown, unfinished=to_the_end)
+        self.offsets[part.path] = tail.end
+        if tail.gave_up:
+            say(
+                f"{part.path}: {len(tail.lines)} of {lines} lines were found in the last {SEARCHED_BYTES >> 20} MiB, "
+                "or behind a line of more than 1 MiB; without -n the whole log is read"
+            )
+        yield from (line + "\n" for line in tail.lines)
 
 
 def read_logs(
-    run: RunDirectory, *, rank: str | None, attempt: int | None, lines: int, follow: bool, over: Callable[[], bool]
+    run: RunDirectory,
+    choice: LogChoice,
+    *,
+    lines: int,
+    follow: bool,
+    over: Callable[[], bool],
+    say: Callable[[str], object],
 ) -> Iterator[str]:
     """The last `lines` lines of each log (0: all), then, with `follow`, what is added until `over()`.
 
-    Several ranks' lines are numbered. `follow` waits for a log that is not there yet.
+    `follow` waits for a log that is not there yet. `say` is told what is not complete.
 
     Raises:
         NotFoundError: there is no such log, and none can come any more.
     """
-    reader = LogReader(rank_label if rank == "all" or (rank is None and attempt is not None) else lambda _: "")
+    reader = LogReader()
     first = True
     while True:
         done = not follow or over()  # asked before the read: what was written before the end is still printed
         try:
-            paths = log_paths(run, rank=rank, attempt=attempt)
+            parts = choose_logs(run, choice)
         except NotFoundError:
             if done:
                 raise
-            paths = []
-        for path in paths:
-            added = reader.read([path], to_the_end=done)
-            yield from deque(added, maxlen=lines) if first and lines else added
+            parts = []
+        for part in parts:
+            if first and lines:
+                yield from reader.read_last(part, lines, to_the_end=done, say=say)
+            else:
+                yield from reader.read([part], to_the_end=done)
         if done:
             return
-        first = first and not paths
+        first = first and not parts
         time.sleep(FOLLOW_PERIOD_S)
+
+
+def read_by_time(parts: Sequence[LogPart], *, lines: int, say: Callable[[str], object]) -> Iterator[str]:
+    """The last `lines` lines of all logs together (0: all), in the order of the times that they begin with.
+
+    A line without one stays behind the line before it.
+
+    Raises:
+        CheckFailedError: no line has a time.
+    """
+
+    def texts(part: LogPart) -> Iterator[str]:
+        if lines:
+            return LogReader().read_last(part, lines, to_the_end=True, say=say)
+        return LogReader().read([part], to_the_end=True)
+
+    if not any(_time_of(line) for part in parts for line in islice(texts(part), SEARCHED_LINES)):
+        raise CheckFailedError(
+            "no line begins with a time, such as 2026-11-22 17:53:28, so nothing tells their order",
+            where=str(parts[0].path.parent),
+            fix="leave out --by-time; -f shows lines as they come",
+        )
+    in_order = heapq.merge(*(_timed(texts(part)) for part in parts), key=lambda timed: timed[0])
+    yield from (line for _, line in (deque(in_order, maxlen=lines) if lines else in_order))
+
+
+def in_blocks(lines: Iterable[str]) -> Iterator[str]:
+    """The same text in larger pieces, which are written in less time."""
+    block: list[str] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size > BLOCK_LETTERS:
+            yield "".join(block)
+            block, size = [], 0
+    if block:
+        yield "".join(block)
+
+
+def _timed(lines: Iterable[str]) -> Iterator[tuple[float, str]]:
+    latest = 0.0
+    for line in lines:
+        latest = max(latest, _time_of(line))
+        yield latest, line
+
+
+def _time_of(line: str) -> float:
+    """Seconds since the epoch; 0 where the line has no time. One without a zone is of this host's."""
+    match = _TIME.match(line)
+    if match is None:
+        return 0.0
+    year, month, day, clock, fraction, zone = match.groups()
+    try:
+        return datetime.fromisoformat(
+            f"{year}-{month}-{day}T{clock}.{(fraction or '0').ljust(6, '0')}{zone or ''}"
+        ).timestamp()
+    except ValueError:
+        return 0.0

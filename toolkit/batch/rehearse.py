@@ -15,11 +15,12 @@ from typing import Any
 
 from toolkit.batch.restarts import follows
 from toolkit.batch.state import final_word, run_status
-from toolkit.errors import CheckFailedError
+from toolkit.errors import CheckFailedError, counted
 from toolkit.metrics.training import last_record
 from toolkit.rundir.files import read_json_or_none, read_lines, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.rundir.task_files import read_begun
 
 POLL_S = 0.3
 
@@ -213,7 +214,7 @@ def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
             tell(f"attempt {attempt.number} ended at step {steps}: {end['cause']}; {follows(end)}")
             return _Over(steps, _epoch(end["time"]), end["cause"])
         later = _later(watch)
-        if later is not None and (begun := read_json_or_none(later.start_file)) is not None:
+        if later is not None and (begun := read_begun(later)) is not None:
             # Its supervisor was lost with it, and nobody wrote down the end.
             return _Over(steps, _epoch(begun["time"]), "supervisor_lost")
     raise AssertionError("ticks never ends by itself")
@@ -224,12 +225,14 @@ def _until_stepping(watch: _Watch, in_queue: Callable[[], bool], tell: Callable[
     for _ in watch.ticks("the next attempt made a step"):
         settled = settled or in_queue()
         attempt = _later(watch)
-        begun = read_json_or_none(attempt.start_file) if attempt is not None else None
+        begun = read_begun(attempt) if attempt is not None else None
         if attempt is None or begun is None:
             continue
         if attempt.number > told:
             told = attempt.number
-            tell(f"attempt {attempt.number} begins on {begun['nodes']} nodes with {begun['ranks']} ranks")
+            tell(
+                f"attempt {attempt.number} begins on {counted(begun['nodes'], 'node')} with {counted(begun['ranks'], 'rank')}"
+            )
         beat = read_json_or_none(attempt.heartbeat)
         if beat is not None:
             ranks = [read_json_or_none(path) for path in attempt.ranks.glob("rank-*.json")]

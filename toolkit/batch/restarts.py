@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolkit.batch.rehearsed import reason_of
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import NEXT_START_BEGAN, Next
@@ -38,11 +39,12 @@ class RestartNews:
 
     def _ended(self) -> Iterator[tuple[int, str]]:
         for number in self.run.attempt_numbers():
-            end = read_json_or_none(self.run.attempt(number).exit_file)
+            attempt = self.run.attempt(number)
+            end = read_json_or_none(attempt.exit_file)
             if end is None:
                 continue
             place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
-            text = f"attempt {number} {end['cause']} ({place}{end['reason']}); {follows(end)}"
+            text = f"attempt {number} {end['cause']} ({place}{reason_of(attempt, end)}); {follows(end)}"
             yield number, "" if end["final"] else text
 
 

@@ -11,13 +11,28 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.batch.bad_nodes import nodes_left_out
-from toolkit.batch.beginning import check_codec, check_source, check_whole
-from toolkit.batch.script import render_script
+from toolkit.batch.beginning import (
+    check_arguments,
+    check_bench,
+    check_codec,
+    check_data,
+    check_guard,
+    check_source,
+    check_whole,
+)
+from toolkit.batch.code.keep import NewCode, is_rerun
+from toolkit.batch.code.snapshot import remove_snapshot
+from toolkit.batch.parents import Parent, dependency_options, record_of
+from toolkit.batch.run_status import RunStatus
+from toolkit.batch.script import render_script, sbatch_words
+from toolkit.batch.secrets import check_secrets
 from toolkit.batch.settle import tasks_in
-from toolkit.batch.state import RunStatus, require_submitted, run_status
+from toolkit.batch.state import require_submitted, run_status
 from toolkit.batch.steps_left import check_steps_left
 from toolkit.batch.submission import recorded_job
+from toolkit.batch.sweep.sweep import resolve_again
 from toolkit.config.amend import amend_job, move_job
+from toolkit.config.entry import files_of_entry
 from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
@@ -27,6 +42,7 @@ from toolkit.rundir.files import utc_now, write_json, write_text
 from toolkit.rundir.find import array_in
 from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.states import RunState
+from toolkit.rundir.sweep import read_sweep
 from toolkit.site.load import load_site
 from toolkit.slurm.submit import SETTLE_S
 
@@ -48,7 +64,8 @@ class Changes:
 
     `settings` and `flags` replace recorded values, as for a submit; `sbatch` are options of this submission alone;
     `checkpoint` is a step number, a folder's name or a path, None for the newest that verifies; `site` is another one
-    than before, or the same with what its file says now.
+    than before, or the same with what its file says now. `same_code` starts from the code of the start before, not from what
+    the job's folder holds now; `after` are the runs that this start follows.
     """
 
     settings: Sequence[str] = ()
@@ -56,9 +73,11 @@ class Changes:
     sbatch: Sequence[str] = ()
     checkpoint: str | None = None
     site: Site | None = None
+    same_code: bool = False
+    after: Sequence[Parent] = ()
 
 
-def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextStart:
+def prepare_resume(run: RunDirectory, changes: Changes | None = None, *, echo: bool = False) -> NextStart:
     """Write the script of the run's next start. Where it is not submitted after all, `take_back` undoes everything.
 
     A task of an array is resumed as an array of that task alone, which is a start of its whole run.
@@ -73,18 +92,27 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
     require_submitted(run)
     number = _next_number(run.whole)
     # After the count: a resume that was done in between is seen here or at the claim.
-    status = _require_ended(run.whole)
+    status = _require_ended(run.whole, echo=echo)
     source = find_checkpoint(run, changes.checkpoint) if changes.checkpoint is not None else None
     if source is not None:
         check_whole(source, where="--from")  # before newer ones are set aside for it
     job = _changed_job(run, status, changes, source)
-    _claim_number(run.whole, number, job)
+    sweep = read_sweep(run)
+    laid = resolve_again(job, changes.site or site_of(job), sweep).laid if sweep is not None else None
+    code = NewCode(job, run.whole, number)
+    job = code.job
+    try:
+        _claim_number(run.whole, number, job, code.record, changes.after)
+    except BaseException:
+        code.discard()
+        raise
+    code.put_in_place()
     parts = (run, *map(run.task, run.task_numbers()))
     prepared = NextStart(run, number, job, _requests_of(parts), _lost_starts_of(parts))
     try:
-        script = render_script(
-            job, run.whole, number, left_out=nodes_left_out(job, runs_of(run.whole)), once=changes.sbatch
-        )
+        left_out = nodes_left_out(job, runs_of(run.whole))
+        options = [*changes.sbatch, *dependency_options(changes.after, [*sbatch_words(job), *changes.sbatch])]
+        script = render_script(job, run.whole, number, left_out=left_out, once=options, laid=laid)
         write_text(run.whole.script(number), script, mode=0o700)
     except (ToolkitError, OSError):
         take_back(prepared)
@@ -102,9 +130,9 @@ def _next_number(whole: RunDirectory) -> int:
     return max([-1, *submitted, *(number for numbers in begun for number in numbers)]) + 1
 
 
-def _require_ended(whole: RunDirectory) -> RunStatus:
+def _require_ended(whole: RunDirectory, *, echo: bool) -> RunStatus:
     """Of an array all tasks must have ended: those that wait know their job only from the run's newest submission."""
-    status = run_status(whole)
+    status = run_status(whole, echo=echo)
     if not status.state.final:
         raise CheckFailedError(
             f"run {whole.run_id} is {status.state.value} ({status.reason})", fix=_fix_of_living(whole, status)
@@ -120,11 +148,20 @@ def _fix_of_living(whole: RunDirectory, status: RunStatus) -> str:
 
 def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source: Path | None) -> ResolvedJob:
     recorded = recorded_job(run)
+    if changes.same_code:
+        _require_copy(run, recorded)
+    elif not is_rerun(run):
+        recorded = recorded.model_copy(update={"code_directory": None})
     named = "job.array" in changes.flags or any(setting.startswith("job.array=") for setting in changes.settings)
     flags = ({} if named else _tasks_to_resume(run, recorded, status)) | dict(changes.flags)
     before = move_job(recorded, changes.site, os.environ) if changes.site is not None else recorded
     job = amend_job(before, site=changes.site or site_of(recorded), settings=changes.settings, flags=flags)
+    check_data(job, changes.sbatch)
     check_codec(job)
+    check_arguments(job)
+    check_bench(job)
+    check_guard(job, has_checkpoint=source is not None or _has_checkpoints(run))
+    check_secrets(job, os.environ)
     if source is None:
         if job.checkpoint.source != recorded.checkpoint.source or not _has_checkpoints(run):
             check_source(job, changes.sbatch)
@@ -134,6 +171,15 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
         ended = status if run.task_number is None else run_status(run)
         check_steps_left(run, recorded, job, source, completed=ended.state is RunState.COMPLETED)
     return job
+
+
+def _require_copy(run: RunDirectory, recorded: ResolvedJob) -> None:
+    if recorded.code_directory is None and files_of_entry(recorded):
+        raise CheckFailedError(
+            f"run {run.whole.run_id} kept no copy of its code",
+            where="--same-code",
+            fix=f"look at {recorded.job_directory} yourself, and leave --same-code out",
+        )
 
 
 def _begun_from(job: ResolvedJob, run: RunDirectory, source: Path) -> ResolvedJob:
@@ -201,11 +247,14 @@ def _tasks_to_resume(run: RunDirectory, recorded: ResolvedJob, status: RunStatus
     return {"job.array": Flag(",".join(map(str, left)) + at_once, "the tasks that are not completed")}
 
 
-def _claim_number(run: RunDirectory, start: int, job: ResolvedJob) -> None:
+def _claim_number(
+    run: RunDirectory, start: int, job: ResolvedJob, code: Mapping[str, Any], after: Sequence[Parent]
+) -> None:
     """Write `resumed-SSS.json` whole and only once: of two resumes at the same time one has the start."""
     path = run.resumed(start)
     draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    write_json(draft, {"time": utc_now(), "job": job.model_dump(mode="json", by_alias=True)})
+    resumed = {"time": utc_now(), "job": job.model_dump(mode="json", by_alias=True), "code": code}
+    write_json(draft, resumed | record_of(after))
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -236,6 +285,7 @@ def take_back(prepared: NextStart) -> None:
             aside.rename(path)
             sys.stderr.write(f"toolkit: {aside.name} is {path.name} again\n")
     part.whole.script(start).unlink(missing_ok=True)
+    remove_snapshot(part.whole.code(start))
     part.whole.resumed(start).unlink(missing_ok=True)  # last: it is the claim of the number
 
 

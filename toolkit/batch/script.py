@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
 import jinja2
 
@@ -31,11 +33,13 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def render_script(
-    job: ResolvedJob, run: RunDirectory, start: int, *, left_out: Sequence[str] = (), once: Sequence[str] = ()
-) -> str:
+    job: ResolvedJob, run: RunDirectory, start: int, *, left_out: Sequence[str] = (), once: Sequence[str] = (),
+    laid: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:  # fmt: skip
     """The script of one submission of a run whose first start is `start`; it leaves out some nodes more.
 
-    `once` are options of sbatch for this submission alone, which no later one of the run has.
+    `once` are options of sbatch for this submission alone, which no later one of the run has; `laid` is what each task
+    of a sweep lays over the job.
 
     Raises:
         ToolkitError: a value holds a control character, or a name to pass is no variable name.
@@ -43,58 +47,114 @@ def render_script(
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     template = environment.from_string(files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8"))
     return template.render(
-        directives=[quote_directive(option) for option in [*directives(job, run, start, left_out), *once]],
+        directives=[quote_directive(option) for option in directives(job, run, start, left_out, once)],
         run_id=run.run_id,
         job_name=job.job.name,
         site=job.site.name,
         run_directory_comment=_check_path(run),
         start=start,
-        kept=[*KEPT, *(_variable(name) for name in job.env.passed)],
+        is_array=bool(job.job.array),
+        kept=[
+            *KEPT,
+            *(_variable(name) for name in [*job.env.passed, *job.env.secrets_of_shell, *_webhook_variable(job)]),
+        ],
         modules=bool(job.site_env.modules),
         site_lines=site_lines(job),
         python=shlex.quote(sys.executable),
         run_directory=shlex.quote(str(run.path)),
-        job=job.to_json(),
+        job=job.to_json() if laid is None else _with_sweep(job.to_json(), laid),
     )
 
 
-def directives(job: ResolvedJob, run: RunDirectory, start: int, left_out: Sequence[str] = ()) -> list[str]:
-    """sbatch's long options, one a directive, unquoted."""
+def _with_sweep(job: str, laid: Mapping[str, Mapping[str, Any]]) -> str:
+    """The job's line of JSON with one more key."""
+    return f'{job[:-1]},"sweep":{json.dumps(laid)}}}'
+
+
+def directives(
+    job: ResolvedJob, run: RunDirectory, start: int, left_out: Sequence[str] = (), once: Sequence[str] = ()
+) -> list[str]:
+    """sbatch's long options, one a directive, unquoted; of a heterogeneous job those of its first component come first.
+
+    Slurm hands on to all components what is the job's, such as its name and its dependencies.
+    """
+    first, *others = job.components
+    options = [*_of_whole_job(first, run, start, left_out), *once]
+    for one in others:
+        options += ["hetjob", *_nodes_and_ranks(one.job), _requeue(one.job)]
+        options += [*_wanted(one, left_out), *_other_words(one)]
+    return options
+
+
+def _of_whole_job(job: ResolvedJob, run: RunDirectory, start: int, left_out: Sequence[str]) -> list[str]:
     table, words = job.job, sbatch_words(job)
     options = [
         f"--job-name={table.name}",
-        f"--output={str(run.path).replace('%', '%%')}/slurm-{'%A_%a' if table.array else '%j'}.out",
+        f"--output={str(run.path).replace('%', '%%')}/slurm-{'%A_%a' if table.array or table.repeat > 1 else '%j'}.out",
         "--open-mode=append",
         f"--comment={comment_of(token_of(run.run_id, start), words)}",
-        f"--nodes={table.nodes}",
-        *_ranks_on_each_node(table),
-        "--requeue" if table.requeue else "--no-requeue",
+        *_nodes_and_ranks(table),
+        _requeue(table),
         f"--signal=B:USR2@{job.restart.warn_s}",
     ]
+    if table.cluster:
+        options.append(f"--clusters={table.cluster}")
     if table.array:
         options.append(f"--array={table.array}")
-    if table.gpus_per_node:
-        options.append(job.gpu.request.replace("{count}", str(table.gpus_per_node)))
+    if table.repeat > 1:
+        options.append(f"--array=1-{table.repeat}%1")
+    if job.notify.mail:
+        options += [f"--mail-user={','.join(job.notify.mail)}", f"--mail-type={','.join(job.notify.mail_on)}"]
+    options += _wanted(job, left_out)
+    return [*options, *_other_words(job)]
+
+
+def _requeue(table: JobTable) -> str:
+    return "--requeue" if table.requeue else "--no-requeue"
+
+
+def _webhook_variable(job: ResolvedJob) -> list[str]:
+    return [job.notify.webhook_variable] if job.notify.webhook_variable else []
+
+
+def allocation_options(job: ResolvedJob) -> list[str]:
+    """salloc's long options for the nodes that a job would get."""
+    return [*_nodes_and_ranks(job.job), *_wanted(job, ()), *_other_words(job)]
+
+
+def _other_words(job: ResolvedJob) -> list[str]:
+    """What site and job ask for beside our options. Two of theirs are joined with ours: behind them they would win, and
+    the token or the bad nodes be lost.
+    """
+    joined = (("comment", ""), ("exclude", "x"))
+    return [word for word in sbatch_words(job) if all(value_of(word, *names) is None for names in joined)]
+
+
+def _wanted(job: ResolvedJob, left_out: Sequence[str]) -> list[str]:
+    """What nodes must have, and where they are."""
+    table = job.job
     wanted = {
         "--time": table.time, "--partition": table.partition, "--account": table.account, "--qos": table.qos,
-        "--constraint": table.constraint, "--nodelist": table.nodelist, "--exclude": excluded_nodes(table.exclude, words, left_out),
+        "--constraint": table.constraint, "--nodelist": table.nodelist, "--exclude": excluded_nodes(table.exclude, sbatch_words(job), left_out),
         "--mem": f"{table.mem_gb_per_node}G" if table.mem_gb_per_node else "",
     }  # fmt: skip
-    options += [f"{name}={value}" for name, value in wanted.items() if value]
-    # Behind ours they would win, and the token or the bad nodes be lost.
-    joined = (("comment", ""), ("exclude", "x"))
-    return [*options, *(word for word in words if all(value_of(word, *names) is None for names in joined))]
+    gpus = [job.gpu.request.replace("{count}", str(table.gpus_per_node))] if table.gpus_per_node else []
+    return [*gpus, *(f"{name}={value}" for name, value in wanted.items() if value)]
 
 
-def _ranks_on_each_node(table: JobTable) -> list[str]:
-    """Options that make room for a node's ranks.
+def _nodes_and_ranks(table: JobTable) -> list[str]:
+    """Options that make room for the ranks of each node.
 
     With tasks for each node Slurm counts those of the fewest nodes, and gives no node more than they fill (seen with
     22.05: two of four idle nodes for 2-4). Of a range only CPUs are asked for; the step names its tasks itself.
     """
     if "-" in str(table.nodes):
-        return [f"--mincpus={table.ranks_per_node * table.cpus_per_rank}"]
-    return [f"--ntasks-per-node={table.ranks_per_node}", f"--cpus-per-task={table.cpus_per_rank}"]
+        return [f"--nodes={table.nodes}", f"--mincpus={table.ranks_per_node * table.cpus_per_rank}"]
+    return [
+        f"--nodes={table.nodes}",
+        f"--ntasks-per-node={table.ranks_per_node}",
+        f"--cpus-per-task={table.cpus_per_rank}",
+    ]
 
 
 def sbatch_words(job: ResolvedJob) -> list[str]:

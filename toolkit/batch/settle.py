@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none, utc_now, write_json
 from toolkit.rundir.find import array_in, newest_record
 from toolkit.rundir.layout import RunDirectory, start_of
+from toolkit.rundir.parts import Part, parts_in, record_of_parts, slurm_id
 from toolkit.rundir.states import RunState
 from toolkit.slurm.array import parse_array
 from toolkit.slurm.commands import Slurm
@@ -31,13 +33,18 @@ class OpenSubmission:
     reason: str
 
 
-def close_submission(run: RunDirectory, start: int, job_id: str) -> None:
-    """Write down which job a start has become; also in the tasks that it starts again, whose last word it outdates."""
+def close_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence[Part] = ()) -> None:
+    """Write down which job a start has become; also in the tasks that it starts again, whose last word it outdates.
+
+    `parts` are those of an array that Slurm holds in several.
+    """
     again = tasks_in(newest_record(run)) if run.task_numbers() else ()
     for task in run.task_numbers():
         if task in again:
-            write_json(run.task(task).submitted(start), _submitted(start, f"{job_id}_{task}"))
-    write_json(run.submitted(start), _submitted(start, job_id))
+            write_json(run.task(task).submitted(start), _submitted(start, slurm_id(parts, job_id, task)))
+    write_json(run.submitted(start), _submitted(start, job_id) | record_of_parts(parts))
+    if start:
+        run.lived_again.touch(mode=0o600)
     run.submitting(start).unlink(missing_ok=True)
 
 
@@ -86,8 +93,10 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
             write_json(path, record)
         said = f"nobody knows whether Slurm took start {start}: {error.message}"
         return OpenSubmission(start, False, said)
+    if job_id is not None and _is_under_way(record) and record.get("parts"):
+        return OpenSubmission(start, False, f"start {start} is being submitted in {len(record['parts'])} parts")
     if job_id is not None:
-        close_submission(run, start, job_id)
+        close_submission(run, start, job_id, _found_parts(run, start, parts_in(record), job_id, slurm))
         return None
     if _is_under_way(record):
         doing = f"start {start} is being submitted by process {record['pid']} on {record['host']}"
@@ -99,6 +108,15 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
     if since is None or time.time() - since < SETTLE_S:
         return OpenSubmission(start, False, f"{broken} yet; ask again after {SETTLE_S:.0f} s")
     return OpenSubmission(start, True, broken)
+
+
+def _found_parts(run: RunDirectory, start: int, planned: Sequence[Part], first_job: str, slurm: Slurm) -> list[Part]:
+    """The parts of an array that Slurm took before the submission broke off; the tasks of others are lost."""
+    tokens = (token_of(run.run_id, start, number) for number in range(1, len(planned)))
+    found = [first_job, *(find_by_token(slurm, token) for token in tokens)]
+    return (
+        [replace(part, job_id=job_id) for part, job_id in zip(planned, found, strict=True) if job_id] if planned else []
+    )
 
 
 def was_given_by_hand(run: RunDirectory, slurm: Slurm) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from toolkit.batch.array_status import (
     TaskStatus,
@@ -16,44 +14,22 @@ from toolkit.batch.array_status import (
     word_of_tasks,
 )
 from toolkit.batch.living import OWN_WORD, Answer, Word, local_word, slurm_word
+from toolkit.batch.rehearsed import reason_of
+from toolkit.batch.run_status import RunStatus
 from toolkit.batch.settle import last_open_start, open_word, settle, tasks_in, was_given_by_hand
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.metrics.training import last_record
+from toolkit.metrics.validation import ValidationRecord, last_validation
 from toolkit.rundir.files import read_json_or_none
-from toolkit.rundir.find import has_begun, job_ids, newest_record
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of, step_of
+from toolkit.rundir.find import has_begun, newest_record
+from toolkit.rundir.jobs import job_ids
+from toolkit.rundir.layout import RunDirectory, start_of, step_of
+from toolkit.rundir.parts import newest_parts, slurm_id
 from toolkit.rundir.states import RunState
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """A run at one moment. `reason` says in words what is known; `source` who said it."""
-
-    run_id: str
-    job_name: str
-    state: RunState
-    site: str
-    job_id: str
-    reason: str
-    source: str
-    nodes: int | str
-    ranks: int
-    starts: int
-    attempts: int
-    step: int | None
-    exit_code: int | None
-    path: str
-    tasks: tuple[TaskStatus, ...] | None = None  # of an array run
-    cannot_start: bool = False  # as of a `Word`; of an array where none of its tasks that live can
-
-    def as_json(self) -> dict[str, Any]:
-        """The documented JSON of `status --json`."""
-        tasks = None if self.tasks is None else [task.as_json() for task in self.tasks]
-        told = {**asdict(self), "state": self.state.value, "tasks": tasks}
-        del told["cannot_start"]  # `explain --json` tells it with the reason
-        return told
+from toolkit.rundir.sweep import read_sweep, values_of_task
+from toolkit.rundir.task_files import read_begun
 
 
 def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = False) -> RunStatus:
@@ -76,24 +52,27 @@ def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = 
         word = final_word(run) or _living_word(run, job, job_id, answer, echo=echo)
         # The run may have ended between the two looks, and then its own word counts.
         word = (final_word(run) if word.state.final else None) or word
-    attempt = run.last_attempt()
     nodes, ranks = _shape(run, job)
+    step = last_step(run)
     return RunStatus(
         run_id=run.run_id, job_name=run.job_name, state=word.state, site=job.site.name, job_id=job_id, reason=word.reason,
         source=word.source, nodes=nodes, ranks=ranks,
         starts=_count(run, tasks, RunDirectory.start_numbers), attempts=_count(run, tasks, RunDirectory.attempt_numbers),
-        step=_step(run, attempt) if attempt else None,
-        exit_code=exit_code_of_end(run, word) if tasks is None else exit_code_of_tasks(word.state, tasks),
-        path=str(run.path), tasks=tasks, cannot_start=word.cannot_start,
+        step=step, exit_code=exit_code_of_end(run, word) if tasks is None else exit_code_of_tasks(word.state, tasks),
+        path=str(run.path), tasks=tasks, cannot_start=word.cannot_start, validation=_validation(run, step),
+        values=values_of_task(run), cluster=job.job.cluster,
     )  # fmt: skip
 
 
 def newest_job_id(run: RunDirectory) -> str:
     """Slurm's id of a run's newest job, or of a task's place in its array; "" before there is any."""
     ids = job_ids(run)
-    if ids or run.task_number is None:
-        return ids[-1] if ids else ""
-    return f"{newest_job_id(run.whole)}_{run.task_number}"
+    if not ids and run.task_number is None:
+        return ""
+    if ids:  # of jobs in turn, 123_1 and 123_2, only all together tell whether the run goes on
+        return ids[-1] if run.task_number is not None else ids[-1].partition("_")[0]
+    assert run.task_number is not None  # else it would have been answered above
+    return slurm_id(newest_parts(run), newest_job_id(run.whole), run.task_number)
 
 
 def ids_to_ask(run: RunDirectory, job: ResolvedJob) -> list[str]:
@@ -103,7 +82,8 @@ def ids_to_ask(run: RunDirectory, job: ResolvedJob) -> list[str]:
         return []
     if not _is_array(run, job):
         return [] if final_word(run) else [job_id]
-    return [task_job_id(run, task, job_id) for task in _tasks(run, job) if final_word(run.task(task)) is None]
+    parts = newest_parts(run)
+    return [task_job_id(run, task, job_id, parts) for task in _tasks(run, job) if final_word(run.task(task)) is None]
 
 
 def _is_array(run: RunDirectory, job: ResolvedJob) -> bool:
@@ -117,8 +97,9 @@ def _tasks(run: RunDirectory, job: ResolvedJob) -> list[int]:
 
 
 def _task_statuses(run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer) -> tuple[TaskStatus, ...]:
+    sweep, parts = read_sweep(run), newest_parts(run)
     return tuple(
-        task_status(run, task, task_job_id(run, task, job_id), final_word(run.task(task)), answer)
+        task_status(run, task, task_job_id(run, task, job_id, parts), final_word(run.task(task)), answer, sweep)
         for task in _tasks(run, job)
     )
 
@@ -132,17 +113,20 @@ def _count(run: RunDirectory, tasks: Sequence[TaskStatus] | None, numbers: Calla
 def _shape(run: RunDirectory, job: ResolvedJob) -> tuple[int | str, int]:
     """Nodes and ranks: what the last attempt got, as long as no later start was submitted; else what is asked for."""
     attempt = run.last_attempt()
-    begun = read_json_or_none(attempt.start_file) if attempt else None
+    begun = read_begun(attempt) if attempt else None
     if begun is not None and begun["start"] >= _last_submitted(run):
         return begun["nodes"], begun["ranks"]
-    return job.job.nodes, job.job.min_nodes * job.job.ranks_per_node
+    return job.nodes, min(job.rank_counts)
 
 
-def _step(run: RunDirectory, attempt: AttemptDirectory) -> int | None:
+def last_step(run: RunDirectory) -> int | None:
     """The last step that anybody wrote down: the heartbeat is at most one a second, and lags behind.
 
-    An attempt that has made none stands where it began, at the newest checkpoint.
+    An attempt that has made none stands where it began, at the newest checkpoint. None before the first attempt.
     """
+    attempt = run.last_attempt()
+    if attempt is None:
+        return None
     beat, end = read_json_or_none(attempt.heartbeat), read_json_or_none(attempt.exit_file)
     record = last_record(run.metrics / "train.jsonl")
     steps = [
@@ -154,6 +138,12 @@ def _step(run: RunDirectory, attempt: AttemptDirectory) -> int | None:
     if made is not None or not (committed := run.committed_checkpoints()):
         return made
     return step_of(committed[-1])
+
+
+def _validation(run: RunDirectory, step: int | None) -> ValidationRecord | None:
+    """The last one, where the run has not gone back over it."""
+    last = last_validation(run.metrics / "validation.jsonl")
+    return last if last is not None and step is not None and last.step <= step else None
 
 
 def require_task(run: RunDirectory) -> None:
@@ -207,11 +197,11 @@ def final_word(run: RunDirectory) -> Word | None:
     end = read_json_or_none(attempt.exit_file) if attempt else None
     if attempt is None or end is None or not end["final"]:
         return None
-    begun = read_json_or_none(attempt.start_file)
+    begun = read_begun(attempt)
     if begun is None or _last_submitted(run) > begun["start"]:
         return None
     place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
-    return Word(RunState(end["state"]), place + end["reason"], OWN_WORD)
+    return Word(RunState(end["state"]), place + reason_of(attempt, end), OWN_WORD)
 
 
 def _last_submitted(run: RunDirectory) -> int:

@@ -1,22 +1,26 @@
-"""Has a run steps left to make? What `train.steps` and a checkpoint tell before any rank starts."""
+"""Has a run steps left to make? What the job's keys and a checkpoint tell before any rank starts."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import CheckFailedError, ToolkitError
+from toolkit.errors import CheckFailedError, ToolkitError, counted
 from toolkit.metrics.training import last_record
 from toolkit.rundir.layout import RunDirectory
 
-_KEY = "train.steps"
+if TYPE_CHECKING:
+    from toolkit.checkpoint.format.manifest import Manifest
+
+_KEY, _PATIENCE = "train.steps", "train.early_stop_patience"
 
 
 def check_steps_left(
     run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob, source: Path | None, *, completed: bool
 ) -> None:
-    """Refuse a resume whose ranks would leave at once, since the run is at `train.steps` or beyond it.
+    """Refuse a resume whose ranks would leave at once: the run is at `train.steps` or beyond it, or has stopped early.
 
     A run that failed behind its last step may have work left there: that is told, and not refused.
 
@@ -28,8 +32,12 @@ def check_steps_left(
     Raises:
         CheckFailedError: nothing is left to do.
     """
-    step = _begins_at(run, job, source)
-    if step is None or step < job.train.steps or not _obeys_the_key(run, recorded, job):
+    begins_at = _begins_at(run, job, source)
+    if begins_at is None:
+        return
+    step = begins_at.step
+    if step < job.train.steps or not _obeys_the_key(run, recorded, job):
+        _check_patience_left(run, recorded, job, begins_at, completed=completed)
         return
     if not completed and job.train.steps == recorded.train.steps:
         sys.stderr.write(f"toolkit: run {run.run_id} has made all {step} steps; what follows them alone is left\n")
@@ -37,20 +45,51 @@ def check_steps_left(
     more = step + job.train.steps
     raise CheckFailedError(
         f"run {run.run_id} is at step {step}, and train.steps is {job.train.steps}: nothing is left to do",
-        where=job.origin(_KEY).place(_KEY),
+        where=_place(_KEY, recorded, job),
         fix=f"`toolkit resume {run.run_id} --set train.steps={more}` makes {job.train.steps} more; --from CKPT goes back",
     )
 
 
-def _begins_at(run: RunDirectory, job: ResolvedJob, source: Path | None) -> int | None:
-    """The step that ranks would begin from; None where only they can tell, or where they begin at 0."""
+def _place(key: str, recorded: ResolvedJob, job: ResolvedJob) -> str:
+    """Where a key was set; of words that were typed for the last start it says so, since nobody typed them now."""
+    origin = job.origin(key)
+    was_typed = origin.layer in ("TOOLKIT_*", "flag") and origin == recorded.origin(key)
+    return f"{origin.place(key)} of its last start" if was_typed else origin.place(key)
+
+
+def _check_patience_left(
+    run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob, begins_at: Manifest, *, completed: bool
+) -> None:
+    """Refuse to go on with a run that has stopped early without more patience than it has spent."""
+    patience, waited = job.train.early_stop_patience, _waited(begins_at)
+    if not completed or not patience or waited < patience:
+        return
+    raise CheckFailedError(
+        f"run {run.run_id} stopped early at step {begins_at.step}: no better after {counted(waited, 'validation')}, and "
+        f"{_PATIENCE} is {patience}: nothing is left to do",
+        where=_place(_PATIENCE, recorded, job),
+        fix=f"`toolkit resume {run.run_id} --set {_PATIENCE}={waited + patience}` waits for {patience} more, 0 for ever; "
+        "--from CKPT goes back",
+    )
+
+
+def _waited(manifest: Manifest) -> int:
+    """Validations in a row without an improvement, as `toolkit.train.early_stop` saved them; 0 where nobody counted."""
+    extra = manifest.state.get("extra")
+    kept = extra.get("early_stop") if isinstance(extra, dict) else None
+    waited = kept.get("waited") if isinstance(kept, dict) else None
+    return waited if isinstance(waited, int) else 0
+
+
+def _begins_at(run: RunDirectory, job: ResolvedJob, source: Path | None) -> Manifest | None:
+    """The checkpoint that ranks would go on from; None where only they can tell, or where they begin at 0."""
     from toolkit.checkpoint.folder.choice import good_manifest
 
     chosen = source or next(iter(run.committed_checkpoints()[-1:]), None)
     if chosen is None or (source is not None and job.checkpoint.take == "weights"):
         return None
     try:
-        return good_manifest(chosen).step
+        return good_manifest(chosen)
     except (ToolkitError, OSError):  # a damaged one, for which ranks take an older one; or this host may not read it
         return None
 

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from toolkit.batch.bad_nodes import nodes_left_out
-from toolkit.batch.beginning import check_codec, check_source
+from toolkit.batch.beginning import check_beginning
+from toolkit.batch.code.keep import keep_code, repeat_code
+from toolkit.batch.parents import Parent, dependency_options, record_of
 from toolkit.batch.record import make_record
 from toolkit.batch.script import render_script, sbatch_words
+from toolkit.batch.secrets import check_secrets, warn_of_likely_secrets
 from toolkit.batch.settle import close_submission
+from toolkit.batch.sweep.sweep import ResolvedSweep
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import cannot_write, read_json, write_json, write_text
-from toolkit.rundir.find import newest_record, typed_path
+from toolkit.rundir.find import newest_record
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
 from toolkit.rundir.submissions import open_submission
+from toolkit.rundir.sweep import write_sweep
+from toolkit.site.commands import slurm_of_site
 from toolkit.site.detect import check_exported_conf
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.submit import SETTLE_S, UnsettledError, comment_of, token_of
+from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
 from toolkit.supervise.allocation import process_start_ticks
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run whose start `start` was handed over as `job_id`."""
+    """A run whose start `start` was handed over as `job_id`, to another cluster where one is named."""
 
     run: RunDirectory
     start: int
     job_id: str
+    cluster: str = ""
 
 
 def slurm_of(job: ResolvedJob, *, echo: bool = False) -> Slurm:
-    """Slurm's commands for the site of a job."""
-    conf = job.scheduler.conf
-    return Slurm(configuration=str(typed_path(conf)) if conf else "", echo=echo)
+    """Slurm's commands for the cluster of a job."""
+    return slurm_of_site(job.scheduler, cluster=job.job.cluster, echo=echo)
 
 
 def uses_slurm(job: ResolvedJob) -> bool:
@@ -54,23 +62,36 @@ def is_interactive(run: RunDirectory) -> bool:
     return any(read_json(path).get("interactive") for path in sorted(run.path.glob("submitted-*.json"))[-1:])
 
 
-def create(job: ResolvedJob, runs: Path, *, here: bool = False, once: Sequence[str] = ()) -> RunDirectory:
-    """Make the run directory of a new run, with its script and its record.
+def create(
+    job: ResolvedJob, runs: Path, *, here: bool = False, once: Sequence[str] = (), sweep: ResolvedSweep | None = None,
+    after: Sequence[Parent] = (), repeats: RunDirectory | None = None,
+) -> RunDirectory:  # fmt: skip
+    """Make the run directory of a new run, with its code, its script and its record.
 
-    `here` is for nodes that are given already; `once` are options of sbatch for this submission alone.
+    `here` is for nodes that are given already; `once` are options of sbatch for this submission alone; `sweep` has the
+    values of each task; `after` are the runs that this one follows; the code is that of the run that this one `repeats`.
 
     Raises:
-        ToolkitError, OSError: the ranks could not begin or save as [checkpoint] says, the script cannot be rendered, or
+        ToolkitError, OSError: the ranks could not begin, read or save as the job says, the script cannot be rendered, or
             the folder cannot be written; no run is left behind.
     """
-    check_source(job, once)
-    check_codec(job)
+    check_beginning(job, once)
+    check_secrets(job, os.environ)
+    warn_of_likely_secrets(job)
     run = create_run(runs, job.job.name, access=job.paths.access)
     try:
+        job, code = keep_code(job, run, runs) if repeats is None else repeat_code(job, run, repeats)
         left_out = [] if here else nodes_left_out(job, runs)
-        write_text(run.script(0), render_script(job, run, 0, left_out=left_out, once=once), mode=0o700)
-        write_text(run.job_file, job.job_file.read_text(encoding="utf-8"))
-        write_json(run.record, make_record(job, command=sys.argv))  # last: what has a record is a run
+        laid = sweep.laid if sweep is not None else None
+        options = [*once, *dependency_options(after, [*sbatch_words(job), *once])]
+        write_text(run.script(0), render_script(job, run, 0, left_out=left_out, once=options, laid=laid), mode=0o700)
+        file = job.job_file if repeats is None else repeats.job_file
+        write_text(run.job_file, file.read_text(encoding="utf-8"))
+        if sweep is not None:
+            write_sweep(run, sweep.sweep)
+        record = make_record(job, command=sys.argv, code=code, rerun_of=repeats.run_id if repeats else "")
+        record |= record_of(after)
+        write_json(run.record, record)  # last: what has a record is a run
     except (ToolkitError, OSError):
         discard_run(run)
         raise
@@ -85,7 +106,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
         ToolkitError: the run directory cannot be written; nothing was handed over.
         UnsettledError: nobody knows whether Slurm took the job; `status` and `resume` ask again.
     """
-    from toolkit.batch.executors import LocalScriptExecutor, SlurmScriptExecutor  # submitit is heavy
+    from toolkit.batch.executors import LocalScriptExecutor, submit_to_slurm  # submitit is heavy
 
     script = run.script(start)
     if not uses_slurm(job):
@@ -103,8 +124,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
     except OSError as error:
         raise cannot_write(error) from error
     try:
-        executor = SlurmScriptExecutor(run, script, slurm_of(job, echo=echo), comment_of(token, sbatch_words(job)))
-        job_id = executor.submit_script().job_id
+        job_id, parts = submit_to_slurm(run, job, start, slurm_of(job, echo=echo))
     except UnsettledError as error:
         raise UnsettledError(
             error.message,
@@ -118,8 +138,8 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
     except ToolkitError:
         opened.unlink(missing_ok=True)
         raise
-    close_submission(run, start, job_id)
-    return Submitted(run, start, job_id)
+    close_submission(run, start, job_id, parts)
+    return Submitted(run, start, job_id, job.job.cluster)
 
 
 def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Submitted:
@@ -139,16 +159,44 @@ def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Su
 
 def recorded_job(run: RunDirectory) -> ResolvedJob:
     """The job of a run as it was last submitted, with every layer applied."""
-    path = newest_record(run)
+    return _job_of_record(newest_record(run))
+
+
+def submitted_jobs(run: RunDirectory) -> list[ResolvedJob]:
+    """The job of a run as each submission had it, the first one first."""
+    return [_job_of_record(path) for path in (run.whole.record, *sorted(run.whole.path.glob("resumed-*.json")))]
+
+
+def first_job(run: RunDirectory) -> ResolvedJob:
+    """The job of a run as it was first submitted: no resume has changed it."""
+    return _job_of_record(run.record)
+
+
+def _job_of_record(path: Path) -> ResolvedJob:
     value: dict[str, Any] = read_json(path)
+    return job_in(path, value["job"], written_by=str(value.get("toolkit", "of that time")))
+
+
+def job_in(path: Path, job: Any, *, written_by: str = "of that time") -> ResolvedJob:
+    """The resolved job that a file of a run holds.
+
+    Raises:
+        ToolkitError: another version of toolkit wrote it, or it is damaged.
+    """
     try:
-        return ResolvedJob.model_validate(value["job"])
-    except (KeyError, ValidationError) as error:
+        return _validated(json.dumps(job))
+    except ValidationError as error:
         raise ToolkitError(
             "the record was not written by this version of toolkit, or is damaged",
             where=str(path),
-            fix=f"read it with toolkit {value.get('toolkit', 'of that time')}, or submit {run.job_file} anew",
+            fix=f"read it with toolkit {written_by}, or submit the run's job.toml anew",
         ) from error
+
+
+@lru_cache(maxsize=256)
+def _validated(text: str) -> ResolvedJob:
+    """Many runs have one job, and to check it takes longer than to read all else of a run."""
+    return ResolvedJob.model_validate(json.loads(text))
 
 
 def _warn_of_variables() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from toolkit.batch.explain import Evidence, Explanation, quote_file
-from toolkit.batch.explain_ended import cause_in_words
-from toolkit.batch.explain_waiting import explain_waiting
-from toolkit.batch.state import RunStatus
+from toolkit.batch.array_status import TaskStatus
+from toolkit.batch.explain.ended import cause_in_words
+from toolkit.batch.explain.explain import Evidence, Explanation, quote_file
+from toolkit.batch.explain.waiting import explain_waiting
+from toolkit.batch.run_status import RunStatus
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.rundir.sweep import Values, common_values, in_words
 
 FAILURES_SHOWN = 3
 
@@ -20,7 +22,7 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
     assert status.tasks is not None  # of an array run
     failed = [task for task in status.tasks if task.state.final and task.state is not RunState.COMPLETED]
     waiting = [task for task in status.tasks if task.state is RunState.PENDING]
-    evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task.task)) is not None]
+    evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task)) is not None]
     if status.state is RunState.UNKNOWN:
         silent = next(task for task in status.tasks if task.state is RunState.UNKNOWN)
         why = f"{status.reason}; of task {silent.task}: {silent.reason}"
@@ -30,7 +32,7 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
             "cancelling", status.reason, evidence=evidence, actions=[f"`toolkit wait {run.run_id}`"],
             follows="the tasks that were asked to end save and leave, at the latest when Slurm kills them; others go on",
         )  # fmt: skip
-    closer = [f"`toolkit explain {run.run_id}_{task.task}` says more of task {task.task}" for task in failed[:1]]
+    closer = [f"`toolkit explain {run.run_id}_{task.task}` says more of {task.named}" for task in failed[:1]]
     if waiting:
         told = explain_waiting(run, status, echo=echo)
         return replace(
@@ -41,16 +43,28 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
         if not failed:
             return Explanation("completed", status.reason)
         again = f"`toolkit resume {run.run_id}` runs those again that are not completed"
-        return Explanation("tasks_failed", status.reason, evidence=evidence, actions=[*closer, again])
+        why = status.reason + _what_failed_alike(status)
+        return Explanation("tasks_failed", why, evidence=evidence, actions=[*closer, again])
     return Explanation(
         "running", status.reason, follows="its tasks go on to their ends", evidence=evidence,
         actions=[*closer, f"`toolkit wait {run.run_id}`"],
     )  # fmt: skip
 
 
-def _end_of(run: RunDirectory, number: int) -> Evidence | None:
-    attempt = run.task(number).last_attempt()
+def _what_failed_alike(status: RunStatus) -> str:
+    """Of a sweep the values that every failed task has, and no completed one."""
+    failed: list[Values] = []
+    completed: list[Values] = []
+    for task in status.tasks or ():
+        (completed if task.state is RunState.COMPLETED else failed).append(task.values or {})
+    common = common_values(failed, completed)
+    return f"; all {len(failed)} that failed have {in_words(common)}, and no other" if common else ""
+
+
+def _end_of(run: RunDirectory, task: TaskStatus) -> Evidence | None:
+    attempt = run.task(task.task).last_attempt()
     end = read_json_or_none(attempt.exit_file) if attempt is not None else None
     if attempt is None or end is None:
         return None
-    return quote_file(run, attempt.exit_file, cause_in_words(attempt, end))
+    words = cause_in_words(attempt, end)
+    return quote_file(run, attempt.exit_file, f"{in_words(task.values)}: {words}" if task.values else words)

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from toolkit.batch.control import requeue_asked_at
-from toolkit.batch.explain import Evidence, Explanation, Waiting
-from toolkit.batch.explain_ended import cause_in_words
-from toolkit.batch.state import RunStatus
+from toolkit.batch.explain.ended import cause_in_words
+from toolkit.batch.explain.explain import Evidence, Explanation, Waiting
+from toolkit.batch.explain.living import between_attempts
+from toolkit.batch.parents import parents_of
+from toolkit.batch.run_status import RunStatus
 from toolkit.batch.submission import recorded_job, slurm_of
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.slurm.clusters import in_words
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts, base_of
 from toolkit.slurm.partitions import Partition, UnusableNode, partition_limits, unusable_nodes
@@ -48,6 +51,9 @@ def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False)
     if waits is None or not waits.state:
         said = waits.reason if waits is not None else f"it does not know job {job_id} any more"
         return Explanation("no_answer", f"Slurm says nothing of its state: {said}", actions=["ask again later"])
+    last = run.last_attempt()
+    if run_state(waits.state) is RunState.RUNNING and last is not None and last.exit_file.exists():
+        return between_attempts(run, last)  # Slurm has not put it back into the queue yet
     if waits.state == "CONFIGURING" or run_state(waits.state) is not RunState.PENDING:
         return Explanation(
             "starting", f"Slurm says {waits.state}: its nodes are being prepared", follows="it starts by itself"
@@ -70,6 +76,7 @@ def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
     start = _as_utc(waits.start_time)
     names = {"job": base_of(waits.job_id), "run": run.run_id, "partition": waits.partition}
     actions = [*detail.actions, *([reason.fix.format(**names)] if reason.fix else [])]
+    actions = [in_words(action, waits.cluster) for action in actions]
     words = f"{reason.words}: {detail.words}" if detail.words else reason.words
     return Explanation(
         f"pending_{name}",
@@ -142,10 +149,12 @@ def _down_nodes(nodes: list[UnusableNode]) -> Detail:
 
 
 def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
-    """`afterok:6(failed)`: the kind, the job, and how it stands."""
+    """`afterok:6(failed)`: the kind, the job, its run where `--after` named one, and how it stands."""
     words = []
+    runs = {number: parent.run_id for parent in parents_of(run) for number in parent.job_id.split(":")}
     for kind, other, stands in re.findall(r"(\w+):(\d+(?:_\S+?)?)(?:\((\w+)\))?", job.dependency):
-        words.append(f"{kind}:{other} " + ("has become impossible" if stands == "failed" else "is open"))
+        whose = f" (run {runs[base]})" if (base := other.removesuffix("_*")) in runs else ""
+        words.append(f"{kind}:{other}{whose} " + ("has become impossible" if stands == "failed" else "is open"))
     return Detail(", ".join(words) or job.dependency)
 
 

@@ -15,7 +15,7 @@ from toolkit.rundir.states import ENDINGS
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
-SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
+SAMPLES = Path(__file__).parents[3] / "docs" / "samples"
 OUT_OF_MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.batch"
 # A row for each job: id, state, reason, nodes, required nodes, restarts.
 SQUEUE = """
@@ -39,7 +39,7 @@ def slurm(tmp_path, monkeypatch):
     programs = {
         "squeue": f"#!{sys.executable}\n" + SQUEUE.format(answer=str(answer)),
         "sacct": "#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n",
-        "sinfo": "#!/bin/sh\necho 'sinfo: error: Unable to contact slurm controller' >&2; exit 1\n",
+        "sinfo": "#!/bin/sh\necho 'sinfo: error: Access denied' >&2; exit 1\n",
     }
     for name, text in programs.items():
         (folder / name).write_text(text)
@@ -189,6 +189,8 @@ def test_a_submission_that_broke_off_was_not_cancelled_in_the_queue(toolkit, slu
     told = explain(toolkit, run.run_id)
     assert (told["state"], told["symptom"]) == ("lost", "submission_broken")
     assert told["why"].startswith("the submission of start 0 broke off")
+    assert [one["line"] for one in told["evidence"]] == [told["why"]]
+    assert "nothing of it has begun" in told["actions"][0]
     assert "toolkit resume" in told["actions"][0]
 
 

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.batch.control import requeue_asked_at
-from toolkit.batch.explain import Evidence, Explanation, quote_file
+from toolkit.batch.explain.explain import Evidence, Explanation, quote_file
 from toolkit.batch.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
-from toolkit.batch.state import RunStatus
+from toolkit.batch.rehearsed import reason_of
+from toolkit.batch.room import why_full
+from toolkit.batch.run_status import RunStatus
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.rank_logs import find_log
 from toolkit.rundir.states import ENDINGS, Cause, RunState
+from toolkit.rundir.task_files import read_begun
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.slurm.partitions import UnusableNode, unusable_nodes
@@ -30,7 +34,6 @@ from toolkit.supervise.symptoms import OUT_OF_MEMORY, Sighting, Symptom, sight, 
 
 LINES_SHOWN = 4
 LOG_LINES = 40
-FULL_BYTES = 1 << 20  # a file system with less room than this is full to a run
 
 _TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lost", "collective_timeout", "stalled")
 # Why an attempt ended that did not fail, in words.
@@ -79,7 +82,7 @@ def cause_in_words(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
         return f"you asked for it: `toolkit requeue` at {asked_at}"
     known = symptom_named(str(end.get("symptom") or ""))
     means = known.means if known is not None and not known.plain else _ENDS.get(end["cause"], "")
-    said = str(end["reason"]).removeprefix(f"ended on request ({end['cause']})").removeprefix("; ")
+    said = reason_of(attempt, end).removeprefix(f"ended on request ({end['cause']})").removeprefix("; ")
     if not said:
         return means
     if end.get("rank") is not None and f"rank {end['rank']} " not in said:
@@ -89,7 +92,7 @@ def cause_in_words(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
 
 def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: dict[str, Any], told: list[str]) -> list[Evidence]:
     """What the culprit, or the launcher, printed last, without what was `told` already."""
-    path = attempt.launcher_log if end.get("rank") is None else attempt.log_file(end["rank"])
+    path = attempt.launcher_log if end.get("rank") is None else find_log(attempt, end["rank"])
     if end["cause"] == "stalled":
         path = attempt.errors  # where each rank stands, from the stacks in it
     lines = end.get("last_lines") or []
@@ -100,7 +103,8 @@ def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: dict[str, Any
 def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None) -> list[str]:
     """The fix, how to look closer, and how to go on from the newest checkpoint."""
     if status.state is RunState.COMPLETED:
-        return [f"`toolkit ckpt ls {run.run_id}` lists its checkpoints"] if run.committed_checkpoints() else []
+        listed = [f"`toolkit ckpt ls {run.run_id}` lists its checkpoints"] if run.committed_checkpoints() else []
+        return listed + _with_more_patience(run, status)
     fix = str((end or {}).get("fix") or "")
     steps = [fix] if fix else []
     if end is not None and end.get("rank") is not None:
@@ -108,10 +112,23 @@ def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None
     if f"toolkit resume {run.run_id}" not in fix:
         newest = _newest_checkpoint(run)
         begin = f"goes on from {newest}" if newest else "begins again: there is no checkpoint"
-        if not newest and is_foreign(recorded_job(run).job.entry):
+        if not run.start_numbers():
+            begin = "submits it again: nothing of it has begun"
+        elif not newest and is_foreign(recorded_job(run).job.entry):
             begin = "starts it again; what it saved itself is its own business"
-        steps.append(f"`toolkit resume {run.run_id}` {begin}")
+        symptom = symptom_named(str((end or {}).get("symptom")))
+        mended = "once that is mended, " if symptom is not None and symptom.lasting else ""
+        steps.append(f"{mended}`toolkit resume {run.run_id}` {begin}")
     return steps
+
+
+def _with_more_patience(run: RunDirectory, status: RunStatus) -> list[str]:
+    """How a run goes on that stopped early."""
+    patience = recorded_job(run).train.early_stop_patience
+    if status.stopped_early and patience:
+        more = f"--set train.early_stop_patience={2 * patience}"
+        return [f"`toolkit resume {run.run_id} {more}` goes on, with more patience"]
+    return []
 
 
 def _newest_checkpoint(run: RunDirectory) -> str:
@@ -212,7 +229,7 @@ class _Traces:
         attempt = self.run.last_attempt()
         if attempt is None or not self.claimed:
             return None
-        begun = read_json_or_none(attempt.start_file)
+        begun = read_begun(attempt)
         return attempt if begun is None or begun["job_id"] == own_job_id(self.run, self.status.job_id) else None
 
     def tell(self, symptom: str, why: str, *actions: str, more: Sequence[Evidence] = ()) -> Explanation:
@@ -237,7 +254,7 @@ def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Expl
 
 
 def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Traces:
-    evidence = [Evidence(job.source, _as_line(job)) if job is not None else Evidence(status.source, status.reason)]
+    evidence = [Evidence(job.source, _as_line(job)) if job is not None else Evidence(status.source, _fact_of(status))]
     log = job_log(run, status.job_id)
     file = log.readable
     if not status.job_id:  # nobody knows the job, but its log may be there
@@ -251,6 +268,11 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
     if line and file is not None:
         evidence.append(quote_file(run, file, line))
     return replace(left, seen=seen.symptom if seen is not None else None)
+
+
+def _fact_of(status: RunStatus) -> str:
+    """The reason without what to do, which stands below."""
+    return status.reason.partition("; `toolkit resume`")[0]
 
 
 def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
@@ -289,7 +311,7 @@ def _by_silence(left: _Traces) -> Explanation:
             "disk_full", why, evidence=[*left.evidence, full], actions=["make room, then " + first, *others]
         )
     if not left.status.job_id and left.log_file is None:
-        return left.tell("submission_broken", left.status.reason.partition("; `toolkit resume`")[0])
+        return left.tell("submission_broken", _fact_of(left.status))
     place = f"its log is where -o put it: {left.log.place}"
     elsewhere = [f"{place}; where there is none, Slurm could not open it on the node"] if left.log.redirected else []
     if left.job is None and left.log_file is None and not left.claimed:
@@ -332,12 +354,9 @@ def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -
 
 
 def full_disk(path: Path) -> Evidence | None:
-    """A quota of another user's kind is not seen here; a full file system is."""
-    space = os.statvfs(path)
-    left = space.f_bavail * space.f_frsize
-    if left >= FULL_BYTES and space.f_favail != 0:
-        return None
-    return Evidence("df", f"{path}: {left} bytes and {space.f_favail} files are left")
+    """How little room a full file system has."""
+    full = why_full(path)
+    return Evidence("df", full) if full else None
 
 
 def _sight_log(log: Path | None) -> tuple[Sighting | None, str]:

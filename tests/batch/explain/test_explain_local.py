@@ -8,9 +8,11 @@ import re
 import signal
 from pathlib import Path
 
+from whole_checkpoints import make_whole_checkpoint
+
 from toolkit.rundir.claims import read_claim
 
-PAGES = Path(__file__).parents[2] / "docs"
+PAGES = Path(__file__).parents[3] / "docs"
 
 
 def explain(toolkit, run) -> dict:
@@ -30,7 +32,7 @@ def test_the_json_is_what_the_page_says(toolkit) -> None:
 
 
 def test_every_symptom_stands_on_the_page() -> None:
-    from toolkit.batch.explain_ended import _ENDS
+    from toolkit.batch.explain.ended import _ENDS
     from toolkit.supervise.symptoms import SYMPTOMS
 
     words = documented("explain.md", "Symptoms")
@@ -49,6 +51,19 @@ def test_a_failed_program_is_quoted_without_its_colours(toolkit) -> None:
     text = toolkit.ok("explain", run.run_id)
     assert "\x1b" not in text
     assert "attempts/000/logs/rank-0.log: no data" in text and f"`toolkit resume {run.run_id}`" in text
+
+
+def test_bad_steps_that_the_guard_let_pass_are_told(toolkit) -> None:
+    run = toolkit.submit(toolkit.job("true", more='[train]\nguard = "skip"\n'))
+    toolkit.ok("wait", run.run_id)
+    for step, bad in ((5, 0), (10, 2)):
+        make_whole_checkpoint(run.checkpoints, step, state={"extra": {"guard": {"losses": [], "bad_steps": bad}}})
+        told = [quoted for quoted in explain(toolkit, run)["evidence"] if "guard" in quoted["line"]]
+        assert bool(told) == bool(bad)
+    assert told[0]["source"] == "checkpoints/step-00000010/manifest.json"
+    assert told[0]["line"] == f"the guard found 2 bad steps; the log names each: `toolkit logs {run.run_id} --rank 0`"
+    (run.checkpoints / "step-00000010" / "manifest.json").write_text("{}")
+    assert explain(toolkit, run)["state"] == "completed"
 
 
 def test_what_has_not_run_is_explained_too(toolkit, wait_until) -> None:
@@ -76,3 +91,13 @@ def test_nothing_is_promised_of_a_program_that_saves_by_itself(toolkit) -> None:
     assert last == f"`toolkit resume {failed.run_id}` starts it again; what it saved itself is its own business"
     (done.checkpoints / "step-00000010").mkdir()
     assert "ckpt ls" in explain(toolkit, done)["actions"][0]
+
+
+def test_what_waits_for_somebody_to_mend_it_is_not_just_started_again(toolkit) -> None:
+    words = "check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting."
+    run = toolkit.submit(toolkit.job(f"echo '{words}'; exit 16", more="[restart]\ncrashes = 2\n"))
+    toolkit("wait", run.run_id)
+    told = explain(toolkit, run)
+    assert told["symptom"] == "wrong_pmi" and told["evidence"][0]["line"] == words
+    assert told["actions"][-1].startswith(f"once that is mended, `toolkit resume {run.run_id}`")
+    assert run.attempt_numbers() == [0]

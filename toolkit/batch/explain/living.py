@@ -6,15 +6,17 @@ import shlex
 import time
 
 from toolkit.batch.control import requeue_asked_at
-from toolkit.batch.explain import Evidence, Explanation, quote_file
-from toolkit.batch.explain_ended import cause_in_words
+from toolkit.batch.explain.ended import cause_in_words
+from toolkit.batch.explain.explain import Evidence, Explanation, quote_file
 from toolkit.batch.living import started_on
+from toolkit.batch.rehearsed import reason_of
 from toolkit.batch.restarts import FOLLOWS
-from toolkit.batch.state import RunStatus
+from toolkit.batch.run_status import RunStatus
 from toolkit.batch.submission import recorded_job, uses_slurm
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Next, RunState
+from toolkit.rundir.task_files import read_begun
 from toolkit.supervise.launch import is_foreign
 
 QUIET_S = 60.0  # a step that takes longer is worth a word
@@ -53,14 +55,10 @@ def _running(run: RunDirectory) -> Explanation:
     ]
     if attempt is None:
         return Explanation("starting", "the supervisor is starting", follows="it starts the ranks", actions=actions[:1])
+    if attempt.exit_file.exists():
+        return between_attempts(run, attempt)
     before = _earlier_ends(run, attempt)
-    ended = read_json_or_none(attempt.exit_file)
-    if ended is not None:  # between two attempts, or before a requeue
-        return Explanation(
-            str(ended.get("symptom") or ended["cause"]), cause_in_words(attempt, ended), follows=f"{FOLLOWS.get(Next(ended['next']), 'it ends')} ({ended['decision']})",
-            evidence=before, rank=ended.get("rank"), host=ended.get("host"), actions=actions[:1],
-        )  # fmt: skip
-    begun = read_json_or_none(attempt.start_file)
+    begun = read_begun(attempt)
     wanted = begun["ranks"] if begun is not None else 0
     here = sum(1 for _ in attempt.ranks.glob("rank-*.json"))
     silent_s = _silent_s(attempt)
@@ -80,6 +78,16 @@ def _running(run: RunDirectory) -> Explanation:
     return Explanation("running", why, follows=follows, evidence=before, actions=actions)
 
 
+def between_attempts(run: RunDirectory, attempt: AttemptDirectory) -> Explanation:
+    """A run whose last attempt is over and another one follows, in this life of its job or in the next."""
+    ended = read_json(attempt.exit_file)
+    return Explanation(
+        str(ended.get("symptom") or ended["cause"]), cause_in_words(attempt, ended), follows=f"{FOLLOWS.get(Next(ended['next']), 'it ends')} ({ended['decision']})",
+        evidence=_earlier_ends(run, attempt), rank=ended.get("rank"), host=ended.get("host"),
+        actions=[f"`toolkit logs {run.run_id} -f`"],
+    )  # fmt: skip
+
+
 def _silent_s(attempt: AttemptDirectory) -> float | None:
     try:
         return max(0.0, time.time() - attempt.heartbeat.stat().st_mtime)
@@ -95,6 +103,6 @@ def _earlier_ends(run: RunDirectory, last: AttemptDirectory) -> list[Evidence]:
         end = read_json_or_none(attempt.exit_file)
         if number < last.number and end is not None:
             step = f" at step {end['step']}" if end["step"] is not None else ""
-            said = cause_in_words(attempt, end) if requeue_asked_at(attempt, end) else end["reason"]
+            said = cause_in_words(attempt, end) if requeue_asked_at(attempt, end) else reason_of(attempt, end)
             ends.append(quote_file(run, attempt.exit_file, f"{end['cause']}{step}: {said}"))
     return ends[-2:]

@@ -8,10 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from toolkit.batch.state import RunStatus, run_status
+from toolkit.batch.run_status import RunStatus
+from toolkit.batch.state import run_status
+from toolkit.batch.submission import recorded_job
+from toolkit.errors import ToolkitError, counted
 from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.rundir.sweep import in_words
 from toolkit.slurm.reasons import CanStart
 from toolkit.supervise.failures import clean
 
@@ -69,13 +73,16 @@ class Explanation:
 
 def explain_run(run: RunDirectory, *, echo: bool = False) -> Explanation:
     """Read everything that says something about a run: its files, then Slurm."""
-    from toolkit.batch.explain_array import explain_array
-    from toolkit.batch.explain_ended import explain_ended
-    from toolkit.batch.explain_living import explain_living
-    from toolkit.batch.explain_waiting import explain_waiting
+    from toolkit.batch.explain.array import explain_array
+    from toolkit.batch.explain.chain import explain_broken_chain
+    from toolkit.batch.explain.ended import explain_ended
+    from toolkit.batch.explain.living import explain_living
+    from toolkit.batch.explain.waiting import explain_waiting
 
     status = run_status(run, echo=echo)
-    if status.tasks is not None and status.state is not RunState.CREATED:
+    if (broken := explain_broken_chain(run, status)) is not None:
+        told = broken
+    elif status.tasks is not None and status.state is not RunState.CREATED:
         told = explain_array(run, status, echo=echo)
     elif status.state.final:
         told = explain_ended(run, status, echo=echo)
@@ -83,7 +90,29 @@ def explain_run(run: RunDirectory, *, echo: bool = False) -> Explanation:
         told = explain_waiting(run, status, echo=echo)
     else:
         told = explain_living(run, status)
-    return replace(told, status=status, events=last_events(run), evidence=[*told.evidence, *_rehearsals(run, status)])
+    evidence = [*told.evidence, *_validated(run, status), *_guarded(run), *_rehearsals(run, status)]
+    return replace(told, status=status, events=last_events(run), evidence=evidence)
+
+
+def _validated(run: RunDirectory, status: RunStatus) -> list[Evidence]:
+    """How good the model was at last, where the run looked."""
+    return [quote_file(run, run.metrics / "validation.jsonl", status.validated)] if status.validated else []
+
+
+def _guarded(run: RunDirectory) -> list[Evidence]:
+    """How many bad steps `train.guard` has found, as the newest checkpoint counts them."""
+    from toolkit.checkpoint.format.layout import MANIFEST
+    from toolkit.checkpoint.format.manifest_file import read_body
+
+    newest = run.committed_checkpoints()[-1:]
+    if not newest or recorded_job(run).train.guard == "off":
+        return []
+    try:
+        bad = read_body(newest[0])["state"]["extra"]["guard"]["bad_steps"]
+    except (ToolkitError, OSError, KeyError, TypeError):  # damaged, which `ckpt verify` tells, or of another guard
+        return []
+    which = f"; the log names {'it' if bad == 1 else 'each'}: `toolkit logs {run.run_id} --rank 0`"
+    return [quote_file(run, newest[0] / MANIFEST, f"the guard found {counted(bad, 'bad step')}{which}")] if bad else []
 
 
 def _rehearsals(run: RunDirectory, status: RunStatus) -> list[Evidence]:
@@ -121,7 +150,8 @@ def lines_of(told: Explanation) -> Iterator[str]:
     """The explanation for people: what, why, what follows, what to do."""
     status = told.status
     assert status is not None  # `explain_run` lays it in
-    job = f" (job {status.job_id})" if status.job_id else ""
+    job = f" (job {status.full_job_id})" if status.job_id else ""
+    job += f" with {in_words(status.values)}" if status.values else ""
     step = f", step {status.step}" if status.step is not None else ""
     yield f"{status.job_name} {status.run_id}{job} is {status.state.value}{step}"
     yield f"why       {told.why}"

@@ -1,0 +1,167 @@
+"""Seconds from the command to 1,000 tasks in the queue, beside submitit's map_array; and the files of a run.
+
+    toolkit devcluster up --option MaxJobCount=50000  # Slurm remembers cancelled tasks for five minutes
+    export SLURM_CONF=~/.toolkit/devcluster/etc/slurm.conf
+    TOOLKIT_RUNS=~/runs python benchmarks/array_submit.py [--pairs 5]
+
+Ours is a sweep: each of its tasks is resolved and checked. submitit pickles a function for each of its tasks. Both are
+processes of their own, and both arrays are held, so that no task begins. `seconds` are those of the whole command. The
+ratio is ours / submitit of the submission alone, without Python's start and the imports of either, since submitit is a
+library and has no command; `process_ratio` is that of the processes, and `cpu_ratio` that of the seconds which they and
+Slurm's commands compute. The pairs are interleaved, the order alternates, and medians are compared. One pair before is
+not counted: it compiles our modules, as pip has compiled submitit's. Then a sweep of 40 tasks is run to its end, and its
+files are counted. Prints one JSON object; exit code 1 where a limit is not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+TARGETS = {"seconds": 5.0, "ratio": 1.2, "files_before": 20, "files_per_task": 4.0}
+TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
+JOB = '[job]\nname = "array_submit"\nentry = ["true"]\ntime = "5"\nsbatch = [{options}]\n[restart]\ncrashes = 0\n'
+OURS = """
+import sys, time
+from toolkit.batch import bad_nodes, chain, executors, submission
+from toolkit.batch.preflight import look
+from toolkit.batch.sweep import sweep
+from toolkit.cli import preflight, submit
+from toolkit.cli.main import cli
+from toolkit.site import detect
+
+began = time.monotonic()
+cli.main(sys.argv[1:], standalone_mode=False)
+print(time.monotonic() - began)
+"""
+PEER = """
+import sys, time
+import submitit
+
+def task(number):
+    return number
+
+executor = submitit.SlurmExecutor(folder=sys.argv[1])
+began = time.monotonic()
+executor.update_parameters(time=5, array_parallelism=int(sys.argv[2]), additional_parameters={"hold": True})
+jobs = executor.map_array(task, range(int(sys.argv[2])))
+print(jobs[0].job_id.partition("_")[0])
+print(time.monotonic() - began)
+"""
+
+
+def main() -> int:
+    """Run the pairs, then the tasks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--finish", type=int, default=40, help="Tasks that are run to their end.")
+    options = parser.parse_args()
+    folder = Path(os.environ.get("TOOLKIT_RUNS", "runs")).absolute() / "array_submit-benchmark"
+    folder.mkdir(parents=True)
+    try:
+        result = measure(folder, options.pairs, options.tasks) | finish(folder, options.finish)
+    finally:
+        shutil.rmtree(folder)
+    missed = [name for name, most in TARGETS.items() if result[name] > most]
+    print(json.dumps({"time": datetime.now().isoformat(timespec="seconds"), **result, "missed": missed}, indent=1))
+    return 1 if missed else 0
+
+
+def measure(folder: Path, pairs: int, tasks: int) -> dict[str, object]:
+    """Submit both ways in turn."""
+    (folder / "held.toml").write_text(JOB.format(options='"--hold"'))
+    (folder / "ours.py").write_text(OURS)
+    (folder / "peer.py").write_text(PEER)
+    files = 0
+    told: dict[str, list[Submission]] = {"ours": [], "submitit": []}
+    for pair in range(pairs + 1):
+        for way in ("ours", "submitit") if pair % 2 == 0 else ("submitit", "ours"):
+            run = folder / f"{way}-{pair}"
+            told[way].append(submit(command_of(way, folder, run, tasks), tasks))
+            if way == "ours":
+                files = count_files(next(run.glob("array_submit/*")))
+    told = {way: measured[1:] for way, measured in told.items()}
+    calls, processes, cpu = (
+        {way: statistics.median(one[part] for one in measured) for way, measured in told.items()} for part in range(3)
+    )
+    return {
+        "tasks": tasks, "seconds": round(processes["ours"], 3), "submitit_seconds": round(processes["submitit"], 3),
+        "ratio": round(calls["ours"] / calls["submitit"], 3),
+        "process_ratio": round(processes["ours"] / processes["submitit"], 3),
+        "cpu_seconds": round(cpu["ours"], 3), "cpu_ratio": round(cpu["ours"] / cpu["submitit"], 3),
+        "calls": {way: [round(one.call_s, 3) for one in measured] for way, measured in told.items()}, "files_before": files,
+    }  # fmt: skip
+
+
+def command_of(way: str, folder: Path, run: Path, tasks: int) -> list[str]:
+    """The process that submits so many tasks."""
+    if way == "submitit":
+        return [sys.executable, str(folder / "peer.py"), str(run), str(tasks)]
+    values = ",".join(f"{number}e-6" for number in range(1, tasks + 1))
+    return [
+        sys.executable, str(folder / "ours.py"), "submit", str(folder / "held.toml"), "--runs", str(run), "--parsable",
+        "--sweep", f"train.lr={values}",
+    ]  # fmt: skip
+
+
+class Submission(NamedTuple):
+    """Seconds of the submission alone, of the whole process, and of its processor."""
+
+    call_s: float
+    process_s: float
+    cpu_s: float
+
+
+def submit(command: list[str], tasks: int) -> Submission:
+    """Submit once, and take the tasks out of the queue again."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    before, began = os.times(), time.monotonic()
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    process_s, after = time.monotonic() - began, os.times()
+    job, call_s = done.stdout.split()
+    drop(job.partition(";")[0], tasks)
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return Submission(float(call_s), process_s, cpu_s)
+
+
+def drop(job_id: str, tasks: int) -> None:
+    """See that all tasks are in the queue, and take them out again."""
+    rows = subprocess.run(
+        ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={job_id}"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    if len(rows) != tasks:
+        sys.exit(f"{len(rows)} of {tasks} tasks of job {job_id} are in the queue")
+    subprocess.run(["scancel", job_id], check=True)
+
+
+def finish(folder: Path, tasks: int) -> dict[str, object]:
+    """Run some tasks, and count what each leaves below the run's folder, its log among it."""
+    job, runs = folder / "real.toml", folder / "finished"
+    job.write_text(JOB.format(options=""))
+    values = ",".join(map(str, range(tasks)))
+    command = [TOOLKIT, "submit", str(job), "--runs", str(runs), "--sweep", f"args.number={values}", "--wait"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (run,) = runs.glob("array_submit/*")
+    of_run = sum(path.is_file() for path in run.iterdir() if not path.name.startswith("slurm-"))
+    return {"finished": tasks, "files_per_task": (count_files(run) - of_run) / tasks}
+
+
+def count_files(folder: Path) -> int:
+    return sum(path.is_file() for path in folder.rglob("*"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

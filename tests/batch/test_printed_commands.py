@@ -1,0 +1,44 @@
+"""`--print-cmd`: each command of Slurm's that a command calls stands on stderr before it runs."""
+
+import pytest
+from queued_runs import claim, submitted
+
+pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("status last", 0),
+        ("stop last", 0),
+        ("save last", 0),
+        ("requeue last", 0),
+        ("cancel last", 0),
+        ("diff last last", 0),
+        ("resume last", 1),
+    ],
+)
+def test_every_question_to_slurm_is_printed(toolkit, squeue, tmp_path, words, code):
+    run = submitted(toolkit, "7", "sample")
+    claim(run)
+    calls = squeue(("7", "RUNNING", "None"))
+    for command in ("scontrol", "scancel"):
+        program = tmp_path / "bin" / command
+        program.write_text(f'#!/bin/sh\necho "{command} $*" >> {tmp_path}/bin/calls\n')
+        program.chmod(0o755)
+    run.attempt(0).path.mkdir()
+    run.attempt(0).heartbeat.write_text('{"step": 1}')
+    said = toolkit(*words.split(), "--print-cmd")
+    assert said.code == code, said
+    printed = [line for line in said.err.splitlines() if line.startswith("+ ")]
+    assert calls() and len(printed) == len(calls()), (said.err, calls())
+
+
+def test_what_follows_a_run_prints_its_questions(toolkit, squeue, clock):
+    submitted(toolkit, "7", "sample")
+    calls = squeue(("7", "CANCELLED", "None"))
+    for words in ("wait last", "logs last -f"):
+        before = len(calls())
+        said = toolkit(*words.split(), "--print-cmd")
+        asked = len(calls()) - before
+        assert asked and said.err.count("+ squeue") == asked, said

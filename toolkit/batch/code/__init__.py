@@ -1,0 +1,1 @@
+"""The code of a run: kept at submit, and repeated."""

@@ -1,0 +1,1 @@
+"""Why a run is in the state that it is in."""

@@ -1,0 +1,66 @@
+"""The runs that a run follows: what Slurm is told of them, and what the record keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.find import newest_record
+from toolkit.rundir.layout import RunDirectory
+from toolkit.slurm.sbatch_options import last_value_of
+
+KINDS = {"ok": "afterok", "any": "afterany"}  # sbatch's words
+
+
+@dataclass(frozen=True)
+class Parent:
+    """One run, or task, that another follows. `kind` is "ok" where it must be completed, "any" where any end will do;
+    `job_id` is what Slurm waits for, "" where nothing has to be waited for any more.
+    """
+
+    run_id: str
+    kind: str
+    job_id: str
+    path: str
+
+    @property
+    def run(self) -> RunDirectory:
+        return RunDirectory(Path(self.path))
+
+
+def dependency_options(after: Sequence[Parent], given: Sequence[str] = ()) -> list[str]:
+    """sbatch's options for these parents, beside a dependency among the options that are `given`; [] for none.
+
+    A run that waits for one that can no longer complete is ended by Slurm, instead of waiting for ever.
+
+    Raises:
+        ToolkitError: the given dependency cannot be joined with ours.
+    """
+    open_ones = [parent for parent in after if parent.job_id]
+    if not open_ones:
+        return []
+    own = last_value_of(given, "dependency", "d")
+    if "?" in own:
+        raise ToolkitError(
+            f"{own} takes one of several, and --after asks for all", where=f"--dependency={own}",
+            fix="leave out --after, or join the dependencies with commas",
+        )  # fmt: skip
+    ours = ",".join(f"{KINDS[parent.kind]}:{parent.job_id}" for parent in open_ones)
+    return [f"--dependency={own},{ours}" if own else f"--dependency={ours}", "--kill-on-invalid-dep=yes"]
+
+
+def record_of(after: Sequence[Parent]) -> dict[str, Any]:
+    """What `record.json` and `resumed-SSS.json` keep of the parents; nothing where there are none."""
+    return {"after": [asdict(parent) for parent in after]} if after else {}
+
+
+def parents_of(run: RunDirectory) -> list[Parent]:
+    """The parents of a run's newest start."""
+    record: Mapping[str, Any] = read_json_or_none(newest_record(run)) or {}
+    return [
+        Parent(**{name: one[name] for name in ("run_id", "kind", "job_id", "path")}) for one in record.get("after", [])
+    ]

@@ -1,0 +1,57 @@
+"""What a check found: the place, the value and the limit, the fix."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
+
+
+class Severity(StrEnum):
+    """A refusal can never run or end well; a warning may not be meant; a note is worth knowing, and told when asked."""
+
+    REFUSAL = "refusal"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`check` is one stable word; docs/preflight.md lists them. `where` is file:line:key, a flag or a path."""
+
+    check: str
+    severity: Severity
+    where: str
+    what: str
+    fix: str
+
+    def as_error(self) -> ToolkitError:
+        return ToolkitError(self.what, where=self.where, fix=self.fix)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class About:
+    """Makes the findings of one check on a job."""
+
+    job: ResolvedJob
+    check: str
+
+    def refuse(self, key: str, what: str, fix: str) -> Finding:
+        return self._finding(Severity.REFUSAL, key, what, fix)
+
+    def warn(self, key: str, what: str, fix: str) -> Finding:
+        return self._finding(Severity.WARNING, key, what, fix)
+
+    def note(self, key: str, what: str, fix: str) -> Finding:
+        return self._finding(Severity.NOTE, key, what, fix)
+
+    def _finding(self, severity: Severity, key: str, what: str, fix: str) -> Finding:
+        """`key` is a key of the job, or a place that is none, such as a path."""
+        where = self.job.origin(key).place(key) if "." in key and "/" not in key else key
+        return Finding(self.check, severity, where, what, fix)

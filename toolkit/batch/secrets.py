@@ -1,0 +1,47 @@
+"""Secrets at the submission: those that are referred to must be there, and a value that looks like one is warned of."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.secrets import likely_secrets, looks_secret, shown_origin
+from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.supervise.secrets import read_secret_file
+
+
+def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
+    """Look for what [env] secrets refers to. What a command prints is left to the batch host.
+
+    Raises:
+        ToolkitError: the submitting shell lacks one, or a file is missing or open to others.
+    """
+    for name, reference in job.env.secrets.items():
+        where = job.origin(f"env.secrets.{name}").place(f"env.secrets.{name}")
+        if reference == "env" and not environ.get(name):
+            raise ToolkitError(
+                f"{name} is not set in this shell",
+                where=where,
+                fix=f'export {name}, or write {name} = "file:~/.{name.lower()}"',
+            )
+        if reference.startswith("file:"):
+            try:
+                read_secret_file(reference.removeprefix("file:"), where=where)
+            except OwnFailureError as error:
+                raise ToolkitError(error.message, where=where, fix=error.fix) from error
+
+
+def warn_of_likely_secrets(job: ResolvedJob) -> None:
+    """Say which values look like secrets: they come to stand in the run's script and record."""
+    for key in likely_secrets(job):
+        name = key.rpartition(".")[2]
+        fix = (
+            f'write {name} = "env" or "file:PATH" into [env.secrets]' if key.startswith("env.") else "see [env] secrets"
+        )
+        place = shown_origin(key, job.origin(key)).place(key)
+        sys.stderr.write(f"toolkit: {place}: looks like a secret, and is kept in the run's files. Fix: {fix}\n")
+    if any(looks_secret("", word) for word in job.argv):
+        sys.stderr.write(
+            "toolkit: a word behind -- looks like a secret, and is kept in the run's files. Fix: see [env] secrets\n"
+        )

@@ -1,0 +1,1 @@
+"""Sessions: allocations with a name."""

@@ -1,0 +1,1 @@
+"""Arrays whose tasks have values of their own."""

@@ -1,0 +1,107 @@
+"""The rows of a sweep: for each task the values that it has in place of the job's, and where each was given."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.config.origins import Flag
+from toolkit.config.texts import TABLES, read_text
+from toolkit.errors import ToolkitError
+
+MOST_TASKS = 100_000  # more than any queue takes; each is resolved and written down
+
+Row = Mapping[str, Flag]
+
+
+def product(factors: Sequence[Sequence[Row]], *, where: str) -> list[Row]:
+    """Every combination, the last factor changing fastest.
+
+    Raises:
+        ToolkitError: there are too many.
+    """
+    if (tasks := math.prod(map(len, factors))) > MOST_TASKS:
+        sizes = " x ".join(str(len(factor)) for factor in factors)
+        raise ToolkitError(
+            f"{sizes} values are {tasks} tasks, more than the {MOST_TASKS} that one sweep may have",
+            where=where, fix="sweep fewer values at once",
+        )  # fmt: skip
+    return [{key: flag for row in rows for key, flag in row.items()} for rows in itertools.product(*factors)]
+
+
+def rows_of_option(option: str) -> list[Row]:
+    """The values of one `--sweep KEY=V1,V2`, a row each.
+
+    Raises:
+        ToolkitError: there is no such key, or a value is not of its type.
+    """
+    key, equals, text = option.partition("=")
+    key = key.strip()
+    where = f"--sweep {option}"
+    if not equals or not all(key.split(".")) or "." not in key:
+        raise ToolkitError("is not table.key=V1,V2", where=where, fix="write --sweep train.lr=1e-3,3e-4")
+    check_key(key, where=where)
+    words = split_values(text)
+    if not all(words):
+        raise ToolkitError("has an empty value", where=where, fix='take a comma out; an empty text is ""')
+    values = [read_value(key, word, where=where) for word in words]
+    refuse_twice(values, where=where)
+    return [{key: Flag(value, f"--sweep {key}={word}")} for value, word in zip(values, words, strict=True)]
+
+
+def refuse_twice(values: Sequence[Any], *, where: str) -> None:
+    """Refuse a value that would make two tasks the same.
+
+    Raises:
+        ToolkitError: it stands in the list a second time.
+    """
+    seen: set[str] = set()
+    for value in values:
+        if (form := repr(value)) in seen:  # so that 1, 1.0 and true are three
+            raise ToolkitError(
+                f"{form} stands twice, and its tasks would be the same", where=where, fix="give each value once"
+            )
+        seen.add(form)
+
+
+def split_values(text: str) -> list[str]:
+    """Split at the commas that stand outside quotes, brackets and braces: `[1,2],[3]` are two values."""
+    words, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        if letter == "," and depth <= 0 and not quote:
+            words.append("")
+        else:
+            words[-1] += letter
+    return [word.strip() for word in words]
+
+
+def read_value(key: str, text: str, *, where: str) -> Any:
+    """A value by its key's type, as `--set` reads it."""
+    return read_text(tuple(key.split(".")), text, where=where)
+
+
+def check_key(key: str, *, where: str) -> None:
+    """Refuse keys that the tasks of one array cannot have each for itself.
+
+    Raises:
+        ToolkitError: Slurm gives all tasks of an array the same resources, or the table is not one of a job's.
+    """
+    table = key.partition(".")[0]
+    if table == "job" or key == "restart.warn_s":
+        raise ToolkitError(
+            f"{key} is the same for all tasks of an array: Slurm reads it once, from the script",
+            where=where,
+            fix=f"submit a run for each value, with --set {key}=VALUE",
+        )
+    if table not in TABLES:
+        read_text(tuple(key.split(".")), "", where=where)  # it names the nearest key

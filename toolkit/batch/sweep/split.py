@@ -1,0 +1,115 @@
+"""What one Slurm array cannot hold: tasks beyond MaxArraySize go into several, tasks beyond MaxSubmitJobs are refused.
+
+Where tasks wait for each other (`%10`), a part begins when the one before it is over, so that the limit holds for all
+of them together.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.slurm.array import ArrayTasks, write_array
+from toolkit.slurm.commands import Slurm
+
+_ARRAY_SIZE = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Tasks of a run as one Slurm array: number 0 of `array` is task `first`; `last` is the last one that may be in it."""
+
+    first: int
+    last: int
+    array: str
+
+
+def slices_of(tasks: ArrayTasks, size: int | None) -> list[Slice]:
+    """The arrays for some tasks, of which each takes numbers below `size`; [] where one array takes them as they are."""
+    if size is None or max(tasks) < size:
+        return []
+    limit = f"%{tasks.at_once}" if tasks.at_once else ""
+    return [Slice(first, first + size - 1, write_array(numbers) + limit) for first, numbers in _windows(tasks, size)]
+
+
+def _windows(tasks: ArrayTasks, size: int) -> Iterator[tuple[int, list[int]]]:
+    by_window: dict[int, list[int]] = {}
+    for task in sorted(tasks):
+        by_window.setdefault(task // size, []).append(task % size)
+    for window, numbers in by_window.items():
+        yield window * size, numbers
+
+
+def slices_instead(refused: SchedulerRefusedError, job: ResolvedJob, slurm: Slurm) -> list[Slice]:
+    """The arrays to submit in place of one that Slurm has refused.
+
+    Raises:
+        SchedulerRefusedError: nothing can take its place: it was refused for another reason, or has too many tasks.
+    """
+    if job.job.tasks is not None:
+        if "submit limit" in refused.message.lower() or "array spec" in refused.message.lower():
+            check_submit_limit(job, slurm)
+        if slices := slices_of(job.job.tasks, array_size(slurm)):
+            return slices
+    raise refused
+
+
+def array_size(slurm: Slurm) -> int | None:
+    """MaxArraySize: task numbers stay below it. None where Slurm does not tell it, and then judges itself."""
+    try:
+        found = _ARRAY_SIZE.search(slurm.call(["scontrol", "show", "config"]))
+    except (NotFoundError, SchedulerRefusedError):
+        return None
+    return int(found[1]) if found else None
+
+
+def check_submit_limit(job: ResolvedJob, slurm: Slurm) -> None:
+    """Refuse more tasks than the user's association takes, since Slurm would take none of them.
+
+    Raises:
+        SchedulerRefusedError: the fix says which tasks fit, and how the others follow.
+    """
+    tasks = sorted(job.job.tasks or ())
+    limit = _submit_limit(job, slurm)
+    if limit is None:
+        return
+    queued = len(slurm.call(["squeue", "--me", "--noheader", "--array", "--format=%i"]).split())
+    room = max(0, limit - queued)
+    if len(tasks) <= room:
+        return
+    raise SchedulerRefusedError(
+        f"{len(tasks)} tasks are more than the {limit} jobs that you may have in the queue (MaxSubmitJobs), "
+        f"where {queued} are now",
+        where=job.origin("job.array").place("job.array"),
+        fix=fix_of_room(tasks, room),
+    )
+
+
+def fix_of_room(tasks: Sequence[int], room: int) -> str:
+    """How all of some tasks, in order, come to run where the queue has room for `room` of them."""
+    if not room:
+        return "wait until your jobs have ended"
+    now, later = write_array(tasks[:room]), write_array(tasks[room:])
+    return f"submit with -a {now}, and when these have ended `toolkit resume RUN --set job.array={later}`"
+
+
+def _submit_limit(job: ResolvedJob, slurm: Slurm) -> int | None:
+    """The least MaxSubmitJobs of the user's associations with the job's account and partition; None without one."""
+    argv = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}",
+            *([f"cluster={job.job.cluster}"] if job.job.cluster else []), "format=Account,Partition,MaxSubmitJobs"]  # fmt: skip
+    try:
+        rows = [line.split("|") for line in slurm.call(argv).splitlines()]
+    except (NotFoundError, SchedulerRefusedError):  # no accounting here, so there is no such limit
+        return None
+    return min(map(int, _limits(rows, job.job.account, job.job.partition)), default=None)
+
+
+def _limits(rows: Sequence[Sequence[str]], account: str, partition: str) -> Iterator[str]:
+    for row in rows:
+        fits = len(row) == 3 and account in ("", row[0]) and row[1] in ("", partition)
+        if fits and row[2].isdigit():
+            yield row[2]

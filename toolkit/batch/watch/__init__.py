@@ -1,0 +1,1 @@
+"""How far runs are, again and again until they end."""
