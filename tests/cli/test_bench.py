@@ -83,6 +83,7 @@ def test_where_no_mpi_started_the_ranks_mpi_is_left_out_and_that_is_said(here) -
             ["--backend", "nccl"],
             "--backend: nccl moves what is on GPUs, and this machine shows none. Fix: leave it out",
         ),
+        (["--operation", "all_gather", "--algorithm", "ring"], "--algorithm: 'ring' is of all_reduce alone"),
         (["--algorithm", "hierarchical"], "--algorithm: all-reduce algorithm 'hierarchical' needs two or more nodes"),
         (["-o", "picture.gif"], "picture.gif: .gif is no picture that is known"),
     ],

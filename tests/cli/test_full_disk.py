@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +44,11 @@ def test_a_new_run_on_a_full_disk_says_where_and_leaves_nothing(toolkit, disk: S
     disk.fill()
     said = toolkit(command, toolkit.job("true"), "--site", "local", "--runs", disk.folder / "runs")
     assert said.code == 2
-    assert f"{disk.folder}/runs/work/" in said.err and "No space left on device" in said.err
-    assert "Fix: make room there, or give another folder with --runs" in said.err
+    # `submit` looks first, `run` finds out.
+    assert re.search(f"{disk.folder}(: only 0.0 GB are free|/runs/work/.*: No space left on device)", said.err), (
+        said.err
+    )
+    assert "Fix: make room there, or give another folder with --runs or TOOLKIT_RUNS" in said.err
     assert disk.names() <= {"runs"}
 
 
@@ -69,3 +75,28 @@ def test_however_little_room_there_is_no_half_of_a_run_stays(toolkit, disk: Smal
     else:
         assert said.code == 2 and "--runs" in said.err
         assert disk.names() <= {"runs"}
+
+
+def test_a_disk_that_a_run_fills_is_said_and_the_run_ends_when_there_is_room(toolkit, disk: SmallDisk) -> None:
+    """Its ranks are done, which empty markers say; the run's end waits for room, and says so on the terminal before."""
+    runs, job = disk.folder / "runs", toolkit.job(f"cat /dev/zero > {disk.filling}; echo lost; exit 0")
+
+    def make_room() -> None:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and not list(runs.glob("*/*/attempts/000/ranks/rank-00000.done")):
+            time.sleep(0.1)
+        marked.extend(path.stat().st_size for path in runs.glob("*/*/attempts/000/ranks/rank-00000.done"))
+        time.sleep(1.5)  # the supervisor has found out by then
+        disk.filling.unlink()
+
+    marked: list[int] = []
+    other = threading.Thread(target=make_room)
+    other.start()
+    said = toolkit("run", job, "--site", "local", "--runs", runs)
+    other.join()
+    assert said.code == 0, said.err
+    assert marked == [0]
+    assert said.err.count("the run's file system is full") == 1 and "Fix: make room there" in said.err
+    (log,) = runs.glob("*/*/slurm-local-*.out")
+    assert len(re.findall(r"cannot be written \(.*exit.json'\); it is tried again for 30 s", log.read_text())) <= 1
+    assert list(runs.glob("*/*/attempts/000/exit.json"))

@@ -16,7 +16,7 @@ from toolkit.cli.main import COMMANDS, cli
 # Each line is one command; FOLDER is a fresh folder, RUN a run that has ended, CKPT a folder that holds checkpoints.
 LOGIN_COMMANDS = [
     "submit JOB --dry-run", "submit JOB --wait", "render JOB", "status", "logs RUN", "wait RUN", "cancel RUN", "history",
-    "resume RUN --wait", "jobs list", "jobs copy mpi_hello FOLDER", "site list", "site show local", "site detect",
+    "resume RUN --wait", "jobs list", "jobs copy mpi_hello FOLDER", "site list", "site show local", "site detect", "site partitions JOB", "site check local",
     "config show JOB", "config schema job", "topo show --help", "topo check --help", "topo groups --help",
     "ckpt ls CKPT", "ckpt show CKPT", "ckpt verify CKPT",
     "ckpt export CKPT FOLDER --format safetensors", "ckpt import JOB FOLDER --format safetensors",
@@ -25,7 +25,11 @@ LOGIN_COMMANDS = [
     "bench collectives --ranks 1", "bench collectives --ranks 2 --sizes 64 --iterations 1 --warmup 0",
     "bench step JOB -n 1", "bench step --result last", "bench collectives --result last --json", "bench collectives --result last -o FOLDER.png",
     "data pack JOB -o FOLDER.tokens --processes 1", "data show FOLDER.tokens", "data index JOB",
-    "explain RUN", "rehearse RUN preempt", "stop RUN", "save RUN", "requeue RUN",
+    "preflight JOB", "efficiency RUN", "timeline RUN", "watch RUN",
+    "explain RUN", "rehearse RUN preempt", "stop RUN", "save RUN", "requeue RUN", "rerun RUN --wait", "diff RUN last",
+    "session ls", "session start", "session exec NONE -- true",
+    "gc --dry-run",
+    "doctor", "completion fish",
 ]  # fmt: skip
 PROBE = """
 import sys
@@ -59,6 +63,28 @@ def test_no_login_command_imports_torch(toolkit) -> None:
     assert "Traceback" not in done.stderr
     probed = {line.split()[0] for line in LOGIN_COMMANDS}
     assert probed == set(COMMANDS), "a command is missing in the list above"
+
+
+HEAVY = {"torch", "numpy", "h5py", "pydantic", "jinja2", "submitit", "rich", "tomlkit", "matplotlib"}
+
+
+def test_a_history_that_is_remembered_imports_nothing_heavy(toolkit) -> None:
+    """Reading jobs and asking Slurm takes four times as long to import as to tell what is remembered."""
+    toolkit.submit(toolkit.job("true"))
+    toolkit.ok("wait", "last")
+    toolkit.ok("history")  # which remembers
+    probe = PROBE.replace('"torch" not in sys.modules', f"not {HEAVY} & set(sys.modules)")
+    line = f"history --runs {toolkit.runs}"
+    done = subprocess.run([sys.executable, "-c", probe], input=line, capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("probed\n"), done.stderr
+    assert "completed" in done.stdout
+
+
+def test_a_submission_imports_nothing_that_it_does_not_use(toolkit) -> None:
+    probe = PROBE.replace('"torch" not in sys.modules', f"not {HEAVY - {'pydantic', 'jinja2'}} & set(sys.modules)")
+    line = f"submit {toolkit.job('true')} --dry-run"
+    done = subprocess.run([sys.executable, "-c", probe], input=line, capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("probed\n"), done.stderr
 
 
 def test_the_help_costs_at_most_twice_what_click_costs() -> None:

@@ -39,7 +39,9 @@ def test_the_wheel_holds_the_package_and_its_data_and_no_more(wheel: Path) -> No
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     data = {
         f"toolkit/{folder}/{path.name}"
-        for folder, pattern in (("jobs", "*.toml"), ("jobs", "*.py"), ("site_configs", "*.toml"), ("templates", "*.j2"))
+        for folder, pattern in (
+            ("jobs", "*.toml"), ("jobs", "*.py"), ("site_configs", "*.toml"), ("templates", "*.j2"), ("templates", "*.toml"),
+        )
         for path in (ROOT / folder).glob(pattern)
     }  # fmt: skip
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "toolkit").rglob("*.py")}
@@ -86,7 +88,7 @@ def test_installed_outside_the_checkout_it_runs_a_shipped_job(wheel: Path, tmp_p
         [python, "-c", "import toolkit.jobs; print(toolkit.jobs.__path__)"], cwd=tmp_path, check=True, capture_output=True, text=True
     ).stdout  # fmt: skip
     assert str(tmp_path) in where and str(ROOT) not in where, where
-    assert use(toolkit, tmp_path, "site", "list").split()[0] == "devcluster"
+    assert "devcluster" in use(toolkit, tmp_path, "site", "list").split()
     use(toolkit, tmp_path, "submit", "mpi_hello", "--site", "local", "--wait")
     lines = use(toolkit, tmp_path, "logs", "--rank", "all").splitlines()
     said = [line for line in lines if "] toolkit: " not in line]  # rank 0 tells of its CPUs, too

@@ -7,12 +7,14 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from toolkit.cli.bench_step import step
+from toolkit.cli.named import RUN
 from toolkit.cli.options import echo_log, runs_option
 from toolkit.errors import CheckFailedError, ToolkitError
 
@@ -29,7 +31,11 @@ _OPTIONS = {"operations": "--operation", "algorithms": "--algorithm"}  # of argu
 
 @click.group()
 def bench() -> None:
-    """Measure what this machine does."""
+    """Measure what this machine does.
+
+    \b
+    toolkit bench collectives --ranks 4
+    """
 
 
 bench.add_command(step)
@@ -57,7 +63,7 @@ bench.add_command(step)
 )
 @click.option("--iterations", default=20, help="Calls that are timed [20].")
 @click.option("--warmup", default=5, help="Calls before them [5].")
-@click.option("--result", metavar="RUN", help="Measure nothing: print what a run, or a file of --json, has.")
+@click.option("--result", type=RUN, metavar="RUN", help="Measure nothing: print what a run, or a file of --json, has.")
 @click.option("--json", "as_json", is_flag=True, help="One object; docs/bench.md has the keys.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A picture, too: .svg, .png or .pdf.")
 @runs_option
@@ -121,7 +127,7 @@ def _print(found: Measurement, *, as_json: bool) -> None:
         click.echo(found.to_json())
         return
     for line in lines_of(found):
-        echo_log(line)
+        echo_log(line + "\n")
 
 
 def _draw(found: Measurement, output: Path) -> None:
@@ -200,7 +206,8 @@ def _measure(world: World, request: BenchRequest, *, as_json: bool) -> Measureme
 def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_json: bool) -> tuple[Measurement, int]:
     """Run the job of this name here: (what it measured, its exit code)."""
     from toolkit.batch.submission import create
-    from toolkit.cli.submit import follow_here, resolve_here, runs_folder_of
+    from toolkit.cli.here import follow_here, resolve_here
+    from toolkit.cli.submit import runs_folder_of
     from toolkit.config.shipped import shipped_jobs
     from toolkit.metrics.collectives import FILE, read_measurement
 
@@ -212,7 +219,7 @@ def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_js
     except ToolkitError as error:
         raise _by_option(error) from None
     directory = create(resolved, runs_folder_of(runs, resolved), here=True)
-    code = follow_here(directory, resolved, 0, _echo_to_stderr if as_json else _echo)
+    code = follow_here(directory, resolved, 0, partial(echo_log, err=True) if as_json else _echo)
     path = directory.metrics / FILE
     if code and not path.exists():
         sys.exit(code)
@@ -223,12 +230,11 @@ def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_js
 
 
 def _check_job(request: BenchRequest, resolved: ResolvedJob) -> None:
-    """Refuse what its ranks would refuse, each by itself; of a range of nodes what no number of them can measure."""
+    """Refuse what its ranks would refuse, each by itself."""
     from toolkit.world.device import visible_gpus
 
     job = resolved.job
-    request.check_ranks(job.min_nodes * job.ranks_per_node)
-    request.check_layout(job.max_nodes, job.ranks_per_node)
+    request.check_shape(job)
     # A process in an allocation may be on a node without the GPUs that its ranks will have.
     if not os.environ.get("SLURM_JOB_ID"):
         request.check_gpus(visible_gpus(os.environ), job.ranks_per_node)
@@ -247,10 +253,4 @@ def _echo(line: str) -> None:
     if text != line and _OF_THE_TABLE.match(text):
         echo_log(text)
     else:
-        _echo_to_stderr(line)
-
-
-def _echo_to_stderr(line: str) -> None:
-    from toolkit.batch.logs import for_terminal
-
-    click.echo(for_terminal(line), err=True)
+        echo_log(line, err=True)

@@ -5,29 +5,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import find, job_options, runs_option
+from toolkit.cli.named import JOB, RUN, SITE
+from toolkit.cli.options import echo_log, find, job_options, runs_option
 from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
     from toolkit.metrics.step_profile import StepProfile
 
-JOB = "train_lm"
+USUAL_JOB = "train_lm"
 
 
 @click.command()
-@click.argument("job", default=JOB)
+@click.argument("job", type=JOB, default=USUAL_JOB)
 @click.option("--steps", default=20, help="Steps that are profiled [20].")
 @click.option("--warmup", default=5, help="Steps before them [5].")
 @click.option(
-    "--result", metavar="RUN", help="Measure nothing: print what a run, or a file of metrics/profile.json, has."
+    "--result",
+    type=RUN,
+    metavar="RUN",
+    help="Measure nothing: print what a run, or a file of metrics/profile.json, has.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One object; docs/bench.md has the keys.")
-@click.option("--site", metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+@click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
 @runs_option
 @job_options
 def step(
@@ -64,7 +69,8 @@ def _measured(
 ) -> tuple[StepProfile, int]:  # fmt: skip
     """Run the job for so many steps: (what its steps took, its exit code)."""
     from toolkit.batch.submission import create
-    from toolkit.cli.submit import follow_here, resolve_here, runs_folder_of
+    from toolkit.cli.here import follow_here, resolve_here
+    from toolkit.cli.submit import runs_folder_of
     from toolkit.metrics.step_profile import FILE, read_profile
 
     for name, value, least in (("--steps", steps, 1), ("--warmup", warmup, 0)):
@@ -74,7 +80,7 @@ def _measured(
     length = (f"train.steps={warmup + steps + 1}", f"train.profile_from={warmup + 1}", f"train.profile_steps={steps}")
     resolved = resolve_here(job, site, (*settings, *length, "restart.crashes=0"), values)
     directory = create(resolved, runs_folder_of(runs, resolved), here=True)
-    code = follow_here(directory, resolved, 0, _echo_to_stderr)
+    code = follow_here(directory, resolved, 0, partial(echo_log, err=True))
     path = directory.metrics / FILE
     if code and not path.exists():
         sys.exit(code)  # the run has told why
@@ -91,9 +97,3 @@ def _print(found: StepProfile, *, as_json: bool) -> None:
         return
     for line in lines_of(found):
         click.echo(line)
-
-
-def _echo_to_stderr(line: str) -> None:
-    from toolkit.batch.logs import for_terminal
-
-    click.echo(for_terminal(line), err=True)

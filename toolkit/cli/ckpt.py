@@ -14,10 +14,12 @@ import click
 from toolkit.cli.ckpt_convert import export, import_
 from toolkit.cli.ckpt_diff import diff
 from toolkit.cli.ckpt_places import all_folders, changing, committed_folders, manifest_of, one_folder
-from toolkit.cli.ckpt_print import plain, print_out, reading_bar, size, speed
+from toolkit.cli.ckpt_print import plain, reading_bar, size, speed
 from toolkit.cli.ckpt_prune import prune
 from toolkit.cli.ckpt_show import show
+from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import json_option, runs_option
+from toolkit.cli.table import print_table
 from toolkit.errors import CHECK_FAILED, OWN_FAILURE, ToolkitError
 
 if TYPE_CHECKING:
@@ -51,44 +53,49 @@ def ckpt() -> None:
     """List, show, verify, compare, prune, export and import checkpoints.
 
     RUN is a run, RUN:STEP, or a path to a run, a checkpoints folder or one checkpoint.
+
+    \b
+    toolkit ckpt ls last
     """
 
 
 @ckpt.command()
-@click.argument("run")
+@click.argument("run", type=RUN_OR_STEP)
 @runs_option
 @step_option
 @json_option
 def ls(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
-    """List a run's checkpoints and what else stands in their folder."""
+    """List a run's checkpoints and what else stands in their folder.
+
+    \b
+    toolkit ckpt ls last
+    """
     from toolkit.checkpoint.folder.listing import summarise
 
     summaries = [summarise(folder) for folder in all_folders(run, runs, step)]
     if as_json:
         click.echo(json.dumps([_summary_json(summary) for summary in summaries], indent=2))
         return
-    from rich.table import Table
-    from rich.text import Text
-
     from toolkit.checkpoint.advice import advice_lines
 
-    table = Table(box=None, pad_edge=False)
-    for title in ("step", "size", "files", "ranks"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("saved at", no_wrap=True)
-    table.add_column("status", overflow="fold")
-    for summary in summaries:
-        table.add_row(
-            Text(summary.path.name if summary.step is None else str(summary.step)),
-            "" if summary.size_bytes is None else size(summary.size_bytes),
-            "" if summary.files is None else str(summary.files),
-            "" if summary.world_size is None else str(summary.world_size),
-            Text(plain(summary.saved_at or "")),
-            Text(plain(summary.status)),
-        )
-    print_out(table)
+    print_table(
+        ("STEP", "SIZE", "FILES", "RANKS", "SAVED_AT", "STATUS"), map(_row, summaries),
+        shed=("RANKS", "FILES", "SAVED_AT", "SIZE"),
+    )  # fmt: skip
     for line in advice_lines(summaries[0].path.parent.parent):
         click.echo(plain(line), err=True)
+
+
+def _row(summary: Summary) -> tuple[str, ...]:
+    """What a line of the list tells of one folder."""
+    return (
+        plain(summary.path.name) if summary.step is None else str(summary.step),
+        "" if summary.size_bytes is None else size(summary.size_bytes),
+        "" if summary.files is None else str(summary.files),
+        "" if summary.world_size is None else str(summary.world_size),
+        plain(summary.saved_at or ""),
+        plain(summary.status),
+    )
 
 
 def _summary_json(summary: Summary) -> dict[str, Any]:
@@ -125,13 +132,17 @@ class Verified:
 
 
 @ckpt.command()
-@click.argument("run")
+@click.argument("run", type=RUN_OR_STEP)
 @click.option("--full", is_flag=True, help="Read every byte, not only names, sizes and the manifest.")
 @runs_option
 @step_option
 @json_option
 def verify(run: str, full: bool, runs: Path | None, step: int | None, as_json: bool) -> int:
-    """Check that checkpoints are whole. Exit code 1 when one is not, 125 when one could not be read."""
+    """Check that checkpoints are whole. Exit code 1 when one is not, 125 when one could not be read.
+
+    \b
+    toolkit ckpt verify last --full
+    """
     found = []
     for folder in committed_folders(run, runs, step):
         found.append(_verified(folder, full=full))
@@ -200,11 +211,15 @@ def _print_counts(found: list[Verified], *, full: bool) -> None:
 
 
 @ckpt.command()
-@click.argument("run")
+@click.argument("run", type=RUN_OR_STEP)
 @runs_option
 @step_option
 def index(run: str, runs: Path | None, step: int | None) -> None:
-    """Write index.h5 of one checkpoint (the newest) anew, and print its path."""
+    """Write index.h5 of one checkpoint (the newest) anew, and print its path.
+
+    \b
+    toolkit ckpt index last
+    """
     from toolkit.checkpoint.format.index import write_index
     from toolkit.checkpoint.format.layout import INDEX
 

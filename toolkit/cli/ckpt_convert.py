@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.ckpt_places import another_named, manifest_to_take, one_folder, refuse_empty
+from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import runs_option
 from toolkit.errors import ToolkitError
 
@@ -33,7 +34,7 @@ class NamedPath(click.Path):
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN_OR_STEP)
 @click.argument("dest", type=NamedPath(path_type=Path))
 @click.option("--format", "kind", type=_FORMATS, help="By default what DEST's ending says: .safetensors, .pt, .pth.")
 @click.option("--only", metavar="PREFIX", help="Keys below this, which is taken off; '' is all. [safetensors: model]")
@@ -57,6 +58,9 @@ def export(
 
     DEST is a folder for safetensors and dcp (or one file, x.safetensors), and a file for torch. It takes its name when
     it is complete.
+
+    \b
+    toolkit ckpt export last model.safetensors
     """
     from toolkit.checkpoint.convert.destination import true_place
 
@@ -102,7 +106,11 @@ def export(
 @click.option("--only", metavar="PREFIX", default="", help="Keys below this, which is taken off.")
 @click.option("--under", metavar="PREFIX", default="", help="Put in front of all keys, such as `model`.")
 def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, under: str) -> None:
-    """Make a checkpoint, DEST/step-XXXXXXXX, of safetensors, a file of torch.save, or a folder of dcp.save."""
+    """Make a checkpoint, DEST/step-XXXXXXXX, of safetensors, a file of torch.save, or a folder of dcp.save.
+
+    \b
+    toolkit ckpt import model.safetensors checkpoints --under model
+    """
     from toolkit.checkpoint.convert.imports import format_of, import_checkpoint
 
     _refuse_unfit_import(step, under)

@@ -13,6 +13,7 @@ import click
 from toolkit.cli.ckpt_places import manifest_of, one_folder
 from toolkit.cli.ckpt_print import plain, print_out, reading_bar, shortened
 from toolkit.cli.ckpt_show import only_option
+from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import json_option, runs_option
 from toolkit.errors import CHECK_FAILED
 
@@ -56,8 +57,8 @@ class Compared:
 
 
 @click.command()
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", type=RUN_OR_STEP)
+@click.argument("b", type=RUN_OR_STEP)
 @runs_option
 @only_option
 @click.option("-n", "--most", type=click.IntRange(min=1), metavar="N", help="Only the N tensors that differ most.")
@@ -66,6 +67,9 @@ def diff(a: str, b: str, runs: Path | None, only: tuple[str, ...], most: int | N
     """Compare two checkpoints: A and B are as RUN, the newest where none is named, or RUN:STEP.
 
     Exit code 0 when all tensors and values are equal to the bit, 1 when any differs.
+
+    \b
+    toolkit ckpt diff last:200 last:400
     """
     one, other = (Side(folder, manifest_of(folder)) for folder in (one_folder(a, runs), one_folder(b, runs)))
     found = _compare(one, other, only)

@@ -12,7 +12,8 @@ import click
 
 from toolkit.cli.ckpt_places import changing, folder_of, with_step
 from toolkit.cli.ckpt_print import plain, size
-from toolkit.cli.options import json_option, runs_option
+from toolkit.cli.named import RUN_OR_STEP
+from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Place:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN_OR_STEP)
 @click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the N newest [as the run does].")
 @click.option(
     "--keep-every", type=click.IntRange(min=0), metavar="N", help="Keep every step that N divides [as the run]."
@@ -47,14 +48,19 @@ class Place:
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @runs_option
 @json_option
+@print_command_option
 def prune(
     run: str, keep_last: int | None, keep_every: int | None, keep_best: int | None, aside: bool, full: bool,
-    dry_run: bool, runs: Path | None, as_json: bool,
+    dry_run: bool, runs: Path | None, as_json: bool, echo: bool,
 ) -> int:  # fmt: skip
     """Remove the checkpoints of RUN that are not kept, and what cut off saves left behind.
 
     What is kept is what the run keeps itself ([checkpoint] in its job file), unless an option says otherwise. Only
     checkpoints that are whole count as kept: by a quick look (names, sizes, manifests), or with --full by every byte.
+
+    \b
+    toolkit ckpt prune last --dry-run
+    toolkit ckpt prune last --keep-last 2
     """
     from toolkit.checkpoint.folder.prune import Look, removals
 
@@ -63,7 +69,7 @@ def prune(
     options = {"last": keep_last, "every": keep_every, "best": keep_best}
     retention, source = _retention(place, {key: value for key, value in options.items() if value is not None})
     if not dry_run:
-        _refuse_living(place)
+        _refuse_living(place, echo=echo)
     look = Look(full=full, before_reading=lambda folder: _say(f"reading all of {folder.name}"))
     planned = removals(place.directory, retention, source, unfinished=place.run is not None, aside=aside, look=look)
     left = [] if dry_run else _remove(place, planned)
@@ -115,7 +121,7 @@ def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | N
     return replace(Retention.of(settings), **given), Path(settings.source) if settings.source else None
 
 
-def _refuse_living(place: Place) -> None:
+def _refuse_living(place: Place, *, echo: bool) -> None:
     """Ranks that live remove checkpoints themselves, save new ones, and may go back to an old one.
 
     Raises:
@@ -126,7 +132,7 @@ def _refuse_living(place: Place) -> None:
     from toolkit.batch.state import run_status
     from toolkit.rundir.states import RunState
 
-    status = run_status(place.run)
+    status = run_status(place.run, echo=echo)
     if not status.state.final and status.state is not RunState.CREATED:
         name = place.run.run_id
         raise CheckFailedError(

@@ -13,6 +13,7 @@ import click
 
 from toolkit.cli.ckpt_places import manifest_of, one_folder
 from toolkit.cli.ckpt_print import plain, print_out, reading_bar, shortened, size
+from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import json_option, runs_option
 from toolkit.errors import CHECK_FAILED, CheckFailedError
 
@@ -30,7 +31,7 @@ only_option = click.option(
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN_OR_STEP)
 @runs_option
 @click.option("--step", type=click.IntRange(min=0), help="Only this step.")
 @only_option
@@ -45,6 +46,10 @@ def show(
     """Show the tensors and the state of one checkpoint (the newest).
 
     Layers that look alike stand together: blocks.[0-31].
+
+    \b
+    toolkit ckpt show last
+    toolkit ckpt show last:400 --norms
     """
     from toolkit.checkpoint.contents.keys import matches, refuse_unknown
     from toolkit.checkpoint.format.manifest_file import manifest_text

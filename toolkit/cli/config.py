@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from toolkit.cli.named import JOB, SITE
+from toolkit.cli.options import print_command_option, resolver, say
 
 if TYPE_CHECKING:
     from toolkit.config.origins import Origin
@@ -14,33 +17,42 @@ if TYPE_CHECKING:
 
 @click.group()
 def config() -> None:
-    """Show the resolved configuration and its schema."""
+    """Show the resolved configuration and its schema.
+
+    \b
+    toolkit config show train_lm --site local
+    """
 
 
 @config.command()
-@click.argument("job", required=False)
-@click.option("--site", help="Site name or file.  [default: TOOLKIT_SITE, else detected]")
+@click.argument("job", type=JOB, required=False)
+@click.option("--site", type=SITE, help="Site name or file.  [default: TOOLKIT_SITE, else detected]")
 @click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE", help="Set one value; may be repeated.")
 @click.option("--origin", is_flag=True, help="Say where each value came from.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved job as JSON.")
-def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: bool, as_json: bool) -> None:
-    """Show every value of JOB on a site; without JOB, what the site itself says."""
-    from toolkit.config.layers import resolve_job
-    from toolkit.config.shipped import find_job
+@print_command_option
+def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: bool, as_json: bool, echo: bool) -> None:
+    """Show every value of JOB on a site; without JOB, what the site itself says.
+
+    \b
+    toolkit config show train_lm --origin
+    """
+    from toolkit.config.secrets import shown_job, shown_tables
     from toolkit.site.detect import choose_site
+    from toolkit.site.partitions import resolve_on
 
     chosen = choose_site(site).site
     if job is None:
         if settings:
             raise click.UsageError("--set needs a JOB")
         if as_json:
-            click.echo(chosen.model_dump_json(by_alias=True))
+            click.echo(json.dumps(shown_tables(chosen.model_dump(mode="json", by_alias=True))))
         else:
             print_values(chosen.values(), chosen.origins, with_origin=origin)
         return
-    resolved = resolve_job(find_job(job), site=chosen, environ=os.environ, settings=settings)
+    resolved = resolve_on(resolver(job, settings), chosen, say, echo=echo)
     if as_json:
-        click.echo(resolved.to_json())
+        click.echo(json.dumps(shown_job(resolved)))
     else:
         print_values(resolved.values(), resolved.origins, with_origin=origin)
 
@@ -49,14 +61,15 @@ def print_values(values: Iterable[tuple[str, Any]], origins: Mapping[str, Origin
     """Print one line a key, in columns, so that `grep` and `diff` work on it."""
     from toolkit.config.origins import Origin
     from toolkit.config.resolved import as_json
+    from toolkit.config.secrets import shown, shown_origin
 
-    rows = [(key, as_json(value)) for key, value in values]
+    rows = [(key, as_json(shown(key, value))) for key, value in values]
     key_width = max(len(key) for key, _ in rows)
     value_width = min(40, max(len(value) for _, value in rows))
     for key, value in rows:
         line = f"{key:<{key_width}} = {value}"
         if with_origin:
-            came_from = origins.get(key, Origin("built-in"))
+            came_from = shown_origin(key, origins.get(key, Origin("built-in")))
             line = f"{key:<{key_width}} = {value:<{value_width}}  {came_from.layer:<11} {came_from.detail}"
         click.echo(line.rstrip())
 
@@ -64,7 +77,11 @@ def print_values(values: Iterable[tuple[str, Any]], origins: Mapping[str, Origin
 @config.command()
 @click.argument("kind", type=click.Choice(["job", "site"]))
 def schema(kind: str) -> None:
-    """Print the JSON schema of a job or site file."""
+    """Print the JSON schema of a job or site file.
+
+    \b
+    toolkit config schema job > job.schema.json
+    """
     from toolkit.config.schema import schema_text
 
     click.echo(schema_text(kind), nl=False)

@@ -6,39 +6,55 @@ from pathlib import Path
 
 import click
 
+from toolkit.cli.named import RUN
 from toolkit.cli.options import find, print_command_option, runs_option
 
 
 @click.command()
-@click.argument("run", default="last")
+@click.argument("run", type=RUN, default="last")
 @runs_option
-def save(run: str, runs: Path | None) -> None:
-    """Ask RUN to save at its next step, and to go on."""
+@print_command_option
+def save(run: str, runs: Path | None, echo: bool) -> None:
+    """Ask RUN to save at its next step, and to go on.
+
+    \b
+    toolkit save last
+    """
     from toolkit.batch.control import ask_for
 
-    status = ask_for(find(run, runs), "save")
+    status = ask_for(find(run, runs, to="save"), "save", echo=echo)
     click.echo(f"run {status.run_id} saves at its next step boundary (`toolkit ckpt ls {status.run_id}`)")
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN)
 @runs_option
-def stop(run: str, runs: Path | None) -> None:
-    """Ask RUN to save and end. `resume` continues it."""
+@print_command_option
+def stop(run: str, runs: Path | None, echo: bool) -> None:
+    """Ask RUN to save and end. `resume` continues it.
+
+    \b
+    toolkit stop last
+    """
     from toolkit.batch.control import ask_for, what_follows_a_stop
 
-    directory = find(run, runs)
-    ask_for(directory, "stop")
+    directory = find(run, runs, to="stop")
+    ask_for(directory, "stop", echo=echo)
     click.echo(what_follows_a_stop(directory))
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN)
 @runs_option
 @print_command_option
 def requeue(run: str, runs: Path | None, echo: bool) -> None:
-    """Have RUN save, and put its job back into the queue."""
+    """Have RUN save, and put its job back into the queue.
+
+    \b
+    toolkit requeue last
+    toolkit requeue 123_4
+    """
     from toolkit.batch.control import requeue_run
 
-    status = requeue_run(find(run, runs), echo=echo)
-    click.echo(f"run {status.run_id}: job {status.job_id} goes back into the queue ({status.reason})")
+    status = requeue_run(find(run, runs, to="requeue"), echo=echo)
+    click.echo(f"run {status.run_id}: job {status.full_job_id} goes back into the queue ({status.reason})")

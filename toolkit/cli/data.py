@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import click
 
+from toolkit.cli.options import json_option
+
+_UNKNOWN_VOCABULARY = (
+    "the vocabulary is not named, and train_lm does not learn from such a file. Fix: pack it with --vocabulary N, the "
+    "number of tokens that the tokenizer knows"
+)
+
 
 @click.group()
 def data() -> None:
-    """Make token files of text, and indexes of JSON lines."""
+    """Make token files of text, and indexes of JSON lines.
+
+    \b
+    toolkit data pack corpus/*.txt -o corpus.tokens
+    """
 
 
 @data.command()
@@ -39,6 +51,7 @@ def pack(
     toolkit data pack corpus/*.txt -o corpus.tokens --tokenizer my_tokens:encode --dtype uint32
     """
     from toolkit.cli.ckpt_print import reading_bar, size
+    from toolkit.errors import counted
     from toolkit.train.data.pieces import size_of
     from toolkit.train.data.preprocess import Packing, pack
     from toolkit.train.data.tokenizers import BYTES
@@ -49,7 +62,10 @@ def pack(
     processes = processes or (1 if tokenizer == BYTES else len(os.sched_getaffinity(0)))
     with reading_bar("tokenising", total) as advance:
         header = pack(files, output, packing, processes=processes, replace=force, advance=advance)
-    click.echo(f"{output}: {header.tokens:,} tokens ({header.dtype}) of {len(files):,} files, {size(total)}")
+    of_files = f"{counted(header.tokens, 'token')} ({header.dtype}) of {counted(header.texts, 'file')}"
+    click.echo(f"{output}: {of_files}, {size(output.stat().st_size)}")
+    if not header.vocabulary:
+        click.echo(f"toolkit: {_UNKNOWN_VOCABULARY}", err=True)
 
 
 @data.command()
@@ -59,18 +75,32 @@ def index(files: tuple[Path, ...], folder: Path | None) -> None:
     """Find the lines of JSON-lines FILES once, before a thousand ranks would.
 
     An index that is of today is left as it is. FOLDER is that of data.index_folder.
+
+    \b
+    toolkit data index corpus/*.jsonl
     """
+    from toolkit.errors import ToolkitError, counted
     from toolkit.train.data.line_index import line_index
 
+    total = 0
     for path in files:
-        click.echo(f"{path}: {len(line_index(path, folder).starts):,} records")
+        records = len(line_index(path, folder).starts)
+        click.echo(f"{path}: {counted(records, 'record')}")
+        total += records
+    if not total:
+        raise ToolkitError("no line holds a record", where=str(files[0]), fix="name files with a JSON document a line")
 
 
 @data.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def show(file: Path) -> None:
-    """What a token FILE holds, by its header."""
-    from toolkit.errors import ToolkitError
+@json_option
+def show(file: Path, as_json: bool) -> None:
+    """What a token FILE holds, by its header.
+
+    \b
+    toolkit data show corpus.tokens
+    """
+    from toolkit.errors import ToolkitError, counted
     from toolkit.train.data.token_file import read_header
 
     header = read_header(file)
@@ -78,6 +108,13 @@ def show(file: Path) -> None:
         raise ToolkitError(
             "has no header of a token file", where=str(file), fix="make one: toolkit data pack FILES -o OUT"
         )
+    if as_json:
+        known = {name: getattr(header, name) for name in ("tokens", "dtype", "texts", "vocabulary")}
+        click.echo(json.dumps({**known, "xxh3_128": header.digest.hex()}, indent=1))
+        return
     vocabulary = f"{header.vocabulary:,}" if header.vocabulary else "unknown"
-    click.echo(f"{header.tokens:,} tokens ({header.dtype}) of {header.texts:,} files, vocabulary {vocabulary}")
+    of_files = f"{counted(header.tokens, 'token')} ({header.dtype}) of {counted(header.texts, 'file')}"
+    click.echo(f"{of_files}, vocabulary {vocabulary}")
     click.echo(f"xxh3_128 {header.digest.hex()}")
+    if not header.vocabulary:
+        click.echo(f"toolkit: {_UNKNOWN_VOCABULARY}", err=True)

@@ -22,7 +22,11 @@ from toolkit.devcluster.layout import DEFAULT_NAME, ClusterSpec, Layout, make_la
 )
 @click.pass_context
 def devcluster(ctx: click.Context, name: str, folder: Path | None) -> None:
-    """A real Slurm cluster on this machine: every node has its own network, host name, PIDs and /tmp."""
+    """A real Slurm cluster on this machine: every node has its own network, host name, PIDs and /tmp.
+
+    \b
+    toolkit devcluster up --nodes 2
+    """
     ctx.obj = make_layout(name, folder)
 
 
@@ -31,14 +35,25 @@ def devcluster(ctx: click.Context, name: str, folder: Path | None) -> None:
 @click.option("--gpus", default=4, show_default=True, help="Pretended GPUs of each node.")
 @click.option("--link", default="", metavar="RATE", help="Speed of each node's link, such as 200mbit.")
 @click.option("--accounting", is_flag=True, help="With slurmdbd on a private MariaDB, so that sacct works.")
+@click.option(
+    "--accounting-of", default="", metavar="NAME", help="With the slurmdbd of the cluster NAME, for commands with -M."
+)
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="One more line for slurm.conf.")
 @click.pass_obj
-def up(layout: Layout, nodes: int, gpus: int, link: str, accounting: bool, options: tuple[str, ...]) -> None:
-    """Bring the cluster up; when it is up, start again what died of it."""
+def up(
+    layout: Layout, nodes: int, gpus: int, link: str, accounting: bool, accounting_of: str, options: tuple[str, ...]
+) -> None:
+    """Bring the cluster up; when it is up, start again what died of it.
+
+    \b
+    eval "$(toolkit devcluster up --nodes 2 --gpus 4)"
+    """
     from toolkit.devcluster import cluster
 
     begin = time.monotonic()
-    started = cluster.up(layout, ClusterSpec(nodes, gpus, link, accounting, subnet="", options=options))
+    kept = accounting or bool(accounting_of)
+    spec = ClusterSpec(nodes, gpus, link, kept, subnet="", options=options, accounting_of=accounting_of)
+    started = cluster.up(layout, spec)
     seconds = time.monotonic() - begin
     click.echo(f"{layout.name} is up ({seconds:.1f} s)" if started else f"{layout.name} is up already", err=True)
     click.echo(f"export SLURM_CONF={layout.slurm_conf}")
@@ -48,7 +63,11 @@ def up(layout: Layout, nodes: int, gpus: int, link: str, accounting: bool, optio
 @click.option("--keep-logs", is_flag=True, help="Leave FOLDER/logs.")
 @click.pass_obj
 def down(layout: Layout, keep_logs: bool) -> None:
-    """End all its processes and jobs, remove its links and its folder."""
+    """End all its processes and jobs, remove its links and its folder.
+
+    \b
+    toolkit devcluster down
+    """
     from toolkit.devcluster import cluster
 
     cluster.down(layout, keep_logs=keep_logs)
@@ -59,7 +78,11 @@ def down(layout: Layout, keep_logs: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def status(layout: Layout, as_json: bool) -> None:
-    """Show nodes, daemons and the configuration's path; exit code 1 when a daemon is dead."""
+    """Show nodes, daemons and the configuration's path; exit code 1 when a daemon is dead.
+
+    \b
+    toolkit devcluster status
+    """
     from toolkit.devcluster import cluster
 
     found = cluster.status(layout)
@@ -90,7 +113,11 @@ def status(layout: Layout, as_json: bool) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 def exec_(layout: Layout, node: str, command: tuple[str, ...]) -> None:
-    """Run COMMAND inside NODE, with its exit code: exec node1 -- hostname."""
+    """Run COMMAND inside NODE, with its exit code.
+
+    \b
+    toolkit devcluster exec node1 -- hostname
+    """
     from toolkit.devcluster import cluster
 
     argv = cluster.command_in_node(layout, node, command)
@@ -102,7 +129,11 @@ def exec_(layout: Layout, node: str, command: tuple[str, ...]) -> None:
 @click.argument("rate")
 @click.pass_obj
 def shape(layout: Layout, node: str, rate: str) -> None:
-    """Limit the link of NODE, or of all, to RATE such as 200mbit; none lifts the limit."""
+    """Limit the link of NODE, or of all, to RATE such as 200mbit; none lifts the limit.
+
+    \b
+    toolkit devcluster shape all 200mbit
+    """
     from toolkit.devcluster import cluster
 
     cluster.shape(layout, node, rate)
@@ -116,7 +147,11 @@ def shape(layout: Layout, node: str, rate: str) -> None:
 @click.option("--slurmd", is_flag=True, help="Only kill its slurmd: what runs there lives on.")
 @click.pass_obj
 def fail(layout: Layout, node: str, slurmd: bool) -> None:
-    """Cut NODE off the network; Slurm marks it down within some 30 s."""
+    """Cut NODE off the network; Slurm marks it down within some 30 s.
+
+    \b
+    toolkit devcluster fail node2
+    """
     from toolkit.devcluster import cluster
 
     if slurmd:
@@ -131,7 +166,11 @@ def fail(layout: Layout, node: str, slurmd: bool) -> None:
 @click.argument("node")
 @click.pass_obj
 def restore(layout: Layout, node: str) -> None:
-    """Connect NODE again, start its slurmd if that is gone, and wait until Slurm uses it."""
+    """Connect NODE again, start its slurmd if that is gone, and wait until Slurm uses it.
+
+    \b
+    toolkit devcluster restore node2
+    """
     from toolkit.devcluster import cluster
 
     cluster.restore(layout, node)

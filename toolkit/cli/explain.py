@@ -7,17 +7,23 @@ from pathlib import Path
 
 import click
 
+from toolkit.cli.named import RUN
 from toolkit.cli.options import find, json_option, print_command_option, runs_option
 
 
 @click.command()
-@click.argument("run", default="last")
+@click.argument("run", type=RUN, default="last")
 @runs_option
 @json_option
 @print_command_option
 def explain(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
-    """Say why RUN waits, fails or goes on, what follows by itself, and what to do."""
-    from toolkit.batch.explain import explain_run, lines_of
+    """Say why RUN waits, fails or goes on, what follows by itself, and what to do.
+
+    \b
+    toolkit explain last
+    toolkit explain 123_4
+    """
+    from toolkit.batch.explain.explain import explain_run, lines_of
 
     told = explain_run(find(run, runs), echo=echo)
     if as_json:

@@ -5,83 +5,101 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.options import echo_log, find, json_option, print_command_option, runs_option, site_runs
+from toolkit.cli.ages import Moment
+from toolkit.cli.named import RUN
+from toolkit.cli.options import echo_log, find, folder_of_runs, json_option, print_command_option, runs_option, say
+from toolkit.cli.table import print_table
+from toolkit.rundir.states import RunState
 
 if TYPE_CHECKING:
-    from toolkit.batch.state import RunStatus
+    from toolkit.batch.run_status import RunStatus
     from toolkit.rundir.layout import RunDirectory
 
 
+STATE = click.Choice([state.value for state in RunState])
 task_option = click.option("--task", type=click.IntRange(min=0), metavar="T", help="Task T of an array run.")
 
 
-def _part(run: str, task: int | None, runs: Path | None) -> RunDirectory:
-    """RUN, or with --task that task of it."""
+def _part(run: str, task: int | None, runs: Path | None, *, to: str = "") -> RunDirectory:
+    """RUN, or with --task that task of it; `to` as of `find`."""
     from toolkit.batch.state import require_task
 
-    directory = find(run, runs)
+    directory = find(run, runs, to=to)
     if task is not None:
         directory = directory.whole.task(task)
         require_task(directory)
     return directory
 
 
-def _folder_of_runs(named: Path | None) -> Path:
-    """RUNS. One that --runs names must be there; the others come with the first run."""
-    from toolkit.errors import NotFoundError
-
-    folder = site_runs(named)
-    if named is not None and not folder.is_dir():
-        raise NotFoundError("there is no such folder", where=str(folder), fix="name the folder of all runs with --runs")
-    return folder
-
-
 def _table(statuses: Sequence[RunStatus]) -> None:
-    """squeue-like columns, each as wide as its widest value."""
-    from toolkit.supervise.failures import clean
+    """A line for each run."""
+    from toolkit.rundir.sweep import in_words
 
-    rows = [("RUN", "JOB", "STATE", "JOBID", "SITE", "NODES", "RANKS", "STEP", "REASON")]
+    rows = []
     for status in statuses:
-        step = "" if status.step is None else str(status.step)
+        step = "" if status.step is None else status.step
+        reason = f"{in_words(status.values)}: {status.reason}" if status.values else status.reason
+        told = "; ".join(filter(None, (reason, status.validated)))
         rows.append(
-            (
-                status.run_id,
-                status.job_name,
-                status.state.value,
-                status.job_id,
-                status.site,
-                str(status.nodes),
-                str(status.ranks),
-                step,
-                status.reason,
+            (status.full_job_id, status.run_id, status.job_name, status.state.value, status.site, status.nodes, status.ranks, step, told)
+        )  # fmt: skip
+    print_table(
+        ("JOBID", "RUN", "NAME", "STATE", "SITE", "NODES", "RANKS", "STEP", "REASON"), rows,
+        shed=("SITE", "RANKS", "NODES", "STEP", "REASON", "NAME", "JOBID"),
+    )  # fmt: skip
+
+
+def _table_of_tasks(statuses: Sequence[RunStatus]) -> None:
+    """A line for each task of the arrays among some runs."""
+    from toolkit.errors import ToolkitError
+    from toolkit.rundir.sweep import in_words
+    from toolkit.slurm.clusters import named
+
+    rows = []
+    for status in statuses:
+        if status.tasks is None:
+            raise ToolkitError(
+                f"run {status.run_id} is no array", where="--tasks", fix=f"`toolkit status {status.run_id}`"
             )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    for row in rows:
-        line = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + " " + row[-1]
-        click.echo(clean(line.replace("\n", " ")))
+        for task in status.tasks:
+            code = "" if task.exit_code is None else task.exit_code
+            values = in_words(task.values or {})
+            job = named(task.job_id, status.cluster)
+            rows.append((job, f"{status.run_id}_{task.task}", task.state.value, code, values, task.reason))
+    print_table(
+        ("JOBID", "TASK", "STATE", "EXIT", "VALUES", "REASON"), rows, shed=("JOBID", "REASON", "EXIT", "VALUES")
+    )
 
 
 @click.command()
-@click.argument("run", nargs=-1)
+@click.argument("run", type=RUN, nargs=-1)
 @runs_option
 @json_option
 @print_command_option
 @click.option("--live", is_flag=True, help="All runs that have not ended.")
-def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, live: bool) -> None:
-    """State of each RUN: a run id, a Slurm job id, or `last`, which is the default."""
-    from toolkit.batch.history import living_runs, statuses_of
+@click.option("--tasks", "by_task", is_flag=True, help="A line for each task of an array, with its values.")
+def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, live: bool, by_task: bool) -> None:
+    """State of each RUN: a run id, a Slurm job id in any form, or `last`, which is the default.
+
+    \b
+    toolkit status
+    toolkit status 123 124_7
+    toolkit status --live
+    """
+    from toolkit.batch.history.asking import statuses_of
+    from toolkit.batch.history.listing import living_runs
     from toolkit.batch.state import run_status
 
     if live and run:
         raise click.UsageError("--live is all runs that live; leave out RUN")
     if live:
-        found = living_runs(_folder_of_runs(runs), echo=echo)
+        found = living_runs(folder_of_runs(runs), echo=echo)
     elif len(run) <= 1:
         found = [run_status(find(run[0] if run else "last", runs), echo=echo)]
     else:
@@ -90,54 +108,91 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, l
         one_alone = len(run) <= 1 and not live
         entries = [entry.as_json() for entry in found]
         click.echo(json.dumps(entries[0] if one_alone else entries, indent=1))
+    elif by_task:
+        _table_of_tasks(found)
     else:
         _table(found)
 
 
 @click.command()
-@click.argument("run", default="last")
+@click.argument("run", type=RUN, default="last")
 @runs_option
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("--rank", metavar="N|all", help="A rank's own log, or all of them, instead of the supervisor's.")
-@click.option("--attempt", type=int, help="Of this attempt [the last].")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=0, help="Only the last lines [all].")
+@click.option("--rank", default="", metavar="N|all", help="A rank's own log, or all of them, instead of the job's.")
+@click.option("--node", "nodes", default="", metavar="HOSTS", help="The ranks on these nodes, such as n[1-4].")
+@click.option("--failed", is_flag=True, help="The ranks that failed; of an array, those of the tasks that failed.")
+@click.option("--attempt", type=click.IntRange(min=0), help="Of this attempt [the last].")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=0, help="Only the last lines of each log [all].")
+@click.option("--by-time", is_flag=True, help="All lines in the order of the times that they begin with.")
 @task_option
+@print_command_option
 def logs(
-    run: str, runs: Path | None, follow: bool, rank: str | None, attempt: int | None, lines: int, task: int | None
-) -> None:
-    """What RUN wrote: the supervisor's log, or the ranks'."""
+    run: str, runs: Path | None, follow: bool, rank: str, nodes: str, failed: bool, attempt: int | None, lines: int,
+    by_time: bool, task: int | None, echo: bool,
+) -> None:  # fmt: skip
+    """What RUN wrote: the job's own log, where the supervisor speaks, or the ranks'.
+
+    \b
+    toolkit logs last -f
+    toolkit logs 123_4 --rank all -n 20
+    toolkit logs last --failed -n 50
+    """
     from toolkit.batch.follow import Follower
-    from toolkit.batch.logs import read_logs
+    from toolkit.batch.log_choice import LogChoice, choose_logs
+    from toolkit.batch.logs import in_blocks, read_by_time, read_logs
     from toolkit.batch.state import require_submitted
 
+    if sum((bool(rank), bool(nodes), failed)) > 1:
+        raise click.UsageError("give one of --rank, --node and --failed")
+    if follow and (failed or by_time):
+        raise click.UsageError(f"-f shows lines as they come; leave out {'--failed' if failed else '--by-time'}")
     directory = _part(run, task, runs)
-    if follow:
-        require_submitted(directory)
-    follower = Follower(directory)
-    for line in read_logs(directory, rank=rank, attempt=attempt, lines=lines, follow=follow, over=follower.is_over):
-        echo_log(line)
+    choice = LogChoice(rank, nodes, failed, attempt)
+    if by_time:
+        shown = read_by_time(choose_logs(directory, choice), lines=lines, say=say)
+    else:
+        if follow:
+            require_submitted(directory)
+        follower = Follower(directory, echo=echo)
+        shown = read_logs(directory, choice, lines=lines, follow=follow, over=follower.is_over, say=say)
+    is_empty = True
+    for text in shown if follow or sys.stdout.isatty() else in_blocks(shown):
+        echo_log(text)
+        is_empty = False
+    if is_empty:
+        say(f"nothing was written there; `toolkit explain {directory.run_id}` says how the run is")
 
 
 @click.command()
-@click.argument("run", default="last")
+@click.argument("run", type=RUN, default="last")
 @runs_option
-def wait(run: str, runs: Path | None) -> None:
-    """Wait until RUN ends; the exit code is the job's."""
+@print_command_option
+def wait(run: str, runs: Path | None, echo: bool) -> None:
+    """Wait until RUN ends; the exit code is the job's.
+
+    \b
+    toolkit wait last && toolkit ckpt ls last
+    """
     from toolkit.batch.follow import follow_to_end
     from toolkit.batch.state import require_submitted
 
     directory = find(run, runs)
     require_submitted(directory)
-    sys.exit(follow_to_end(directory))
+    sys.exit(follow_to_end(directory, echo=echo))
 
 
 @click.command()
-@click.argument("run", nargs=-1, required=True)
+@click.argument("run", type=RUN, nargs=-1, required=True)
 @runs_option
 @print_command_option
 @task_option
 def cancel(run: tuple[str, ...], runs: Path | None, echo: bool, task: int | None) -> None:
-    """Ask each RUN to save and end."""
+    """Ask each RUN to save and end.
+
+    \b
+    toolkit cancel last
+    toolkit cancel 123 124_7
+    """
     from toolkit.errors import ToolkitError
 
     if task is not None and len(run) > 1:
@@ -145,7 +200,7 @@ def cancel(run: tuple[str, ...], runs: Path | None, echo: bool, task: int | None
     refused = []
     for name in dict.fromkeys(run):
         try:
-            click.echo(_cancel(_part(name, task, runs), echo=echo))
+            click.echo(_cancel(_part(name, task, runs, to="cancel"), echo=echo))
         except ToolkitError as error:  # what cannot be cancelled keeps no other from it
             refused.append(error)
     if refused:
@@ -163,19 +218,48 @@ def _cancel(directory: RunDirectory, *, echo: bool) -> str:
     return clean(what_follows(status))
 
 
+def _tree(statuses: Sequence[RunStatus], *, as_json: bool) -> None:
+    from toolkit.batch.history.tree import lines_of, tree_of
+
+    roots = tree_of(statuses)
+    if as_json:
+        click.echo(json.dumps([root.as_json() for root in roots], indent=1))
+        return
+    for line in lines_of(roots):
+        click.echo(line)
+
+
 @click.command()
 @runs_option
 @json_option
+@print_command_option
 @click.option("-J", "--job-name", default="", help="Only runs of this job.")
+@click.option("-t", "--state", "states", multiple=True, type=STATE, help="Only runs in this state; may be repeated.")
+@click.option("-S", "--since", type=Moment(), help="Only runs made since then: 12h, 7d, 2026-11-20.")
 @click.option(
     "-n", "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="At most so many; 0 is all."
 )
-def history(runs: Path | None, as_json: bool, job_name: str, limit: int) -> None:
-    """All runs, the newest first."""
-    from toolkit.batch.history import list_runs
+@click.option("--tree", is_flag=True, help="Each below the run that it follows or repeats, with its resumes.")
+def history(
+    runs: Path | None, as_json: bool, echo: bool, job_name: str, states: tuple[str, ...], since: datetime | None,
+    limit: int, tree: bool,
+) -> None:  # fmt: skip
+    """All runs, the newest first. How a run ended is remembered in RUNS/.cache, which may be removed at any time.
 
-    statuses = list_runs(_folder_of_runs(runs), job=job_name, limit=limit)
-    if as_json:
+    \b
+    toolkit history -n 10
+    toolkit history --state failed --since 7d
+    """
+    from toolkit.batch.history.listing import list_runs
+    from toolkit.rundir.layout import new_run_id
+
+    statuses = list_runs(
+        folder_of_runs(runs), job=job_name, states=[RunState(state) for state in states],
+        since=new_run_id(since) if since else "", limit=limit, echo=echo,
+    )  # fmt: skip
+    if tree:
+        _tree(statuses, as_json=as_json)
+    elif as_json:
         click.echo(json.dumps([entry.as_json() for entry in statuses], indent=1))
     else:
         _table(statuses)

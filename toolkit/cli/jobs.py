@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from itertools import takewhile
 from pathlib import Path
 
 import click
 
+from toolkit.cli.named import SHIPPED_JOB
+from toolkit.cli.options import json_option
+
 
 @click.group()
 def jobs() -> None:
-    """Jobs that come with the package: list them, copy one to make it yours."""
+    """Jobs that come with the package: list them, copy one to make it yours.
+
+    \b
+    toolkit jobs list
+    """
 
 
 @jobs.command("list")
-def list_jobs() -> None:
-    """Shipped jobs, with the first sentence of what each says of itself."""
+@json_option
+def list_jobs(as_json: bool) -> None:
+    """Shipped jobs, with the first sentence of what each says of itself.
+
+    \b
+    toolkit jobs list
+    """
     from toolkit.config.shipped import shipped_jobs
 
-    found = shipped_jobs()
-    width = max(16, *map(len, found))
-    for name, path in found.items():
-        click.echo(f"{name:<{width}} {_first_sentence(path)}")
+    told = {name: _first_sentence(path) for name, path in shipped_jobs().items()}
+    if as_json:
+        click.echo(json.dumps([{"name": name, "says": says} for name, says in told.items()], indent=1))
+        return
+    width = max(16, *map(len, told))
+    for name, says in told.items():
+        click.echo(f"{name:<{width}} {says}")
 
 
 def _first_sentence(path: Path) -> str:
@@ -33,10 +49,14 @@ def _first_sentence(path: Path) -> str:
 
 
 @jobs.command("copy")
-@click.argument("name")
+@click.argument("name", type=SHIPPED_JOB)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".")
 def copy_job(name: str, folder: Path) -> None:
-    """Copy the job NAME, its file and its program, into FOLDER."""
+    """Copy the job NAME, its file and its program, into FOLDER.
+
+    \b
+    toolkit jobs copy train_lm .
+    """
     from toolkit.config.shipped import shipped_jobs
     from toolkit.config.table import nearest
     from toolkit.errors import NotFoundError, ToolkitError

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from toolkit.cli.named import PARTITION
+
 if TYPE_CHECKING:
     from toolkit.config.origins import Flag
+    from toolkit.config.resolved import ResolvedJob
+    from toolkit.config.site import Site
     from toolkit.rundir.layout import RunDirectory
+    from toolkit.site.partitions import Resolve
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 # (flags, the key that each sets, help); letters mean what they mean in sbatch.
 _KEYS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("-a", "--array"), "job.array", "Tasks of an array: 0-9%2, 0-15:4, 1,3,5-7."),
+    (("--repeat",), "job.repeat", "So many jobs in turn, each going on where the one before ended."),
+    (("-M", "--clusters"), "job.cluster", "Another cluster of the same accounting."),
     (("-A", "--account"), "job.account", "Account that is charged."),
     (("-p", "--partition"), "job.partition", "Partition."),
     (("-q", "--qos"), "job.qos", "Quality of service."),
@@ -37,12 +44,33 @@ _RAW = (
     (("-e", "--error"), "Slurm's error file."),
     (("-d", "--dependency"), "Slurm's dependency."),
 )
+# sbatch's options that users type, and what stands for each here.
+OF_SBATCH = {
+    "--mem": "`--set job.mem_gb_per_node=GIB`",
+    "--gres": "`--gpus-per-node COUNT`, which the site writes as its Slurm wants it",
+    "-G": "`--gpus-per-node COUNT`, for each node",
+    "--gpus-per-task": "`--gpus-per-node COUNT`, for all ranks of a node",
+    "--ntasks-per-gpu": "`--ntasks-per-node COUNT`, and `--gpus-per-node COUNT`",
+    "--mail-user": "`--set notify.mail=ADDRESS`",
+    "--mail-type": '`--set \'notify.mail_on=["END", "FAIL"]\'`',
+    "--wrap": 'write entry = ["bash", "-c", "COMMAND"] in [job] of a job file',
+    "--requeue": "`--set job.requeue=true`",
+    "--no-requeue": "`--set job.requeue=false`",
+    "--signal": "`--set restart.warn_s=SECONDS`",
+    "--test-only": "`toolkit preflight JOB`",
+    "--exclusive": "`--set job.sbatch=--exclusive`",
+    "--reservation": "`--set job.sbatch=--reservation=NAME`",
+    "--mem-per-cpu": "`--set job.sbatch=--mem-per-cpu=2G`",
+    "--begin": "`--set job.sbatch=--begin=TIME`",
+    "--licenses": "`--set job.sbatch=--licenses=NAME`",
+}
 
 
 def job_options(function: Command) -> Command:
     """Add the shape options and --set; the command gets them as keyword arguments and hands them to `flags_of`."""
-    for letters, _, text in reversed(_KEYS):
-        function = click.option(*letters, metavar="TEXT", help=text)(function)
+    for letters, key, text in reversed(_KEYS):
+        kind = PARTITION if key == "job.partition" else str
+        function = click.option(*letters, type=kind, metavar="TEXT", help=text)(function)
     for letters, text in reversed(_RAW):
         function = click.option(*letters, metavar="TEXT", help=text)(function)
     return _ranks_and_settings(function)
@@ -76,9 +104,43 @@ def flags_of(values: dict[str, Any], nodes_before: Callable[[], int | str]) -> d
         value = values.get(letters[-1].removeprefix("--").replace("-", "_"))
         if value is not None:
             flags[key] = Flag(value, letters[0])
+    if values.get("repeat") not in (None, "1"):  # what follows in turn is not requeued, too
+        flags["job.requeue"] = Flag(False, f"--repeat {values['repeat']}, so job.requeue =")
     if values.get("ntasks") is not None:
         flags |= shape_of(values["ntasks"], values.get("nodes"), values.get("ntasks_per_node"), nodes_before)
     return flags
+
+
+def resolver(
+    job: str, settings: tuple[str, ...], values: dict[str, Any] | None = None, argv: tuple[str, ...] = (), *,
+    limits: bool = True,
+) -> Resolve:  # fmt: skip
+    """What resolves JOB, with its options of the command line, on a site or on none.
+
+    Without `limits` those of the partition are left to who looks at the cluster; one that is being chosen must serve.
+    """
+    from toolkit.config.layers import resolve_job
+    from toolkit.config.shipped import find_job
+
+    path = find_job(job)
+
+    def nodes_before() -> int | str:
+        return resolve_job(path, site=None, environ=os.environ, settings=settings).nodes
+
+    flags = flags_of(values or {}, nodes_before)
+
+    def resolve(site: Site | None, more: Mapping[str, Flag]) -> ResolvedJob:
+        return resolve_job(
+            path, site=site, environ=os.environ, settings=settings, flags={**flags, **more}, argv=argv,
+            limits=limits or "job.partition" in more,
+        )  # fmt: skip
+
+    return resolve
+
+
+def say(told: str) -> None:
+    """One line on stderr."""
+    click.echo(f"toolkit: {told}", err=True)
 
 
 def sbatch_options_of(values: dict[str, Any], *, for_sbatch: bool) -> list[str]:
@@ -112,25 +174,43 @@ def runs_option(function: Command) -> Command:
 
 def site_runs(runs: Path | None) -> Path:
     """RUNS for commands that follow runs: --runs > TOOLKIT_RUNS > the site's > ./runs."""
+    from toolkit.rundir.find import runs_folder
+
+    named = runs is not None or os.environ.get("TOOLKIT_RUNS")
+    return runs_folder(runs, os.environ, "" if named else runs_of_site())
+
+
+def runs_of_site() -> str:
+    """RUNS of the site that this is; "" where it names none."""
     from toolkit.config.expand import expand_path
     from toolkit.errors import ToolkitError
-    from toolkit.rundir.find import runs_folder
     from toolkit.site.detect import detect_site
 
-    if runs is not None or os.environ.get("TOOLKIT_RUNS"):
-        return runs_folder(runs, os.environ)
     try:
         site = detect_site().site
     except ToolkitError:  # no site is known here; the runs in this folder can still be followed
-        return runs_folder(None, os.environ)
-    return runs_folder(None, os.environ, expand_path(site, "runs", os.environ))
+        return ""
+    return expand_path(site, "runs", os.environ)
 
 
-def find(run: str, runs: Path | None) -> RunDirectory:
-    """The run directory that RUN names."""
+def folder_of_runs(named: Path | None) -> Path:
+    """RUNS. One that --runs names must be there; the others come with the first run."""
+    from toolkit.errors import NotFoundError
+
+    folder = site_runs(named)
+    if named is not None and not folder.is_dir():
+        raise NotFoundError("there is no such folder", where=str(folder), fix="name the folder of all runs with --runs")
+    return folder
+
+
+def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
+    """The run directory that RUN names. A verb, `to`="cancel", is not for what names less than a run or a task."""
     from toolkit.rundir.find import find_run
     from toolkit.rundir.layout import RunDirectory
+    from toolkit.rundir.run_names import refuse_part
 
+    if to:
+        refuse_part(run, to)
     found = RunDirectory(find_run(run, site_runs(runs)))
     if found.task_number is not None:
         from toolkit.batch.state import require_task
@@ -139,11 +219,16 @@ def find(run: str, runs: Path | None) -> RunDirectory:
     return found
 
 
-def echo_log(line: str) -> None:
-    """Print a line that a program wrote: as it is into a file or a pipe, without harmful escapes on a terminal."""
+def echo_log(text: str, *, err: bool = False) -> None:
+    """Print what a program wrote, with its newline: as it is into a file or a pipe, without harmful escapes on a terminal."""
     from toolkit.batch.logs import for_terminal
 
-    click.echo(for_terminal(line) if sys.stdout.isatty() else line, color=True)  # click would take out colours, too
+    written = text.encode("utf-8", "surrogateescape")
+    if (sys.stderr if err else sys.stdout).isatty():
+        readable = written.decode("utf-8", "replace")
+        end = "\n" if readable.endswith("\n") else ""
+        written = (for_terminal(readable.removesuffix("\n")) + end).encode()
+    click.echo(written, nl=False, err=err, color=True)  # click would take out colours, too
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/contract.md has the keys.")

@@ -100,6 +100,9 @@ def parse(kind: str, file: str, as_json: bool) -> None:
     """Read FILE, which holds the output of a command of KIND; `-` is stdin.
 
     What is damaged is named on stderr with its line, and its facts are null.
+
+    \b
+    squeue -l | toolkit parse squeue - --json
     """
     from toolkit.cli.ckpt_print import plain
 

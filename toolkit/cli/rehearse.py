@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.cli.named import RUN
 from toolkit.cli.options import find, json_option, print_command_option, runs_option
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.argument("failure", type=click.Choice(["preempt", "walltime", "kill-rank", "kill-node"]))
 @click.argument("rank", type=click.IntRange(min=0), required=False)
 @runs_option
@@ -34,14 +35,19 @@ if TYPE_CHECKING:
 def rehearse(
     run: str, failure: str, rank: int | None, runs: Path | None, as_json: bool, echo: bool, yes: bool, timeout_s: int
 ) -> None:  # fmt: skip
-    """Let FAILURE happen to RUN now; say which steps and seconds it cost. RANK is kill-rank's."""
+    """Let FAILURE happen to RUN now; say which steps and seconds it cost. RANK is kill-rank's.
+
+    \b
+    toolkit rehearse last preempt
+    toolkit rehearse last kill-rank 3
+    """
     from toolkit.batch.failures_on_purpose import choose
     from toolkit.batch.rehearse import lines_of, require_stepping
     from toolkit.batch.rehearse import rehearse as follow
 
     if rank is not None and failure != "kill-rank":
         raise click.UsageError(f"{failure} takes no rank; leave out {rank}, or say kill-rank {rank}")
-    directory = find(run, runs)
+    directory = find(run, runs, to="rehearse")
     inject = choose(directory, require_stepping(directory), failure, rank, _cut_off(directory), echo=echo)
     _ask(directory, failure, yes=yes)
     cost = follow(

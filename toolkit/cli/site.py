@@ -1,18 +1,29 @@
-"""`toolkit site`: which sites are known, what one says, which one this machine is, and which nodes are left out."""
+"""`toolkit site`: which sites are known, what one says and how far it is proved, which one this machine is; a new one."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import json_option, runs_option, site_runs
+from toolkit.cli.named import JOB, PARTITION, SITE
+from toolkit.cli.options import job_options, json_option, print_command_option, resolver, runs_option, say, site_runs
+from toolkit.cli.table import print_table
+
+if TYPE_CHECKING:
+    from toolkit.site.partitions import Candidate
+    from toolkit.site.proof import Proof
 
 
 @click.group()
 def site() -> None:
-    """Which cluster is this: list, show, detect, bad-nodes."""
+    """Which cluster is this: list, show, detect, init, check, partitions, bad-nodes.
+
+    \b
+    toolkit site detect
+    """
 
 
 @site.command("list")
@@ -21,30 +32,41 @@ def list_command(as_json: bool) -> None:
     """List every site with a file: name, scheduler, how far it was checked, its documentation.
 
     A wrong file is named on stderr, and the exit code is 1.
+
+    \b
+    toolkit site list
     """
     from toolkit.errors import CHECK_FAILED
     from toolkit.site.load import list_sites
+    from toolkit.site.proof import checked_in_words
 
     sites, wrong = list_sites()
-    rows = [{"name": one.name, "kind": one.scheduler.kind, "checked": one.checked, "docs": one.docs} for one in sites]
+    rows = [
+        {"name": one.name, "kind": one.scheduler.kind, "checked": checked_in_words(one), "docs": one.docs}
+        for one in sites
+    ]
     if as_json:
         click.echo(json.dumps(rows))
     else:
-        widths = {key: max(len(row[key]) for row in rows) for key in ("name", "kind", "checked")}
-        for row in rows:
-            columns = [f"{row[key]:<{width}}" for key, width in widths.items()]
-            click.echo("  ".join([*columns, row["docs"]]).rstrip())
+        print_table(
+            ("NAME", "SCHEDULER", "CHECKED", "DOCS"), [tuple(row.values()) for row in rows],
+            shed=("DOCS", "SCHEDULER"),
+        )  # fmt: skip
     for error in wrong:
-        click.echo(f"toolkit: {error}", err=True)
+        say(str(error))
     if wrong:
         raise click.exceptions.Exit(CHECK_FAILED)
 
 
 @site.command()
-@click.argument("name")
+@click.argument("name", type=SITE)
 @click.option("--json", "as_json", is_flag=True, help="Print the site as JSON.")
 def show(name: str, as_json: bool) -> None:
-    """Show the site NAME, or the site file at that path, with what it extends merged in."""
+    """Show the site NAME, or the site file at that path, with what it extends merged in.
+
+    \b
+    toolkit site show local
+    """
     from toolkit.cli.config import print_values
     from toolkit.site.load import load_site
 
@@ -57,15 +79,150 @@ def show(name: str, as_json: bool) -> None:
 
 @site.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def detect(as_json: bool) -> None:
-    """Say which site this machine is, and by what it was known."""
+@print_command_option
+def detect(as_json: bool, echo: bool) -> None:
+    """Say which site this machine is, and by what it was known.
+
+    \b
+    toolkit site detect
+    """
     from toolkit.site.detect import detect_site
 
-    found = detect_site()
+    found = detect_site(echo=echo)
     if as_json:
         click.echo(json.dumps({"site": found.site.name, "reason": found.reason}))
     else:
         click.echo(f"{found.site.name}: {found.reason}")
+
+
+@site.command()
+@click.option("--name", default="", help="Name of the site  [the name of -o, else ClusterName].")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File  [~/.config/toolkit/sites/NAME.toml].")
+@click.option("--print", "to_stdout", is_flag=True, help="Print the file instead of writing it.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@print_command_option
+def init(name: str, output: Path | None, to_stdout: bool, force: bool, echo: bool) -> None:
+    """Write a site file from the live cluster: facts with the command that told them, guesses with their proof.
+
+    \b
+    toolkit site init
+    toolkit site init --name ours --print
+    """
+    from toolkit.errors import ToolkitError
+    from toolkit.site.init import init_site, path_of, write_site
+
+    if output is not None and output.suffix != ".toml":
+        raise ToolkitError("is no site file", where=str(output), fix=f"-o {output}.toml")
+    if output is not None and name and output.stem != name:
+        raise ToolkitError(f"the file's name is not {name!r}", where=str(output), fix=f"-o {output.with_stem(name)}")
+    chosen, text = init_site(name or (output.stem if output else ""), echo=echo)
+    if to_stdout:
+        click.echo(text, nl=False)
+        return
+    path = output or path_of(chosen)
+    write_site(text, path, force=force)
+    guesses = text.count("# guess: ")
+    click.echo(f"{path}: {guesses} guesses to look at, then `toolkit site check {output or chosen}`")
+
+
+@site.command()
+@click.argument("name", type=SITE, required=False)
+@click.option(
+    "--partition",
+    "partitions",
+    type=PARTITION,
+    multiple=True,
+    metavar="NAME",
+    help="This partition alone; may be repeated.",
+)
+@click.option("-A", "--account", default="", help="Account that is charged.")
+@click.option("-t", "--time", default="", metavar="TIME", help="Walltime of the probes, as Slurm reads it [a minute].")
+@click.option("--wait", "wait_s", type=float, default=600.0, show_default=True, help="Seconds to wait for the probes.")
+@runs_option
+@json_option
+@print_command_option
+def check(
+    name: str | None, partitions: tuple[str, ...], account: str, time: str, wait_s: float, runs: Path | None,
+    as_json: bool, echo: bool,
+) -> None:  # fmt: skip
+    """Prove the site NAME, by default this one: a one-minute job on two nodes of each partition reports what it finds.
+
+    The proof is kept beside the site file, and `toolkit site list` shows it. The exit code is 1 where a check failed.
+
+    \b
+    toolkit site check
+    toolkit site check ours --partition gpu -A myproject
+    """
+    from dataclasses import asdict
+
+    from toolkit.batch.site_check import Wanted, check_site
+    from toolkit.errors import CHECK_FAILED
+    from toolkit.site.detect import choose_site
+    from toolkit.site.proof import save_proof
+
+    wanted = Wanted(partitions=partitions, account=account, time=time, runs=runs, wait_s=wait_s, echo=echo)
+    proof = check_site(choose_site(name).site, wanted, lambda told: click.echo(told, err=True))
+    if as_json:
+        click.echo(json.dumps(asdict(proof)))
+    else:
+        _print_proof(proof)
+    path = save_proof(proof)
+    click.echo(f"the proof is {path}" if path else "no probe ran, and nothing was proved", err=True)
+    if proof.failed:
+        raise click.exceptions.Exit(CHECK_FAILED)
+
+
+def _print_proof(proof: Proof) -> None:
+    print_table(
+        ("PARTITION", "CHECK", "STATE", "DETAIL"),
+        [
+            (name, found.check, found.state, found.detail)
+            for name, findings in proof.partitions.items()
+            for found in findings
+        ],
+        shed=("DETAIL",),
+    )
+    for name, findings in proof.partitions.items():
+        for found in findings:
+            if found.fix:
+                click.echo(f"fix {name}, {found.check}: {found.fix}")
+
+
+@site.command("partitions")
+@click.argument("job", type=JOB)
+@click.option("--site", "site_name", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+@job_options
+@json_option
+@print_command_option
+def partitions_command(
+    job: str, site_name: str | None, settings: tuple[str, ...], as_json: bool, echo: bool, **values: Any
+) -> None:
+    """Score the partitions for JOB, the best first: waste, idle nodes, limit; and why others cannot serve it.
+
+    `-p auto` takes the best; so does a job without a partition on a site without a default one.
+
+    \b
+    toolkit site partitions train_lm -N 4 -t 2:00:00
+    """
+    from dataclasses import asdict
+
+    from toolkit.site.detect import choose_site
+    from toolkit.site.partitions import candidates
+
+    ranked, silence = candidates(resolver(job, settings, values), choose_site(site_name).site, echo=echo)
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in ranked]))
+    else:
+        rows = [(one.name, _verdict(one, ranked), one.refused or one.in_words()) for one in ranked]
+        print_table(("PARTITION", "SERVES", "REASON"), rows)
+    if silence:
+        say(silence)
+
+
+def _verdict(one: Candidate, ranked: list[Candidate]) -> str:
+    if one.refused:
+        return "cannot"
+    return "best" if one is ranked[0] else "can"
 
 
 @site.command("bad-nodes")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.named import JOB
 from toolkit.cli.options import flags_of, mesh_options
 from toolkit.cli.topo_check import check
 from toolkit.cli.topo_plot import plot
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def topo() -> None:
-    """Show what the hardware is."""
+    """Show what the hardware is.
+
+    \b
+    toolkit topo show
+    """
 
 
 topo.add_command(check)
@@ -31,7 +36,7 @@ topo.add_command(plot)
 
 
 @topo.command()
-@click.argument("job")
+@click.argument("job", type=JOB)
 @mesh_options
 @click.option("--machine", metavar="NAME", help="Kind of the nodes: dgx-a100, dgx-1, gb200 or pcie-8.")
 @click.option("--leaves", metavar="N,N", help="Nodes below each leaf switch; all below one, when not given.")
@@ -58,6 +63,7 @@ def groups(
     toolkit topo groups train_lm.toml --machine dgx-a100 -N 8 --leaves 4,4 --explain
     """
     from toolkit.cli.topo_traffic import job_step, read_model, traffic_of_job
+    from toolkit.config.component_checks import refuse_components
     from toolkit.config.layers import resolve_job
     from toolkit.config.shipped import find_job
     from toolkit.topology.groups_shown import groups_as_json
@@ -66,9 +72,10 @@ def groups(
     path = find_job(job)
 
     def nodes_before() -> int | str:
-        return resolve_job(path, site=None, environ=os.environ, settings=settings).job.nodes
+        return resolve_job(path, site=None, environ=os.environ, settings=settings).nodes
 
     resolved = resolve_job(path, site=None, environ=os.environ, settings=settings, flags=flags_of(shape, nodes_before))
+    refuse_components(resolved, "groups are shown of nodes that are alike", "leave the components out")
     tiers = _tiers(resolved, machine, leaves, facts)
     if resolved.job.min_nodes != resolved.job.max_nodes:
         said = f"of {resolved.job.nodes} nodes the most; -N {resolved.job.min_nodes} shows the fewest"

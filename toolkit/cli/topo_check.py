@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.named import RUN
 from toolkit.cli.options import find, runs_option
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ EXISTING = click.Path(path_type=Path)
 
 @click.command()
 @click.option("--env-file", type=EXISTING, metavar="FILE", help="Check FILE's NAME=VALUE lines, not this environment.")
-@click.option("--run", metavar="RUN", help="Check what a run sets for its ranks.")
+@click.option("--run", type=RUN, metavar="RUN", help="Check what a run sets for its ranks.")
 @runs_option
 @click.option("--nccl", metavar="VERSION", help="NCCL in use, such as 2.21.5; else what is installed here.")
 @click.option("--log", type=EXISTING, metavar="FILE", help="Check an NCCL_DEBUG=INFO log, and what was set there.")

@@ -32,7 +32,7 @@ def matrix_topology(path: str) -> Topology:
     """
     from pathlib import Path
 
-    from toolkit.errors import CheckFailedError
+    from toolkit.errors import ToolkitError
     from toolkit.topology.facts import Fact
     from toolkit.topology.probe import settle
     from toolkit.topology.sources.nvidia_smi import answer_of_matrix
@@ -42,7 +42,7 @@ def matrix_topology(path: str) -> Topology:
     name = "stdin" if path == "-" else Path(path).name
     answer = answer_of_matrix(_text(path, fix), name)
     if "gpu_count" not in {about[0] for about in answer.claims}:
-        raise CheckFailedError(answer.reasons[()].removeprefix(f"{name}: "), where=_name(path), fix=fix)
+        raise ToolkitError(answer.reasons[()].removeprefix(f"{name}: "), where=_name(path), fix=fix)
     node = settle(Fact(name, "the file", "printed"), [answer])
     for warning in node.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -102,12 +102,16 @@ def too_many_nodes(where: str, said: str) -> Exception:
 def _text(path: str, fix: str) -> str:
     from pathlib import Path
 
-    from toolkit.errors import ToolkitError
+    from toolkit.errors import NotFoundError, ToolkitError
 
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ToolkitError("is no text", where=_name(path), fix=fix) from error
+    except FileNotFoundError as error:
+        raise NotFoundError("no such file", where=path, fix=fix) from error
+    except OSError as error:
+        raise ToolkitError(f"cannot be read: {error.strerror}", where=_name(path), fix=fix) from error
 
 
 def _name(path: str) -> str:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 @click.option("--facts", metavar="FILE", help="Nodes that told their facts before, instead of this one; - is stdin.")
 @click.option("--json", "as_json", is_flag=True, help="One object on one line; docs/topology.md has the keys.")
 def show(facts: str | None, as_json: bool) -> None:
-    """Show this node's facts, each with its source; what is unknown says why."""
+    """Show this node's facts, each with its source; what is unknown says why.
+
+    \b
+    toolkit topo show --json > $(hostname).json
+    """
     import socket
 
     from toolkit.cli.topo_facts import read_facts

@@ -1,0 +1,81 @@
+"""`toolkit diff`: in what two runs differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from toolkit.cli.named import RUN
+from toolkit.cli.options import find, json_option, print_command_option, runs_option
+
+if TYPE_CHECKING:
+    from toolkit.batch.compare import Comparison, Row
+
+_LONGEST = 60  # letters of one value in a line; --json has all of it
+
+
+@click.command()
+@click.argument("a", type=RUN)
+@click.argument("b", type=RUN)
+@runs_option
+@json_option
+@print_command_option
+@click.option("--code", "with_code", is_flag=True, help="Print the lines of code that differ instead, as `diff -u`.")
+def diff(a: str, b: str, runs: Path | None, as_json: bool, echo: bool, with_code: bool) -> None:
+    """Say in what the runs A and B differ: configuration, code, versions, and what came of them.
+
+    \b
+    toolkit diff 20261120-142233-9f3a last
+    toolkit diff last_3 last_4
+    """
+    from toolkit.batch.compare import changed_lines, compare_runs, job_of
+    from toolkit.supervise.failures import clean
+
+    one, other = find(a, runs), find(b, runs)
+    if with_code:
+        lines = list(changed_lines(job_of(one), job_of(other)))
+        for line in lines:
+            click.echo(clean(line))
+        if not lines:
+            click.echo("the code is the same", err=True)
+        return
+    found = compare_runs(one, other, echo=echo)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        for line in _lines(found):
+            click.echo(clean(line))
+
+
+def _lines(found: Comparison) -> Iterable[str]:
+    yield f"a: {found.a}"
+    yield f"b: {found.b}"
+    sections = {
+        "configuration": found.configuration, "code": found.code, "versions": found.versions, "result": found.result,
+    }  # fmt: skip
+    for name, rows in sections.items():
+        yield f"\n{name}: the same" if not rows else f"\n{name}"
+        table = [(row.key, *_sides(row, is_file=name == "code")) for row in rows]
+        widths = [max((len(line[column]) for line in table), default=0) for column in (0, 1)]
+        for key, was, is_now in table:
+            yield f"  {key:<{widths[0]}}  {was:<{widths[1]}}  {is_now}".rstrip()
+
+
+def _sides(row: Row, *, is_file: bool) -> tuple[str, str]:
+    told = []
+    for value, origin in ((row.a, row.origin_a), (row.b, row.origin_b)):
+        text = "-" if value is None else _text(value)
+        text = text[:12] if is_file else text  # of a digest or a commit
+        text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+        told.append(f"{text} ({origin})" if origin else text)
+    return told[0], told[1]
+
+
+def _text(value: Any) -> str:
+    from toolkit.config.resolved import as_json
+
+    return value if isinstance(value, str) else as_json(value)

@@ -1,0 +1,92 @@
+"""`gc`: remove what lies below RUNS and nobody needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from toolkit.cli.ages import Age
+from toolkit.cli.options import folder_of_runs, json_option, print_command_option, runs_option
+
+if TYPE_CHECKING:
+    from toolkit.batch.leftovers import Leftover
+
+
+@click.command()
+@runs_option
+@click.option("--older-than", type=Age(), help="Also whole runs that ended so long ago: 30d, 12w.")
+@click.option("--keep-checkpoints", is_flag=True, help="With --older-than: leave runs that have a checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@print_command_option
+def gc(
+    runs: Path | None, older_than: timedelta | None, keep_checkpoints: bool, dry_run: bool, yes: bool, as_json: bool,
+    echo: bool,
+) -> int:  # fmt: skip
+    """Remove runs that were rendered and never started, and what cut off saves of ended runs left behind.
+
+    Whole runs go only by --older-than. Nothing goes of a run that lives, that another run begins from, or that changed
+    within the last hour.
+
+    \b
+    toolkit gc --dry-run
+    toolkit gc --older-than 30d --keep-checkpoints
+    """
+    from toolkit.batch.leftovers import find_leftovers
+
+    if keep_checkpoints and older_than is None:
+        raise click.UsageError("--keep-checkpoints is of --older-than")
+    folder = folder_of_runs(runs)
+    found = find_leftovers(folder, older_than=older_than, keep_checkpoints=keep_checkpoints, echo=echo)
+    if as_json:
+        click.echo(json.dumps([one.as_json() for one in found], indent=1))
+    else:
+        _print(found, folder)
+    if dry_run or not found:
+        return 0
+    _ask(found, yes=yes)
+    return _remove(found)
+
+
+def _print(found: Sequence[Leftover], folder: Path) -> None:
+    from toolkit.cli.ckpt_print import plain, size
+    from toolkit.errors import counted
+
+    for one in found:
+        click.echo(plain(f"{size(one.size_bytes):>9}  {one.path.relative_to(folder)}  {one.why}"))
+    click.echo(
+        f"{size(sum(one.size_bytes for one in found))} in {counted(len(found), 'folder')} below {plain(str(folder))}"
+    )
+
+
+def _ask(found: Sequence[Leftover], *, yes: bool) -> None:
+    from toolkit.errors import ToolkitError, counted
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ToolkitError("nothing was removed: there is no terminal to ask on", fix="give --yes, or --dry-run")
+    click.confirm(f"Remove {counted(len(found), 'folder')}?", abort=True, err=True)
+
+
+def _remove(found: Sequence[Leftover]) -> int:
+    """Remove one after the other; 1 where one stayed, which is said."""
+    from toolkit.batch.leftovers import remove
+    from toolkit.cli.options import say
+    from toolkit.errors import CHECK_FAILED, ToolkitError
+
+    left = 0
+    for one in found:
+        try:
+            remove(one)
+        except ToolkitError as error:
+            say(str(error))
+            left += 1
+    return CHECK_FAILED if left else 0

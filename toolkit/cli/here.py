@@ -1,0 +1,113 @@
+"""`run`: a job here and now, on the nodes of the allocation that this is in, else on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from toolkit.cli.named import SESSION
+from toolkit.cli.options import echo_log, print_command_option, resolver, sbatch_options_of
+from toolkit.cli.submit import new_run, runs_folder_of
+
+if TYPE_CHECKING:
+    from toolkit.config.resolved import ResolvedJob
+    from toolkit.config.site import Site
+    from toolkit.rundir.layout import RunDirectory
+
+
+@click.command()
+@new_run
+@click.option("--session", type=SESSION, metavar="NAME", help="On the nodes of this session (`toolkit session ls`).")
+@print_command_option
+def run(
+    job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...], session: str | None,
+    echo: bool, **values: Any,
+) -> None:  # fmt: skip
+    """Run JOB here and now: with srun inside an allocation, else on this machine. Ctrl-C saves and ends it.
+
+    An allocation gives its nodes, and the tasks on each node that salloc was asked for.
+
+    \b
+    toolkit run mpi_hello -n 4
+    toolkit run train_lm --session dev
+    salloc -N 2 --ntasks-per-node 4 toolkit run train_lm
+    """
+    from toolkit.batch.submission import create
+
+    inside = _session_site(session, echo=echo) if session else None
+    resolved = resolve_here(job, site, settings, values, argv, inside=inside)
+    live_here(create(resolved, runs_folder_of(runs, resolved), here=True), resolved, 0, echo=echo)
+
+
+def _session_site(name: str, *, echo: bool) -> Site:
+    from toolkit.batch.session.session import enter
+
+    return enter(name, os.environ, echo=echo)
+
+
+def resolve_here(
+    job: str, site: str | None, settings: tuple[str, ...], values: dict[str, Any], argv: tuple[str, ...] = (),
+    *, inside: Site | None = None,
+) -> ResolvedJob:  # fmt: skip
+    """The job as it is run here and now: on the nodes of the allocation that this is in, else on this machine.
+
+    `inside` is the site of the session that this has entered.
+    """
+    from toolkit.batch.allocation import check_here
+    from toolkit.site.detect import choose_site
+    from toolkit.site.partitions import resolve_in_allocation
+
+    in_allocation = bool(os.environ.get("SLURM_JOB_ID"))
+    usual = None if in_allocation or os.environ.get("TOOLKIT_SITE") else "local"
+    chosen = inside if inside is not None and site is None else choose_site(site or usual).site
+    if chosen.scheduler.kind == "slurm":
+        take_allocation(values, settings)
+    resolved = resolve_in_allocation(resolver(job, settings, values, argv), chosen)
+    check_here(resolved, os.environ)
+    sbatch_options_of(values, for_sbatch=False)
+    return resolved
+
+
+def take_allocation(values: dict[str, Any], settings: tuple[str, ...]) -> None:
+    """Inside an allocation its nodes hold, and its tasks on each node where nothing else is said."""
+    from toolkit.batch.allocation import cluster_here, environment_of_allocation, nodes_of_allocation, tasks_per_node
+
+    if not os.environ.get("SLURM_JOB_ID"):
+        return
+    allocation = environment_of_allocation(os.environ)
+    values["clusters"] = cluster_here(os.environ, values.get("clusters"))
+    values["nodes"] = nodes_of_allocation(allocation, values.get("nodes"))
+    stated = any(setting.startswith("job.ranks_per_node") for setting in settings)
+    if not stated and values.get("ntasks") is None and values.get("ntasks_per_node") is None:
+        values["ntasks_per_node"] = tasks_per_node(allocation)
+
+
+def live_here(directory: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = False) -> NoReturn:
+    """One start of a run in the foreground; the exit code is the job's."""
+    sys.exit(follow_here(directory, job, start, echo_log, echo=echo))
+
+
+def follow_here(
+    directory: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object], *, echo: bool = False
+) -> int:
+    """One start of a run in the foreground, to its end: the job's exit code. `write` takes the lines of the ranks."""
+    from rich.console import Console
+
+    from toolkit.batch.follow import exit_code_of, report_end
+    from toolkit.batch.foreground import Interrupts, show_output, start_here
+    from toolkit.batch.state import run_status
+
+    earlier = len(directory.attempt_numbers())
+    with Interrupts(directory) as interrupts:
+        click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
+        supervisor = interrupts.supervisor = start_here(directory, job, start)
+        show_output(directory, supervisor, write, partial(click.echo, err=True), first_attempt=earlier)
+    status = run_status(directory, echo=echo)
+    report_end(status, directory, Console(stderr=True))
+    return exit_code_of(status)

@@ -1,0 +1,212 @@
+"""`toolkit session`: an allocation with a name, which no terminal ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from toolkit.cli.named import JOB, SESSION, SITE
+from toolkit.cli.options import job_options, json_option, print_command_option, resolver, say, sbatch_options_of
+
+
+@click.group()
+def session() -> None:
+    """Hold nodes to work on: start, ls, exec, attach, notebook, stop.
+
+    \b
+    toolkit session start -N 2 -t 1:00:00
+    """
+
+
+@session.command()
+@click.argument("job", type=JOB, required=False)
+@click.option("--name", default="session", show_default=True, help="What the other commands call it.")
+@click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
+@job_options
+@click.option("--force", is_flag=True, help="Ask for what can never start, too.")
+@print_command_option
+def start(
+    job: str | None, name: str, site: str | None, settings: tuple[str, ...], force: bool, echo: bool, **values: Any
+) -> None:  # fmt: skip
+    """Ask for nodes and wait until they are there; Ctrl-C gives the request up. JOB lends its shape.
+
+    \b
+    toolkit session start -N 2 -t 1:00:00
+    toolkit session start --name dev my_job.toml
+    """
+    from importlib.resources import files
+
+    from toolkit.batch.session.files import check_name
+    from toolkit.batch.session.session import await_grant, check_request, ending_of, request_session
+    from toolkit.cli.preflight import FORCED, look_first
+    from toolkit.site.detect import choose_site
+    from toolkit.site.partitions import resolve_on
+
+    check_name(name)
+    if job is None:
+        values["job_name"] = values["job_name"] or name  # so that squeue shows it
+    shape = job or str(files("toolkit.templates").joinpath("session.toml"))
+    chosen = choose_site(site).site
+    resolved = resolve_on(resolver(shape, settings, values, limits=False), chosen, say, echo=echo)
+    sbatch_options_of(values, for_sbatch=False)
+    check_request(resolved, name)
+    look_first(resolved, None, site=chosen, instead=FORCED if force else "", echo=echo)
+    made, process = request_session(resolved, name, echo=echo)
+    known = await_grant(made, process, lambda why: click.echo(f"job {made.full_job_id} waits: {why}", err=True))
+    click.echo(f"session {name} is job {made.full_job_id} on {','.join(known.nodes)}" + _until(known.left_s))
+    if known.ends_soon:
+        say(ending_of(known))
+
+
+def _until(left_s: float | None) -> str:
+    return "" if left_s is None else f", until {time.strftime('%Y-%m-%d %H:%M', time.localtime(time.time() + left_s))}"
+
+
+@session.command("ls")
+@json_option
+@print_command_option
+def list_sessions(as_json: bool, echo: bool) -> None:
+    """List the sessions. One that has ended is shown once more, and forgotten.
+
+    \b
+    toolkit session ls
+    """
+    from toolkit.batch.session.files import all_sessions
+    from toolkit.batch.session.session import ending_of, states_of
+    from toolkit.cli.table import print_table
+    from toolkit.slurm.times import format_slurm_time
+
+    known = states_of(all_sessions(), echo=echo)
+    if as_json:
+        click.echo(json.dumps([one.as_json() for one in known], indent=1))
+    else:
+        rows = []
+        for one in known:
+            state = f"{one.state.value} (forgotten)" if one.has_ended else one.state.value
+            left = "" if one.left_s is None else format_slurm_time(max(0, int(one.left_s)))
+            of_job = one.session
+            rows.append(
+                (of_job.full_job_id, of_job.name, state, of_job.job.site.name, left, ",".join(one.nodes), one.reason)
+            )
+        print_table(
+            ("JOBID", "NAME", "STATE", "SITE", "TIME_LEFT", "NODELIST", "REASON"), rows,
+            shed=("SITE", "REASON", "JOBID", "NODELIST"),
+        )  # fmt: skip
+    for one in known:
+        if one.has_ended:
+            one.session.forget()
+        elif one.ends_soon:
+            say(ending_of(one))
+
+
+@session.command("exec")
+@click.argument("name", type=SESSION)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("-N", "--nodes", type=click.IntRange(min=1), help="On fewer nodes than the session has.")
+@click.option("-n", "--ntasks", type=click.IntRange(min=1), help="Tasks in all [the session's on each node].")
+@print_command_option
+def execute(name: str, command: tuple[str, ...], nodes: int | None, ntasks: int | None, echo: bool) -> None:
+    """Run a COMMAND in the session NAME, on all of its nodes; the exit code is the command's.
+
+    \b
+    toolkit session exec dev -- hostname
+    toolkit session exec dev -n 1 -- python train.py --debug
+    """
+    from toolkit.batch.session.session import running_session
+    from toolkit.batch.session.steps import step_argv, step_environment
+
+    known = running_session(name, echo=echo)
+    _become(step_argv(known, command, nodes=nodes, ntasks=ntasks), step_environment(known), echo=echo)
+
+
+@session.command()
+@click.argument("name", type=SESSION)
+@click.option("--node", metavar="NODE", help="On this node [the first].")
+@click.option("--new", is_flag=True, help="A new shell, without tmux.")
+@print_command_option
+def attach(name: str, node: str | None, new: bool, echo: bool) -> None:
+    """Open a shell in the session NAME. With tmux on the node it is the same one each time, also after a lost terminal.
+
+    \b
+    toolkit session attach dev
+    """
+    from toolkit.batch.session.session import running_session
+    from toolkit.batch.session.steps import lasting_shell, node_of, shell_argv, step_environment
+    from toolkit.errors import ToolkitError
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ToolkitError(
+            "a shell needs a terminal, and its input or output is none here",
+            where=f"session attach {name}",
+            fix=f"`toolkit session exec {name} -- COMMAND` needs none",
+        )
+    known = running_session(name, echo=echo)
+    where = node_of(known, node)
+    argv = [] if new else lasting_shell(known, where)
+    if not argv:
+        if not new:
+            say(f"there is no tmux on {where}: this shell ends with its terminal")
+        shell = os.environ.get("SHELL", "/bin/sh")
+        argv = shell_argv(known, [shell, "-l"], node=where, on_terminal=True)
+    _become(argv, step_environment(known), echo=echo)
+
+
+@session.command()
+@click.argument("name", type=SESSION)
+@click.option("--port", type=click.IntRange(1024, 65535), help="This port alone [the first free one from 8888].")
+@click.option("--node", metavar="NODE", help="On this node [the first].")
+@click.option("--login", metavar="HOST", help="What your own machine calls this host [its full name].")
+@print_command_option
+def notebook(name: str, port: int | None, node: str | None, login: str | None, echo: bool) -> None:
+    """Start Jupyter in the session NAME, and print the ssh line of a tunnel to it.
+
+    \b
+    toolkit session notebook dev
+    """
+    from toolkit.batch.session.notebook import start_notebook
+    from toolkit.batch.session.session import running_session
+
+    found = start_notebook(running_session(name, echo=echo), port=port, named=node)
+    click.echo(f"Jupyter runs on {found.node}, until `toolkit session stop {name}`. On your own machine:", err=True)
+    click.echo(found.tunnel(login or socket.getfqdn() or platform.node()))
+    click.echo(found.url)
+
+
+@session.command()
+@click.argument("name", type=SESSION, nargs=-1, required=True)
+@print_command_option
+def stop(name: tuple[str, ...], echo: bool) -> None:
+    """Give the nodes of each session NAME back; what runs there ends.
+
+    \b
+    toolkit session stop dev
+    """
+    from toolkit.batch.session.files import find_session
+    from toolkit.batch.session.session import end_session
+
+    for one in [find_session(word) for word in dict.fromkeys(name)]:
+        end_session(one, echo=echo)
+        click.echo(f"session {one.name}: job {one.full_job_id} was given back")
+
+
+def _become(argv: Sequence[str], environment: dict[str, str], *, echo: bool) -> None:
+    """srun takes this process's place: it hears the terminal's signals, and its exit code is ours."""
+    from toolkit.errors import NotFoundError
+
+    program = shutil.which(argv[0], path=environment.get("PATH"))
+    if program is None:
+        raise NotFoundError(f"{argv[0]} is not on PATH", fix="load Slurm's module")
+    if echo:
+        click.echo("+ " + shlex.join(argv), err=True)
+    sys.stdout.flush()
+    os.execve(program, [*argv], environment)

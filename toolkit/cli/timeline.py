@@ -1,0 +1,39 @@
+"""`timeline`: what a run did with its time, drawn on the terminal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from toolkit.cli.letters import has_unicode, is_plain
+from toolkit.cli.named import RUN
+from toolkit.cli.options import find, json_option, print_command_option, runs_option
+
+
+@click.command()
+@click.argument("run", type=RUN, default="last")
+@runs_option
+@json_option
+@print_command_option
+def timeline(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
+    """What RUN did with its time, drawn: in the queue, starting, running, saving, and steps that were lost.
+
+    \b
+    toolkit timeline last
+    toolkit timeline 123_4 --json
+    """
+    from toolkit.batch.timeline.picture import Pen, lines_of
+    from toolkit.batch.timeline.timeline import timeline_of
+
+    found = timeline_of(find(run, runs), echo=echo)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=1))
+        return
+    columns = shutil.get_terminal_size((100, 24)).columns
+    pen = Pen(columns, has_unicode() and not is_plain(), colour=sys.stdout.isatty() and not is_plain())
+    for line in lines_of(found, pen):
+        click.echo(line)

@@ -1,0 +1,106 @@
+"""`watch`: how far runs are, refreshed until they end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from toolkit.cli.letters import has_unicode, is_plain
+from toolkit.cli.named import RUN
+from toolkit.cli.options import find, folder_of_runs, json_option, print_command_option, runs_option, say
+
+if TYPE_CHECKING:
+    from toolkit.batch.watch.progress import Progress
+    from toolkit.batch.watch.watch import Watch
+
+PERIOD_S = 1.0
+# Without a terminal: how often a line is printed of a run that only goes on.
+LINE_PERIOD_S = 10.0
+
+
+@click.command()
+@click.argument("run", required=False, type=RUN)
+@runs_option
+@json_option
+@print_command_option
+def watch(run: str | None, runs: Path | None, as_json: bool, echo: bool) -> None:
+    """How far runs are, until they end: RUN, with its exit code, or all that live.
+
+    \b
+    toolkit watch
+    toolkit watch last --json
+    """
+    from rich.console import Console
+
+    from toolkit.batch.follow import InterruptedWaitError, exit_code_of, report_end
+    from toolkit.batch.state import require_submitted
+    from toolkit.batch.watch.watch import Watch
+
+    directory = find(run, runs) if run is not None else None
+    if directory is not None:
+        require_submitted(directory)
+    watched = (
+        Watch([directory], echo=echo) if directory is not None else Watch([], all_of=folder_of_runs(runs), echo=echo)
+    )
+    try:
+        found = _follow(watched, as_json=as_json)
+    except KeyboardInterrupt:
+        name = directory.run_id if directory is not None else "RUN"
+        them = "the run goes on" if directory is not None else "the runs go on"
+        raise InterruptedWaitError(
+            f"{them}; `toolkit watch{'' if directory is None else ' ' + name}` shows more, `toolkit cancel {name}` ends it"
+        ) from None
+    if not found:
+        say("no run lives; `toolkit history` lists those that have ended")
+    if directory is not None:
+        report_end(found[0].status, directory, Console(stderr=True))
+        sys.exit(exit_code_of(found[0].status))
+
+
+def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
+    """Show how far the runs are until all have ended; how they were then."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from toolkit.batch.watch.words import screen_of
+
+    console = Console()
+    if as_json or not console.is_terminal:
+        return _print_lines(watched, as_json=as_json)
+    if is_plain():  # rich would keep what is bold and dim
+        console = Console(color_system=None)
+    unicode = has_unicode() and not is_plain()
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            found = watched.look()
+            if found:
+                live.update(screen_of(found, unicode=unicode), refresh=True)
+            if watched.are_over(found):
+                return found
+            time.sleep(PERIOD_S)
+
+
+def _print_lines(watched: Watch, *, as_json: bool) -> list[Progress]:
+    """A line for each run when its state or attempt has changed, and now and then while it goes on."""
+    from toolkit.batch.watch.words import line_of
+
+    told: dict[str, tuple[object, str, float]] = {}
+    while True:
+        found = watched.look()
+        for one in found:
+            status = one.status
+            new = (status.state, one.attempt)
+            changing = f"{status.reason} {one.step} {one.saved_step} {one.ranks_started} {one.last_line}"
+            before, words, at = told.get(status.run_id, (None, "", float("-inf")))
+            if new == before and (changing == words or time.monotonic() - at < LINE_PERIOD_S):
+                continue
+            told[status.run_id] = (new, changing, time.monotonic())
+            several = "" if watched.all_of is None else f"{status.run_id} "
+            click.echo(one.as_json() if as_json else several + line_of(one))
+        if watched.are_over(found):
+            return found
+        time.sleep(PERIOD_S)
