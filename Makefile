@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # As root on Debian the tests bring up real Slurm and MPI, and must not skip them.
 ON_DEBIAN_ROOT := $(shell [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ] && echo 1)
+# Tests start hundreds of interpreters: each would compile the package anew where the environment forbids bytecode.
+export PYTHONDONTWRITEBYTECODE =
 # Tests wait for processes, ranks and Slurm more than they compute: one worker a core leaves cores idle. Files go out in
 # the order of folders: xdist's own order begins with files of many tests, and ends with long files of few.
 SPREAD := --dist loadfile --no-loadscope-reorder
@@ -26,9 +28,10 @@ check:
 unit:
 	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 $(SPREAD) -m "not cluster and not evidence"
 
-# Each worker brings up clusters of its own, whose daemons wait for processors, too: one a core.
+# Each worker brings up clusters of its own, whose daemons wait for processors, too: one a core. Only the folders that
+# have such tests are collected (tests/docs/test_makefile.py): the others import torch.
 cluster:
-	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 $(SPREAD) -m "cluster and not evidence"
+	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 $(SPREAD) -m "cluster and not evidence" tests/cluster tests/torture
 
 packages:
 ifeq ($(ON_DEBIAN_ROOT),1)

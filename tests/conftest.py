@@ -13,11 +13,13 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from toolkit.rundir.layout import RunDirectory, create_run
 
@@ -26,13 +28,16 @@ from toolkit.rundir.layout import RunDirectory, create_run
 # `_dynamo` is what DDP needs; fake_pg plays ranks.
 FORKED_WITH = (
     "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
-    "torch.testing._internal.distributed.fake_pg", "matplotlib.backends.backend_agg",
+    "torch.testing._internal.distributed.fake_pg", "matplotlib.backends.backend_agg", "matplotlib.figure",
     "toolkit.jobs.train_lm", "toolkit.comm.communicator", "toolkit.comm.gradient",
 )  # fmt: skip
 
 
 def pytest_configure() -> None:
     multiprocessing.set_forkserver_preload(list(FORKED_WITH))
+    # Tests share their machine with each other: how long one example took says nothing. pytest-timeout ends what hangs.
+    settings.register_profile("shared machine", settings(), deadline=None)
+    settings.load_profile("shared machine")
     _hear_signals()
 
 
@@ -41,6 +46,22 @@ def _hear_signals() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left_in_the_environment() -> Iterator[None]:
+    """A test that leaves `SLURM_JOB_ID` behind makes the tests after it part of a job that does not exist."""
+    before = _variables_of_jobs()
+    yield
+    after = _variables_of_jobs()
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+    assert after == before, "the test leaves other variables of jobs behind"
+
+
+def _variables_of_jobs() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "SBATCH_", "TOOLKIT_"))}
 
 
 @pytest.fixture
@@ -89,7 +110,9 @@ class CommandLine:
 
     def __call__(self, *argv: object) -> Said:
         from toolkit.cli.main import main
+        from toolkit.slurm import silence
 
+        silence._silent.clear()  # a new process remembers nothing
         self.capture.readouterr()
         self.patch.setattr(sys, "argv", ["toolkit", *map(str, argv)])
         with pytest.raises(SystemExit) as end:
@@ -118,15 +141,40 @@ class CommandLine:
         (path,) = self.runs.glob(f"*/{run_id}")
         return RunDirectory(path)
 
+    def end_runs(self) -> None:
+        """Kill the supervisors and ranks of all runs: a test that failed, or ran out of time, has not waited for them."""
+        deadline = time.monotonic() + 10
+        while living := _processes_of(self.runs):
+            assert time.monotonic() < deadline, f"they do not die: {living}"
+            for pid in living:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+
+def _processes_of(runs: Path) -> list[int]:
+    """Supervisors have their run among their arguments, ranks in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            supervises = b"toolkit.supervise\0" + os.fsencode(runs) in (folder / "cmdline").read_bytes()
+            if supervises or b"TOOLKIT_RUN_DIR=" + os.fsencode(runs) in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
 
 @pytest.fixture
-def toolkit(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+def toolkit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CommandLine]:
     for name in list(os.environ):
         if name.startswith(("SLURM_", "SBATCH_", "TOOLKIT_")) and name != "TOOLKIT_REQUIRE_CLUSTER":
             monkeypatch.delenv(name)
     monkeypatch.setenv("TOOLKIT_SITE", "local")
     monkeypatch.setenv("TOOLKIT_RUNS", str(tmp_path / "runs"))
-    return CommandLine(tmp_path, capsys, monkeypatch)
+    command_line = CommandLine(tmp_path, capsys, monkeypatch)
+    yield command_line
+    command_line.end_runs()
 
 
 @pytest.fixture

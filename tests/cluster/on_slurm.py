@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from toolkit.devcluster import cluster as devcluster
 from toolkit.devcluster.nodes import process_in_node
 from toolkit.rundir.layout import RunDirectory
 
@@ -120,6 +123,15 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.2)
+
+
+def await_idle_nodes(cluster: Any, timeout_s: float = 90) -> None:
+    """Until every node is free: an earlier test's job may still be ending, and a node that was away be coming back."""
+    try:
+        wait_for(lambda: set(devcluster.node_states(cluster.layout).values()) == {"idle"}, timeout_s)
+    except AssertionError:
+        said = [cluster.run(*argv) for argv in (["sinfo", "-N", "-l"], ["sinfo", "-R"], ["squeue"])]
+        pytest.fail(f"not every node is idle after {timeout_s:.0f} s:\n" + "\n".join(said))
 
 
 @contextmanager

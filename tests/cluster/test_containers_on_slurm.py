@@ -37,6 +37,7 @@ from toolkit.checkpoint import Checkpointer
 
 
 def main(world, config):
+    assert Path(__file__).parent == world.run_dir / "code"
     total = torch.tensor([world.rank + 1.0])
     dist.all_reduce(total)
     tensors = {"steps": torch.zeros(1)}
@@ -66,7 +67,8 @@ def main(world, config):
 
 
 def tell(world, name, what):
-    (Path(__file__).parent / f"{name}-{world.attempt}-{world.rank}").write_text(json.dumps(what))
+    folder = json.loads(Path(os.environ["TOOLKIT_RESOLVED_JOB"]).read_text())["job_directory"]
+    (Path(folder) / f"{name}-{world.attempt}-{world.rank}").write_text(json.dumps(what))
 """
 
 

@@ -77,8 +77,8 @@ def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
     trusting.write_text(
         here.file.read_text().replace('"here"', '"trusting"') + '[partitions.short]\nmax_time = "UNLIMITED"\n'
     )
-    long = here.submit(here.job("true"), "-p", "short", "-t", "10", TOOLKIT_SITE=str(trusting))[1]
-    big = here.submit(here.job("true"), "-N", "9")[1]
+    long = here.submit(here.job("true"), "-p", "short", "-t", "10", "--force", TOOLKIT_SITE=str(trusting))[1]
+    big = here.submit(here.job("true"), "-N", "9", "--force")[1]
     held = held_back(here, "--hold")
     later = held_back(here, "--begin=now+600")
     drained = held_back(here, "--nodelist=node4")

@@ -148,9 +148,9 @@ def test_cancel_in_the_queue(here: Site) -> None:
 def test_a_refused_submission_leaves_the_run_as_it_was(here: Site) -> None:
     _, run = here.submit(here.job("true"))
     assert here.wait(run).returncode == 0
-    refused = here.toolkit("resume", run.run_id, "-A", "a", "-w", "node9")
+    refused = here.toolkit("resume", run.run_id, "-w", "node9", "--force")
     assert refused.returncode == 3, refused
-    assert refused.stderr.startswith("toolkit: sbatch") and refused.stderr.count("\n") == 1
+    assert refused.stderr.splitlines()[-1].startswith("toolkit: sbatch: Invalid node name")
     assert here.status(run)["state"] == "completed"
     assert here.toolkit("resume", run.run_id, "--wait").returncode == 0
     # A resume that waits in the queue lives, though the last attempt's word was final.
@@ -196,7 +196,8 @@ def release_soon(here: Site, job_id: str) -> None:
 
 
 def test_preemption_requeues_and_goes_on(here: Site) -> None:
-    job, enough = here.stepping('nodes = 4\ncpus_per_rank = 8\npartition = "low"')
+    tables = '[notify]\nmail = ["me@example.org"]\nmail_on = ["BEGIN", "REQUEUE"]\n'
+    job, enough = here.stepping('nodes = 4\ncpus_per_rank = 8\npartition = "low"', tables=tables)
     here.await_empty()
     job_id, run = here.submit(job)
     wait_for(is_stepping(run, 0), 60)
@@ -212,6 +213,21 @@ def test_preemption_requeues_and_goes_on(here: Site) -> None:
     enough.touch()
     assert here.wait(run).returncode == 0
     assert here.status(run)["attempts"] == 2
+    mails = (here.cluster.folder / "logs" / "mail.log").read_text().splitlines()
+    mine = [mail.partition(f"Job_id={job_id} Name=stepping ")[2].split(",")[0] for mail in mails]
+    assert list(filter(None, mine)) == ["Began", "Requeued", "Began"]
+    assert all(mail.startswith("me@example.org: Slurm ") for mail in mails)
+
+
+def test_a_script_that_dies_of_a_preemptions_grace_time_spends_no_crash(here: Site) -> None:
+    """Slurm sends that TERM to the ranks alone, long before it ends the job."""
+    here.await_empty()
+    _, run = here.submit(here.job("echo works; sleep 300"), "-p", "low", "-c", 8)
+    wait_for(lambda: "works" in here.toolkit("logs", run.run_id, "--rank", "0").stdout, 60)
+    here.command(["sbatch", "-p", "high", "-N4", "-c8", "-o", "/dev/null", "--wrap", "sleep 1"])
+    wait_for(run.attempt(0).exit_file.exists)
+    end = json.loads(run.attempt(0).exit_file.read_text())
+    assert (end["cause"], end["next"], end["rank"], end["fix"]) == ("preempted", "await_slurm", None, "")
 
 
 def test_with_accounting_an_end_is_known_after_squeue_has_forgotten_it(

@@ -41,7 +41,7 @@ def test_a_program_may_save_when_the_job_is_warned(here: Site) -> None:
 
 def test_a_program_may_work_long_after_another_has_ended(here: Site) -> None:
     """Where a site or a user has srun end the rest some seconds after the first end."""
-    work = "[ $SLURM_PROCID = 1 ] || { sleep 12; echo finished; }"
+    work = "[ $SLURM_PROCID = 1 ] || { sleep 7; echo finished; }"
     tables = 'nodes = 2\nranks_per_node = 1\n[env]\nvars = { SLURM_WAIT = "3" }\n'
     _, run = here.submit(here.job(work, tables))
     assert here.wait(run).returncode == 0

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from on_slurm import await_idle_nodes
 
 from toolkit.devcluster import cluster as devcluster
 
@@ -22,6 +23,7 @@ def test_a_node_knows_its_switches_from_slurm(cluster):
 
 
 def test_hierarchical_reduction_is_faster_on_slow_links_with_ranks_dealt_in_turn(cluster):
+    await_idle_nodes(cluster)
     devcluster.shape(cluster.layout, "all", "100mbit")
     try:
         output = cluster.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from on_slurm import Site, make_site
+from on_slurm import Site, await_idle_nodes, make_site
 
 from toolkit.rundir.files import read_json
 
@@ -31,7 +31,9 @@ def broken_node1(cluster: Any) -> Iterator[None]:
 
 def test_a_run_goes_on_without_the_node(here: Site, broken_node1: None) -> None:
     job = here.job("echo on $SLURMD_NODENAME", "[checkpoint]\nevery_steps = 0\n")
-    _, run = here.submit(job, "-N", 2)
+    # All nodes are there and free, and it takes them all: else it may be given others than the broken one.
+    await_idle_nodes(here.cluster)
+    _, run = here.submit(job, "-N", "2-4")
     done = here.wait(run)
     assert done.returncode == 0, done
     first, second = (read_json(run.attempt(number).exit_file) for number in (0, 1))

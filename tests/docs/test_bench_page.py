@@ -18,7 +18,7 @@ from toolkit.metrics.collectives import OPERATIONS
 PAGE, STEP_PAGE = re.split(
     r"(?=^# Where)", (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8"), flags=re.MULTILINE
 )
-SMALL_STEP = " --set args.layers=1 --set args.width=32 --set args.context=16 --set args.max_bytes=100000 -n 2"
+SMALL_STEP = " --set args.layers=1 --set args.width=32 --set args.context=16 --set args.max_bytes=100000 -n 1"
 SMALL = " --sizes 64..512 --factor 8 --iterations 1 --warmup 0"
 
 
@@ -40,7 +40,7 @@ def run(line: str, folder: Path) -> str:
 
 @pytest.mark.timeout(400)
 def test_the_commands_work_as_written(tmp_path: Path) -> None:
-    """Those that measure with sizes of the test's own; what is submitted goes to this machine, which is one node."""
+    """Those that measure with sizes of the test's own and on two ranks; what is submitted goes to this machine, which is one node."""
     assert len(commands_of(PAGE)) == 6
     ran = []
     for line in commands_of(PAGE):
@@ -48,7 +48,7 @@ def test_the_commands_work_as_written(tmp_path: Path) -> None:
             line = line.replace("-N 4", "--site local --wait --set args.sizes=256..256 --set args.iterations=1")
         elif "bench" in line and "--result" not in line:
             command, into, file = line.partition(" > ")
-            line = command + SMALL + into + file
+            line = command.replace("--ranks 4", "--ranks 2") + SMALL + into + file
         ran.append(run(line, tmp_path))
     assert 'collective: "all_reduce_perf"' in ran[1]
     assert "# Collective test starting: sendrecv_perf" in ran[3]
@@ -90,6 +90,7 @@ def test_the_factors_of_the_page_are_those_that_are_used() -> None:
 
 @pytest.mark.timeout(400)
 def test_the_commands_about_steps_work_as_written(tmp_path: Path) -> None:
+    """On one rank, since each imports torch; tests/cli/test_bench_step.py has two."""
     lines = commands_of(STEP_PAGE)
     assert len(lines) == 5
     ran = []
@@ -98,8 +99,8 @@ def test_the_commands_about_steps_work_as_written(tmp_path: Path) -> None:
         if "--result" not in line:
             command += SMALL_STEP + (" --steps 3 --warmup 1" if "bench" in line else " --set train.steps=25")
         ran.append(run(command + into + file, tmp_path))
-    assert ran[0].startswith("steps 2 to 4 on 2 x cpu") and ran[2].startswith("steps 2 to 4 on 2 x cpu")
-    assert ran[4].startswith("steps 5 to 24 on 2 x cpu")
+    assert ran[0].startswith("steps 2 to 4 on 1 x cpu") and ran[2].startswith("steps 2 to 4 on 1 x cpu")
+    assert ran[4].startswith("steps 5 to 24 on 1 x cpu")
 
 
 def test_every_key_of_a_step_is_on_the_page_and_no_other() -> None:

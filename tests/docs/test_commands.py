@@ -71,7 +71,10 @@ def test_parses(page: str, words: str) -> None:
 def test_pages_have_commands() -> None:
     """The search itself: it must find the README's."""
     found = {words for page, words in commands() if page == "README.md"}
-    assert "history" in found and "resume last -N 4                       # later, on twice the nodes" in found
+    assert (
+        "history --state failed --since 7d" in found
+        and "resume last -N 4                       # later, on twice the nodes" in found
+    )
     # What the demo prints in the end is typed as it stands, and tries nothing in the folder of its runs.
     (dry_run,) = (words for page, words in commands() if page == "demo.py" and "--dry-run" in words)
     assert "--runs elsewhere" in dry_run and "(" not in dry_run
@@ -128,10 +131,10 @@ def test_the_site_page_works_as_written(toolkit, monkeypatch: pytest.MonkeyPatch
         toolkit.ok("site", "show", f"./{name}")
     ran = 0
     for line in code_lines(page):
-        if line.startswith("    toolkit ") and not re.search(r" submit | logs | detect", line):
+        if line.startswith("    toolkit ") and not re.search(r" detect| init| check ", line):
             toolkit.ok(*shlex.split(line, comments=True)[1:])
             ran += 1
-    assert ran == 5
+    assert ran == 6
     script = toolkit.ok("render", "mpi_hello", "--site", "./ourcluster.toml", "-N", 2, "-A", "myproject")
     for directive in ("--partition=gpu", "--account=myproject", "--gres=gpu:4", "--nodes=2"):
         assert f"#SBATCH {directive}\n" in script

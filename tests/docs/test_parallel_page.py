@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from launch import launch
+from launch import launch, said_by
 
 from toolkit.config.layers import resolve_job
 from toolkit.config.origins import Flag
@@ -16,7 +17,16 @@ from toolkit.metrics.training import read_train_log
 
 PAGE = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text(encoding="utf-8")
 COMMANDS = [line.split("#")[0].split() for line in re.findall(r"^toolkit run .*$", PAGE, re.MULTILINE)]
-LITTLE = ["--set", "train.steps=2", "--set", "args.width=32", "--set", "args.max_bytes=100000"]
+LITTLE = [
+    "--set",
+    "train.steps=2",
+    "--set",
+    "args.layers=2",
+    "--set",
+    "args.width=32",
+    "--set",
+    "args.max_bytes=100000",
+]
 
 
 @pytest.fixture
@@ -54,23 +64,28 @@ def test_the_commands_train_alike(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_with_another_layout(toolkit, folder):
-    toolkit.ok(*COMMANDS[-1][1:], *LITTLE)
+    """On two ranks, which start in half the time of the page's four."""
+    toolkit.ok(*COMMANDS[-1][1:], *LITTLE, "-n", 2, "--set", "parallel.tp=1")
     (resume,) = re.findall(r"`toolkit (resume last .*?)`", PAGE)
     assert resume.endswith("--set parallel.shard=1")
     said = toolkit(*resume.split(), "--set", "parallel.pp=1", "--set", "train.steps=3", "--wait")
     assert said.code == 0, said
 
 
-@pytest.mark.timeout(300)
-def test_the_example_gives_the_same_losses_on_every_layout(toolkit, folder):
+def train_own(world, file: str, config) -> None:
+    runpy.run_path(file)["main"](world, config)
+
+
+def test_the_example_gives_the_same_losses_on_every_layout(tmp_path):
     ((name, body),) = re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    (folder / name).write_text(body, encoding="utf-8")
-    (folder / "job.toml").write_text('[job]\nentry = "own_model.py:main"\n', encoding="utf-8")
+    (tmp_path / name).write_text(body, encoding="utf-8")
+    (tmp_path / "job.toml").write_text('[job]\nentry = "own_model.py:main"\n', encoding="utf-8")
     found = {}
     for layout in ("replicate=1", "replicate=2", "shard=2"):
-        ranks = layout.partition("=")[2]
-        said = toolkit("run", "job.toml", "-n", ranks, "--set", f"parallel.{layout}")
-        assert said.code == 0, said
-        found[layout] = re.findall(r"step \d: loss \S+", said.out + said.err)
+        flags = {"job.ranks_per_node": Flag(int(layout[-1]), "test")}
+        settings = [f"parallel.{layout}"]
+        config = resolve_job(tmp_path / "job.toml", site=None, environ={}, flags=flags, settings=settings)
+        launch(train_own, config.job.ranks_per_node, tmp_path / layout, str(tmp_path / name), config)
+        found[layout] = re.findall(r"step \d: loss \S+", said_by(tmp_path / layout, 0))
     assert len(found["replicate=1"]) == 3
     assert found["replicate=2"] == found["shard=2"] == found["replicate=1"]

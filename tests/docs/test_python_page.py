@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from launch import launch, said_by
 
+from toolkit.config.layers import resolve_job
+from toolkit.config.origins import Flag
 from toolkit.metrics.training import read_train_log
 from toolkit.world.facts import World
 
@@ -45,31 +49,40 @@ def test_fit_stops_when_asked_and_goes_on_with_another_number_of_ranks(toolkit, 
     assert said.code == 0, said
     assert f"begin at step {stopped_at}, saved by 2 ranks\n" in toolkit.ok("logs", "--rank", 0)
     assert (run.checkpoints / f"step-{stopped_at + 5:08}").is_dir()
-    assert toolkit("resume", "last", "--from", stopped_at, "--wait").code == 0
+    assert toolkit("resume", "last", "-n", 1, "--from", stopped_at, "--wait").code == 0
     assert f"begin at step {stopped_at}, saved by 2 ranks\n" in toolkit.ok("logs", "--rank", 0)
 
 
-def test_sharded_goes_on_with_another_number_of_ranks_and_begins_with_anothers_weights(toolkit, examples) -> None:
+def train(world, file: str, config) -> None:
+    runpy.run_path(file)["main"](world, config)
+
+
+def forked(file: str, ranks: int, *settings: str, run: str = "run", attempt: int = 0) -> Path:
+    """Call the `main` of a file of the page on forked ranks: a submission costs the imports of all its ranks."""
     table = "[checkpoint]\nevery_steps = 4\n[train]\nsteps = 6\nlr = 0.01\n"
-    Path("job.toml").write_text(f'[job]\nentry = "sharded.py:main"\nranks_per_node = 3\n{table}', encoding="utf-8")
-    run = toolkit.submit("job.toml", "--wait")
-    said = toolkit("resume", "last", "-n", 2, "--set", "train.steps=8", "--wait")
-    assert said.code == 0, said
-    assert "resumed at step 6 from " in toolkit.ok("logs", "--rank", 0)
-    source = run.checkpoints / "step-00000008"
-    settings = [f"checkpoint.source={source}", "checkpoint.take=weights", 'checkpoint.without=["2"]']
-    toolkit.submit("job.toml", "-n", 1, *(word for setting in settings for word in ("--set", setting)), "--wait")
-    assert f"starting at step 0 with the weights of {source}, saved at step 8, without 2" in toolkit.ok(
-        "logs", "--rank", 0
-    )
+    Path("job.toml").write_text(f'[job]\nentry = "{file}:main"\n{table}', encoding="utf-8")
+    flags = {"job.ranks_per_node": Flag(ranks, "test")}
+    config = resolve_job(Path("job.toml").absolute(), site=None, environ={}, flags=flags, settings=settings)
+    run_dir = Path(run).absolute()
+    launch(train, ranks, run_dir, file, config, attempt=attempt)
+    return run_dir
 
 
-def test_logged_writes_its_record_and_says_how_gradients_are_summed(toolkit, examples) -> None:
-    submitted(toolkit, "logged.py:main")
-    (log,) = toolkit.runs.glob("*/*/metrics/train.jsonl")
-    (record,) = read_train_log(log)
+def test_sharded_goes_on_with_another_number_of_ranks_and_begins_with_anothers_weights(examples) -> None:
+    run = forked("sharded.py", 3)
+    forked("sharded.py", 2, "train.steps=8", attempt=1)
+    assert "resumed at step 6 from " in said_by(run, 0, attempt=1)
+    source = run / "checkpoints" / "step-00000008"
+    settings = (f"checkpoint.source={source}", "checkpoint.take=weights", 'checkpoint.without=["2"]')
+    begun = forked("sharded.py", 1, *settings, run="begun")
+    assert f"starting at step 0 with the weights of {source}, saved at step 8, without 2" in said_by(begun, 0)
+
+
+def test_logged_writes_its_record_and_says_how_gradients_are_summed(examples) -> None:
+    run = forked("logged.py", 2)
+    (record,) = read_train_log(run / "metrics" / "train.jsonl")
     assert (record.step, record.world) == (1, 2)
-    assert "gradient reduction: flat" in toolkit.ok("logs", "--rank", 1)
+    assert "gradient reduction: flat" in said_by(run, 1)
 
 
 def test_script_has_torchruns_variables(toolkit, examples) -> None:

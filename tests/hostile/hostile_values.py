@@ -125,6 +125,7 @@ def write_job(folder: Path, python: str, *, tables: str = "") -> Path:
     table = ", ".join(f"{name} = {toml(value)}" for name, value in variables().items())
     arguments = "\n".join(f"{toml(name)} = {toml(value)}" for name, value in VALUES.items())
     make_whole_checkpoint(folder, 1, name=VALUES["substitution"])  # what is none would be refused
+    (folder / "1 2 c {a,b} !(a) 3" / "text").mkdir(parents=True)  # so would globs that match nothing
     path = folder / "hostile.toml"
     path.write_text(
         f'[job]\nname = "hostile"\nentry = [{words}]\n{tables}\n[env]\nvars = {{ {table} }}\n'

@@ -1,0 +1,84 @@
+"""A real Slurm: what `sbatch --test-only` takes and can never run is refused, and what a run used is counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+from on_slurm import Site, make_site
+
+pytestmark = pytest.mark.cluster
+
+# Each rank works for some seconds with 100 MB.
+BUSY = "python3 -c 'x = bytearray(100_000_000); import time; end = time.process_time() + 0.8\nwhile time.process_time() < end: pass'"
+
+
+def takes(here: Site, *argv: str) -> bool:
+    """Whether `sbatch --test-only` says when the job would start."""
+    said = here.command(["sbatch", "--test-only", "--output=/dev/null", *argv, "--wrap=true"])
+    return "to start at" in said.stderr
+
+
+def preflight(here: Site, *argv: str) -> list[dict[str, Any]]:
+    said = here.toolkit("preflight", here.job("true"), "--json", *argv)
+    assert said.returncode in (0, 1), said
+    told = json.loads(said.stdout)
+    assert not told["not_answered"]
+    return [one for one in told["findings"] if one["severity"] == "refusal"]
+
+
+def efficiency(here: Site) -> dict[str, Any]:
+    job = here.folder / "busy.toml"
+    entry = json.dumps(["bash", "-c", BUSY])
+    job.write_text(
+        f"[job]\nentry = {entry}\nnodes = 2\nranks_per_node = 2\ncpus_per_rank = 2\nmem_gb_per_node = 4\ntime = '30'\n"
+    )
+    run = here.submit(job, "--wait")[1]
+    told: dict[str, Any] = json.loads(here.ok("efficiency", run.run_id, "--json"))
+    assert [path.name for path in sorted(run.attempt(0).usage.iterdir())] == ["rank-00000.json", "rank-00002.json"]
+    assert told["walltime_s"]["asked"] == 1800 and 1 < told["walltime_s"]["used"] < 60
+    # Four ranks, 0.8 s each; the first of a node counts until its own end, whatever the other has still to do.
+    assert 1.5 < told["cpu_s"]["used"] < 60
+    assert 0.2e9 < told["memory_bytes"]["used"] < 1e9  # two ranks on a node
+    assert told["memory_bytes"]["asked"] == 4 * 2**30
+    assert told["advice"][0]["flag"] == "-t 0-00:05:00"
+    return told
+
+
+def test_what_slurm_would_take_and_never_run(here: Site) -> None:
+    """And what it would refuse: in a moment, with a fix, before anything is written."""
+    for argv in (["--time=2-0"], ["--output=/no/such/folder/%j.out"]):
+        assert takes(here, *argv)
+    assert [one["fix"] for one in preflight(here, "--time", "2-0")] == ['time = "1-00:00:00"']
+    (finding,) = preflight(here, "--output", "/no/such/folder/%j.out")
+    assert finding["fix"] == "mkdir -p /no/such/folder"
+    checks = {one["check"] for one in preflight(here, "-N", "9", "--set", "job.mem_gb_per_node=99", "-C", "gold")}
+    assert checks == {"nodes", "memory", "constraint"}
+    refused = here.toolkit("submit", here.job("true"), "--gpus-per-node", "5", "--ntasks-per-node", "5")
+    assert refused.returncode == 2 and "the node with most has 4" in refused.stderr
+    assert not (here.folder / "runs").exists()
+
+
+def test_what_a_run_used_by_its_own_samples(here: Site) -> None:
+    told = efficiency(here)
+    assert told["source"] in ("own samples", "sacct")  # with TOOLKIT_TEST_ACCOUNTING=1
+
+
+def test_with_accounting(accounting_cluster: Any, shared_path: Any) -> None:
+    """Accounts, the limits of a QOS, and efficiency after sacct."""
+    here = make_site(accounting_cluster, shared_path)
+    accounting_cluster.run("sacctmgr", "-i", "-Q", "add", "qos", "tight", "set", "MaxTRES=node=1", "MaxWall=5")
+    accounting_cluster.run("sacctmgr", "-i", "-Q", "modify", "user", "root", "set", "qos+=tight")
+    try:
+        assert takes(here, "--qos=tight", "-N", "2", "--time=9")
+        found = preflight(here, "-q", "tight", "-N", "2", "-t", "9")
+        assert {one["what"] for one in found} == {
+            "2 nodes, but QOS tight gives a job 1", "0-00:09:00, but QOS tight gives at most 0-00:05:00",
+        }  # fmt: skip
+        (account,) = preflight(here, "-A", "nobody")
+        assert account["what"] == "root may not charge account nobody" and "toolkit" in account["fix"]
+        assert efficiency(here)["source"] == "sacct"
+    finally:
+        subprocess.run(["sacctmgr", "-i", "-Q", "delete", "qos", "tight"], env=accounting_cluster.env, check=True)
