@@ -32,7 +32,7 @@ def run(line: str, folder: Path) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TOOLKIT_", "SLURM_"))}
     environment = {**kept, "PATH": f"{bin_folder}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, (line, done.stderr)
     return done.stdout

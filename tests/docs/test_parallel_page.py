@@ -86,6 +86,8 @@ def test_the_example_gives_the_same_losses_on_every_layout(tmp_path):
         settings = [f"parallel.{layout}"]
         config = resolve_job(tmp_path / "job.toml", site=None, environ={}, flags=flags, settings=settings)
         launch(train_own, config.job.ranks_per_node, tmp_path / layout, str(tmp_path / name), config)
-        found[layout] = re.findall(r"step \d: loss \S+", said_by(tmp_path / layout, 0))
+        found[layout] = [float(loss) for loss in re.findall(r"step \d: loss (\S+)", said_by(tmp_path / layout, 0))]
     assert len(found["replicate=1"]) == 3
-    assert found["replicate=2"] == found["shard=2"] == found["replicate=1"]
+    # Sums of two halves are rounded otherwise than one sum, and the loss is printed to a ten-thousandth.
+    for layout in ("replicate=2", "shard=2"):
+        assert found[layout] == pytest.approx(found["replicate=1"], rel=1e-5, abs=2e-4)
