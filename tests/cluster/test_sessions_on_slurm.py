@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from on_slurm import TOOLKIT, Site, wait_for
+from on_slurm import TOOLKIT, Site, await_idle_nodes, wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -56,5 +56,6 @@ def test_a_lost_terminal_ends_neither_the_request_nor_the_shell(here: Site, home
         window.until("[dev]")
         window.type(typed)
         window.until(shown)
-        window.hang_up()  # its srun needs some seconds more to see that
+        window.hang_up()
     session(here, home, "stop", "dev")
+    await_idle_nodes(here.cluster, 30)  # a step that Slurm cannot end would cost its node, as "Kill task failed"

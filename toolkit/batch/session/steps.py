@@ -18,6 +18,9 @@ KEEPER_S = 20.0  # for a step to begin
 # Of a node: where its tmux would open its socket, and whether there is a tmux at all.
 _LOOK = 'command -v tmux >/dev/null || exit 9; [ -S "${TMUX_TMPDIR:-/tmp}/tmux-$(id -u)/$0" ]'
 _KEEP = 'tmux -L "$0" new-session -d -s "$1" && while tmux -L "$0" has-session 2>/dev/null; do sleep 2; done'
+# A shell around tmux's client: proctrack/linuxproc does not see a process with a space in its name, as "tmux: client",
+# so that Slurm could not end its step, and would drain the node ("Kill task failed").
+_ATTACH = 'tmux -L "$0" attach-session -t "$1"; exit $?'
 _NO_TMUX = 9
 
 
@@ -104,8 +107,7 @@ def lasting_shell(known: SessionState, node: str) -> list[str]:
                     where=str(log),
                     fix="--new opens a shell without it",
                 )
-    attach = ["tmux", "-L", socket, "attach-session", "-t", known.session.name]
-    return shell_argv(known, attach, node=node, on_terminal=True)
+    return shell_argv(known, ["sh", "-c", _ATTACH, socket, known.session.name], node=node, on_terminal=True)
 
 
 def _look(known: SessionState, node: str, socket: str) -> int:
