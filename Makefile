@@ -5,8 +5,8 @@ BIN := .venv/bin
 ON_DEBIAN_ROOT := $(shell [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ] && echo 1)
 # Tests start hundreds of interpreters: each would compile the package anew where the environment forbids bytecode.
 export PYTHONDONTWRITEBYTECODE =
-# Tests wait for processes, ranks and Slurm more than they compute: one worker a core leaves cores idle. Files go out in
-# the order of folders: xdist's own order begins with files of many tests, and ends with long files of few.
+# Tests wait for processes, ranks and Slurm more than they compute: two workers on two cores leave half of each idle.
+# Files go out in the order of folders: xdist's own order begins with files of many tests, and ends with long files of few.
 SPREAD := --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test check unit cluster packages evidence parity clean
@@ -26,7 +26,7 @@ check:
 	$(BIN)/lint-imports
 
 unit:
-	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 $(SPREAD) -m "not cluster and not evidence"
+	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 4 $(SPREAD) -m "not cluster and not evidence"
 
 # Each worker brings up clusters of its own, whose daemons wait for processors, too: one a core. Only the folders that
 # have such tests are collected (tests/docs/test_makefile.py): the others import torch.
