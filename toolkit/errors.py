@@ -48,6 +48,13 @@ def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE // 2]} [...] {text[-LONGEST_QUOTE // 2 :]}"
 
 
+def all_of(errors: Sequence[ToolkitError]) -> ToolkitError:
+    """Several errors as one, a line each; the exit code is the first one's."""
+    first, *rest = errors
+    first.others = (*first.others, *rest)
+    return first
+
+
 class CheckFailedError(ToolkitError):
     """A check was run and its answer is no."""
 

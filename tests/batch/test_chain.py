@@ -114,6 +114,17 @@ def test_a_parent_that_nothing_can_wait_for_is_refused(toolkit, squeue):
     assert (both.code, "both kinds" in both.err) == (2, True)
 
 
+def test_all_parents_that_are_refused_are_named(toolkit, squeue):
+    squeue()
+    said = toolkit("submit", toolkit.job("true"), "--site", "devcluster", "--after", "nobody", "--after", "last:okay")
+    assert said.code == 4, said
+    assert ["no run 'nobody'" in said.err, "no way to follow" in said.err, len(said.err.splitlines())] == [
+        True,
+        True,
+        2,
+    ]
+
+
 def test_one_of_several_dependencies_cannot_be_joined():
     with pytest.raises(ToolkitError, match="takes one of several"):
         dependency_options([Parent("x", "ok", "7", "/x")], ["--dependency=afterok:1?afterok:2"])

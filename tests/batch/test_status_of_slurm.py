@@ -215,3 +215,21 @@ def test_a_rank_that_a_rehearsal_killed_had_memory_enough(run_directory):
     write_json(attempt.rehearsed, json.loads((DOCS / "samples" / "rehearsed.json").read_text()))
     assert reason_of(attempt, killed) == "killed by SIGKILL (by a rehearsal)"
     assert final_word(run_directory).reason.endswith("killed by SIGKILL (by a rehearsal)")
+
+
+def test_what_is_wrong_with_one_run_hides_no_other(toolkit, squeue):
+    first, array, damaged = (
+        submitted(toolkit, job_id, f"run{job_id}", array="0-1" if job_id == "8" else "") for job_id in ("7", "8", "9")
+    )
+    damaged.record.write_text("{")
+    squeue(("7", "RUNNING", "None"), ("8_0", "RUNNING", "None"), ("8_1", "PENDING", "Priority"))
+    said = toolkit("status", "nobody", first.run_id, damaged.run_id, array.run_id, first.run_id)
+    assert [line.split()[1] for line in said.out.splitlines()[1:]] == [first.run_id, array.run_id], said
+    unknown, broken = said.err.splitlines()
+    assert said.code == 4 and "no run 'nobody'" in unknown and "record.json: not valid JSON" in broken
+    said = toolkit("status", "--json", damaged.run_id, first.run_id)
+    assert said.code == 2 and [one["run_id"] for one in json.loads(said.out)] == [first.run_id]
+    said = toolkit("status", "--tasks", first.run_id, array.run_id)
+    assert len(said.out.splitlines()) == 3 and f"run {first.run_id} is no array" in said.err and said.code == 2
+    said = toolkit("status", "nobody", "nothing")
+    assert (said.code, said.out, len(said.err.splitlines())) == (4, "", 2), "no table of nothing"

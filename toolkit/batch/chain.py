@@ -10,7 +10,7 @@ from toolkit.batch.run_status import RunStatus
 from toolkit.batch.state import run_status
 from toolkit.batch.submission import recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import CheckFailedError, ToolkitError
+from toolkit.errors import CheckFailedError, ToolkitError, all_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.parts import newest_parts
 from toolkit.rundir.states import RunState
@@ -22,20 +22,26 @@ def find_parents(
 ) -> list[Parent]:
     """The runs that `job` is to follow. `find` tells the run, or the task, that a text names.
 
-    Raises:
+    Raises, for all that are wrong together:
         NotFoundError: there is no such run.
         CheckFailedError: it can no longer end as the job wants it to, was never submitted, or nobody knows its state.
         ToolkitError: no scheduler of the job's could wait for it.
     """
     parents: dict[str, Parent] = {}
+    refused: list[ToolkitError] = []
     for text in texts:
-        name, kind = split_kind(text)
-        run = find(name)
-        if (before := parents.get(run.run_id)) is not None and before.kind != kind:
-            raise ToolkitError(
-                f"run {run.run_id} is named with both kinds", where=f"--after {text}", fix="leave one out"
-            )
-        parents[run.run_id] = _parent(run, kind, job, f"--after {text}", echo=echo)
+        try:
+            name, kind = split_kind(text)
+            run = find(name)
+            if (before := parents.get(run.run_id)) is not None and before.kind != kind:
+                raise ToolkitError(
+                    f"run {run.run_id} is named with both kinds", where=f"--after {text}", fix="leave one out"
+                )
+            parents[run.run_id] = _parent(run, kind, job, f"--after {text}", echo=echo)
+        except ToolkitError as error:
+            refused.append(error)
+    if refused:
+        raise all_of(refused)
     return list(parents.values())
 
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.ages import Moment
+from toolkit.cli.each import for_each, refuse_at_last
 from toolkit.cli.named import RUN
 from toolkit.cli.options import echo_log, find, folder_of_runs, json_option, print_command_option, runs_option, say
 from toolkit.cli.table import print_table
+from toolkit.errors import ToolkitError
 from toolkit.rundir.states import RunState
 
 if TYPE_CHECKING:
@@ -57,17 +59,12 @@ def _table(statuses: Sequence[RunStatus]) -> None:
 
 def _table_of_tasks(statuses: Sequence[RunStatus]) -> None:
     """A line for each task of the arrays among some runs."""
-    from toolkit.errors import ToolkitError
     from toolkit.rundir.sweep import in_words
     from toolkit.slurm.clusters import named
 
     rows = []
     for status in statuses:
-        if status.tasks is None:
-            raise ToolkitError(
-                f"run {status.run_id} is no array", where="--tasks", fix=f"`toolkit status {status.run_id}`"
-            )
-        for task in status.tasks:
+        for task in status.tasks or ():
             code = "" if task.exit_code is None else task.exit_code
             values = in_words(task.values or {})
             job = named(task.job_id, status.cluster)
@@ -92,18 +89,20 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, l
     toolkit status 123 124_7
     toolkit status --live
     """
-    from toolkit.batch.history.asking import statuses_of
     from toolkit.batch.history.listing import living_runs
-    from toolkit.batch.state import run_status
 
     if live and run:
         raise click.UsageError("--live is all runs that live; leave out RUN")
+    refused: list[ToolkitError] = []
     if live:
         found = living_runs(folder_of_runs(runs), echo=echo)
-    elif len(run) <= 1:
-        found = [run_status(find(run[0] if run else "last", runs), echo=echo)]
     else:
-        found = statuses_of([find(name, runs) for name in run], echo=echo)
+        found, refused = _named_statuses(run or ("last",), runs, echo=echo)
+    if by_task and not as_json:
+        refused += _no_arrays(found)
+        found = [status for status in found if status.tasks is not None]
+    if refused and not found:
+        refuse_at_last(refused)
     if as_json:
         one_alone = len(run) <= 1 and not live
         entries = [entry.as_json() for entry in found]
@@ -112,6 +111,27 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, l
         _table_of_tasks(found)
     else:
         _table(found)
+    refuse_at_last(refused)
+
+
+def _named_statuses(
+    names: Sequence[str], runs: Path | None, *, echo: bool
+) -> tuple[list[RunStatus], list[ToolkitError]]:
+    """The status of each run that is named, and what is wrong with the others."""
+    from toolkit.batch.history.asking import told_of
+
+    directories, refused = for_each(names, lambda name: find(name, runs))
+    told = told_of(directories, echo=echo).values()
+    refused += [one for one in told if isinstance(one, ToolkitError)]
+    return [one for one in told if not isinstance(one, ToolkitError)], refused
+
+
+def _no_arrays(statuses: Sequence[RunStatus]) -> list[ToolkitError]:
+    return [
+        ToolkitError(f"run {status.run_id} is no array", where="--tasks", fix=f"`toolkit status {status.run_id}`")
+        for status in statuses
+        if status.tasks is None
+    ]
 
 
 @click.command()
@@ -193,19 +213,10 @@ def cancel(run: tuple[str, ...], runs: Path | None, echo: bool, task: int | None
     toolkit cancel last
     toolkit cancel 123 124_7
     """
-    from toolkit.errors import ToolkitError
-
     if task is not None and len(run) > 1:
         raise click.UsageError("--task is of one RUN; write RUN_T for each")
-    refused = []
-    for name in dict.fromkeys(run):
-        try:
-            click.echo(_cancel(_part(name, task, runs, to="cancel"), echo=echo))
-        except ToolkitError as error:  # what cannot be cancelled keeps no other from it
-            refused.append(error)
-    if refused:
-        refused[0].others = (*refused[0].others, *refused[1:])
-        raise refused[0]
+    _, refused = for_each(run, lambda name: click.echo(_cancel(_part(name, task, runs, to="cancel"), echo=echo)))
+    refuse_at_last(refused)
 
 
 def _cancel(directory: RunDirectory, *, echo: bool) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.errors import CHECK_FAILED, ToolkitError
+from toolkit.errors import CHECK_FAILED, ToolkitError, all_of
 
 if TYPE_CHECKING:
     from toolkit.batch.cost import Cost
@@ -100,9 +100,7 @@ def _all_of(found: Sequence[Finding], *, way_past: str = "") -> ToolkitError:
     """All of them, a line each; the last one says how to go past them, where that is possible."""
     *before, last = [one.as_error() for one in found]
     last = ToolkitError(last.message, where=last.where, fix=f"{last.fix}{way_past}")
-    first, *rest = [*before, last]
-    first.others = tuple(rest)
-    return first
+    return all_of([*before, last])
 
 
 def _say(text: str) -> None:

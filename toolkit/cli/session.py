@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from toolkit.cli.each import for_each, refuse_at_last
 from toolkit.cli.named import JOB, SESSION, SITE
 from toolkit.cli.options import job_options, json_option, print_command_option, resolver, say, sbatch_options_of
 
@@ -194,9 +195,13 @@ def stop(name: tuple[str, ...], echo: bool) -> None:
     from toolkit.batch.session.files import find_session
     from toolkit.batch.session.session import end_session
 
-    for one in [find_session(word) for word in dict.fromkeys(name)]:
+    def give_back(word: str) -> None:
+        one = find_session(word)
         end_session(one, echo=echo)
         click.echo(f"session {one.name}: job {one.full_job_id} was given back")
+
+    _, refused = for_each(name, give_back)
+    refuse_at_last(refused)
 
 
 def _become(argv: Sequence[str], environment: dict[str, str], *, echo: bool) -> None:

@@ -13,7 +13,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import PartitionTable, Site
 from toolkit.config.table import nearest
 from toolkit.config.values import no_start, no_text, no_word
-from toolkit.errors import ToolkitError, counted
+from toolkit.errors import ToolkitError, all_of, counted
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
 
@@ -39,8 +39,7 @@ def check_request(
         for one in resolved.components:
             _check_nodelist(one)
         if limits and (beyond := beyond_limits(resolved, site)):
-            beyond[0].others = tuple(beyond[1:])
-            raise beyond[0]
+            raise all_of(beyond)
     _check_repeat(resolved)
     for one in resolved.components:
         _check_warning(one)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from toolkit.config.origins import Layer, Origin
 from toolkit.config.resolved import ResolvedJob, as_json
 from toolkit.config.table import Table
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, all_of
 
 _LAYERS = get_args(Layer)
 
@@ -74,8 +74,7 @@ def check_needs(resolved: ResolvedJob, anew: frozenset[str] = frozenset()) -> No
     """
     errors = [_refusal(need, key, resolved) for need, key in _unmet(resolved, anew)]
     if errors:
-        errors[0].others = tuple(errors[1:])
-        raise errors[0]
+        raise all_of(errors)
 
 
 def _unmet(resolved: ResolvedJob, anew: frozenset[str]) -> Iterator[tuple[Need, str]]:

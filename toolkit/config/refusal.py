@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from toolkit.config.lines import KeyPath, dotted
 from toolkit.config.table import Table, form_of, nearest
-from toolkit.errors import ToolkitError
+from toolkit.errors import ToolkitError, all_of
 from toolkit.slurm.sbatch_options import COMPONENTS_ELSEWHERE, COMPONENTS_FIX
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def refusal(error: ValidationError, model: type[BaseModel], place: Callable[[Key
         # A key that is missing is mostly the unknown one, written wrong.
         mistakes = {path: found for path, found in mistakes.items() if kinds[path] != "missing"}
     chosen = sorted(mistakes, key=lambda path: kinds[path] != "extra_forbidden")
-    errors = [_one(mistakes[path], path, model, place) for path in chosen]
-    errors[0].others = tuple(errors[1:])
-    return errors[0]
+    return all_of([_one(mistakes[path], path, model, place) for path in chosen])
 
 
 def _one(

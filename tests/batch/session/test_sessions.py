@@ -262,3 +262,10 @@ def test_no_jupyter_is_said_with_the_fix(toolkit, slurm: Slurm) -> None:
     said = toolkit("session", "notebook", "dev")
     assert said.code == 1
     assert "there is no Jupyter on PATH on n1. Fix: `" in said.err and "-m pip install jupyterlab`" in said.err
+
+
+def test_one_that_is_not_there_keeps_no_other_from_its_end(toolkit, slurm: Slurm) -> None:
+    start(toolkit)
+    said = toolkit("session", "stop", "nobody", "dev")
+    assert (said.code, said.out) == (4, "session dev: job 42 was given back\n")
+    assert "there is no session 'nobody'" in said.err and not list(sessions_folder().iterdir())

@@ -27,13 +27,16 @@ def own_status(run: RunDirectory) -> RunStatus | None:
 
 
 def statuses_of(runs: Sequence[RunDirectory], *, echo: bool = False) -> list[RunStatus]:
-    """The status of some runs, with one question to each cluster.
+    """As `told_of`; a run whose files are damaged is unknown, with what is wrong with them."""
+    told = told_of(runs, echo=echo)
+    return [unreadable(run, one) if isinstance(one, ToolkitError) else one for run, one in told.items()]
 
-    A run whose files are damaged is unknown, with what is wrong with them.
-    """
+
+def told_of(runs: Sequence[RunDirectory], *, echo: bool = False) -> dict[RunDirectory, RunStatus | ToolkitError]:
+    """The status of some runs, or what is wrong with their files, with one question to each cluster."""
     jobs = jobs_of(runs)
     answers = ask_once(jobs, echo=echo)
-    return [_status(run, known, answers, echo=echo) for run, known in jobs.items()]
+    return {run: _status(run, known, answers, echo=echo) for run, known in jobs.items()}
 
 
 def jobs_of(runs: Sequence[RunDirectory]) -> dict[RunDirectory, ResolvedJob | ToolkitError]:
@@ -49,13 +52,13 @@ def jobs_of(runs: Sequence[RunDirectory]) -> dict[RunDirectory, ResolvedJob | To
 
 def _status(
     run: RunDirectory, known: ResolvedJob | ToolkitError, answers: Mapping[Slurm, Answer], *, echo: bool
-) -> RunStatus:
+) -> RunStatus | ToolkitError:
     if isinstance(known, ToolkitError):
-        return unreadable(run, known)
+        return known
     try:
         return run_status(run, answers.get(slurm_of(known), {}), echo=echo)
     except ToolkitError as error:  # one damaged run hides no other
-        return unreadable(run, error)
+        return error
 
 
 def ask_once(jobs: Mapping[RunDirectory, ResolvedJob | ToolkitError], *, echo: bool) -> dict[Slurm, Answer]:
