@@ -12,7 +12,7 @@ from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import create_run
 from toolkit.rundir.run_names import refuse_part
 
-RECORD = {"job": {"job": {"array": ""}}, "host": "n1"}
+RECORD = {"job": {"job": {"array": ""}, "site": {"name": "sunway"}}, "host": "n1"}
 
 
 @pytest.fixture
@@ -114,9 +114,21 @@ def test_the_beginning_of_an_id_finds_the_one_run_that_begins_so(runs):
 def test_the_cluster_behind_a_job_id_chooses_between_two(runs):
     folder, older, newer = runs
     write_json(newer.path / "submitted-000.json", {"job_id": "123"})
-    write_json(older.record, {"job": {"job": {"array": ""}, "site": {"name": "sunway"}}, "host": "n1"})
+    write_json(newer.record, {"job": {"job": {"array": ""}, "site": {"name": "moonway"}}, "host": "n1"})
     assert find_run("123", folder) == newer.path
     assert find_run("123;sunway", folder) == older.path
+    write_json(
+        newer.record, {"job": {"job": {"array": "", "cluster": "far"}, "site": {"name": "sunway"}}, "host": "n1"}
+    )
+    assert find_run("123;far", folder) == newer.path
+
+
+def test_a_run_of_another_cluster_is_not_taken_for_the_one_that_is_named(runs):
+    folder, older, _ = runs
+    with pytest.raises(NotFoundError) as error:
+        find_run("123;moonway", folder)
+    assert error.value.message == "no run of cluster moonway has job 123"
+    assert error.value.fix == f"name the run that has this job on another one: {older.run_id} (site sunway)"
 
 
 def test_a_path_is_a_run_a_task_or_refused(runs, monkeypatch):

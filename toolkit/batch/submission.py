@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from toolkit.batch.bad_nodes import nodes_left_out
 from toolkit.batch.beginning import check_beginning
 from toolkit.batch.code.keep import keep_code, repeat_code
+from toolkit.batch.gone import vanished
 from toolkit.batch.parents import Parent, dependency_options, record_of
 from toolkit.batch.record import make_record
 from toolkit.batch.script import render_script, sbatch_words
@@ -159,7 +160,10 @@ def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Su
 
 def recorded_job(run: RunDirectory) -> ResolvedJob:
     """The job of a run as it was last submitted, with every layer applied."""
-    return _job_of_record(newest_record(run))
+    try:
+        return _job_of_record(newest_record(run))
+    except FileNotFoundError:
+        raise vanished(run) from None
 
 
 def submitted_jobs(run: RunDirectory) -> list[ResolvedJob]:

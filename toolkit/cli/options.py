@@ -205,13 +205,19 @@ def folder_of_runs(named: Path | None) -> Path:
 
 def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
     """The run directory that RUN names. A verb, `to`="cancel", is not for what names less than a run or a task."""
-    from toolkit.rundir.find import find_run
+    from toolkit.rundir.find import NoRunError, find_run
     from toolkit.rundir.layout import RunDirectory
     from toolkit.rundir.run_names import refuse_part
 
     if to:
         refuse_part(run, to)
-    found = RunDirectory(find_run(run, site_runs(runs)))
+    folder = site_runs(runs)
+    try:
+        found = RunDirectory(find_run(run, folder))
+    except NoRunError as error:
+        from toolkit.batch.gone import still_queued
+
+        raise still_queued(run, folder) or error from None
     if found.task_number is not None:
         from toolkit.batch.state import require_task
 

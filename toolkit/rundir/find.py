@@ -18,6 +18,11 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.parts import all_parts, task_of
 from toolkit.rundir.run_names import FORMS, NameParts, parse_run_name
 
+
+class NoRunError(NotFoundError):
+    """Below RUNS is no run of this name; Slurm may know the name all the same."""
+
+
 _NEAR = 500  # the newest runs, among which names like a mistyped one are looked for
 MOST_NAMED = 3  # runs that a message names
 
@@ -164,7 +169,10 @@ def _named(text: str, name: NameParts | None, known: KnownRuns) -> RunDirectory 
 
 def _of_job(name: NameParts, known: KnownRuns) -> RunDirectory | None:
     """Of two runs with one job id, as two clusters give them: the one that went to the cluster by its name, then the one of
-    a site of that name, else the newer of those that name no cluster.
+    a site of that name.
+
+    Raises:
+        NoRunError: all that have the job id are of other clusters.
     """
     found = known.of_job(name.job_id)
     if not name.cluster:
@@ -172,8 +180,18 @@ def _of_job(name: NameParts, known: KnownRuns) -> RunDirectory | None:
     of_clusters = [(cluster_in(newest_record(entry)), entry) for entry in found]
     if (exact := next((entry for cluster, entry in of_clusters if cluster == name.cluster), None)) is not None:
         return exact
-    unnamed = [entry for cluster, entry in of_clusters if not cluster]
-    return next((entry for entry in unnamed if _site_of(entry) == name.cluster), next(iter(unnamed), None))
+    of_sites = [entry for cluster, entry in of_clusters if not cluster and _site_of(entry) == name.cluster]
+    if of_sites or not of_clusters:
+        return next(iter(of_sites), None)
+    others = [
+        f"{entry.run_id} ({f'cluster {cluster}' if cluster else f'site {_site_of(entry)}'})"
+        for cluster, entry in of_clusters[:MOST_NAMED]
+    ]
+    raise NoRunError(
+        f"no run of cluster {name.cluster} has job {name.job_id}",
+        where=str(known.index.runs),
+        fix=f"name the run that has this job on another one: {', '.join(others)}",
+    )
 
 
 def _site_of(run: RunDirectory) -> str:
@@ -205,10 +223,11 @@ def _not_found(text: str, name: NameParts | None, known: KnownRuns, runs: Path) 
         )
     near = difflib.get_close_matches(text, [entry.run_id for entry in islice(known, _NEAR)], n=3, cutoff=0.5)
     if near:
-        return NotFoundError(f"no run {text!r}", where=str(runs), fix=f"did you mean {', '.join(near)}")
+        return NoRunError(f"no run {text!r}", where=str(runs), fix=f"did you mean {', '.join(near)}")
     if name is None:
         return NotFoundError(
             f"no run {text!r}, nor a form of one", where=str(runs), fix=f"{FORMS}; `toolkit history` lists them"
         )
-    said = f"no run of job {name.job_id}" if name.job_id else f"no run {text!r}"
-    return NotFoundError(said, where=str(runs), fix="`toolkit history` lists the runs; --runs names their folder")
+    on = f" on cluster {name.cluster}" if name.cluster else ""
+    said = f"no run of job {name.job_id}{on}" if name.job_id else f"no run {text!r}"
+    return NoRunError(said, where=str(runs), fix="`toolkit history` lists the runs; --runs names their folder")
