@@ -167,6 +167,22 @@ def test_a_tree_has_children_below_parents_and_resumes_between(toolkit, squeue, 
     assert below["children"][0]["run"]["run_id"] == grandchild.run_id
 
 
+def test_a_damaged_run_of_a_tree_is_named_and_keeps_what_else_is_known_of_it(toolkit, squeue, chain):
+    parent, child, grandchild = chain
+    parent.record.write_text("{")
+    whole = json.loads(child.record.read_text())
+    write_json(child.resumed(1), {"time": "2026-11-21T03:00:00.000Z", "job": whole["job"], "after": [{"run_id": 7}]})
+    child.submitted(1).write_text("[]")
+    lines = toolkit.ok("history", "--tree").splitlines()
+    assert lines[0].startswith(f"{parent.run_id} parent unknown: {parent.record}: not valid JSON")
+    assert lines[1].startswith(f"└─ {child.run_id} job8 ") and f", after ok {parent.run_id}" in lines[1]
+    assert f"{child.resumed(1)}:after: the record is damaged" in lines[1] and str(child.submitted(1)) in lines[1]
+    assert lines[2] == "   ├─ resumed at 2026-11-21T03:00:00.000Z as start 1"
+    assert lines[3].startswith(f"   └─ {grandchild.run_id} job9 ")
+    (root,) = json.loads(toolkit.ok("history", "--tree", "--json"))
+    assert (len(root["damage"]), len(root["children"][0]["damage"])) == (1, 2)
+
+
 def test_a_child_whose_parent_failed_says_so(toolkit, squeue, chain):
     parent, child, _ = chain
     assert f"afterok:7 (run {parent.run_id}) is open" in explained_dependency(toolkit, squeue, child, "afterok:7")

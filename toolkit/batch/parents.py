@@ -60,7 +60,23 @@ def record_of(after: Sequence[Parent]) -> dict[str, Any]:
 
 def parents_of(run: RunDirectory) -> list[Parent]:
     """The parents of a run's newest start."""
-    record: Mapping[str, Any] = read_json_or_none(newest_record(run)) or {}
-    return [
-        Parent(**{name: one[name] for name in ("run_id", "kind", "job_id", "path")}) for one in record.get("after", [])
-    ]
+    return parents_in(newest_record(run))
+
+
+def parents_in(path: Path) -> list[Parent]:
+    """The parents in `record.json` or `resumed-SSS.json`.
+
+    Raises:
+        ToolkitError: the file is damaged.
+    """
+    record: Mapping[str, Any] = read_json_or_none(path) or {}
+    try:
+        return [
+            Parent(**{name: str(one[name]) for name in ("run_id", "kind", "job_id", "path")})
+            for one in record.get("after", [])
+        ]
+    except (KeyError, TypeError) as error:
+        raise ToolkitError(
+            "the record is damaged: it does not say which runs this one follows", where=f"{path}:after",
+            fix="restore the file or start a new run",
+        ) from error  # fmt: skip

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from toolkit.batch.parents import parents_of
+from toolkit.batch.parents import parents_in
 from toolkit.batch.run_status import RunStatus
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.find import newest_record
 from toolkit.rundir.layout import RunDirectory, start_of
+from toolkit.rundir.states import RunState
+from toolkit.supervise.failures import clean
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -33,11 +38,15 @@ class Resume:
 
 @dataclass
 class Node:
-    """A run with what came from it. It stands below the first of its links that is in the tree."""
+    """A run with what came from it. It stands below the first of its links that is in the tree.
+
+    `damage` says what is wrong with files that would tell more links or resumes.
+    """
 
     status: RunStatus
     links: list[Link]
     resumes: list[Resume]
+    damage: list[str]
     children: list[Node] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -46,6 +55,7 @@ class Node:
             "run": self.status.as_json(),
             "links": [{"kind": link.kind, "run_id": link.run_id} for link in self.links],
             "resumes": [{"start": one.start, "time": one.time, "job_id": one.job_id} for one in self.resumes],
+            "damage": self.damage,
             "children": [child.as_json() for child in self.children],
         }
 
@@ -63,26 +73,42 @@ def tree_of(statuses: Sequence[RunStatus]) -> list[Node]:
 
 
 def _node(status: RunStatus) -> Node:
-    run = RunDirectory(Path(status.path))
-    try:
-        return Node(status, _links_of(run), _resumes_of(run))
-    except ToolkitError:  # a damaged file, which the status names
-        return Node(status, [], [])
+    """What can be read of a run; a damaged file takes no more with it than what it alone tells."""
+    run, damage = RunDirectory(Path(status.path)), _Damage()
+    return Node(status, _links_of(run, damage), _resumes_of(run, damage), damage.told)
 
 
-def _links_of(run: RunDirectory) -> list[Link]:
-    links = [Link(f"after {parent.kind}", parent.run_id) for parent in parents_of(run)]
-    record = read_json_or_none(run.record) or {}
+class _Damage:
+    """Reads what can be read, and keeps what is wrong with the rest."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def read(self, read: Callable[[Path], Found], path: Path) -> Found | None:
+        """What a file has; None where it is not there, or damaged."""
+        try:
+            return read(path)
+        except ToolkitError as error:
+            if str(error) not in self.told:
+                self.told.append(str(error))
+            return None
+
+
+def _links_of(run: RunDirectory, damage: _Damage) -> list[Link]:
+    newest = damage.read(parents_in, newest_record(run))
+    parents = newest if newest is not None else damage.read(parents_in, run.record)
+    links = [Link(f"after {parent.kind}", parent.run_id) for parent in parents or ()]
+    record = damage.read(read_json_or_none, run.record) or {}
     if origin := record.get("rerun_of"):
         links.append(Link("rerun of", str(origin)))
     return links
 
 
-def _resumes_of(run: RunDirectory) -> list[Resume]:
+def _resumes_of(run: RunDirectory, damage: _Damage) -> list[Resume]:
     resumes = []
     for path in sorted(run.path.glob("resumed-*.json")):
-        record = read_json_or_none(path) or {}
-        submitted = read_json_or_none(run.submitted(start_of(path))) or {}
+        record = damage.read(read_json_or_none, path) or {}
+        submitted = damage.read(read_json_or_none, run.submitted(start_of(path))) or {}
         resumes.append(Resume(start_of(path), str(record.get("time", "")), str(submitted.get("job_id", ""))))
     return resumes
 
@@ -100,7 +126,8 @@ def _below(node: Node, indent: str) -> Iterator[str]:
         is_last = place == len(rows) - 1
         branch = indent + ("└─ " if is_last else "├─ ")
         if isinstance(row, Resume):
-            yield f"{branch}resumed at {row.time} as start {row.start}" + (f", job {row.job_id}" if row.job_id else "")
+            at = f" at {row.time}" if row.time else ""
+            yield f"{branch}resumed{at} as start {row.start}" + (f", job {row.job_id}" if row.job_id else "")
         else:
             yield branch + _line(row)
             yield from _below(row, indent + ("   " if is_last else "│  "))
@@ -110,4 +137,6 @@ def _line(node: Node) -> str:
     status = node.status
     job = f" (job {status.full_job_id})" if status.job_id else ""
     links = "".join(f", {link.kind} {link.run_id}" for link in node.links)
-    return f"{status.run_id} {status.job_name} {status.state.value}{job}{links}"
+    told = dict.fromkeys([*([status.reason] if status.state is RunState.UNKNOWN else []), *node.damage])
+    why = f": {'; '.join(told)}" if told else ""
+    return clean(f"{status.run_id} {status.job_name} {status.state.value}{job}{links}{why}")
