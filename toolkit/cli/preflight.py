@@ -57,7 +57,8 @@ def look_first(
     if found.is_final and instead != RENDERED:
         raise _all_of(found.refusals)
     if found.refusals and not instead:
-        raise _all_of(found.refusals, way_past="; --force submits it all the same")
+        does = "asks for it" if runs is None else "submits it"
+        raise _all_of(found.refusals, way_past=f"; --force {does} all the same")
     for finding in found.refusals:
         _say(f"{instead}: {finding.as_error()}")
     return found.cost

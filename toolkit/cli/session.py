@@ -49,7 +49,7 @@ def start(
 
     from toolkit.batch.session.files import check_name
     from toolkit.batch.session.session import await_grant, check_request, ending_of, request_session
-    from toolkit.cli.preflight import FORCED, look_first
+    from toolkit.cli.preflight import FORCED, look_first, tell_cost
     from toolkit.site.detect import choose_site
     from toolkit.site.partitions import resolve_on
 
@@ -61,7 +61,7 @@ def start(
     resolved = resolve_on(resolver(shape, settings, values, limits=False), chosen, say, echo=echo)
     sbatch_options_of(values, for_sbatch=False)
     check_request(resolved, name)
-    look_first(resolved, None, site=chosen, instead=FORCED if force else "", echo=echo)
+    tell_cost(look_first(resolved, None, site=chosen, instead=FORCED if force else "", echo=echo))
     made, process = request_session(resolved, name, echo=echo)
     known = await_grant(made, process, lambda why: click.echo(f"job {made.full_job_id} waits: {why}", err=True))
     click.echo(f"session {name} is job {made.full_job_id} on {','.join(known.nodes)}" + _until(known.left_s))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,10 @@ def look(
             past_time |= "PartitionTimeLimit" in cluster.limits_of(request).flags
     if site is not None:
         found += _of_site_file(job, site, found, past_time=past_time)
-    return Preflight(_ordered(found), tuple(dict.fromkeys(silent)), together(costs))
+    cost = together(costs)
+    if runs is None:
+        cost = replace(cost, goes_on=False)  # a session is never requeued
+    return Preflight(_ordered(found), tuple(dict.fromkeys(silent)), cost)
 
 
 def _ask(job: ResolvedJob, request: Request, *, echo: bool) -> tuple[Cluster | None, Sequence[str]]:
