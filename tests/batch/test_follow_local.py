@@ -285,3 +285,19 @@ def test_a_folder_of_runs_that_is_named_must_be_there(toolkit, monkeypatch) -> N
     assert toolkit("status", "--live", "--runs", toolkit.folder / "none").code == 4
     monkeypatch.setenv("TOOLKIT_RUNS", str(toolkit.folder / "later"))  # it comes with the first run
     assert json.loads(toolkit.ok("history", "--json")) == []
+
+
+@pytest.mark.parametrize(("no_color", "bar"), [("1", "[....."), ("", "━")])
+def test_the_bar_of_a_wait_is_plain_where_no_colours_are_wanted(toolkit, terminal, wait_until, no_color, bar) -> None:
+    gate = toolkit.folder / "gate"
+    run = toolkit.submit(toolkit.job(f"until test -e {gate}; do sleep 0.1; done"))
+    wait_until(lambda: started(run))
+    program = str(Path(sys.executable).with_name("toolkit"))
+    environment = {**os.environ, "TERM": "xterm-256color", "NO_COLOR": no_color}
+    waiting = terminal([program, "wait", run.run_id], cwd=toolkit.folder, env=environment)
+    waiting.until(bar)
+    gate.touch()
+    assert waiting.wait() == 0
+    coloured = [code for code in re.findall(r"\x1b\[([\d;]*)m", waiting.screen) if code not in ("", "0")]
+    assert bool(coloured) != bool(no_color), waiting.screen
+    assert waiting.screen.isascii() == bool(no_color)

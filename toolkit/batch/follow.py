@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from toolkit.batch.living import OWN_WORD
+from toolkit.batch.plain_bar import WIDTH, PlainBarColumn
 from toolkit.batch.restarts import RestartNews
 from toolkit.batch.run_status import RunStatus
 from toolkit.batch.state import run_status
@@ -155,7 +156,8 @@ class Follower:
         if not self.console.is_terminal:
             yield None, None
             return
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn())
+        drawn = BarColumn(bar_width=WIDTH) if self.console.color_system else PlainBarColumn()
+        columns = (TextColumn("{task.description}", markup=False), drawn, TimeElapsedColumn())
         with Progress(*columns, console=self.console, refresh_per_second=4) as bar:
             yield bar, bar.add_task("", total=None)
 
@@ -172,13 +174,13 @@ def _marks(run: RunDirectory) -> tuple[int, ...]:
     return tuple(sum(1 for _ in run.path.glob(below + name)) for below in ("", "tasks/*/") for name in files)
 
 
-def follow_to_end(run: RunDirectory, *, echo: bool = False) -> int:
-    """Wait for a run's end and report it; the exit code is the job's.
+def follow_to_end(run: RunDirectory, *, echo: bool = False, plain: bool = False) -> int:
+    """Wait for a run's end and report it; the exit code is the job's. `plain` draws without colours, in ASCII.
 
     Raises:
         InterruptedWaitError: Ctrl-C, which ends only the wait.
     """
-    follower = Follower(run, echo=echo)
+    follower = Follower(run, Console(stderr=True, color_system=None if plain else "auto"), echo=echo)
     try:
         status = follower.wait()
     except KeyboardInterrupt:

@@ -61,7 +61,12 @@ def reading_bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    from toolkit.batch.plain_bar import PlainBarColumn
+    from toolkit.cli.letters import is_plain
+
+    drawn = PlainBarColumn() if is_plain() else BarColumn()
+    columns = ("{task.description}", drawn, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True, color_system=None if is_plain() else "auto")
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(plain(what), total=total_bytes)
         yield lambda count: progress.advance(task, count)

@@ -13,6 +13,7 @@ import click
 
 from toolkit.cli.ages import Moment
 from toolkit.cli.each import for_each, refuse_at_last
+from toolkit.cli.letters import is_plain
 from toolkit.cli.named import RUN
 from toolkit.cli.options import echo_log, find, folder_of_runs, json_option, print_command_option, runs_option, say
 from toolkit.cli.table import print_table
@@ -198,7 +199,7 @@ def wait(run: str, runs: Path | None, echo: bool) -> None:
 
     directory = find(run, runs)
     require_submitted(directory)
-    sys.exit(follow_to_end(directory, echo=echo))
+    sys.exit(follow_to_end(directory, echo=echo, plain=is_plain()))
 
 
 @click.command()

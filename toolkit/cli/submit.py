@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.letters import is_plain
 from toolkit.cli.named import JOB, RUN, SITE
 from toolkit.cli.options import (
     Command,
@@ -98,7 +99,7 @@ def announce(submitted: Submitted, *, parsable: bool) -> None:
 def follow(run: RunDirectory, *, echo: bool) -> None:
     from toolkit.batch.follow import follow_to_end
 
-    sys.exit(follow_to_end(run, echo=echo))
+    sys.exit(follow_to_end(run, echo=echo, plain=is_plain()))
 
 
 @click.command()

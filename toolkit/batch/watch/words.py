@@ -10,13 +10,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from toolkit.batch.plain_bar import WIDTH, plain_bar
 from toolkit.batch.watch.progress import Progress
 from toolkit.errors import counted
 from toolkit.rundir.states import RunState
 from toolkit.supervise.failures import clean
 
 QUIET_S = 60.0  # a step that takes longer is worth a word
-_BAR = 30  # letters
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {RunState.RUNNING: "green", RunState.COMPLETED: "green", RunState.PENDING: "yellow", RunState.FAILED: "red"}
 
@@ -106,9 +106,8 @@ def _one(one: Progress, *, unicode: bool) -> RenderableType:
 
 def _bar(step: int, steps: int, *, unicode: bool) -> RenderableType:
     if unicode:
-        return ProgressBar(total=steps, completed=step, width=_BAR)
-    made = min(_BAR, _BAR * step // max(1, steps))
-    return Text(f"[{'#' * made}{'.' * (_BAR - made)}]")
+        return ProgressBar(total=steps, completed=step, width=WIDTH)
+    return plain_bar(step, steps)
 
 
 def _cut(*, unicode: bool) -> OverflowMethod:
