@@ -5,6 +5,8 @@ import json
 import pytest
 from slurm_of_a_site import install
 
+from toolkit.site.partitions import Candidate
+
 SITE = """[partitions.cpu]
 max_nodes = 4
 max_time = "2-00:00:00"
@@ -128,9 +130,30 @@ def test_the_table(toolkit, ours):
         ["gpu", "can"],
         ["debug", "cannot"],
     ]
+    assert "  8 GPUs more than cpu would have nothing to do; 8 GPUs and" in said.splitlines()[2]
     assert said.splitlines()[3].endswith("2 nodes, but partition debug of ours gives at most 1")
     rows = json.loads(toolkit.ok("site", "partitions", ours, "--site", "ours", "--json"))
     assert rows[0]["name"] == "debug" and rows[0]["idle_nodes"] == 2
+    assert [row["behind"] for row in rows[:2]] == ["", "its limit is longer than that of debug"]
+    all_of_debug = toolkit.ok("site", "partitions", ours, "--site", "ours", "-N", 2, "-t", "45").splitlines()[-1]
+    assert "gives at most 1; " in all_of_debug and "00:30:00" in all_of_debug, "each limit that is in the way is told"
+
+
+@pytest.mark.parametrize(
+    ("one", "best", "why"),
+    [
+        ({"idle_cpus": 9}, {"idle_cpus": 8}, "1 CPU more than on best would have nothing to do"),
+        ({"idle_nodes": 1}, {"idle_nodes": 9}, "of 4 nodes 1 would be free now, and 4 of best"),
+        (
+            {"limit_s": 60, "time_given": False},
+            {"limit_s": 90, "time_given": False},
+            "its limit is shorter than that of best",
+        ),
+        ({"idle_nodes": 7}, {"idle_nodes": 9}, "it is as good as best, which the site file names before it"),
+    ],
+)
+def test_why_one_is_behind_the_best(one, best, why):
+    assert Candidate("one", nodes=4, **one).behind(Candidate("best", nodes=4, **best)) == why
 
 
 def test_a_site_that_names_none_has_none_to_choose(toolkit, ours):

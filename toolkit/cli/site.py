@@ -197,7 +197,7 @@ def _print_proof(proof: Proof) -> None:
 def partitions_command(
     job: str, site_name: str | None, settings: tuple[str, ...], as_json: bool, echo: bool, **values: Any
 ) -> None:
-    """Score the partitions for JOB, the best first: waste, idle nodes, limit; and why others cannot serve it.
+    """Score the partitions for JOB, the best first: waste, idle nodes, limit; and why each other one is not chosen.
 
     `-p auto` takes the best; so does a job without a partition on a site without a default one.
 
@@ -211,9 +211,9 @@ def partitions_command(
 
     ranked, silence = candidates(resolver(job, settings, values), choose_site(site_name).site, echo=echo)
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in ranked]))
+        click.echo(json.dumps([asdict(one) | {"behind": _behind(one, ranked)} for one in ranked]))
     else:
-        rows = [(one.name, _verdict(one, ranked), one.refused or one.in_words()) for one in ranked]
+        rows = [(one.name, _verdict(one, ranked), _why(one, ranked)) for one in ranked]
         print_table(("PARTITION", "SERVES", "REASON"), rows)
     if silence:
         say(silence)
@@ -223,6 +223,15 @@ def _verdict(one: Candidate, ranked: list[Candidate]) -> str:
     if one.refused:
         return "cannot"
     return "best" if one is ranked[0] else "can"
+
+
+def _behind(one: Candidate, ranked: list[Candidate]) -> str:
+    return "" if one.refused or one is ranked[0] else one.behind(ranked[0])
+
+
+def _why(one: Candidate, ranked: list[Candidate]) -> str:
+    """Why it is not chosen, then what its score is made of."""
+    return one.refused or "; ".join(filter(None, (_behind(one, ranked), one.in_words())))
 
 
 @site.command("bad-nodes")

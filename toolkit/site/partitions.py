@@ -5,7 +5,7 @@ A partition can serve a job that resolves on it; so the reasons of a refusal are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.config.checks import beyond_limits
@@ -56,6 +56,21 @@ class Candidate:
             -min(self.idle_nodes or 0, self.nodes),
             limit if self.time_given else -limit,
         )
+
+    def behind(self, best: Candidate) -> str:
+        """Why a partition that can serve the job is not the one that is chosen: the first part of the score that is worse."""
+        if self.idle_gpus != best.idle_gpus:
+            return f"{counted(self.idle_gpus - best.idle_gpus, 'GPU')} more than {best.name} would have nothing to do"
+        if self.idle_cpus != best.idle_cpus:
+            return (
+                f"{counted(self.idle_cpus - best.idle_cpus, 'CPU')} more than on {best.name} would have nothing to do"
+            )
+        idle, idle_there = (min(one.idle_nodes or 0, self.nodes) for one in (self, best))
+        if idle != idle_there:
+            return f"of {counted(self.nodes, 'node')} {idle} would be free now, and {idle_there} of {best.name}"
+        if self.limit_s != best.limit_s:
+            return f"its limit is {'longer' if self.time_given else 'shorter'} than that of {best.name}"
+        return f"it is as good as {best.name}, which the site file names before it"
 
     def in_words(self) -> str:
         """What the score is made of."""
@@ -155,9 +170,9 @@ def _judge(resolve: Resolve, site: Site, name: str) -> Candidate:
     try:
         resolved = _in_partition(resolve, site, name)
     except ToolkitError as error:
-        return Candidate(name, refused=error.message, fix=error.fix)
+        return _refused(name, [error, *error.others])
     if beyond := beyond_limits(resolved, site):
-        return Candidate(name, refused=beyond[0].message, fix=beyond[0].fix)
+        return _refused(name, beyond)
     job, limits = resolved.job, site.partitions[name]
     # GPUs that nobody asked for were filled in with the partition's: they are taken, and wasted on a job without GPUs.
     asked = job.gpus_per_node if resolved.origin("job.gpus_per_node").layer not in ("site", "derived") else 0
@@ -169,6 +184,13 @@ def _judge(resolve: Resolve, site: Site, name: str) -> Candidate:
         idle_cpus=job.min_nodes * max(0, limits.cpus_per_node - cpus),
         limit_s=limits.max_time_s,
         time_given=bool(job.time),
+    )
+
+
+def _refused(name: str, errors: Sequence[ToolkitError]) -> Candidate:
+    """A partition that cannot serve, with all that is in the way."""
+    return Candidate(
+        name, refused="; ".join(one.message for one in errors), fix="; ".join(one.fix for one in errors if one.fix)
     )
 
 
