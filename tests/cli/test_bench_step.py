@@ -71,3 +71,14 @@ def test_a_file_that_is_no_profile_is_refused_with_the_key(toolkit, here) -> Non
     Path("other.json").write_text('{"schema_version": 1}')
     told = toolkit("bench", "step", "--result", "other.json")
     assert told.code == 2 and "other.json" in told.err and "Traceback" not in told.err
+
+
+@pytest.mark.parametrize("words", [[], ["--site", "devcluster"], ["-N", 1]])
+def test_a_job_of_several_shapes_is_refused_with_what_profiles_it(toolkit, here, words) -> None:
+    job = here / "two.toml"
+    job.write_text('[job]\nentry = ["true"]\n[[component]]\nranks_per_node = 1\n[[component]]\nranks_per_node = 2\n')
+    told = toolkit("bench", "step", job, *words)
+    assert told.code == 2 and "two.toml:3:component: a run here has one shape, and the job has 2 components" in told.err
+    submits = f"Fix: `toolkit submit {job} --set train.profile_from=6 --set train.profile_steps=20`"
+    assert f"{submits}, then `toolkit bench step --result last`" in told.err
+    assert "Fix: `toolkit submit ...`" in toolkit("run", job, *words).err

@@ -100,9 +100,7 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
             where=job.origin("job.repeat").place("job.repeat"),
             fix="`toolkit submit ...`, or --repeat 1",
         )
-    refuse_components(
-        job, f"a run here has one shape, and the job has {len(job.components)} components", "`toolkit submit ...`"
-    )
+    refuse_shapes(job, "`toolkit submit ...`")
     if int(environ.get("SLURM_HET_SIZE") or 1) > 1:
         raise ToolkitError(
             f"the allocation {environ['SLURM_JOB_ID']} has {environ['SLURM_HET_SIZE']} components, and a run here has one",
@@ -125,6 +123,15 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
             where=job.origin("job.ranks_per_node").place("job.ranks_per_node"),
             fix=(f"--ntasks-per-node {fits}, or " if fits else "") + f"`{wanted} toolkit run ...`",
         )
+
+
+def refuse_shapes(job: ResolvedJob, fix: str) -> None:
+    """Refuse a job with components.
+
+    Raises:
+        ToolkitError: it has some.
+    """
+    refuse_components(job, f"a run here has one shape, and the job has {len(job.components)} components", fix)
 
 
 def _counts(text: str) -> list[int]:

@@ -78,7 +78,11 @@ def _measured(
             raise ToolkitError(f"{value} steps", where=name, fix=f"give {least} or more")
     # The run saves when its last step has ended, so that one is not among the profiled ones.
     length = (f"train.steps={warmup + steps + 1}", f"train.profile_from={warmup + 1}", f"train.profile_steps={steps}")
-    resolved = resolve_here(job, site, (*settings, *length, "restart.crashes=0"), values)
+    later = " ".join(f"--set {setting}" for setting in length[1:])
+    resolved = resolve_here(
+        job, site, (*settings, *length, "restart.crashes=0"), values,
+        of_several=f"`toolkit submit {job} {later}`, then `toolkit bench step --result last`",
+    )  # fmt: skip
     directory = create(resolved, runs_folder_of(runs, resolved), here=True)
     code = follow_here(directory, resolved, 0, partial(echo_log, err=True))
     path = directory.metrics / FILE

@@ -53,16 +53,17 @@ def _session_site(name: str, *, echo: bool) -> Site:
 
 def resolve_here(
     job: str, site: str | None, settings: tuple[str, ...], values: dict[str, Any], argv: tuple[str, ...] = (),
-    *, inside: Site | None = None,
+    *, inside: Site | None = None, of_several: str = "`toolkit submit ...`",
 ) -> ResolvedJob:  # fmt: skip
     """The job as it is run here and now: on the nodes of the allocation that this is in, else on this machine.
 
-    `inside` is the site of the session that this has entered.
+    `inside` is the site of the session that this has entered; `of_several` is what to do with a job of several components.
     """
-    from toolkit.batch.allocation import check_here
+    from toolkit.batch.allocation import check_here, refuse_shapes
     from toolkit.site.detect import choose_site
     from toolkit.site.partitions import resolve_in_allocation
 
+    refuse_shapes(resolver(job, settings, argv=argv)(None, {}), of_several)  # whatever the site, and before its flags
     in_allocation = bool(os.environ.get("SLURM_JOB_ID"))
     usual = None if in_allocation or os.environ.get("TOOLKIT_SITE") else "local"
     chosen = inside if inside is not None and site is None else choose_site(site or usual).site
