@@ -79,7 +79,7 @@ def tasks_per_node(environ: Mapping[str, str]) -> str | None:
     return str(counts.pop()) if len(counts) == 1 else None
 
 
-def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
+def check_here(job: ResolvedJob, environ: Mapping[str, str], *, resumed: str = "") -> None:
     """Can the job run here and now? On a Slurm cluster it needs an allocation that is large enough.
 
     Raises:
@@ -88,19 +88,21 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
     if not uses_slurm(job):
         return
     table = job.job
+    queued = f"`toolkit resume {resumed}`" if resumed else "`toolkit submit ...`"
+    here = f"toolkit resume {resumed} --here" if resumed else "toolkit run ..."
     if table.array:
         raise ToolkitError(
             "the tasks of an array are jobs of their own, and this allocation is one",
             where=job.origin("job.array").place("job.array"),
-            fix="`toolkit submit ...`, or --set job.array= for one task of no number",
+            fix=queued if resumed else f"{queued}, or --set job.array= for one task of no number",
         )
     if table.repeat > 1:
         raise ToolkitError(
             f"{table.repeat} jobs in turn are jobs of their own, and this allocation is one",
             where=job.origin("job.repeat").place("job.repeat"),
-            fix="`toolkit submit ...`, or --repeat 1",
+            fix=f"{queued}, or --repeat 1",
         )
-    refuse_shapes(job, "`toolkit submit ...`")
+    refuse_shapes(job, queued)
     if int(environ.get("SLURM_HET_SIZE") or 1) > 1:
         raise ToolkitError(
             f"the allocation {environ['SLURM_JOB_ID']} has {environ['SLURM_HET_SIZE']} components, and a run here has one",
@@ -111,7 +113,7 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
     if not environ.get("SLURM_JOB_ID"):
         raise ToolkitError(
             f"site {job.site.name} is a Slurm cluster and there is no allocation here",
-            fix=f"`toolkit submit ...`, `{wanted} toolkit run ...`, or --site local",
+            fix=f"{queued}, `{wanted} {here}`, or --site local",
         )
     needed = table.ranks_per_node * table.cpus_per_rank
     given = min(_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), default=needed)
@@ -121,7 +123,7 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str]) -> None:
             f"{counted(table.ranks_per_node, 'rank')} x {counted(table.cpus_per_rank, 'CPU')} = {needed} CPUs per node, but the "
             f"allocation {environ['SLURM_JOB_ID']} has {given}",
             where=job.origin("job.ranks_per_node").place("job.ranks_per_node"),
-            fix=(f"--ntasks-per-node {fits}, or " if fits else "") + f"`{wanted} toolkit run ...`",
+            fix=(f"--ntasks-per-node {fits}, or " if fits else "") + f"`{wanted} {here}`",
         )
 
 

@@ -23,6 +23,7 @@ from toolkit.batch.beginning import (
 from toolkit.batch.code.keep import NewCode, is_rerun
 from toolkit.batch.code.snapshot import remove_snapshot
 from toolkit.batch.parents import Parent, dependency_options, record_of
+from toolkit.batch.resumable import check_components, check_site, check_tasks
 from toolkit.batch.run_status import RunStatus
 from toolkit.batch.script import render_script, sbatch_words
 from toolkit.batch.secrets import check_secrets
@@ -152,10 +153,13 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
         _require_copy(run, recorded)
     elif not is_rerun(run):
         recorded = recorded.model_copy(update={"code_directory": None})
+    check_site(run, recorded, changes.site)
+    check_components(run, recorded, [*changes.flags, *(setting.partition("=")[0] for setting in changes.settings)])
     named = "job.array" in changes.flags or any(setting.startswith("job.array=") for setting in changes.settings)
     flags = ({} if named else _tasks_to_resume(run, recorded, status)) | dict(changes.flags)
     before = move_job(recorded, changes.site, os.environ) if changes.site is not None else recorded
     job = amend_job(before, site=changes.site or site_of(recorded), settings=changes.settings, flags=flags)
+    check_tasks(run, recorded, job)
     check_data(job, changes.sbatch)
     check_codec(job)
     check_arguments(job)

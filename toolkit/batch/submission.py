@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from toolkit.batch.bad_nodes import nodes_left_out
 from toolkit.batch.beginning import check_beginning
 from toolkit.batch.code.keep import keep_code, repeat_code
-from toolkit.batch.gone import vanished
+from toolkit.batch.no_run import vanished
 from toolkit.batch.parents import Parent, dependency_options, record_of
 from toolkit.batch.record import make_record
 from toolkit.batch.script import render_script, sbatch_words

@@ -215,9 +215,9 @@ def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
     try:
         found = RunDirectory(find_run(run, folder))
     except NoRunError as error:
-        from toolkit.batch.gone import still_queued
+        from toolkit.batch.no_run import known_otherwise
 
-        raise still_queued(run, folder) or error from None
+        raise known_otherwise(run, folder) or error from None
     if found.task_number is not None:
         from toolkit.batch.state import require_task
 

@@ -91,7 +91,7 @@ def _prepare(
     prepared = prepare_resume(part, Changes(settings, flags, options, checkpoint, chosen, same_code, after), echo=echo)
     try:
         if here:
-            check_here(prepared.job, os.environ)
+            check_here(prepared.job, os.environ, resumed=part.run_id)
     except ToolkitError:
         take_back(prepared)
         raise

@@ -7,7 +7,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 
 _OVER_THE_FILE = ("SBATCH_*", "TOOLKIT_*", "flag")
-_SHAPE = ("nodes", "ranks_per_node")
+SHAPE = ("nodes", "ranks_per_node")  # what every component has of its own
 
 
 def check_components(resolved: ResolvedJob) -> None:
@@ -55,7 +55,7 @@ def _check_flags(resolved: ResolvedJob) -> None:
     for name in type(resolved.component[0]).model_fields:
         origin = resolved.origin(f"job.{name}")
         saying = [number for number, table in enumerate(resolved.component) if name in table.stated]
-        if origin.layer in _OVER_THE_FILE and (saying or name in _SHAPE):
+        if origin.layer in _OVER_THE_FILE and (saying or name in SHAPE):
             raise ToolkitError(
                 f"the job has {len(resolved.component)} components, and {name} is said for each of them",
                 where=origin.place(f"job.{name}"),

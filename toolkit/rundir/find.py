@@ -225,7 +225,7 @@ def _not_found(text: str, name: NameParts | None, known: KnownRuns, runs: Path) 
     if near:
         return NoRunError(f"no run {text!r}", where=str(runs), fix=f"did you mean {', '.join(near)}")
     if name is None:
-        return NotFoundError(
+        return NoRunError(
             f"no run {text!r}, nor a form of one", where=str(runs), fix=f"{FORMS}; `toolkit history` lists them"
         )
     on = f" on cluster {name.cluster}" if name.cluster else ""

@@ -6,6 +6,7 @@ import pytest
 from queued_runs import submitted
 
 from toolkit.batch.follow import Follower
+from toolkit.batch.session.names import sessions_folder
 from toolkit.errors import NotFoundError
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
@@ -40,6 +41,8 @@ def test_a_job_of_something_else_is_called_so(toolkit, queue):
     assert "`scancel -M far 6` ends it; `scontrol -M far show job 6` shows it" in toolkit("cancel", "6;far").err
     said = toolkit("status", "8").err
     assert "job 8 (RUNNING) is no run, but session dev. Fix: `toolkit session stop dev`, or `scancel 8`" in said
+    sessions_folder().joinpath("dev.json").touch()
+    assert "dev is a session, and no run. Fix: `toolkit run JOB --session dev` runs on" in toolkit("resume", "dev").err
     for name in ("9", RUN):  # what has ended, and what Slurm does not know
         assert "no run" in (told := toolkit("status", name).err) and "queue" not in told
 

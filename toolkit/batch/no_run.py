@@ -1,10 +1,11 @@
-"""A run whose directory is gone: which job of it Slurm still has, since nothing of ours can end it any more."""
+"""What a name may stand for that no run has: a job that Slurm has without its run's directory, or a session."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+from toolkit.batch.session.names import session_names
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.run_names import parse_run_name
@@ -18,11 +19,14 @@ from toolkit.slurm.states import run_state
 _QUESTION_S = 10.0
 
 
-def still_queued(name: str, runs: Path) -> NotFoundError | None:
-    """What to say of a name below RUNS that no run there has, where the user's own queue knows it.
+def known_otherwise(name: str, runs: Path) -> NotFoundError | None:
+    """What to say of a name that no run below RUNS has, where it is a session's, or the user's own queue knows it.
 
     None where it does not, or where Slurm does not answer: then nothing more is known than that there is no run.
     """
+    if name in session_names():
+        fix = f"`toolkit run JOB --session {name}` runs on its nodes, `toolkit session stop {name}` gives them back"
+        return NotFoundError(f"{name} is a session, and no run", where=str(runs), fix=fix)
     parts = parse_run_name(name)
     if parts is None or parts.run == "last":
         return None
@@ -41,7 +45,7 @@ def still_queued(name: str, runs: Path) -> NotFoundError | None:
 def vanished(run: RunDirectory) -> NotFoundError:
     """What to say of a run whose directory was removed while a command was at it."""
     whole = run.whole
-    return still_queued(whole.run_id, whole.path.parents[1]) or NotFoundError(
+    return known_otherwise(whole.run_id, whole.path.parents[1]) or NotFoundError(
         f"the directory of run {whole.run_id} was removed",
         where=str(whole.path),
         fix="`squeue --me` shows whether a job of it still lives; `toolkit history` lists the runs that are there",
