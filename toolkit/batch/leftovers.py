@@ -26,6 +26,7 @@ from toolkit.checkpoint.format.layout import aside_of
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
 from toolkit.rundir.files import read_json
 from toolkit.rundir.find import listed, run_named
+from toolkit.rundir.known import may_be_run
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.slurm.submit import find_by_token, token_of
@@ -66,8 +67,8 @@ def find_leftovers(
     old, unknown = [], []
     for status in list_runs(runs, echo=echo):
         run = RunDirectory(Path(status.path))
-        if _quiet_s(run) < QUIET_S:
-            continue
+        if not os.access(run.path, os.R_OK | os.W_OK | os.X_OK) or _quiet_s(run) < QUIET_S:
+            continue  # another user's, or too young
         if status.state is RunState.CREATED:
             never = _never_started(run, echo=echo)
             if never:
@@ -132,7 +133,7 @@ def _half_made(runs: Path) -> Iterator[Leftover]:
     """Folders of runs whose making broke off: without a record, and nothing has begun in them."""
     for name in listed(runs):
         run = run_named(runs, name)
-        if not _RUN_ID.fullmatch(name.run_id) or run.record.exists() or _quiet_s(run) < QUIET_S:
+        if not _RUN_ID.fullmatch(name.run_id) or may_be_run(run) or _quiet_s(run) < QUIET_S:
             continue
         if not run.start_numbers() and not run.attempt_numbers():
             yield _leftover(run.path, name.run_id, "its making broke off")

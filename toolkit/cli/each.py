@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from toolkit.errors import ToolkitError, all_of
+from toolkit.rundir.files import permissions_in_words
 
 Result = TypeVar("Result")
 
@@ -16,7 +17,8 @@ def for_each(names: Iterable[str], do: Callable[[str], Result]) -> tuple[list[Re
     refused: list[ToolkitError] = []
     for name in dict.fromkeys(names):
         try:
-            made.append(do(name))
+            with permissions_in_words():
+                made.append(do(name))
         except ToolkitError as error:
             refused.append(error)
     return made, refused

@@ -142,7 +142,7 @@ def _run() -> int:
 
 def _refused(error: OSError) -> int:
     """Say what the system refused; the exit code."""
-    from toolkit.rundir.files import cannot_write, is_unwritable
+    from toolkit.rundir.files import cannot_write, is_unwritable, not_permitted
 
     if error.filename is None and error.errno in _OF_A_WRITE and _stdout_refuses():
         if error.errno == errno.EPIPE:  # whoever read it has seen enough
@@ -151,6 +151,9 @@ def _refused(error: OSError) -> int:
         return WRONG_USE
     if is_unwritable(error):
         _say(str(cannot_write(error)))
+        return WRONG_USE
+    if isinstance(error, PermissionError) and error.filename is not None:
+        _say(str(not_permitted(error)))
         return WRONG_USE
     place = f"{error.filename}: " if error.filename else ""
     _say(f"{place}{error.strerror or error}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
+import shlex
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,44 @@ def cannot_write(error: OSError, *, what: str = "cannot write", where: Path | No
         fix=("make room there, or give another folder" if no_room else "give a folder you can write to")
         + " with --runs or TOOLKIT_RUNS",
     )
+
+
+def not_permitted(error: PermissionError) -> ToolkitError:
+    """The system's refusal of a file or a folder, with who can mend it."""
+    path = Path(str(error.filename or ""))
+    for place in (path, *path.parents):
+        try:
+            owner = place.stat().st_uid
+        except OSError:  # it is not there, or the folder around it says nothing: that one refuses
+            continue
+        break
+    else:
+        place, owner = path, os.getuid()
+    mine = owner == os.getuid()
+    fix = (
+        f"`chmod u+rwX {shlex.quote(str(place))}`" if mine else f"ask {_name_of(owner)}, whose it is, for access to it"
+    )
+    return ToolkitError(error.strerror or "Permission denied", where=str(path), fix=fix)
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
+
+
+@contextmanager
+def permissions_in_words() -> Iterator[None]:
+    """For what reads the files of several runs, some maybe of other users.
+
+    Raises:
+        ToolkitError: in place of a PermissionError.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        raise not_permitted(error) from error
 
 
 def make_folder(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -10,13 +11,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.files import permissions_in_words, read_json_or_none
 from toolkit.rundir.index import PAGE, RunIndex, RunName
 from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import RunDirectory
 
 FEW = 1000
 SLOW_S = 1.0  # what takes longer is told
+_MOST_TOLD = 3  # runs that cannot be read, each a line
 
 
 class KnownRuns:
@@ -29,7 +31,7 @@ class KnownRuns:
         for page in self.index.newest(first=10):
             for entry in page:
                 run = self._run(entry.name)
-                if run.record.exists():
+                if may_be_run(run) and _can_be_read(run):
                     yield run
 
     def called(self, text: str) -> RunDirectory | None:
@@ -42,7 +44,7 @@ class KnownRuns:
         for page in self.index.newest(beginning=text, job=job):
             for entry in page:
                 run = self._run(entry.name)
-                if run.record.exists():
+                if may_be_run(run):
                     yield run
 
     def of_job(self, job_id: str) -> Iterator[RunDirectory]:
@@ -50,13 +52,19 @@ class KnownRuns:
         remembered, unread = self.index.of_job(job_id), self.index.without_jobs()
         began, said = time.monotonic(), False
         found: list[tuple[RunName, list[str]]] = []
+        unreadable: list[ToolkitError] = []
         try:
             for number, name in enumerate(dict.fromkeys(heapq.merge(remembered, unread, key=_age, reverse=True))):
                 run = self._run(name)
-                ids = job_ids(run)
+                try:
+                    with permissions_in_words():
+                        ids = job_ids(run)
+                except ToolkitError as error:  # one damaged run hides no other
+                    unreadable.append(error)
+                    continue
                 if ids and _is_over(run):
                     found.append((name, ids))
-                if job_id in ids and run.record.exists():
+                if job_id in ids and may_be_run(run):
                     yield run
                 if len(found) >= PAGE:
                     self.index.keep_jobs(found)
@@ -65,6 +73,8 @@ class KnownRuns:
                     said = True
                     left = len(remembered) + len(unread) - number - 1
                     sys.stderr.write(f"toolkit: looking for job {job_id} in runs; {left} are left, once for all\n")
+            for damage in unreadable[:_MOST_TOLD]:
+                sys.stderr.write(f"toolkit: whether this run has job {job_id} is not known: {damage}\n")
         finally:
             if found:
                 self.index.keep_jobs(found)
@@ -82,6 +92,18 @@ def known_runs(runs: Path) -> Iterator[KnownRuns]:
         index = RunIndex(runs)
     with closing(index):
         yield KnownRuns(index)
+
+
+def may_be_run(run: RunDirectory) -> bool:
+    """Whether a folder has a record; one that is closed to this user may have one."""
+    try:
+        return run.record.exists()
+    except PermissionError:
+        return True
+
+
+def _can_be_read(run: RunDirectory) -> bool:
+    return os.access(run.path, os.R_OK | os.X_OK)
 
 
 def _age(name: RunName) -> str:

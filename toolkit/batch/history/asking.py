@@ -11,6 +11,7 @@ from toolkit.batch.state import ask_slurm, ids_to_ask, run_status, unreadable
 from toolkit.batch.submission import recorded_job, slurm_of
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
+from toolkit.rundir.files import permissions_in_words
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.commands import Slurm
 
@@ -18,9 +19,10 @@ from toolkit.slurm.commands import Slurm
 def own_status(run: RunDirectory) -> RunStatus | None:
     """The status of a run whose own files tell it; None of one that may live."""
     try:
-        job = recorded_job(run)
-        if last_open_start(run) is None and not ids_to_ask(run, job):
-            return run_status(run, {})
+        with permissions_in_words():
+            job = recorded_job(run)
+            if last_open_start(run) is None and not ids_to_ask(run, job):
+                return run_status(run, {})
     except ToolkitError as error:
         return unreadable(run, error)
     return None
@@ -44,7 +46,8 @@ def jobs_of(runs: Sequence[RunDirectory]) -> dict[RunDirectory, ResolvedJob | To
     jobs: dict[RunDirectory, ResolvedJob | ToolkitError] = {}
     for run in runs:
         try:
-            jobs[run] = recorded_job(run)
+            with permissions_in_words():
+                jobs[run] = recorded_job(run)
         except ToolkitError as error:
             jobs[run] = error
     return jobs
@@ -56,7 +59,8 @@ def _status(
     if isinstance(known, ToolkitError):
         return known
     try:
-        return run_status(run, answers.get(slurm_of(known), {}), echo=echo)
+        with permissions_in_words():
+            return run_status(run, answers.get(slurm_of(known), {}), echo=echo)
     except ToolkitError as error:  # one damaged run hides no other
         return error
 
@@ -69,7 +73,8 @@ def ask_once(jobs: Mapping[RunDirectory, ResolvedJob | ToolkitError], *, echo: b
         if isinstance(job, ToolkitError):
             continue
         try:
-            ids = ids_to_ask(run, job)
+            with permissions_in_words():
+                ids = ids_to_ask(run, job)
         except ToolkitError:
             continue  # a damaged file of the run, which its status names
         if ids:

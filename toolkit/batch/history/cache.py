@@ -27,7 +27,10 @@ def status_of(runs: Path, kept: Entry) -> RunStatus | None:
     """The status that is remembered; None where none is, the run changed since, or it cannot be read."""
     name = kept.name
     path = runs / name.job_name / name.run_id
-    if not kept.state or changed_ns(path) != kept.changed_ns:
+    try:
+        if not kept.state or changed_ns(path) != kept.changed_ns:
+            return None
+    except PermissionError:  # it was closed to this user since
         return None
     try:
         told = json.loads(kept.told)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from toolkit.batch.history.cache import changed_ns, end_of, status_of
 from toolkit.batch.run_status import RunStatus
+from toolkit.rundir.files import not_permitted
 from toolkit.rundir.find import has_begun, run_named
 from toolkit.rundir.index import PAGE, Entry, RunIndex
 from toolkit.rundir.jobs import job_ids
+from toolkit.rundir.known import may_be_run
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 
@@ -45,7 +47,14 @@ def living_runs(runs: Path, *, echo: bool = False) -> list[RunStatus]:
     """The status of each run that was submitted and has not ended, newest first."""
     living = {state for state in RunState if not state.final}
     begun = list_runs(runs, states=living, echo=echo)
-    return [status for status in begun if has_begun(RunDirectory(Path(status.path)))]
+    return [status for status in begun if _has_begun(RunDirectory(Path(status.path)))]
+
+
+def _has_begun(run: RunDirectory) -> bool:
+    try:
+        return has_begun(run)
+    except PermissionError:  # another user's, of which nobody here will know
+        return False
 
 
 @dataclass
@@ -96,12 +105,16 @@ class _Walk:
 
     def _read(self, run: RunDirectory) -> RunStatus | None:
         """The status of a run whose own files tell it; None of one that may live, or is none."""
-        if not run.record.exists():
+        if not may_be_run(run):
             return None
         self.read += 1
-        self.changed[run.path] = changed_ns(run.path)
         from toolkit.batch.history.asking import own_status  # what reads a job is heavy, and seldom wanted
+        from toolkit.batch.state import unreadable
 
+        try:
+            self.changed[run.path] = changed_ns(run.path)
+        except PermissionError as error:  # another user's
+            return unreadable(run, not_permitted(error))
         status = own_status(run)
         if status is None:
             self.living.append(run)
