@@ -73,6 +73,12 @@ class NotFoundError(ToolkitError):
     exit_code = NOT_FOUND
 
 
+class InterruptedWaitError(ToolkitError):
+    """Ctrl-C ended a wait; the message says what became of what was waited for."""
+
+    exit_code = INTERRUPTED
+
+
 class OwnFailureError(ToolkitError):
     """The toolkit, not the user's program, could not go on."""
 

@@ -229,15 +229,16 @@ def test_ctrl_c_ends_the_wait_and_not_the_run(toolkit, wait_until) -> None:
     run = toolkit.submit(toolkit.job(f"until test -e {gate}; do sleep 0.1; done"))
     wait_until(lambda: started(run))
     program = Path(sys.executable).with_name("toolkit")
-    waiting = subprocess.Popen([program, "wait", run.run_id], stderr=subprocess.PIPE, text=True)
-    first = waiting.stderr.readline()  # it follows now
-    waiting.send_signal(signal.SIGINT)
-    said = first + waiting.communicate(timeout=60)[1]
-    assert (waiting.returncode, said.splitlines()[-1]) == (
-        130,
-        f"toolkit: the run goes on; `toolkit wait {run.run_id}` follows it again, "
-        f"`toolkit cancel {run.run_id}` ends it",
-    )
+    for words, further in (("wait", "follows it again"), ("logs -f", "shows more")):
+        argv = [program, *words.split(), run.run_id]
+        waiting = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        first = waiting.stdout.readline()  # it follows now
+        waiting.send_signal(signal.SIGINT)
+        said = first + waiting.communicate(timeout=60)[0]
+        assert (waiting.returncode, said.splitlines()[-1]) == (
+            130,
+            f"toolkit: the run goes on; `toolkit {words} {run.run_id}` {further}, `toolkit cancel {run.run_id}` ends it",
+        )
     gate.touch()
     assert toolkit("wait", run.run_id).code == 0
 

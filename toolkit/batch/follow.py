@@ -15,7 +15,7 @@ from toolkit.batch.plain_bar import WIDTH, PlainBarColumn
 from toolkit.batch.restarts import RestartNews
 from toolkit.batch.run_status import RunStatus
 from toolkit.batch.state import run_status
-from toolkit.errors import INTERRUPTED, OWN_FAILURE, ToolkitError, counted
+from toolkit.errors import OWN_FAILURE, InterruptedWaitError, counted
 from toolkit.metrics.training import TrainRecord, last_record
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
@@ -53,12 +53,6 @@ def settle_s(status: RunStatus) -> float:
     if any(state is RunState.LOST and source in _OF_A_JOB for state, source in told):
         return RESULT_S
     return SETTLE_S if any(source in _OF_SLURM for _, source in told) else 0.0
-
-
-class InterruptedWaitError(ToolkitError):
-    """The user no longer waits for a run."""
-
-    exit_code = INTERRUPTED
 
 
 @dataclass

@@ -17,7 +17,7 @@ from toolkit.cli.letters import is_plain
 from toolkit.cli.named import RUN
 from toolkit.cli.options import echo_log, find, folder_of_runs, json_option, print_command_option, runs_option, say
 from toolkit.cli.table import print_table
-from toolkit.errors import ToolkitError
+from toolkit.errors import InterruptedWaitError, ToolkitError
 from toolkit.rundir.states import RunState
 
 if TYPE_CHECKING:
@@ -177,9 +177,17 @@ def logs(
         follower = Follower(directory, echo=echo)
         shown = read_logs(directory, choice, lines=lines, follow=follow, over=follower.is_over, say=say)
     is_empty = True
-    for text in shown if follow or sys.stdout.isatty() else in_blocks(shown):
-        echo_log(text)
-        is_empty = False
+    try:
+        for text in shown if follow or sys.stdout.isatty() else in_blocks(shown):
+            echo_log(text)
+            is_empty = False
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        name = directory.run_id
+        raise InterruptedWaitError(
+            f"the run goes on; `toolkit logs -f {name}` shows more, `toolkit cancel {name}` ends it"
+        ) from None
     if is_empty:
         say(f"nothing was written there; `toolkit explain {directory.run_id}` says how the run is")
 

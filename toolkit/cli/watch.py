@@ -12,6 +12,7 @@ import click
 from toolkit.cli.letters import has_unicode, is_plain
 from toolkit.cli.named import RUN
 from toolkit.cli.options import find, folder_of_runs, json_option, print_command_option, runs_option, say
+from toolkit.errors import InterruptedWaitError
 
 if TYPE_CHECKING:
     from toolkit.batch.watch.progress import Progress
@@ -36,7 +37,7 @@ def watch(run: str | None, runs: Path | None, as_json: bool, echo: bool) -> None
     """
     from rich.console import Console
 
-    from toolkit.batch.follow import InterruptedWaitError, exit_code_of, report_end
+    from toolkit.batch.follow import exit_code_of, report_end
     from toolkit.batch.state import require_submitted
     from toolkit.batch.watch.watch import Watch
 

@@ -18,7 +18,7 @@ from toolkit.batch.submission import slurm_of, uses_slurm
 from toolkit.config.component_checks import refuse_components
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
-from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.errors import CheckFailedError, InterruptedWaitError, NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.files import open_append
 from toolkit.rundir.find import typed_path
 from toolkit.rundir.states import RunState
@@ -160,6 +160,7 @@ def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callab
 
     Raises:
         SchedulerRefusedError: the request ended without nodes.
+        InterruptedWaitError: it was given up.
     """
     asked_at, told = float("-inf"), ""
     try:
@@ -172,7 +173,9 @@ def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callab
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         end_session(session)
-        raise
+        raise InterruptedWaitError(
+            f"session {session.name} was given up: job {session.full_job_id} is cancelled"
+        ) from None
     if process.returncode:
         said = session.file("log").read_text(errors="replace")
         session.forget()
