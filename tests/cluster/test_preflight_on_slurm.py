@@ -29,22 +29,36 @@ def preflight(here: Site, *argv: str) -> list[dict[str, Any]]:
     return [one for one in told["findings"] if one["severity"] == "refusal"]
 
 
-def efficiency(here: Site) -> dict[str, Any]:
+def efficiency(here: Site, *, sacct: bool = True) -> dict[str, Any]:
+    """Of the last run; without `sacct` as where there is no accounting."""
+    silent = here.folder / "silent"
+    silent.mkdir(exist_ok=True)
+    (silent / "sacct").write_text("#!/bin/sh\nexit 1\n")
+    (silent / "sacct").chmod(0o755)
+    path = here.cluster.env["PATH"]
+    told: dict[str, Any] = json.loads(here.ok("efficiency", "--json", PATH=path if sacct else f"{silent}:{path}"))
+    return told
+
+
+def busy_array(here: Site) -> None:
+    """Two tasks, of which one works."""
     job = here.folder / "busy.toml"
-    entry = json.dumps(["bash", "-c", BUSY])
+    entry = json.dumps(["bash", "-c", f"test $SLURM_ARRAY_TASK_ID = 0 || {BUSY}"])
     job.write_text(
         f"[job]\nentry = {entry}\nnodes = 2\nranks_per_node = 2\ncpus_per_rank = 2\nmem_gb_per_node = 4\ntime = '30'\n"
     )
-    run = here.submit(job, "--wait")[1]
-    told: dict[str, Any] = json.loads(here.ok("efficiency", run.run_id, "--json"))
-    assert [path.name for path in sorted(run.attempt(0).usage.iterdir())] == ["rank-00000.json", "rank-00002.json"]
+    run = here.submit(job, "-a", "0-1", "--wait")[1]
+    assert not run.task(1).attempt(0).usage.exists()  # the task is done, and keeps them in its exit.json
+    told = efficiency(here, sacct=False)
+    assert told["source"] == "own samples"
     assert told["walltime_s"]["asked"] == 1800 and 1 < told["walltime_s"]["used"] < 60
     # Four ranks, 0.8 s each; the first of a node counts until its own end, whatever the other has still to do.
     assert 1.5 < told["cpu_s"]["used"] < 60
     assert 0.2e9 < told["memory_bytes"]["used"] < 1e9  # two ranks on a node
     assert told["memory_bytes"]["asked"] == 4 * 2**30
+    idle, busy = told["tasks"]
+    assert idle["memory_peak_bytes"] < 0.2e9 < busy["memory_peak_bytes"]
     assert told["advice"][0]["flag"] == "-t 0-00:05:00"
-    return told
 
 
 def test_what_slurm_would_take_and_never_run(here: Site) -> None:
@@ -61,13 +75,8 @@ def test_what_slurm_would_take_and_never_run(here: Site) -> None:
     assert not (here.folder / "runs").exists()
 
 
-def test_what_a_run_used_by_its_own_samples(here: Site) -> None:
-    told = efficiency(here)
-    assert told["source"] in ("own samples", "sacct")  # with TOOLKIT_TEST_ACCOUNTING=1
-
-
 def test_with_accounting(accounting_cluster: Any, shared_path: Any) -> None:
-    """Accounts, the limits of a QOS, and efficiency after sacct."""
+    """Accounts, the limits of a QOS, and efficiency after sacct, with which what the run sampled itself agrees."""
     here = make_site(accounting_cluster, shared_path)
     accounting_cluster.run("sacctmgr", "-i", "-Q", "add", "qos", "tight", "set", "MaxTRES=node=1", "MaxWall=5")
     accounting_cluster.run("sacctmgr", "-i", "-Q", "modify", "user", "root", "set", "qos+=tight")
@@ -79,6 +88,12 @@ def test_with_accounting(accounting_cluster: Any, shared_path: Any) -> None:
         }  # fmt: skip
         (account,) = preflight(here, "-A", "nobody")
         assert account["what"] == "root may not charge account nobody" and "toolkit" in account["fix"]
-        assert efficiency(here)["source"] == "sacct"
+        busy_array(here)
+        own, accounted = efficiency(here, sacct=False), efficiency(here)
+        assert accounted["source"] == "sacct"
+        # sacct also counts the supervisor and its launcher, of each of two tasks.
+        assert -1 < accounted["cpu_s"]["used"] - own["cpu_s"]["used"] < 6
+        assert -2 < accounted["walltime_s"]["used"] - own["walltime_s"]["used"] < 15
+        assert accounted["memory_bytes"] == own["memory_bytes"]
     finally:
         subprocess.run(["sacctmgr", "-i", "-Q", "delete", "qos", "tight"], env=accounting_cluster.env, check=True)

@@ -1,8 +1,10 @@
 """Jobs in turn, and what a task that is done leaves: in this process, with small programs for Slurm's."""
 
+import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +13,15 @@ from toolkit.rundir.claims import claim_attempt, claim_start, end_start, read_cl
 from toolkit.rundir.files import append_line, read_json, write_json
 from toolkit.rundir.layout import make_task
 from toolkit.rundir.states import Cause, Next
-from toolkit.rundir.task_files import read_begun
+from toolkit.rundir.task_files import read_begun, read_usage
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.done_task import tidy_done_task
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.supervisor import Supervisor
 from toolkit.supervise.turns import Turn, cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
+
+SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
 
 
 def claim(run, number, job_id):
@@ -95,6 +99,8 @@ def done(run_directory):
     write_json(task.start(0) / "job.json", {})
     attempt = end(task, final=True)
     append_line(attempt.events, {"event": "ended", "time": "t"})
+    write_json(attempt.usage_file(0), json.loads((SAMPLES / "usage.json").read_text()))
+    attempt.usage_file(4).write_text('{"host": "no')  # of a node that was lost as it ended
     attempt.log_file(0).write_bytes(b"one\ntwo \xff without an end")
     attempt.log_file(1).write_text("of rank 1\n")
     attempt.launcher_log.write_text("srun: hello\n")
@@ -125,8 +131,12 @@ def test_a_task_that_is_done_keeps_its_end_its_events_and_one_log(done):
     log = done.whole.path / "slurm-9_3.out"
     tidy(done, log)
     assert files_of(done) == ["attempts/000/events.jsonl", "attempts/000/exit.json", "starts/000/end.json"]
-    assert log.read_bytes() == b"srun: hello\n[0] one\n[0] two \xff without an end\n[1] of rank 1\n"
+    printed, _, said = log.read_bytes().partition(b"toolkit: ")
+    assert printed == b"srun: hello\n[0] one\n[0] two \xff without an end\n[1] of rank 1\n"
+    assert said.startswith(b"left out: ") and b"rank-00004.json" in said
     assert read_begun(done.attempt(0))["start"] == 0
+    (used,) = read_usage(done.attempt(0), pytest.fail)
+    assert (used["host"], used["cpu_s"], len(used["gpus"])) == ("node1", 312.4, 1)
     assert (read_claim(done, 0).job_id, read_claim(done, 0).pid) == ("9_3", 1)
     with pytest.raises(Exception, match="belongs to job 9_3") as refused:
         claim(done, 0, "10_3")

@@ -11,7 +11,7 @@ import pytest
 
 from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import AttemptDirectory
-from toolkit.supervise.usage import NodeUsage, descendants, nvidia_gpus, peak_bytes, usage_of_node
+from toolkit.supervise.usage import NodeUsage, Process, descendants, memory_of, nvidia_gpus, usage_of_node
 
 # A launcher with two ranks, of which the first has had a child that worked, and has one that holds memory; a line tells
 # it to end.
@@ -47,7 +47,7 @@ def test_all_that_the_ranks_of_a_node_started_is_counted(tmp_path, launcher):
     assert (told["first_rank"], told["ranks"], told["samples"], told["gpus"]) == (4, 2, 1, None)
     assert 0.25 < told["cpu_s"] < 60
     assert 60_000_000 < told["memory_peak_bytes"] < 400_000_000
-    assert len(dict(descendants(launcher.pid))) == 3 and peak_bytes(launcher.pid) > 0
+    assert len(dict(descendants(launcher.pid))) == 3 and memory_of(launcher.pid).peak_bytes > 0
 
 
 def test_what_has_ended_is_not_forgotten(tmp_path, launcher):
@@ -58,7 +58,20 @@ def test_what_has_ended_is_not_forgotten(tmp_path, launcher):
     usage.finish()
     after = json.loads(usage.path.read_text())
     assert after["samples"] == 2
+    # Until the last look it was all there, whatever that look finds itself.
+    assert 60_000_000 < after["memory_mean_bytes"] <= after["memory_peak_bytes"]
     assert all(after[name] >= before[name] for name in ("cpu_s", "memory_peak_bytes", "ranks"))
+
+
+def test_the_cpus_that_were_busy_at_once(tmp_path, launcher):
+    """Two processes for a while: more than the mean of the whole time, and never more than there are processes."""
+    usage = NodeUsage(tmp_path / "usage.json", launcher.pid, first_rank=0)
+    usage._looked_s = usage.cpu_s = 0.0
+    usage.began -= 100.0
+    for cpu_s in (10.0, 18.0, 18.5):
+        usage._add({1: Process(0, cpu_s)})
+        usage.began -= 4.0
+    assert usage.cpus_peak == pytest.approx(2.0, rel=0.05) and usage.cpu_s == 18.5
 
 
 def test_a_disk_that_takes_nothing_ends_no_rank(tmp_path):
@@ -109,7 +122,13 @@ def test_gpus_as_nvml_tells_them():
     gpus = nvidia_gpus(None, Nvml())
     gpus.sample()
     (told,) = (one.as_json() for one in gpus.sample())
-    assert told == {"uuid": "GPU-0abc", "utilisation": 0.75, "memory_peak_bytes": 30, "memory_bytes": 80}
+    assert told == {
+        "uuid": "GPU-0abc",
+        "utilisation": 0.75,
+        "utilisation_peak": 1.0,
+        "memory_peak_bytes": 30,
+        "memory_bytes": 80,
+    }
     assert list(nvidia_gpus("1", Nvml()).handles) == list(nvidia_gpus("GPU-1", Nvml()).handles) == ["GPU-1abc"]
     assert nvidia_gpus(None, Nvml(broken=True)) is None
 

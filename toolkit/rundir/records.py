@@ -36,7 +36,8 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     (re.compile(r"/attempts/\d+/heartbeat"), {"step": int}),
     (
         re.compile(r"/attempts/\d+/usage/rank-\d+\.json"),
-        {"ranks": int, "cpu_s": float | int, "memory_peak_bytes": int, "gpus": list | None, "time": str},
+        {"first_rank": int, "ranks": int, "cpu_s": float | int, "cpus_peak": float | int, "memory_peak_bytes": int,
+         "memory_mean_bytes": int, "gpus": list | None, "time": str},
     ),
     (re.compile(r"/attempts/\d+/events\.jsonl"), {"event": str, "time": str}),
     (re.compile(r"/attempts/\d+/ranks/rank-\d+\.json"), {"rank": int, "host": str, "pid": int}),

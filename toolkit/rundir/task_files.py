@@ -1,16 +1,18 @@
 """What a task of an array that is done keeps: how it ended, its events, the end of its start, and Slurm's log.
 
-Everything else of 1,000 tasks would be 10,000 files. How the attempt began stands in its `exit.json` then, and who had
-claimed the start in its `end.json`.
+Everything else of 1,000 tasks would be 10,000 files. How the attempt began and what its nodes used stand in its
+`exit.json` then, and who had claimed the start in its `end.json`.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from toolkit.errors import ToolkitError
 from toolkit.rundir.files import read_json, read_json_or_none, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
@@ -25,10 +27,30 @@ def read_begun(attempt: AttemptDirectory) -> dict[str, Any] | None:
     return begun
 
 
-def keep_the_end(task: RunDirectory, attempt: AttemptDirectory, start: int) -> None:
-    """Remove what nobody asks for of a task that is done; first of all is written what must not be lost."""
+def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], None]) -> list[dict[str, Any]]:
+    """What each node of an attempt used, which `exit.json` has taken in where its task is done.
+
+    `leave_out` hears of what a lost node left half of: it is not waited for until it is on the disk.
+    """
+    usage: list[dict[str, Any]] = []
+    for path in sorted(attempt.usage.glob("rank-*.json")):
+        try:
+            usage.append(read_json(path))
+        except ToolkitError as error:
+            leave_out(error)
+    return usage or (read_json_or_none(attempt.exit_file) or {}).get("usage", [])
+
+
+def keep_the_end(
+    task: RunDirectory, attempt: AttemptDirectory, start: int, leave_out: Callable[[ToolkitError], None]
+) -> None:
+    """Remove what nobody asks for of a task that is done; first of all is written what must not be lost.
+
+    `leave_out` as for `read_usage`.
+    """
     if attempt.start_file.exists():
-        write_json(attempt.exit_file, {**read_json(attempt.exit_file), "begun": read_json(attempt.start_file)})
+        kept = {"begun": read_json(attempt.start_file), "usage": read_usage(attempt, leave_out)}
+        write_json(attempt.exit_file, {**read_json(attempt.exit_file), **kept})
     folder = task.start(start)
     if (folder / "claim.json").exists():
         write_json(folder / "end.json", {**read_json(folder / "claim.json"), **read_json(folder / "end.json")})

@@ -32,7 +32,7 @@ def tidy_done_task(task: RunDirectory, start: int, job_id: str) -> None:
             return
         for path in logs:
             _print(path)
-        keep_the_end(task, attempt, start)
+        keep_the_end(task, attempt, start, lambda error: say(f"left out: {error.where}: {error.message}"))
     except OSError as error:
         say(f"the task's folder could not be tidied: {error}")
 

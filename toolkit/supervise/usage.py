@@ -23,6 +23,7 @@ from toolkit.rundir.layout import AttemptDirectory
 
 FIRST_S = 1.0
 PERIOD_S = 30.0
+_SHORTEST_S = 0.1
 _JOIN_S = 2.0  # for a sample that hangs on the run directory's file system
 _DRIVER = Path("/proc/driver/nvidia")
 
@@ -34,12 +35,14 @@ class GpuUse:
     uuid: str
     samples: int = 0
     busy: float = 0.0
+    busy_peak: float = 0.0
     memory_peak_bytes: int = 0
     memory_bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return {
             "uuid": self.uuid, "utilisation": round(self.busy / max(1, self.samples), 3),
+            "utilisation_peak": round(self.busy_peak, 3),
             "memory_peak_bytes": self.memory_peak_bytes, "memory_bytes": self.memory_bytes,
         }  # fmt: skip
 
@@ -56,7 +59,11 @@ class NodeUsage:
     samples: int = 0
     ranks: int = 0
     cpu_s: float = 0.0
+    cpus_peak: float = 0.0
     memory_peak_bytes: int = 0
+    _looked_s: float = 0.0  # after the beginning
+    _resident_bytes: int = 0  # at the last look
+    _resident_byte_s: float = 0.0
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _gpus: NvidiaGpus | None = None
@@ -83,21 +90,36 @@ class NodeUsage:
         processes = dict(descendants(self.launcher))
         self.samples += 1
         self.ranks = max(self.ranks, sum(one.parent == self.launcher for one in processes.values()))
-        # Time never goes back: a rank that has ended took its own out of /proc.
-        self.cpu_s = max(self.cpu_s, sum(one.cpu_s for one in processes.values()))
-        self.memory_peak_bytes = max(self.memory_peak_bytes, sum(map(peak_bytes, processes)))
+        self._add(processes)
         gpus = [one.as_json() for one in self._gpus.sample()] if self._gpus is not None else None
         with suppress(OSError):
             write_json(
                 self.path,
                 {
                     "host": socket.gethostname(), "first_rank": self.first_rank, "ranks": self.ranks,
-                    "seconds": round(time.monotonic() - self.began, 1), "cpu_s": round(self.cpu_s, 1),
-                    "memory_peak_bytes": self.memory_peak_bytes, "gpus": gpus, "samples": self.samples,
-                    "time": utc_now(),
+                    "seconds": round(self._looked_s, 1), "cpu_s": round(self.cpu_s, 1),
+                    "cpus_peak": round(self.cpus_peak, 2), "memory_peak_bytes": self.memory_peak_bytes,
+                    "memory_mean_bytes": round(self._resident_byte_s / self._looked_s),
+                    "gpus": gpus, "samples": self.samples, "time": utc_now(),
                 },
                 durable=False,
             )  # fmt: skip
+
+    def _add(self, processes: Mapping[int, Process]) -> None:
+        """Add what has been used since the last look, which stands for all the time between the two."""
+        now_s = time.monotonic() - self.began
+        since_s, self._looked_s = now_s - self._looked_s, now_s
+        # Time never goes back: a rank that has ended took its own out of /proc.
+        cpu_s = max(self.cpu_s, sum(one.cpu_s for one in processes.values()))
+        if since_s >= _SHORTEST_S:  # a tick of the clock would count for several CPUs
+            self.cpus_peak = max(self.cpus_peak, (cpu_s - self.cpu_s) / since_s)
+        self.cpu_s = cpu_s
+        memory = [memory_of(pid) for pid in processes]
+        self.memory_peak_bytes = max(self.memory_peak_bytes, sum(one.peak_bytes for one in memory))
+        resident = sum(one.resident_bytes for one in memory)
+        # The last look finds next to nothing left of what was there until just before.
+        self._resident_byte_s += max(self._resident_bytes, resident) * since_s
+        self._resident_bytes = resident
 
     def _go_on(self) -> None:
         # Signals are for the thread that waits for the rank. NVML is asked here: a driver that hangs holds up nobody.
@@ -159,14 +181,23 @@ def _processes() -> Iterator[tuple[int, Process]]:
         yield int(name), Process(int(fields[1]), sum(map(int, fields[11:15])) / ticks_per_s)
 
 
-def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had resident; 0 once it has ended."""
+@dataclass(frozen=True)
+class Memory:
+    """What a process has resident, and the most that it ever had."""
+
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+
+
+def memory_of(pid: int) -> Memory:
+    """Nothing of a process that has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return 0
-    line = next((line for line in text.splitlines() if line.startswith("VmHWM:")), "")
-    return int(line.split()[1]) * 1024 if line else 0
+        return Memory()
+    lines = (line.split() for line in text.splitlines() if line.startswith(("VmRSS:", "VmHWM:")))
+    kib = {words[0]: int(words[1]) for words in lines}
+    return Memory(kib.get("VmRSS:", 0) * 1024, kib.get("VmHWM:", 0) * 1024)
 
 
 @dataclass
@@ -187,6 +218,7 @@ class NvidiaGpus:
                 continue
             use = self._uses.setdefault(uuid, GpuUse(uuid))
             use.samples, use.busy, use.memory_bytes = use.samples + 1, use.busy + busy, int(memory.total)
+            use.busy_peak = max(use.busy_peak, busy)
             use.memory_peak_bytes = max(use.memory_peak_bytes, int(memory.used))
         return list(self._uses.values())
 

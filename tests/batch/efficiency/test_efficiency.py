@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.batch.efficiency import count
+from toolkit.batch.efficiency.own import usage_of
 from toolkit.batch.efficiency.steps import steps_made
 from toolkit.batch.request import request_of
 from toolkit.config.layers import resolve_job
@@ -17,6 +18,7 @@ from toolkit.metrics.training import TrainRecord
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import make_task
+from toolkit.rundir.task_files import keep_the_end
 from toolkit.site.load import load_site
 from toolkit.slurm.accounted_usage import AccountedLife
 
@@ -102,7 +104,8 @@ def test_ranks_that_the_sampler_did_not_see_count_as_the_others(lived, toolkit):
 
 
 def gpu(utilisation, used=70):
-    return {"uuid": "GPU-1", "utilisation": utilisation, "memory_peak_bytes": used * GIB, "memory_bytes": 80 * GIB}
+    memory = {"memory_peak_bytes": used * GIB, "memory_bytes": 80 * GIB}
+    return {"uuid": "GPU-1", "utilisation": utilisation, "utilisation_peak": 0.95, **memory}
 
 
 def test_gpus_that_were_never_busy(lived, toolkit):
@@ -111,7 +114,7 @@ def test_gpus_that_were_never_busy(lived, toolkit):
     told = json.loads(toolkit.ok("efficiency", "--json"))
     assert (told["gpus"]["count"], told["gpus"]["idle"], told["gpus"]["utilisation"]) == (4, 2, pytest.approx(0.4))
     assert "--gpus-per-node 2" in [one["flag"] for one in told["advice"]]
-    assert "40% busy, 2 of 4 never; 70.0 of 80.0 GiB of the fullest" in toolkit.ok("efficiency")
+    assert "40% busy (at most 95%), 2 of 4 never; 70.0 of 80.0 GiB of the fullest" in toolkit.ok("efficiency")
 
 
 def test_accounting_comes_before_what_the_run_wrote(lived, toolkit, monkeypatch):
@@ -182,31 +185,76 @@ def test_half_a_sample_of_a_lost_node_is_left_out(lived, toolkit):
     assert json.loads(said.out)["memory_bytes"]["used"] == 1.0 * GIB
 
 
-def test_done_tasks_keep_no_samples_and_that_is_said(toolkit, monkeypatch):
-    """Without accounting nothing is known of them; of the others something is."""
+@pytest.fixture
+def array(toolkit, monkeypatch):
+    """The run of an array whose tasks are done, without accounting; `(cpu_s, GiB)` of each, in 100 s on 4 CPUs."""
+
+    def make(*tasks):
+        job = toolkit.folder / "work.toml"
+        job.write_text('[job]\nentry = ["true"]\ncpus_per_rank = 4\nmem_gb_per_node = 16\ntime = "5"\n')
+        toolkit.ok("render", job, "-a", f"0-{len(tasks) - 1}", "--site", "devcluster")
+        (path,) = toolkit.runs.glob("work/*")
+        run = toolkit.run(path.name)
+        for number, used in enumerate(tasks):
+            task = make_task(run, number)
+            attempt = claim_attempt(task)
+            of_job = {"start": 0, "job_id": f"7_{number}"}
+            task.start(0).mkdir()
+            write_json(task.start(0) / "claim.json", sample("claim", **of_job, claimed=at(0)))
+            write_json(task.start(0) / "end.json", sample("end", state="completed", exit_code=0, time=at(100)))
+            write_json(attempt.start_file, sample("attempt_start", **of_job, nodes=1, ranks=1, time=at(0)))
+            write_json(
+                attempt.exit_file, sample("attempt_exit", final=True, state="completed", step=None, time=at(100))
+            )
+            if used:
+                counts = {"cpu_s": used[0], "memory_peak_bytes": int(used[1] * GIB), "ranks": 1, "gpus": None}
+                write_json(attempt.usage_file(0), sample("usage", **counts))
+            keep_the_end(task, attempt, 0, pytest.fail)
+            assert not attempt.usage.exists()
+        return run
+
     monkeypatch.setattr(count, "_accounted", lambda run, job, echo: [])
-    toolkit.ok("render", toolkit.job("true"), "-a", "0-1", "--site", "devcluster")
-    (path,) = toolkit.runs.glob("work/*")
-    run = toolkit.run(path.name)
-    for number in (0, 1):
-        task = make_task(run, number)
-        attempt = claim_attempt(task)
-        write_json(attempt.exit_file, sample("attempt_exit", final=True, state="completed", time=at(9)))
-    said = toolkit("efficiency", run.run_id)
-    assert said.code == 1 and "tasks that are done keep no samples, and sacct tells nothing" in said.err
-    assert "submit one such job that is no array" in said.err
-    task.start(0).mkdir()
-    write_json(task.start(0) / "claim.json", sample("claim", start=0, claimed=at(0)))
-    write_json(attempt.start_file, sample("attempt_start", start=0, nodes=1, ranks=1, time=at(0)))
-    said = toolkit("efficiency", run.run_id)
-    assert said.code == 0 and "left out, since they are done and keep no samples: 1 task\n" in said.err
+    return make
+
+
+def test_an_array_of_which_few_tasks_need_what_all_are_given(array, toolkit):
+    """What most tasks need is advised for them alone, and nothing that would end the two."""
+    small = (40.0, 0.5)
+    run = array(small, small, (390.0, 14.0), small, small, (380.0, 9.0), small, small)
+    told = json.loads(toolkit.ok("efficiency", run.run_id, "--json"))
+    assert told["cpu_s"] == {"used": 1010.0, "asked": 3200.0, "share": 1010 / 3200}
+    assert told["memory_bytes"]["used"] == 14.0 * GIB and told["node_hours"] == pytest.approx(800 / 3600)
+    assert [one["cpu_share"] for one in told["tasks"]][1:3] == [0.1, 0.975]
+    flags = [one["flag"] for one in told["advice"]]
+    assert flags == ["-a 0-1,3-4,6-7 --set job.mem_gb_per_node=1", "-a 0-1,3-4,6-7 -c 1"]
+    for flag in flags:
+        toolkit.ok("render", toolkit.folder / "work.toml", "--site", "devcluster", *shlex.split(flag))
+    words = toolkit.ok("efficiency", run.run_id)
+    assert "half of 8 tasks at most 10%; task 2 most, 98%" in words
+    assert "half of 8 tasks at most 0.50 GiB; task 2 most, 14.00 GiB" in words
+
+
+def test_what_no_task_of_an_array_needs(array, toolkit):
+    run = array((40.0, 0.5), (90.0, 1.0))
+    told = json.loads(toolkit.ok("efficiency", run.run_id, "--json"))
+    assert [one["flag"] for one in told["advice"]] == ["--set job.mem_gb_per_node=2", "-c 2"]
+    of_task = json.loads(toolkit.ok("efficiency", f"{run.run_id}_1", "--json"))
+    assert (of_task["cpu_s"]["used"], of_task["tasks"]) == (90.0, [])
+
+
+def test_a_task_that_nobody_sampled_lowers_no_share(array, toolkit):
+    run = array((300.0, 10.0), None)
+    said = toolkit("efficiency", run.run_id, "--json")
+    assert said.code == 0 and "nothing was sampled of 1 task: its CPU time and memory are unknown" in said.err
+    told = json.loads(said.out)
+    assert told["cpu_s"]["share"] == 0.75 and told["walltime_s"]["used"] == 100.0
 
 
 def test_each_node_of_a_heterogeneous_job_is_counted_with_its_own_ranks(lived):
     run = lived(usage=[{"first_rank": 0, "ranks": 1, "cpu_s": 10.0}, {"first_rank": 1, "ranks": 1, "cpu_s": 10.0}])
     shapes = [{"nodes": 1, "ranks_per_node": 1}, {"nodes": 1, "ranks_per_node": 4}]
     write_json(run.start(0) / "job.json", {"job": {}, "resolved_components": [{"job": shape} for shape in shapes]})
-    assert [one["cpu_s"] for one in count.usage_of(run.attempt(0))] == [10.0, 40.0]
+    assert [one["cpu_s"] for one in usage_of(run.attempt(0))] == [10.0, 40.0]
 
 
 def test_accounting_has_a_life_for_each_component(tmp_path):

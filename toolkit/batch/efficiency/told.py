@@ -27,6 +27,7 @@ class GpuUsage:
     count: int
     idle: int
     utilisation: float
+    utilisation_peak: float
     memory_peak_bytes: int
     memory_bytes: int
 
@@ -48,22 +49,36 @@ class StepsMade:
 
 
 @dataclass(frozen=True)
+class TaskUsage:
+    """One task of an array by its samples: its longest start, all its CPU time, its node that had most memory."""
+
+    task: int
+    walltime_s: float
+    cpu_share: float | None
+    memory_peak_bytes: float
+
+
+@dataclass(frozen=True)
 class Efficiency:
     """A run, or a task. Seconds and bytes.
 
-    `walltime_s` is of the longest start, `cpu_s` of all together, `memory_bytes` of the node that had most. `source`
-    says who counted: "sacct" or "own samples". `gpus` is None where nobody could count.
+    `walltime_s` is of the longest start, `cpu_s` of all together, `memory_bytes` of the node that had most, and
+    `memory_mean_bytes` of the one that had most on average. `cpus_peak` is how many CPUs of one node were busy at once,
+    between two looks. `source` says who counted: "sacct" or "own samples". `gpus` is None where nobody could count.
     """
 
     status: RunStatus
     source: str
     walltime_s: Share
     cpu_s: Share
+    cpus_peak: float | None
     memory_bytes: Share
+    memory_mean_bytes: float | None
     gpus: GpuUsage | None
     steps: StepsMade | None
     node_hours: float
     gpu_hours: float
+    tasks: tuple[TaskUsage, ...] = ()
     advice: tuple[Advice, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
