@@ -132,3 +132,14 @@ def test_slurms_default_stands_where_the_library_speaks_it(toolkit, ours):
     config.write_text(CONFIG.replace("MpiDefault              = none", "MpiDefault = pmix"))
     text = toolkit.ok("site", "init", "--print")
     assert 'mpi = "pmix" # from scontrol show config: MpiDefault;' in text
+    assert "known by its file's name alone (it tells nothing: " in text
+
+
+def test_a_library_that_cannot_be_loaded_here_is_known_by_mpirun(toolkit, ours):
+    """Its file has MPICH's name, and is an Open MPI."""
+    (ours / "usr/lib/libmpi.so.40").rename(ours / "usr/lib/libmpi.so.12")
+    (ours / "usr/bin/mpirun").write_text('#!/bin/sh\necho "mpirun (Open MPI) 5.0.7"\n')
+    text = toolkit.ok("site", "init", "--print")
+    assert (
+        tomllib.loads(text)["launcher"]["mpi"] == "pmix" and "mpirun (Open MPI) 5.0.7 (by `mpirun --version`)" in text
+    )

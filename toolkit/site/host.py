@@ -6,26 +6,26 @@ All of it is a guess about the compute nodes: a login node may have other networ
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit.site.mpi import Mpi, find_mpi
+
 NETWORKS = Path("/sys/class/net")
 # Prefixes of interfaces that lead to a fabric, the fastest first.
 _FABRICS = (("hsn", "slingshot"), ("ib", "infiniband"))
-_LIBRARIES = ("libmpi.so.40", "libmpi_cray.so.12", "libmpi.so.12")
 _SHARED = ("SCRATCH", "PSCRATCH", "WORK")
 _NOT_A_NETWORK = ("lo", "docker", "veth", "br-", "virbr", "tkdc")
 
 
 @dataclass(frozen=True)
 class Host:
-    """`fabric` and `interface` of the fastest network, an MPI library beside mpirun, a variable with a shared folder."""
+    """`fabric` and `interface` of the fastest network, the MPI of mpirun, a variable with a shared folder."""
 
     fabric: str
     interface: str
-    libmpi: str
+    mpi: Mpi | None
     shared_variable: str
     modules: tuple[str, ...]
 
@@ -36,7 +36,7 @@ def look_at_host(environ: Mapping[str, str] = os.environ) -> Host:
     return Host(
         fabric=fabric,
         interface=interface,
-        libmpi=_libmpi(environ),
+        mpi=find_mpi(environ),
         shared_variable=next((name for name in _SHARED if Path(environ.get(name) or "/nowhere").is_dir()), ""),
         modules=tuple(name for name in environ.get("LOADEDMODULES", "").split(":") if name),
     )
@@ -50,14 +50,3 @@ def _network() -> tuple[str, str]:
                 return fabric, name
     others = [name for name in names if not name.startswith(_NOT_A_NETWORK)]
     return ("ethernet", others[0]) if others else ("", "")
-
-
-def _libmpi(environ: Mapping[str, str]) -> str:
-    """The library of the mpirun on PATH, in one of the places where an installation keeps it."""
-    mpirun = shutil.which("mpirun", path=environ.get("PATH"))
-    if mpirun is None:
-        return ""
-    prefixes = dict.fromkeys((Path(mpirun).parents[1], Path(mpirun).resolve().parents[1]))
-    folders = [prefix / below for prefix in prefixes for below in ("lib", "lib64", "lib/x86_64-linux-gnu")]
-    found = (folder / name for folder in folders for name in _LIBRARIES)
-    return next((str(path) for path in found if path.exists()), "")

@@ -18,6 +18,7 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import write_text
 from toolkit.rundir.find import typed_path
 from toolkit.site.host import Host, look_at_host
+from toolkit.site.mpi import ANY
 from toolkit.slurm.cluster import Cluster, Node, Partition, ask_cluster
 from toolkit.slurm.commands import Slurm
 
@@ -136,21 +137,22 @@ def _launcher(cluster: Cluster, host: Host) -> Table:
     _guess(table, "kind", "srun", "it is there; some sites want mpirun", "toolkit site check")
     listed = f"`srun --mpi=list` has {', '.join(cluster.mpi_plugins)}"
     default = cluster.settings.get("MpiDefault", "")
-    fitting = next((one for one in _spoken_by(host.libmpi) if one in cluster.mpi_plugins), "")
-    if default not in ("", "none", "(null)") and (default in _spoken_by(host.libmpi) or not fitting):
+    spoken = host.mpi.plugins if host.mpi else ANY
+    fitting = next((one for one in spoken if one in cluster.mpi_plugins), "")
+    if default not in ("", "none", "(null)") and (default in spoken or not fitting):
         _fact(table, "mpi", default, "scontrol show config", f"MpiDefault; {listed}")
     elif fitting:
-        why = f"{listed}, and the MPI library here speaks it" if host.libmpi else listed
+        why = f"{listed}, and the MPI here speaks it: {host.mpi.called}" if host.mpi else listed
         _guess(table, "mpi", fitting, why, "toolkit site check")
-    if host.libmpi:
-        _guess(table, "libmpi", host.libmpi, "beside the mpirun on PATH here", "toolkit site check")
+    if host.mpi and host.mpi.library:
+        _guess(
+            table,
+            "libmpi",
+            host.mpi.library,
+            f"beside the mpirun on PATH here: {host.mpi.called}",
+            "toolkit site check",
+        )
     return table
-
-
-def _spoken_by(libmpi: str) -> tuple[str, ...]:
-    """The plugins of srun's that an MPI library fits, the likeliest first; all of them where none is known."""
-    plugins = {"libmpi.so.40": ("pmix",), "libmpi_cray.so.12": ("cray_shasta", "pmi2"), "libmpi.so.12": ("pmi2",)}
-    return plugins.get(Path(libmpi).name, ("pmix", "cray_shasta", "pmi2"))
 
 
 def _gpu(cluster: Cluster) -> Table | None:
