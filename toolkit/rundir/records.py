@@ -11,6 +11,10 @@ from typing import Any, get_args
 from toolkit.errors import ToolkitError
 from toolkit.rundir.states import Cause, Next, RunState
 
+_USAGE = {
+    "first_rank": int, "ranks": int, "cpu_s": float | int, "cpus_peak": float | int, "memory_peak_bytes": int,
+    "memory_mean_bytes": int, "gpus": list | None, "time": str,
+}  # fmt: skip
 # The end of a file's path, and its keys with their types; an enumeration stands for its values.
 _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     (re.compile(r"/record\.json"), {"job": dict, "host": str}),
@@ -34,11 +38,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     ),
     (re.compile(r"/attempts/\d+/rehearsed\.json"), {"failure": str, "done": str, "time": str}),
     (re.compile(r"/attempts/\d+/heartbeat"), {"step": int}),
-    (
-        re.compile(r"/attempts/\d+/usage/rank-\d+\.json"),
-        {"first_rank": int, "ranks": int, "cpu_s": float | int, "cpus_peak": float | int, "memory_peak_bytes": int,
-         "memory_mean_bytes": int, "gpus": list | None, "time": str},
-    ),
+    (re.compile(r"/attempts/\d+/usage/rank-\d+\.json"), _USAGE),
     (re.compile(r"/attempts/\d+/events\.jsonl"), {"event": str, "time": str}),
     (re.compile(r"/attempts/\d+/ranks/rank-\d+\.json"), {"rank": int, "host": str, "pid": int}),
     (
@@ -56,8 +56,23 @@ def check_record(value: Any, path: str) -> None:
         ToolkitError: it is not what stands in such a file.
     """
     keys = next((keys for pattern, keys in _SHAPES if pattern.search(path)), None)
-    if keys is None:
-        return
+    if keys is not None:
+        _check(value, keys, path)
+
+
+def check_kept_usage(value: Any, path: str) -> None:
+    """Check the `usage` that the file `path`, an `exit.json`, has taken in.
+
+    Raises:
+        ToolkitError: it is no list of samples.
+    """
+    if not isinstance(value, list):
+        raise _refusal(path, f"has usage = {value!r:.80}")
+    for one in value:
+        _check(one, _USAGE, path)
+
+
+def _check(value: Any, keys: dict[str, Any], path: str) -> None:
     if not isinstance(value, dict):
         raise _refusal(path, "holds no JSON object")
     for name, kind in keys.items():

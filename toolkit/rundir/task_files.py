@@ -15,6 +15,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import read_json, read_json_or_none, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.records import check_kept_usage
 
 _OF_THE_ATTEMPT = ("start.json", "heartbeat", "rendezvous.json", "stop", "ends_at")
 
@@ -38,7 +39,11 @@ def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], No
             usage.append(read_json(path))
         except ToolkitError as error:
             leave_out(error)
-    return usage or (read_json_or_none(attempt.exit_file) or {}).get("usage", [])
+    if usage:
+        return usage
+    kept: list[dict[str, Any]] = (read_json_or_none(attempt.exit_file) or {}).get("usage", [])
+    check_kept_usage(kept, str(attempt.exit_file))
+    return kept
 
 
 def keep_the_end(

@@ -250,6 +250,15 @@ def test_a_task_that_nobody_sampled_lowers_no_share(array, toolkit):
     assert told["cpu_s"]["share"] == 0.75 and told["walltime_s"]["used"] == 100.0
 
 
+@pytest.mark.parametrize("usage", [7, [7], [{"cpu_s": 1.0}]])
+def test_a_damaged_end_of_a_task_is_named(array, toolkit, usage):
+    run = array((40.0, 0.5), (90.0, 1.0))
+    path = run.task(1).attempt(0).exit_file
+    path.write_text(json.dumps({**json.loads(path.read_text()), "usage": usage}))
+    said = toolkit("efficiency", run.run_id)
+    assert said.code == 2 and f"{path}: " in said.err and "restore the file" in said.err
+
+
 def test_each_node_of_a_heterogeneous_job_is_counted_with_its_own_ranks(lived):
     run = lived(usage=[{"first_rank": 0, "ranks": 1, "cpu_s": 10.0}, {"first_rank": 1, "ranks": 1, "cpu_s": 10.0}])
     shapes = [{"nodes": 1, "ranks_per_node": 1}, {"nodes": 1, "ranks_per_node": 4}]
