@@ -96,6 +96,8 @@ def test_shapes_of_nodes(slurm):
         3, 128, 515000, {"a100": 4, "v100": 2}, {"ib", "nvme"}, True,
     )  # fmt: skip
     assert (one.gpus, one.features, one.is_usable) == ({}, frozenset(), False)
+    (held,) = node_shapes(slurm("sinfo", "n5@1@64@257000@(null)@(null)@reserved@n5@\n"), "main")
+    assert held.is_usable and held.is_reserved
 
 
 def test_a_reservation_and_none(slurm):
@@ -106,6 +108,7 @@ def test_a_reservation_and_none(slurm):
         1,
         ("IGNORE_JOBS", "SPEC_NODES"),
     )
+    assert (found.users, found.accounts, found.groups) == (("root",), (), ())
     assert reservations(slurm("scontrol", error="Reservation class not found"), "class") == []
     with pytest.raises(SchedulerRefusedError):
         reservations(slurm("scontrol", error="Unable to contact slurm controller"), "class")

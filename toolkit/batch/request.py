@@ -33,6 +33,7 @@ class Request:
     gpus_per_node: int
     gpu_type: str
     gpu_option: str
+    gres: tuple[str, ...]  # names of all that --gres asks for
     time_s: int | None
     has_time: bool
     account: str
@@ -71,6 +72,7 @@ def request_of(job: ResolvedJob, once: Sequence[str] = ()) -> Request:
         ranks_per_node=table.ranks_per_node, cpus_per_node=cpus,
         memory_mib=_memory_mib(job, words, cpus, gpus),
         gpus_per_node=gpus, gpu_type=gpu_type, gpu_option=gpu_option,
+        gres=_gres((gpu_option, *words)),
         time_s=table.time_s, has_time=bool(table.time),
         account=table.account, qos=table.qos, reservation=last_value_of(words, "reservation"),
         features=_features(table.constraint),
@@ -87,6 +89,11 @@ def _gpus(words: Sequence[str]) -> tuple[int, str]:
     found = gpus_of(f"gpu:{plain}") if plain else gpus_of(last_value_of(words, "gres"))
     named = [kind for kind in found if kind]
     return sum(found.values()), named[0] if len(named) == 1 else ""
+
+
+def _gres(words: Sequence[str]) -> tuple[str, ...]:
+    asked = (one.strip().removeprefix("gres/").partition(":")[0] for one in last_value_of(words, "gres").split(","))
+    return tuple(name.partition("=")[0] for name in asked if name not in ("", "none"))
 
 
 def _memory_mib(job: ResolvedJob, words: Sequence[str], cpus: int, gpus: int) -> float | None:

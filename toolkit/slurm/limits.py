@@ -45,6 +45,7 @@ class PartitionLimits:
     qos: str
     billing_weights: Mapping[str, float]
     nodes: str = ""  # a hostlist
+    requires_reservation: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,20 @@ class NodeShape:
     gpus: Mapping[str, int]
     features: frozenset[str]
     is_usable: bool
+    is_reserved: bool = False  # for a reservation that has begun
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation, with flags such as FLEX."""
+    """A reservation, with flags such as FLEX; whose it is, () for everybody's."""
 
     name: str
     end: datetime | None  # the cluster's local time
     nodes: int
     flags: tuple[str, ...]
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
 
 
 def cluster_settings(slurm: Slurm) -> dict[str, str]:
@@ -105,7 +110,7 @@ def node_shapes(slurm: Slurm, partitions: str) -> list[NodeShape]:
     shapes = {
         names: NodeShape(
             int(count), names, int(cpus), int(memory), gpus_of(gres), frozenset(filter(None, features.split(","))),
-            not _UNUSABLE.match(state) and not state.endswith("*"),
+            not _UNUSABLE.match(state) and not state.endswith("*"), is_reserved=state.lower().startswith("reserved"),
         )
         for names, count, cpus, memory, gres, features, state in rows
         if count.isdigit() and cpus.isdigit() and memory.isdigit()
@@ -128,7 +133,8 @@ def reservations(slurm: Slurm, name: str) -> list[Reservation]:
     return [
         Reservation(
             block.get("ReservationName") or "", _moment(block.get("EndTime") or ""), _count(block, "NodeCnt") or 0,
-            flags=_names(block, "Flags"),
+            flags=_names(block, "Flags"), users=_names(block, "Users"), accounts=_names(block, "Accounts"),
+            groups=_names(block, "Groups"),
         )
         for block in _blocks(text, "ReservationName")
     ]  # fmt: skip
@@ -165,6 +171,7 @@ def _partition(block: Block) -> PartitionLimits:
         qos="" if _text(block, "QoS") == "N/A" else _text(block, "QoS"),
         billing_weights=parse_weights(_text(block, "TRESBillingWeights")),
         nodes=_text(block, "Nodes"),
+        requires_reservation=_text(block, "ReqResv") == "YES",
     )
 
 

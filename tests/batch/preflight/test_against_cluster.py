@@ -51,11 +51,13 @@ def test_nothing_is_found_where_nothing_is_wrong(resolved, cluster):
     [
         ("nodes = 5", {}, "job.nodes", "5 nodes, but partition main has 4", "nodes = 4"),
         ("nodes = 3", {"max_nodes": 2}, "job.nodes", "3 nodes, but partition main gives a job at most 2", "nodes = 2"),
+        ('nodes = "1-3"', {"max_nodes": 2}, "job.nodes", "up to 3 nodes, but partition main gives a job at most 2", 'nodes = "1-2"'),
         ("nodes = 1", {"min_nodes": 2}, "job.nodes", "1 node, but partition main is for jobs of 2 or more", "nodes = 2, or another partition"),
         ('time = "2-0"', {}, "job.time", "2-00:00:00, but partition main gives at most 1-00:00:00", 'time = "1-00:00:00"'),
         ('time = "UNLIMITED"', {}, "job.time", "UNLIMITED, but partition main gives at most 1-00:00:00", 'time = "1-00:00:00"'),
         ('partition = "mian"', {}, "job.partition", "this cluster has no partition 'mian'", 'partition = "main"'),
         ("", {"state": "INACTIVE"}, "job.partition", "partition main is INACTIVE and takes no jobs", "give another with -p"),
+        ("", {"requires_reservation": True}, "job.partition", "partition main takes no job outside a reservation (ReqResv)", "give yours with --set job.sbatch=--reservation=NAME, or another with -p"),
         ("", {"is_default": False}, "job.partition", "the cluster has no default partition", "give one of main with -p"),
         ("cpus_per_rank = 3", {"max_cpus_per_node": 2}, "job.cpus_per_rank", "3 CPUs per node, but partition main gives at most 2", "cpus_per_rank = 2"),
         ("mem_gb_per_node = 3", {"max_memory_per_node_mib": 2048.0}, "job.mem_gb_per_node", "3 GiB per node, but partition main gives at most 2", "mem_gb_per_node = 2"),
@@ -78,6 +80,7 @@ def test_the_limits_of_a_partition(resolved, cluster, keys, partition, where, wh
         ("gpus_per_node = 5", "", "job.gpus_per_node", "5 GPUs per node, but the node with most has 4", "gpus_per_node = 4"),
         ("gpus_per_node = 2", TYPED, "gpu.request", "no node here has GPUs of type h100: they have a100", "name a100 in --gres=gpu:h100:2"),
         ('sbatch = ["--gres=gpu:v100:1"]', "", "job.sbatch", "no node here has GPUs of type v100: they have a100", "name a100 in job.sbatch"),
+        ('sbatch = ["--gres=gpu:1,fpga:2"]', "", "job.sbatch", "this cluster has no generic resource 'fpga': it knows gpu (GresTypes of slurm.conf)", "leave fpga out of --gres"),
         ('constraint = "gold|ib&gold"', "", "job.constraint", "no node here has gold or gold with ib: they have ib, nvme", "mend -C; `sinfo -o '%N %f'` shows each node's"),
         ('sbatch = ["--mem-per-cpu=9G"]\ncpus_per_rank = 2', "", "job.mem_gb_per_node", "the job asks for 18 GiB per node, but the largest node has 15.6", "mem_gb_per_node = 15"),
     ],
@@ -112,7 +115,12 @@ def test_nodes_that_are_down_are_waited_for(resolved, cluster):
     assert found(resolved("nodes = 2"), cluster([up, down])) == []
     finding = one(resolved("nodes = 3"), cluster([up, down]))
     assert (finding.severity, finding.fix) == ("warning", "nodes = 2")
-    assert "of the 4 that fit 2 are down or drained" in finding.what
+    assert "of the 4 that fit 2 are down, drained or reserved" in finding.what
+    held = replace(down, is_usable=True, is_reserved=True)
+    assert one(resolved("nodes = 3"), cluster([up, held])).severity == "warning"
+    assert found(resolved('nodes = 3\nsbatch = ["--reservation=class"]'), cluster([up, held])) == []
+    two = [replace(up, names="a[1-2]"), replace(down, names="b[1-2]")]
+    assert one(resolved('nodes = 2\nexclude = "a1"'), cluster(two, nodes="a[1-2],b[1-2]")).fix == "nodes = 1"
 
 
 def test_gpus_in_the_clusters_dialect(resolved, cluster):
@@ -242,6 +250,8 @@ def test_default_memory_beyond_the_partitions(resolved, cluster):
     said = one(resolved("cpus_per_rank = 4"), told)
     assert "DefMemPerCPU x 4 CPUs is 7.8 GiB per node, but partition main gives at most 3.9" in said.what
     assert said.fix == "mem_gb_per_node = 3" and found(resolved("cpus_per_rank = 2"), told) == []
+    whole = one(resolved('sbatch = ["--exclusive"]'), told)
+    assert "DefMemPerCPU x 8 CPUs is 15.6 GiB per node, but partition main gives at most 3.9" in whole.what
 
 
 def test_of_a_limit_that_several_have_the_first_counts(resolved, cluster):
@@ -263,6 +273,27 @@ def test_of_a_limit_that_several_have_the_first_counts(resolved, cluster):
         cluster, of_qos=Limits(flags=frozenset({"PartitionTimeLimit", "PartitionMaxNodes"})), max_time_s=60, max_nodes=1
     )
     assert found(job, short) == []
+
+
+def test_whose_a_reservation_is(resolved, cluster, monkeypatch):
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    job = resolved('time = "20"\naccount = "chem"\nsbatch = ["--reservation=class"]')
+    later = datetime.now() + timedelta(hours=1)
+
+    def of(**whose):
+        return found(job, replace(cluster(), reservations=[Reservation("class", later, 2, (), **whose)]))
+
+    (refusal,) = of(users=("bob", "eve"))
+    assert (refusal.severity, refusal.what) == ("refusal", "reservation class is for bob, eve, and you are ada")
+    (warning,) = of(users=("bob",), accounts=("physics",))
+    assert warning.severity == "warning" and "not for account chem" in warning.what
+    for whose in (
+        {"users": ("ada",)},
+        {"accounts": ("chem",)},
+        {"users": ("-bob",)},
+        {"users": ("bob",), "groups": ("g",)},
+    ):
+        assert of(**whose) == []
 
 
 def test_a_reservation_that_jobs_may_outlast(resolved, cluster):
@@ -316,6 +347,7 @@ def test_a_qos_goes_past_the_time_limit_that_the_site_file_names_too(resolved, t
     [
         ('nodelist = "n[4-5]"', "job.nodelist", "this cluster has no node 'n5'", "give some of n1, n2, n3, n4 with -w"),
         ('nodelist = "n2,m1"', "job.nodelist", "node m1 is in no partition of the job", "give some of n1, n2, n3, n4 with -w, or another partition with -p"),
+        ('nodelist = "n[1-2]"', "job.nodelist", "2 nodes named, and the job takes 1", "nodes = 2, or give fewer with -w"),
         ('exclude = "n9"', "job.exclude", "this cluster has no node 'n9'", "give some of n1, n2, n3, n4 with -x"),
         ('exclude = "n[1-4]"', "job.exclude", "n[1-4] leaves none of n1, n2, n3, n4, and the job takes 1", "give fewer with -x"),
         ('sbatch = ["-x n[2-4]"]\nnodes = 2', "job.exclude", "n[2-4] leaves 1 node of n1, n2, n3, n4, and the job takes 2", "give fewer with -x, or nodes = 1"),

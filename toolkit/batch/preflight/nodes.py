@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from toolkit.batch.preflight.cluster import Cluster
 from toolkit.batch.preflight.finding import About, Finding
@@ -18,19 +19,20 @@ from toolkit.slurm.tres import memory_mib
 def against_nodes(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
     """What no node has, or too few; and what Slurm's way to choose GPUs does not understand."""
     yield from _gpu_dialect(About(job, "gpu_dialect"), request, cluster)
+    yield from _other_gres(About(job, "gpu_dialect"), request, cluster)
     shapes = cluster.shapes or ()
     if not shapes:
         return
-    asked_mib, whose = _memory(job, request, cluster)
+    asked_mib, whose = _memory(job, request, cluster, request.cpus_per_node)
     alone = [
-        *_default_memory(About(job, "memory"), request, asked_mib, whose, cluster),
+        *_default_memory(job, request, cluster, shapes),
         *_cpus(About(job, "cpus"), request, shapes),
         *_memory_of_nodes(About(job, "memory"), asked_mib, whose, shapes),
         *_gpus(About(job, "gpus"), request, shapes),
         *_features(About(job, "constraint"), request, shapes),
     ]
     yield from _named_nodes(About(job, "nodes"), request, cluster, shapes)
-    yield from alone or _together(About(job, "nodes"), request, asked_mib, shapes)
+    yield from alone or _together(About(job, "nodes"), request, asked_mib, _without_excluded(request, shapes))
 
 
 def _named_nodes(about: About, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]) -> Iterator[Finding]:
@@ -45,6 +47,9 @@ def _named_nodes(about: About, request: Request, cluster: Cluster, shapes: Seque
     if elsewhere := [name for name in wanted if name in everywhere and name not in here]:
         what = f"node {elsewhere[0]} is in no partition of the job"
         yield about.refuse("job.nodelist", what, f"give some of {_some(here)} with -w, or another partition with -p")
+    if len(set(wanted)) > request.max_nodes and set(wanted) <= set(here):
+        what = f"{counted(len(set(wanted)), 'node')} named, and the job takes {request.max_nodes}"
+        yield about.refuse("job.nodelist", what, f"nodes = {len(set(wanted))}, or give fewer with -w")
     left = [name for name in here if name not in unwanted]
     if len(left) < request.min_nodes <= len(here):
         leaves = f"leaves {counted(len(left), 'node')} of {_some(here)}" if left else f"leaves none of {_some(here)}"
@@ -53,6 +58,13 @@ def _named_nodes(about: About, request: Request, cluster: Cluster, shapes: Seque
             f"{request.exclude} {leaves}, and the job takes {request.min_nodes}",
             f"give fewer with -x, or nodes = {len(left)}" if left else "give fewer with -x",
         )
+
+
+def _without_excluded(request: Request, shapes: Sequence[NodeShape]) -> list[NodeShape]:
+    unwanted = set(_names_in(request.exclude))
+    if not unwanted:
+        return list(shapes)
+    return [replace(shape, nodes=len({*expand_hostlist(shape.names)} - unwanted)) for shape in shapes]
 
 
 def _names_in(hosts: str) -> list[str]:
@@ -85,8 +97,20 @@ def _gpu_dialect(about: About, request: Request, cluster: Cluster) -> Iterator[F
         )
 
 
-def _memory(job: ResolvedJob, request: Request, cluster: Cluster) -> tuple[float | None, str]:
-    """What a node must have in MiB, and where that is said: a job that asks for none gets the cluster's default."""
+def _other_gres(about: About, request: Request, cluster: Cluster) -> Iterator[Finding]:
+    """Generic resources that are no GPUs, by their names alone."""
+    kinds = [kind for kind in cluster.settings.get("GresTypes", "").split(",") if kind]
+    if unknown := [name for name in request.gres if name not in (*kinds, "gpu")]:
+        knows = f"it knows {', '.join(kinds)}" if kinds else "it knows none"
+        what = f"this cluster has no generic resource {unknown[0]!r}: {knows} (GresTypes of slurm.conf)"
+        yield about.refuse("job.sbatch", what, f"leave {unknown[0]} out of --gres")
+
+
+def _memory(job: ResolvedJob, request: Request, cluster: Cluster, cpus: int) -> tuple[float | None, str]:
+    """What a node must have in MiB, and where that is said: a job that asks for none gets the cluster's default.
+
+    `cpus` are those of a node that the default counts.
+    """
     if request.memory_mib is not None:
         return request.memory_mib, "the job asks for"
     partition = next(iter(cluster.chosen(request)), None)
@@ -101,8 +125,7 @@ def _memory(job: ResolvedJob, request: Request, cluster: Cluster) -> tuple[float
     if of_node:
         return of_node, f"the job asks for none, and DefMemPerNode of {job.site.name} is"
     if of_cpu:
-        cpus = counted(request.cpus_per_node, "CPU")
-        return of_cpu * request.cpus_per_node, f"the job asks for none, and DefMemPerCPU x {cpus} is"
+        return of_cpu * cpus, f"the job asks for none, and DefMemPerCPU x {counted(cpus, 'CPU')} is"
     return None, ""
 
 
@@ -117,9 +140,13 @@ def _cpus(about: About, request: Request, shapes: Sequence[NodeShape]) -> Iterat
 
 
 def _default_memory(
-    about: About, request: Request, asked_mib: float | None, whose: str, cluster: Cluster
+    job: ResolvedJob, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]
 ) -> Iterator[Finding]:
     """A default beyond MaxMemPerNode of the partition: Slurm takes the job, and lets it wait for ever."""
+    about, cpus = About(job, "memory"), request.cpus_per_node
+    if request.whole_nodes:  # with all their CPUs, and the default for each
+        cpus = max(cpus, min(shape.cpus for shape in shapes))
+    asked_mib, whose = _memory(job, request, cluster, cpus)
     chosen = cluster.chosen(request)
     most_mib = chosen[0].max_memory_per_node_mib if len(chosen) == 1 else None
     if request.memory_mib is None and asked_mib is not None and most_mib is not None and asked_mib > most_mib:
@@ -182,7 +209,7 @@ def _together(
 ) -> Iterator[Finding]:
     """Each thing is somewhere; is all of it on enough nodes?"""
     fitting = [shape for shape in shapes if _fits(shape, request, asked_mib)]
-    have, usable = (sum(one.nodes for one in group) for group in (fitting, [one for one in fitting if one.is_usable]))
+    have, usable = sum(one.nodes for one in fitting), sum(one.nodes for one in fitting if _is_usable(one, request))
     if have < request.min_nodes <= sum(shape.nodes for shape in shapes):
         yield about.refuse(
             "job.nodes",
@@ -193,10 +220,14 @@ def _together(
     elif usable < request.min_nodes <= have:
         yield about.warn(
             "job.nodes",
-            f"{counted(request.min_nodes, 'node')}, and of the {have} that fit {have - usable} are down or drained: "
+            f"{counted(request.min_nodes, 'node')}, and of the {have} that fit {have - usable} are down, drained or reserved: "
             "the job waits for one",
             f"nodes = {usable}" if usable else "wait, or give another partition with -p",
         )
+
+
+def _is_usable(shape: NodeShape, request: Request) -> bool:
+    return shape.is_usable and (not shape.is_reserved or bool(request.reservation))
 
 
 def _fits(shape: NodeShape, request: Request, asked_mib: float | None) -> bool:

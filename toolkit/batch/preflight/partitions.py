@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import grp
 import os
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from toolkit.batch.request import Request
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
 from toolkit.errors import counted
-from toolkit.slurm.limits import PartitionLimits
+from toolkit.slurm.limits import PartitionLimits, Reservation
 from toolkit.slurm.times import format_slurm_time
 
 
@@ -78,6 +79,7 @@ def against_reservation(job: ResolvedJob, request: Request, cluster: Cluster) ->
                 f"{format_slurm_time(request.time_s)}, but reservation {reservation.name} ends in {format_slurm_time(left_s)}",
                 f'time = "{_in_minutes(left_s)}", or leave --reservation out',
             )
+    yield from _may_use(about, cluster.with_defaults(request), reservation)
     if reservation.nodes and request.min_nodes > reservation.nodes and "FLEX" not in reservation.flags:
         yield about.refuse(
             "job.nodes",
@@ -86,11 +88,30 @@ def against_reservation(job: ResolvedJob, request: Request, cluster: Cluster) ->
         )
 
 
+def _may_use(about: About, request: Request, reservation: Reservation) -> Iterator[Finding]:
+    """Whose a reservation is. Lists of who may not (`-NAME`) and of groups are Slurm's to judge."""
+    named = (*reservation.users, *reservation.accounts)
+    if not named or reservation.groups or any(name.startswith("-") for name in named):
+        return
+    if getpass.getuser() in reservation.users or request.account in reservation.accounts:
+        return
+    what = f"reservation {reservation.name} is for {', '.join(named[:6])}"
+    if not reservation.accounts:
+        yield about.refuse("job.sbatch", f"{what}, and you are {getpass.getuser()}", "leave --reservation out")
+    elif request.account:  # it is also for accounts below those, and which they are is not known here
+        yield about.warn("job.sbatch", f"{what}, and not for account {request.account}", "give one of them with -A")
+
+
 def _against(
     job: ResolvedJob, request: Request, partition: PartitionLimits, beyond: frozenset[str]
 ) -> Iterator[Finding]:
     """`beyond` are the flags of the job's QOS: some let it go past a partition's limits."""
     yield from _state(About(job, "partition"), partition)
+    if partition.requires_reservation and not request.reservation:
+        what = f"partition {partition.name} takes no job outside a reservation (ReqResv)"
+        yield About(job, "partition").refuse(
+            "job.partition", what, "give yours with --set job.sbatch=--reservation=NAME, or another with -p"
+        )
     if "PartitionTimeLimit" not in beyond:
         yield from _time(About(job, "time"), request, partition)
     yield from _nodes(About(job, "nodes"), request, partition, beyond)
@@ -131,6 +152,11 @@ def _nodes(about: About, request: Request, partition: PartitionLimits, beyond: f
     if request.min_nodes > most:
         gives = "has" if most == partition.total_nodes else "gives a job at most"
         yield about.refuse("job.nodes", f"{asked}, but partition {partition.name} {gives} {most}", f"nodes = {most}")
+    elif is_limited and request.max_nodes > (partition.max_nodes or 0):  # the whole range counts, as for sbatch -N
+        up_to = (
+            f"up to {request.max_nodes} nodes, but partition {partition.name} gives a job at most {partition.max_nodes}"
+        )
+        yield about.refuse("job.nodes", up_to, f'nodes = "{request.min_nodes}-{most}"')
     if request.max_nodes < partition.min_nodes and "PartitionMinNodes" not in beyond:
         yield about.refuse(
             "job.nodes",
