@@ -110,9 +110,7 @@ class CommandLine:
 
     def __call__(self, *argv: object) -> Said:
         from toolkit.cli.main import main
-        from toolkit.slurm import silence
 
-        silence._silent.clear()  # a new process remembers nothing
         self.capture.readouterr()
         self.patch.setattr(sys, "argv", ["toolkit", *map(str, argv)])
         with pytest.raises(SystemExit) as end:

@@ -257,7 +257,7 @@ def test_a_silent_controller_is_asked_once_by_a_command_and_again_later(command,
     silent = f"echo x >> {tmp_path}/asked; echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1"
     for name in ("squeue", "scancel", "sbatch"):
         command(name, silent)
-    slurm = Slurm(remembers=True)
+    slurm = Slurm(silences=silence.Silences())
     for asked in (["squeue"], ["scancel", "1"], ["squeue"]):
         with pytest.raises(SchedulerRefusedError, match="Unable to contact"):
             slurm.call(asked)
@@ -275,7 +275,8 @@ def test_a_silent_controller_is_asked_once_by_a_command_and_again_later(command,
 
 def test_a_refusal_is_no_silence(command):
     command("squeue", "echo 'Invalid user' >&2; exit 1")
+    slurm = Slurm(silences=silence.Silences())
     with pytest.raises(SchedulerRefusedError):
-        Slurm(remembers=True).call(["squeue"])
+        slurm.call(["squeue"])
     command("squeue", "echo 7")
-    assert Slurm(remembers=True).call(["squeue"]) == "7\n"
+    assert slurm.call(["squeue"]) == "7\n"

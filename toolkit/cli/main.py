@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 import toolkit
 from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, ToolkitError
+from toolkit.slurm.silence import one_command
 
 # name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -123,7 +124,8 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        result = cli.main(standalone_mode=False)
+        with one_command():
+            result = cli.main(standalone_mode=False)
         return result if isinstance(result, int) else 0
     except ToolkitError as error:
         for one in (error, *error.others):

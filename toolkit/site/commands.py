@@ -5,6 +5,7 @@ from __future__ import annotations
 from toolkit.config.site import SchedulerTable
 from toolkit.rundir.find import typed_path
 from toolkit.slurm.commands import Slurm
+from toolkit.slurm.silence import silences_of_this_command
 
 
 def slurm_of_site(scheduler: SchedulerTable, *, cluster: str = "", echo: bool = False) -> Slurm:
@@ -14,5 +15,5 @@ def slurm_of_site(scheduler: SchedulerTable, *, cluster: str = "", echo: bool = 
         configuration=str(typed_path(conf)) if conf else "",
         cluster=cluster or scheduler.cluster,
         echo=echo,
-        remembers=True,
+        silences=silences_of_this_command(),
     )

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
@@ -32,7 +32,7 @@ from toolkit.slurm.job_facts import (
 )
 from toolkit.slurm.records import UnreadableError, new_mark
 from toolkit.slurm.refusals import refusal_of
-from toolkit.slurm.silence import Controller, remember, silence_of, told_when_slow
+from toolkit.slurm.silence import Controller, Silences
 from toolkit.slurm.states import run_state
 
 _SCRUBBED = (
@@ -87,7 +87,8 @@ class Slurm:
     cluster: str = ""
     echo: bool = False  # print each command on stderr before it runs
     timeout_s: float = 30.0
-    remembers: bool = False  # a slurmctld that was silent a moment ago is not asked again
+    # A slurmctld that was silent a moment ago is not asked again; without them it is.
+    silences: Silences | None = field(default=None, compare=False, repr=False)
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment for Slurm's commands."""
@@ -109,14 +110,14 @@ class Slurm:
             UnknownClusterError: there is no such cluster.
             NoAnswerError: it did not answer in `timeout_s`, or was killed.
         """
-        if not self.remembers:
+        if self.silences is None:
             return self._ask(argv, base)
-        if (silence := silence_of(self._controller, argv)) is not None:
+        if (silence := self.silences.of(self._controller, argv)) is not None:
             raise silence
         try:
             return self._ask(argv, base)
         except SchedulerRefusedError as error:
-            remember(self._controller, argv, error)
+            self.silences.remember(self._controller, argv, error)
             raise
 
     @property
@@ -127,7 +128,7 @@ class Slurm:
         argv = for_cluster(argv, self.cluster)
         self._prepare(argv)
         try:
-            with told_when_slow(argv[0], self.timeout_s):
+            with (self.silences or Silences()).told_when_slow(argv[0], self.timeout_s):
                 done = subprocess.run(
                     argv, capture_output=True, text=True, errors="replace", env=self._environment_of(argv, base), timeout=self.timeout_s, check=False,
                 )  # fmt: skip

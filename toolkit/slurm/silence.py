@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from toolkit.errors import SchedulerRefusedError
 
@@ -19,37 +20,58 @@ _ASKING = ("squeue", "sinfo", "scontrol", "scancel")
 
 # PATH, the configuration and the cluster: what decides which slurmctld a command asks.
 Controller = tuple[str, str, str]
-_silent: dict[Controller, tuple[float, SchedulerRefusedError]] = {}
-_told_at = float("-inf")
+
+
+class Silences:
+    """The slurmctlds that were silent a moment ago, as one command of ours has met them."""
+
+    def __init__(self) -> None:
+        self._silent: dict[Controller, tuple[float, SchedulerRefusedError]] = {}
+        self._told_at = float("-inf")
+
+    @contextmanager
+    def told_when_slow(self, command: str, timeout_s: float) -> Iterator[None]:
+        """Say on stderr after `SLOW_S` that a command waits for Slurm, and for how long it may."""
+        timer = threading.Timer(SLOW_S, self._tell, [command, timeout_s])
+        timer.daemon = True
+        if timeout_s > 2 * SLOW_S:  # of a shorter wait there is nothing to tell
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _tell(self, command: str, timeout_s: float) -> None:
+        if time.monotonic() - self._told_at >= SLOW_S:  # several questions at a time are one silence
+            self._told_at = time.monotonic()
+            sys.stderr.write(
+                f"toolkit: Slurm does not answer {command} yet; it is waited for up to {timeout_s:.0f} s\n"
+            )
+
+    def of(self, controller: Controller, argv: Sequence[str]) -> SchedulerRefusedError | None:
+        """The failure of a moment ago, where a slurmctld that was silent then would be asked again."""
+        when, error = self._silent.get(controller, (float("-inf"), None))
+        return copy.copy(error) if argv[0] in _ASKING and time.monotonic() - when < REMEMBERED_S else None
+
+    def remember(self, controller: Controller, argv: Sequence[str], error: SchedulerRefusedError) -> None:
+        """Keep a failure that was slurmctld's silence; what it refused, it has answered."""
+        if argv[0] in _ASKING and any(words in error.message.lower() for words in _WORDS):
+            self._silent[controller] = (time.monotonic(), error)
+
+
+_OF_THIS_COMMAND: ContextVar[Silences | None] = ContextVar("silences of this command", default=None)
 
 
 @contextmanager
-def told_when_slow(command: str, timeout_s: float) -> Iterator[None]:
-    """Say on stderr after `SLOW_S` that a command waits for Slurm, and for how long it may."""
-    timer = threading.Timer(SLOW_S, _tell, [command, timeout_s])
-    timer.daemon = True
-    if timeout_s > 2 * SLOW_S:  # of a shorter wait there is nothing to tell
-        timer.start()
+def one_command() -> Iterator[None]:
+    """Within, what asks Slurm for one command remembers together; a program that calls our functions remembers nothing."""
+    before = _OF_THIS_COMMAND.set(Silences())
     try:
         yield
     finally:
-        timer.cancel()
+        _OF_THIS_COMMAND.reset(before)
 
 
-def _tell(command: str, timeout_s: float) -> None:
-    global _told_at
-    if time.monotonic() - _told_at >= SLOW_S:  # several questions at a time are one silence
-        _told_at = time.monotonic()
-        sys.stderr.write(f"toolkit: Slurm does not answer {command} yet; it is waited for up to {timeout_s:.0f} s\n")
-
-
-def silence_of(controller: Controller, argv: Sequence[str]) -> SchedulerRefusedError | None:
-    """The failure of a moment ago, where a slurmctld that was silent then would be asked again."""
-    when, error = _silent.get(controller, (float("-inf"), None))
-    return copy.copy(error) if argv[0] in _ASKING and time.monotonic() - when < REMEMBERED_S else None
-
-
-def remember(controller: Controller, argv: Sequence[str], error: SchedulerRefusedError) -> None:
-    """Keep a failure that was slurmctld's silence; what it refused, it has answered."""
-    if argv[0] in _ASKING and any(words in error.message.lower() for words in _WORDS):
-        _silent[controller] = (time.monotonic(), error)
+def silences_of_this_command() -> Silences | None:
+    """What the command that this is part of has met; None outside of one."""
+    return _OF_THIS_COMMAND.get()

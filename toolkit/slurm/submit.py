@@ -152,7 +152,7 @@ def _sbatch(slurm: Slurm, words: Sequence[str]) -> str:
 
 def _wait_for_answer(slurm: Slurm, token: str, deadline: float) -> str | None:
     """The job id; None once Slurm said twice, SETTLE_S apart, that there is no such job."""
-    asking = replace(slurm, timeout_s=min(slurm.timeout_s, QUESTION_S), remembers=False)
+    asking = replace(slurm, timeout_s=min(slurm.timeout_s, QUESTION_S), silences=None)
     absent_since: float | None = None
     pauses = list(_PAUSES_S)
     while True:
