@@ -206,19 +206,20 @@ def _measure(world: World, request: BenchRequest, *, as_json: bool) -> Measureme
 def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_json: bool) -> tuple[Measurement, int]:
     """Run the job of this name here: (what it measured, its exit code)."""
     from toolkit.batch.submission import create
+    from toolkit.cli.asked import AskedJob
     from toolkit.cli.here import follow_here, resolve_here
-    from toolkit.cli.submit import runs_folder_of
     from toolkit.config.shipped import shipped_jobs
     from toolkit.metrics.collectives import FILE, read_measurement
 
     try:
         if ranks is not None:
             request.check_ranks(ranks)
-        resolved = resolve_here(str(shipped_jobs()[JOB]), None, _settings(request), {"ntasks": ranks})
+        asked = AskedJob(str(shipped_jobs()[JOB]), runs=runs, settings=_settings(request), shape={"ntasks": ranks})
+        resolved = resolve_here(asked)
         _check_job(request, resolved)
     except ToolkitError as error:
         raise _by_option(error) from None
-    directory = create(resolved, runs_folder_of(runs, resolved), here=True)
+    directory = create(resolved, asked.runs_folder(resolved), here=True)
     code = follow_here(directory, resolved, 0, partial(echo_log, err=True) if as_json else _echo)
     path = directory.metrics / FILE
     if code and not path.exists():

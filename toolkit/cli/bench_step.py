@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.asked import AskedJob
 from toolkit.cli.named import JOB, RUN, SITE
 from toolkit.cli.options import echo_log, find, job_options, runs_option
 from toolkit.errors import ToolkitError
@@ -49,7 +50,7 @@ def step(
     if result is not None:
         _print(_stored(result, runs), as_json=as_json)
         return
-    found, code = _measured(job, steps, warmup, site, runs, settings, values)
+    found, code = _measured(AskedJob(job, (), site, runs, settings, values), steps, warmup)
     _print(found, as_json=as_json)
     sys.exit(code)
 
@@ -63,14 +64,10 @@ def _stored(result: str, runs: Path | None) -> StepProfile:
     return read_profile(path if path.is_file() else find(result, runs).metrics / FILE)
 
 
-def _measured(
-    job: str, steps: int, warmup: int, site: str | None, runs: Path | None, settings: tuple[str, ...],
-    values: dict[str, Any],
-) -> tuple[StepProfile, int]:  # fmt: skip
+def _measured(asked: AskedJob, steps: int, warmup: int) -> tuple[StepProfile, int]:
     """Run the job for so many steps: (what its steps took, its exit code)."""
     from toolkit.batch.submission import create
     from toolkit.cli.here import follow_here, resolve_here
-    from toolkit.cli.submit import runs_folder_of
     from toolkit.metrics.step_profile import FILE, read_profile
 
     for name, value, least in (("--steps", steps, 1), ("--warmup", warmup, 0)):
@@ -80,10 +77,10 @@ def _measured(
     length = (f"train.steps={warmup + steps + 1}", f"train.profile_from={warmup + 1}", f"train.profile_steps={steps}")
     later = " ".join(f"--set {setting}" for setting in length[1:])
     resolved = resolve_here(
-        job, site, (*settings, *length, "restart.crashes=0"), values,
-        of_several=f"`toolkit submit {job} {later}`, then `toolkit bench step --result last`",
-    )  # fmt: skip
-    directory = create(resolved, runs_folder_of(runs, resolved), here=True)
+        replace(asked, settings=(*asked.settings, *length, "restart.crashes=0")),
+        of_several=f"`toolkit submit {asked.job} {later}`, then `toolkit bench step --result last`",
+    )
+    directory = create(resolved, asked.runs_folder(resolved), here=True)
     code = follow_here(directory, resolved, 0, partial(echo_log, err=True))
     path = directory.metrics / FILE
     if code and not path.exists():
@@ -96,8 +93,8 @@ def _print(found: StepProfile, *, as_json: bool) -> None:
     from toolkit.metrics.step_table import lines_of
 
     if as_json:
-        advice = [dataclasses.asdict(one) for one in advise(found)]
-        click.echo(json.dumps(dataclasses.asdict(found) | {"advice": advice}, allow_nan=False))
+        advice = [asdict(one) for one in advise(found)]
+        click.echo(json.dumps(asdict(found) | {"advice": advice}, allow_nan=False))
         return
     for line in lines_of(found):
         click.echo(line)

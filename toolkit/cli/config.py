@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.asked import AskedJob
 from toolkit.cli.named import JOB, SITE
-from toolkit.cli.options import print_command_option, resolver, say
+from toolkit.cli.options import print_command_option, say
 
 if TYPE_CHECKING:
     from toolkit.config.origins import Origin
@@ -50,7 +51,7 @@ def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: b
         else:
             print_values(chosen.values(), chosen.origins, with_origin=origin)
         return
-    resolved = resolve_on(resolver(job, settings), chosen, say, echo=echo)
+    resolved = resolve_on(AskedJob(job, settings=settings).resolver(), chosen, say, echo=echo)
     if as_json:
         click.echo(json.dumps(shown_job(resolved)))
     else:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from toolkit.cli.asked import AskedJob, asks_for_job
 from toolkit.cli.named import SESSION
-from toolkit.cli.options import echo_log, print_command_option, resolver, sbatch_options_of
-from toolkit.cli.submit import new_run, runs_folder_of
+from toolkit.cli.options import echo_log, print_command_option
 
 if TYPE_CHECKING:
     from toolkit.config.resolved import ResolvedJob
@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@new_run
+@asks_for_job
 @click.option("--session", type=SESSION, metavar="NAME", help="On the nodes of this session (`toolkit session ls`).")
 @print_command_option
-def run(
-    job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...], session: str | None,
-    echo: bool, **values: Any,
-) -> None:  # fmt: skip
+def run(asked: AskedJob, session: str | None, echo: bool) -> None:
     """Run JOB here and now: with srun inside an allocation, else on this machine. Ctrl-C saves and ends it.
 
     An allocation gives its nodes, and the tasks on each node that salloc was asked for.
@@ -41,8 +38,8 @@ def run(
     from toolkit.batch.submission import create
 
     inside = _session_site(session, echo=echo) if session else None
-    resolved = resolve_here(job, site, settings, values, argv, inside=inside)
-    live_here(create(resolved, runs_folder_of(runs, resolved), here=True), resolved, 0, echo=echo)
+    resolved = resolve_here(asked, inside=inside)
+    live_here(create(resolved, asked.runs_folder(resolved), here=True), resolved, 0, echo=echo)
 
 
 def _session_site(name: str, *, echo: bool) -> Site:
@@ -52,9 +49,8 @@ def _session_site(name: str, *, echo: bool) -> Site:
 
 
 def resolve_here(
-    job: str, site: str | None, settings: tuple[str, ...], values: dict[str, Any], argv: tuple[str, ...] = (),
-    *, inside: Site | None = None, of_several: str = "`toolkit submit ...`",
-) -> ResolvedJob:  # fmt: skip
+    asked: AskedJob, *, inside: Site | None = None, of_several: str = "`toolkit submit ...`"
+) -> ResolvedJob:
     """The job as it is run here and now: on the nodes of the allocation that this is in, else on this machine.
 
     `inside` is the site of the session that this has entered; `of_several` is what to do with a job of several components.
@@ -63,30 +59,36 @@ def resolve_here(
     from toolkit.site.detect import choose_site
     from toolkit.site.partitions import resolve_in_allocation
 
-    refuse_shapes(resolver(job, settings, argv=argv)(None, {}), of_several)  # whatever the site, and before its flags
+    refuse_shapes(replace(asked, shape={}).resolver()(None, {}), of_several)  # whatever the site, and before its flags
     in_allocation = bool(os.environ.get("SLURM_JOB_ID"))
     usual = None if in_allocation or os.environ.get("TOOLKIT_SITE") else "local"
-    chosen = inside if inside is not None and site is None else choose_site(site or usual).site
+    chosen = inside if inside is not None and asked.site is None else choose_site(asked.site or usual).site
     if chosen.scheduler.kind == "slurm":
-        take_allocation(values, settings)
-    resolved = resolve_in_allocation(resolver(job, settings, values, argv), chosen)
+        asked = asked.shaped(shape_of_allocation(asked.shape, asked.settings))
+    resolved = resolve_in_allocation(asked.resolver(), chosen)
     check_here(resolved, os.environ)
-    sbatch_options_of(values, for_sbatch=False)
+    asked.sbatch_options(for_sbatch=False)
     return resolved
 
 
-def take_allocation(values: dict[str, Any], settings: tuple[str, ...]) -> None:
-    """Inside an allocation its nodes hold, and its tasks on each node where nothing else is said."""
+def shape_of_allocation(shape: Mapping[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
+    """What the allocation that this is in decides of a job's shape: its nodes, and its tasks on each where nothing else is said.
+
+    Empty where this is in none.
+    """
     from toolkit.batch.allocation import cluster_here, environment_of_allocation, nodes_of_allocation, tasks_per_node
 
     if not os.environ.get("SLURM_JOB_ID"):
-        return
+        return {}
     allocation = environment_of_allocation(os.environ)
-    values["clusters"] = cluster_here(os.environ, values.get("clusters"))
-    values["nodes"] = nodes_of_allocation(allocation, values.get("nodes"))
+    decided: dict[str, Any] = {
+        "clusters": cluster_here(os.environ, shape.get("clusters")),
+        "nodes": nodes_of_allocation(allocation, shape.get("nodes")),
+    }
     stated = any(setting.startswith("job.ranks_per_node") for setting in settings)
-    if not stated and values.get("ntasks") is None and values.get("ntasks_per_node") is None:
-        values["ntasks_per_node"] = tasks_per_node(allocation)
+    if not stated and shape.get("ntasks") is None and shape.get("ntasks_per_node") is None:
+        decided["ntasks_per_node"] = tasks_per_node(allocation)
+    return decided
 
 
 def live_here(directory: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = False) -> NoReturn:

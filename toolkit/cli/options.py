@@ -14,10 +14,7 @@ from toolkit.cli.named import PARTITION
 
 if TYPE_CHECKING:
     from toolkit.config.origins import Flag
-    from toolkit.config.resolved import ResolvedJob
-    from toolkit.config.site import Site
     from toolkit.rundir.layout import RunDirectory
-    from toolkit.site.partitions import Resolve
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -66,6 +63,19 @@ OF_SBATCH = {
 }
 
 
+def _argument(option: str) -> str:
+    """The argument in which click hands a value over."""
+    return option.removeprefix("--").replace("-", "_")
+
+
+# The arguments that `job_options` adds, but for `settings`.
+SHAPE = (
+    "ntasks",
+    *(_argument(letters[-1]) for letters, _, _ in _KEYS),
+    *(_argument(letters[-1]) for letters, _ in _RAW),
+)
+
+
 def job_options(function: Command) -> Command:
     """Add the shape options and --set; the command gets them as keyword arguments and hands them to `flags_of`."""
     for letters, key, text in reversed(_KEYS):
@@ -91,7 +101,7 @@ def _ranks_and_settings(function: Command) -> Command:
     )
 
 
-def flags_of(values: dict[str, Any], nodes_before: Callable[[], int | str]) -> dict[str, Flag]:
+def flags_of(values: Mapping[str, Any], nodes_before: Callable[[], int | str]) -> dict[str, Flag]:
     """The flags that were given, as `resolve_job` wants them.
 
     `nodes_before` tells the nodes that hold when -N is not given.
@@ -101,7 +111,7 @@ def flags_of(values: dict[str, Any], nodes_before: Callable[[], int | str]) -> d
 
     flags: dict[str, Flag] = {}
     for letters, key, _ in _KEYS:
-        value = values.get(letters[-1].removeprefix("--").replace("-", "_"))
+        value = values.get(_argument(letters[-1]))
         if value is not None:
             flags[key] = Flag(value, letters[0])
     if values.get("repeat") not in (None, "1"):  # what follows in turn is not requeued, too
@@ -111,39 +121,12 @@ def flags_of(values: dict[str, Any], nodes_before: Callable[[], int | str]) -> d
     return flags
 
 
-def resolver(
-    job: str, settings: tuple[str, ...], values: dict[str, Any] | None = None, argv: tuple[str, ...] = (), *,
-    limits: bool = True,
-) -> Resolve:  # fmt: skip
-    """What resolves JOB, with its options of the command line, on a site or on none.
-
-    Without `limits` those of the partition are left to who looks at the cluster; one that is being chosen must serve.
-    """
-    from toolkit.config.layers import resolve_job
-    from toolkit.config.shipped import find_job
-
-    path = find_job(job)
-
-    def nodes_before() -> int | str:
-        return resolve_job(path, site=None, environ=os.environ, settings=settings).nodes
-
-    flags = flags_of(values or {}, nodes_before)
-
-    def resolve(site: Site | None, more: Mapping[str, Flag]) -> ResolvedJob:
-        return resolve_job(
-            path, site=site, environ=os.environ, settings=settings, flags={**flags, **more}, argv=argv,
-            limits=limits or "job.partition" in more,
-        )  # fmt: skip
-
-    return resolve
-
-
 def say(told: str) -> None:
     """One line on stderr."""
     click.echo(f"toolkit: {told}", err=True)
 
 
-def sbatch_options_of(values: dict[str, Any], *, for_sbatch: bool) -> list[str]:
+def sbatch_options_of(values: Mapping[str, Any], *, for_sbatch: bool) -> list[str]:
     """-o, -e and -d as sbatch takes them: of this submission alone, behind the job's own, and the last one counts.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.here import live_here, take_allocation
+from toolkit.cli.here import live_here, shape_of_allocation
 from toolkit.cli.named import CHECKPOINT, RUN, SITE
 from toolkit.cli.options import find, flags_of, job_options, print_command_option, runs_option, sbatch_options_of
 from toolkit.cli.submit import after_option, announce, follow, force_option, parents_of, parsable_option, wait_option
@@ -84,7 +84,7 @@ def _prepare(
     chosen = choose_site(site).site if site else None
     scheduler = chosen.scheduler if chosen else recorded.scheduler
     if here and scheduler.kind == "slurm":
-        take_allocation(values, settings)
+        values = {**values, **shape_of_allocation(values, settings)}
     flags = flags_of(values, lambda: nodes_after(recorded, settings))
     options = sbatch_options_of(values, for_sbatch=scheduler.kind == "slurm" and not here)
     after = parents(recorded.model_copy(update={"scheduler": scheduler}))

@@ -15,9 +15,10 @@ from typing import Any
 
 import click
 
+from toolkit.cli.asked import AskedJob
 from toolkit.cli.each import for_each, refuse_at_last
 from toolkit.cli.named import JOB, SESSION, SITE
-from toolkit.cli.options import job_options, json_option, print_command_option, resolver, say, sbatch_options_of
+from toolkit.cli.options import job_options, json_option, print_command_option, say
 
 
 @click.group()
@@ -56,10 +57,11 @@ def start(
     check_name(name)
     if job is None:
         values["job_name"] = values["job_name"] or name  # so that squeue shows it
-    shape = job or str(files("toolkit.templates").joinpath("session.toml"))
+    lender = job or str(files("toolkit.templates").joinpath("session.toml"))
+    asked = AskedJob(lender, settings=settings, shape=values)
     chosen = choose_site(site).site
-    resolved = resolve_on(resolver(shape, settings, values, limits=False), chosen, say, echo=echo)
-    sbatch_options_of(values, for_sbatch=False)
+    resolved = resolve_on(asked.resolver(limits=False), chosen, say, echo=echo)
+    asked.sbatch_options(for_sbatch=False)
     check_request(resolved, name)
     tell_cost(look_first(resolved, None, site=chosen, instead=FORCED if force else "", echo=echo))
     made, process = request_session(resolved, name, echo=echo)

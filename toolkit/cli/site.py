@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.asked import AskedJob
 from toolkit.cli.named import JOB, PARTITION, SITE
-from toolkit.cli.options import job_options, json_option, print_command_option, resolver, runs_option, say, site_runs
+from toolkit.cli.options import job_options, json_option, print_command_option, runs_option, say, site_runs
 from toolkit.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -209,7 +210,8 @@ def partitions_command(
     from toolkit.site.detect import choose_site
     from toolkit.site.partitions import candidates
 
-    ranked, silence = candidates(resolver(job, settings, values), choose_site(site_name).site, echo=echo)
+    asked = AskedJob(job, settings=settings, shape=values)
+    ranked, silence = candidates(asked.resolver(), choose_site(site_name).site, echo=echo)
     if as_json:
         click.echo(json.dumps([asdict(one) | {"behind": _behind(one, ranked)} for one in ranked]))
     else:

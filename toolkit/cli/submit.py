@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.cli.asked import AskedJob, asks_for_job
 from toolkit.cli.letters import is_plain
-from toolkit.cli.named import JOB, RUN, SITE
-from toolkit.cli.options import (
-    Command,
-    find,
-    job_options,
-    json_option,
-    print_command_option,
-    resolver,
-    runs_option,
-    say,
-    sbatch_options_of,
-)
+from toolkit.cli.named import RUN
+from toolkit.cli.options import Command, find, json_option, print_command_option, say
 
 if TYPE_CHECKING:
     from toolkit.batch.parents import Parent
@@ -33,14 +23,6 @@ if TYPE_CHECKING:
 wait_option = click.option("--wait", is_flag=True, help="Follow the run to its end; the exit code is the job's.")
 parsable_option = click.option("--parsable", is_flag=True, help="Print `JOB_ID;RUN_ID` alone.")
 force_option = click.option("--force", is_flag=True, help="Submit what `toolkit preflight` refuses.")
-
-
-def new_run(function: Command) -> Command:
-    """Add what every command that makes a run takes: JOB, what follows `--`, the site, RUNS and the job's shape."""
-    function = runs_option(job_options(function))
-    site = click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
-    argv = click.argument("argv", nargs=-1, type=click.UNPROCESSED)
-    return click.argument("job", type=JOB)(argv(site(function)))
 
 
 def _sweep_options(function: Command) -> Command:
@@ -70,20 +52,11 @@ after_option = click.option(
 )
 
 
-def _resolve(
-    job: str, site: Site, settings: tuple[str, ...], values: dict[str, Any], argv: tuple[str, ...], *, echo: bool
-) -> ResolvedJob:
+def _resolve(asked: AskedJob, site: Site, *, echo: bool) -> ResolvedJob:
     """The job on its site; the limits of a partition that it names are looked at with the cluster's own."""
     from toolkit.site.partitions import resolve_on
 
-    return resolve_on(resolver(job, settings, values, argv, limits=False), site, say, echo=echo)
-
-
-def runs_folder_of(runs: Path | None, job: ResolvedJob) -> Path:
-    """RUNS for a job: --runs > TOOLKIT_RUNS > its site's > ./runs."""
-    from toolkit.rundir.find import runs_folder
-
-    return runs_folder(runs, os.environ, job.paths.runs)
+    return resolve_on(asked.resolver(limits=False), site, say, echo=echo)
 
 
 def announce(submitted: Submitted, *, parsable: bool) -> None:
@@ -103,7 +76,7 @@ def follow(run: RunDirectory, *, echo: bool) -> None:
 
 
 @click.command()
-@new_run
+@asks_for_job
 @_sweep_options
 @after_option
 @wait_option
@@ -112,9 +85,8 @@ def follow(run: RunDirectory, *, echo: bool) -> None:
 @print_command_option
 @click.option("--dry-run", is_flag=True, help="Print the script that would be submitted, and keep nothing.")
 def submit(
-    job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...],
-    sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], wait: bool, parsable: bool, force: bool,
-    echo: bool, dry_run: bool, **values: Any,
+    asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], wait: bool, parsable: bool,
+    force: bool, echo: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Submit JOB: a job file, or the name of a shipped job. What follows `--` goes to the job.
 
@@ -129,7 +101,7 @@ def submit(
     from toolkit.rundir.layout import discard_run
 
     instead = RENDERED if dry_run else FORCED if force else ""
-    resolved, run = _new(job, argv, site, runs, settings, sweeps, grid, after, values, instead=instead, echo=echo)
+    resolved, run = _new(asked, sweeps, grid, after, instead=instead, echo=echo)
     if dry_run:
         script = run.script(0).read_text(encoding="utf-8")
         discard_run(run)
@@ -141,8 +113,7 @@ def submit(
 
 
 def _new(
-    job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...],
-    sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], values: dict[str, Any], *, instead: str, echo: bool,
+    asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], *, instead: str, echo: bool,
 ) -> tuple[ResolvedJob, RunDirectory]:  # fmt: skip
     """A job with the values of its sweep and the runs that it follows, and its run directory."""
     from toolkit.batch.submission import create, uses_slurm
@@ -152,13 +123,13 @@ def _new(
 
     rows = read_sweep_options(sweeps, grid)
     if rows:
-        values["array"] = array_of(rows, values["array"])
-    chosen = choose_site(site).site
-    resolved = _resolve(job, chosen, settings, values, argv, echo=echo)
-    options = sbatch_options_of(values, for_sbatch=uses_slurm(resolved))
+        asked = asked.shaped({"array": array_of(rows, asked.shape["array"])})
+    chosen = choose_site(asked.site).site
+    resolved = _resolve(asked, chosen, echo=echo)
+    options = asked.sbatch_options(for_sbatch=uses_slurm(resolved))
     swept = resolve_sweep(resolved, chosen, rows) if rows else None
     warn_of_unread(resolved, rows)
-    folder = runs_folder_of(runs, resolved)
+    folder = asked.runs_folder(resolved)
     parents = parents_of(after, folder, resolved, echo=echo)
     cost = look_first(resolved, folder, site=chosen, once=options, instead=instead, echo=echo)
     run = create(resolved, folder, once=options, sweep=swept, after=parents)
@@ -176,15 +147,11 @@ def parents_of(after: tuple[str, ...], runs: Path | None, job: ResolvedJob, *, e
 
 
 @click.command()
-@new_run
+@asks_for_job
 @_sweep_options
 @after_option
 @print_command_option
-def render(
-    job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...],
-    sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], echo: bool,
-    **values: Any,
-) -> None:  # fmt: skip
+def render(asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], echo: bool) -> None:
     """Print the script of JOB, ready for sbatch; its empty run directory is made.
 
     \b
@@ -192,18 +159,15 @@ def render(
     """
     from toolkit.cli.preflight import RENDERED
 
-    _, run = _new(job, argv, site, runs, settings, sweeps, grid, after, values, instead=RENDERED, echo=echo)
+    _, run = _new(asked, sweeps, grid, after, instead=RENDERED, echo=echo)
     click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
 
 
 @click.command()
-@new_run
+@asks_for_job
 @json_option
 @print_command_option
-def preflight(
-    job: str, argv: tuple[str, ...], site: str | None, runs: Path | None, settings: tuple[str, ...], as_json: bool,
-    echo: bool, **values: Any,
-) -> None:  # fmt: skip
+def preflight(asked: AskedJob, as_json: bool, echo: bool) -> None:
     """Say whether JOB would run, and what it may cost; nothing is written. `submit` looks at the same first.
 
     \b
@@ -214,7 +178,7 @@ def preflight(
     from toolkit.cli.preflight import print_preflight
     from toolkit.site.detect import choose_site
 
-    chosen = choose_site(site).site
-    resolved = _resolve(job, chosen, settings, values, argv, echo=echo)
-    options = sbatch_options_of(values, for_sbatch=uses_slurm(resolved))
-    print_preflight(resolved, runs_folder_of(runs, resolved), site=chosen, once=options, as_json=as_json, echo=echo)
+    chosen = choose_site(asked.site).site
+    resolved = _resolve(asked, chosen, echo=echo)
+    options = asked.sbatch_options(for_sbatch=uses_slurm(resolved))
+    print_preflight(resolved, asked.runs_folder(resolved), site=chosen, once=options, as_json=as_json, echo=echo)

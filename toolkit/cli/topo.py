@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from toolkit.cli.asked import AskedJob
 from toolkit.cli.named import JOB
-from toolkit.cli.options import flags_of, mesh_options
+from toolkit.cli.options import mesh_options
 from toolkit.cli.topo_check import check
 from toolkit.cli.topo_plot import plot
 from toolkit.cli.topo_show import show
@@ -64,17 +64,10 @@ def groups(
     """
     from toolkit.cli.topo_traffic import job_step, read_model, traffic_of_job
     from toolkit.config.component_checks import refuse_components
-    from toolkit.config.layers import resolve_job
-    from toolkit.config.shipped import find_job
     from toolkit.topology.groups_shown import groups_as_json
     from toolkit.topology.placement import as_launched, place
 
-    path = find_job(job)
-
-    def nodes_before() -> int | str:
-        return resolve_job(path, site=None, environ=os.environ, settings=settings).nodes
-
-    resolved = resolve_job(path, site=None, environ=os.environ, settings=settings, flags=flags_of(shape, nodes_before))
+    resolved = AskedJob(job, settings=settings, shape=shape).resolver()(None, {})
     refuse_components(resolved, "groups are shown of nodes that are alike", "leave the components out")
     tiers = _tiers(resolved, machine, leaves, facts)
     if resolved.job.min_nodes != resolved.job.max_nodes:
