@@ -14,9 +14,10 @@ import click
 from toolkit.cli.ckpt_convert import export, import_
 from toolkit.cli.ckpt_diff import diff
 from toolkit.cli.ckpt_places import all_folders, changing, committed_folders, manifest_of, one_folder
-from toolkit.cli.ckpt_print import plain, reading_bar, size, speed
+from toolkit.cli.ckpt_print import reading_bar, size, speed
 from toolkit.cli.ckpt_prune import prune
 from toolkit.cli.ckpt_show import show
+from toolkit.cli.letters import plain
 from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import json_option, runs_option
 from toolkit.cli.table import print_table

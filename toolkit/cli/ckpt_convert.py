@@ -10,7 +10,7 @@ import click
 
 from toolkit.cli.ckpt_places import another_named, manifest_to_take, one_folder, refuse_empty
 from toolkit.cli.named import RUN_OR_STEP
-from toolkit.cli.options import runs_option
+from toolkit.cli.options import runs_option, say
 from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def export(
     selection = _selection(manifest, folder, kind, only)
 
     def tell() -> None:
-        _say(_taken(selection, manifest, folder, kind))
+        say(_taken(selection, manifest, folder, kind))
 
     with another_named(folder):
         if kind == "safetensors":
@@ -120,7 +120,7 @@ def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, un
         _need_torch(kind)
     final, manifest = import_checkpoint(source, dest.absolute(), kind=kind, step=step, only=only, under=under)
     values = f" and {len(manifest.objects)} values" if manifest.objects else ""
-    _say(f"{len(manifest.tensors)} tensors{values} of {source}")
+    say(f"{len(manifest.tensors)} tensors{values} of {source}")
     click.echo(final)
 
 
@@ -218,7 +218,3 @@ def _need_torch(kind: str) -> None:
         raise ToolkitError(
             f"{kind} needs torch", where="--format", fix="pip install 'toolkit[train]', or use safetensors"
         )
-
-
-def _say(text: str) -> None:
-    click.echo(f"toolkit: {text}", err=True)

@@ -9,10 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from toolkit.cli.ckpt_print import plain
-from toolkit.cli.options import site_runs
+from toolkit.cli.options import say, site_runs
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
 if TYPE_CHECKING:
@@ -94,7 +91,7 @@ def manifest_of(folder: Path) -> Manifest:
     with another_named(folder):
         manifest = open_manifest(folder)
     if wrong := _wrong_name(folder, manifest):
-        click.echo(plain(f"toolkit: {wrong}"), err=True)
+        say(str(wrong))
     return manifest
 
 

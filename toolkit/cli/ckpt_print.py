@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.cli.letters import plain
+
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.tree import Tree
@@ -27,11 +29,6 @@ def print_out(what: Table | Tree) -> None:
     with console.capture() as capture:
         console.print(what)
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
-
-
-def plain(text: str) -> str:
-    """A name or a message of one line, without what would move the cursor or cannot be encoded."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def shortened(value: object) -> str:

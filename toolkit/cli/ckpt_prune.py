@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.ckpt_places import changing, folder_of, with_step
-from toolkit.cli.ckpt_print import plain, size
+from toolkit.cli.ckpt_print import size
+from toolkit.cli.letters import plain
 from toolkit.cli.named import RUN_OR_STEP
-from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.options import json_option, print_command_option, runs_option, say
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def prune(
     retention, source = _retention(place, {key: value for key, value in options.items() if value is not None})
     if not dry_run:
         _refuse_living(place, echo=echo)
-    look = Look(full=full, before_reading=lambda folder: _say(f"reading all of {folder.name}"))
+    look = Look(full=full, before_reading=lambda folder: say(f"reading all of {folder.name}"))
     planned = removals(place.directory, retention, source, unfinished=place.run is not None, aside=aside, look=look)
     left = [] if dry_run else _remove(place, planned)
     _print(place, planned, left, look, dry_run=dry_run, as_json=as_json)
@@ -166,10 +167,6 @@ def _remove(place: Place, planned: Sequence[Removal]) -> list[Removal]:
         except FileNotFoundError:
             continue  # another prune was faster
     return left
-
-
-def _say(text: str) -> None:
-    click.echo(plain(f"toolkit: {text}"), err=True)
 
 
 def _print(

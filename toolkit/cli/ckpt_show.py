@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.ckpt_places import manifest_of, one_folder
-from toolkit.cli.ckpt_print import plain, print_out, reading_bar, shortened, size
+from toolkit.cli.ckpt_print import print_out, reading_bar, shortened, size
+from toolkit.cli.letters import plain
 from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import json_option, runs_option
 from toolkit.errors import CHECK_FAILED, CheckFailedError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.options import json_option
+from toolkit.cli.options import json_option, say
 
 _UNKNOWN_VOCABULARY = (
     "the vocabulary is not named, and train_lm does not learn from such a file. Fix: pack it with --vocabulary N, the "
@@ -65,7 +65,7 @@ def pack(
     of_files = f"{counted(header.tokens, 'token')} ({header.dtype}) of {counted(header.texts, 'file')}"
     click.echo(f"{output}: {of_files}, {size(output.stat().st_size)}")
     if not header.vocabulary:
-        click.echo(f"toolkit: {_UNKNOWN_VOCABULARY}", err=True)
+        say(_UNKNOWN_VOCABULARY)
 
 
 @data.command()
@@ -117,4 +117,4 @@ def show(file: Path, as_json: bool) -> None:
     click.echo(f"{of_files}, vocabulary {vocabulary}")
     click.echo(f"xxh3_128 {header.digest.hex()}")
     if not header.vocabulary:
-        click.echo(f"toolkit: {_UNKNOWN_VOCABULARY}", err=True)
+        say(_UNKNOWN_VOCABULARY)

@@ -56,7 +56,8 @@ def gc(
 
 
 def _print(found: Sequence[Leftover], folder: Path) -> None:
-    from toolkit.cli.ckpt_print import plain, size
+    from toolkit.cli.ckpt_print import size
+    from toolkit.cli.letters import plain
     from toolkit.errors import counted
 
     for one in found:

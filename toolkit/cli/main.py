@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import toolkit
+from toolkit.cli.options import say
 from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, ToolkitError
 from toolkit.slurm.silence import one_command
 
@@ -191,10 +192,9 @@ def _silence(stream: TextIO) -> None:
 
 
 def _say(text: str) -> None:
-    """One line on stderr; what a value brought along of control characters and line ends is escaped."""
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    """One line on stderr, where it takes one."""
     try:
-        click.echo(f"toolkit: {line}", err=True)
+        say(text)
     except OSError:  # then the exit code alone can tell
         _silence(sys.stderr)
 

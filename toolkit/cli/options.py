@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from toolkit.cli.letters import plain
 from toolkit.cli.named import PARTITION
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ def flags_of(values: Mapping[str, Any], nodes_before: Callable[[], int | str]) -
 
 
 def say(told: str) -> None:
-    """One line on stderr."""
-    click.echo(f"toolkit: {told}", err=True)
+    """One line on stderr; what a value brought along of control characters and line ends is escaped."""
+    click.echo(plain(f"toolkit: {told}"), err=True)
 
 
 def sbatch_options_of(values: Mapping[str, Any], *, for_sbatch: bool) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from toolkit.cli.options import say
 from toolkit.errors import CheckFailedError, ToolkitError
 
 
@@ -104,8 +105,6 @@ def parse(kind: str, file: str, as_json: bool) -> None:
     \b
     squeue -l | toolkit parse squeue - --json
     """
-    from toolkit.cli.ckpt_print import plain
-
     reader, keys = reader_of(kind)
     text = _text_of(file)
     if kind != "hostlist" and text.lstrip().startswith("{"):
@@ -121,7 +120,7 @@ def parse(kind: str, file: str, as_json: bool) -> None:
         raise
     refused = facts.get("valid") is False  # a list of hosts that is none has an answer, and is none all the same
     for warning in () if refused else warnings:
-        click.echo(plain(f"toolkit: {file}: {warning}"), err=True)
+        say(f"{file}: {warning}")
     _print({key: facts[key] for key in keys}, as_json=as_json)
     if refused:
         raise _refused_list(file, warnings)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from toolkit.cli.options import say
 from toolkit.errors import CHECK_FAILED, ToolkitError, all_of
 
 if TYPE_CHECKING:
@@ -51,16 +52,16 @@ def look_first(
 
     found = look(job, runs, site=site, once=once, run=run, echo=echo)
     for one in found.silent:
-        _say(f"not looked at, {one}")
+        say(f"not looked at, {one}")
     for finding in found.warnings:
-        _say(f"warning: {finding.as_error()}")
+        say(f"warning: {finding.as_error()}")
     if found.is_final and instead != RENDERED:
         raise _all_of(found.refusals)
     if found.refusals and not instead:
         does = "asks for it" if runs is None else "submits it"
         raise _all_of(found.refusals, way_past=f"; --force {does} all the same")
     for finding in found.refusals:
-        _say(f"{instead}: {finding.as_error()}")
+        say(f"{instead}: {finding.as_error()}")
     return found.cost
 
 
@@ -69,7 +70,7 @@ def tell_cost(cost: Cost | None) -> None:
     from toolkit.batch.cost import in_words
 
     if cost is not None:
-        _say(in_words(cost))
+        say(in_words(cost))
 
 
 def print_preflight(
@@ -102,8 +103,3 @@ def _all_of(found: Sequence[Finding], *, way_past: str = "") -> ToolkitError:
     *before, last = [one.as_error() for one in found]
     last = ToolkitError(last.message, where=last.where, fix=f"{last.fix}{way_past}")
     return all_of([*before, last])
-
-
-def _say(text: str) -> None:
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    click.echo(f"toolkit: {line}", err=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.named import RUN
-from toolkit.cli.options import find, json_option, print_command_option, runs_option
+from toolkit.cli.options import find, json_option, print_command_option, runs_option, say
 
 if TYPE_CHECKING:
     from toolkit.batch.failures_on_purpose import CutOff
@@ -50,9 +50,7 @@ def rehearse(
     directory = find(run, runs, to="rehearse")
     inject = choose(directory, require_stepping(directory), failure, rank, _cut_off(directory), echo=echo)
     _ask(directory, failure, yes=yes)
-    cost = follow(
-        directory, failure, inject, timeout_s=timeout_s, tell=lambda line: click.echo(f"toolkit: {line}", err=True)
-    )  # fmt: skip
+    cost = follow(directory, failure, inject, timeout_s=timeout_s, tell=say)
     if as_json:
         click.echo(json.dumps(cost.as_json(), indent=1))
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.named import RUN
-from toolkit.cli.options import find, runs_option
+from toolkit.cli.options import find, runs_option, say
 
 if TYPE_CHECKING:
     from toolkit.topology.fabric.finding import Finding, Given
@@ -124,7 +124,6 @@ def _givens(
 
 
 def _read_log(path: Path) -> tuple[NcclLog, LogEvidence]:
-    from toolkit.cli.ckpt_print import plain
     from toolkit.errors import ToolkitError
     from toolkit.topology.fabric.log_evidence import read_evidence
     from toolkit.topology.parsers.nccl_log import parse_nccl_log
@@ -142,7 +141,7 @@ def _read_log(path: Path) -> tuple[NcclLog, LogEvidence]:
         error.fix = error.fix or "give the output of a job that ran with NCCL_DEBUG=INFO"
         raise
     for warning in warnings:
-        click.echo(plain(f"toolkit: {path}: {warning}"), err=True)
+        say(f"{path}: {warning}")
     return facts, read_evidence(text)
 
 
