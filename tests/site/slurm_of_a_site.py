@@ -59,7 +59,7 @@ def install(folder: Path) -> None:
     for thing, text in answers.items():
         (folder / f"{thing}.txt").write_text(text)
     scripts = {
-        "scontrol": f'[ "$1" = show ] && cat "{folder}/$2.txt"',
+        "scontrol": f'shift $(($# - 2)); [ "$1" = show ] && cat "{folder}/$2.txt"',  # what stands before is options
         "srun": "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmix\\n\\tpmi2\\nspecific pmix plugin versions available: pmix_v4\\n' >&2",
         "sacctmgr": 'case "$*" in *associations*) printf "astro\\nchem\\nastro\\n";; *) echo chem;; esac',
         "sbatch": "exit 1",

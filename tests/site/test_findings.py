@@ -7,7 +7,8 @@ from slurm_of_a_site import NODES, PARTITIONS
 
 from toolkit.config.site import PartitionTable, Site
 from toolkit.site.findings import Probe, judge_limits, judge_reports
-from toolkit.slurm.cluster import node_of, partition_of
+from toolkit.slurm.cluster import node_of
+from toolkit.slurm.limits import limits_of
 from toolkit.slurm.show_fields import show_fields
 
 PROBE = Probe("gpu", 2, 2, 2, "token", "/scratch")
@@ -75,9 +76,9 @@ def test_one_node_and_no_gpus_are_skipped_not_failed():
 
 
 def live(name):
-    nodes = tuple(node_of(block) for block in show_fields(NODES, "NodeName")[0])
-    blocks = show_fields(PARTITIONS, "PartitionName")[0]
-    return next(one for one in (partition_of(block, nodes) for block in blocks) if one.name == name)
+    nodes = [node_of(block) for block in show_fields(NODES, "NodeName")[0]]
+    partitions = [limits_of(block) for block in show_fields(PARTITIONS, "PartitionName")[0]]
+    return next(one for one in partitions if one.name == name), [node for node in nodes if name in node.partitions]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def live(name):
     ],
 )
 def test_limits_that_slurm_does_not_give_are_found(said, detail, fix):
-    found = judge_limits("cpu", PartitionTable(**said), live("cpu"))
+    found = judge_limits("cpu", PartitionTable(**said), *live("cpu"))
     assert found.state == ("failed" if detail else "passed")
     assert detail in found.detail and fix in found.fix
 

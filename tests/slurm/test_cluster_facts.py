@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from toolkit.slurm.cluster import mpi_plugins_in, partition_of
+from toolkit.slurm.cluster import closed_by, mpi_plugins_in
+from toolkit.slurm.limits import limits_of
 from toolkit.slurm.show_fields import show_fields
 from toolkit.slurm.tres import gpus_of
 
@@ -40,4 +41,4 @@ def test_a_partition_of_the_users_own_group_is_open():
     own = grp.getgrgid(os.getegid()).gr_name
     for groups, closed in (("ALL", ""), ("nobody-else", "AllowGroups=nobody-else"), (f"nobody-else,{own}", "")):
         (block,) = show_fields(f"PartitionName=p AllowGroups={groups} MaxNodes=4 State=UP\n", "PartitionName")[0]
-        assert partition_of(block, ()).closed == closed
+        assert closed_by(limits_of(block)) == closed

@@ -28,7 +28,8 @@ from toolkit.rundir.states import RunState
 from toolkit.site.commands import slurm_of_site
 from toolkit.site.findings import BAD, Finding, Probe, Report, judge_limits, judge_reports
 from toolkit.site.proof import Proof, make_proof
-from toolkit.slurm.cluster import Cluster, Partition, ask_cluster
+from toolkit.slurm.cluster import Cluster, ask_cluster, closed_by
+from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
 
 LINE = "site-probe: "  # what jobs/site_probe.py puts before its report
@@ -77,12 +78,12 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
             f"site {site.name} has no scheduler that could be probed", fix="`toolkit run mpi_hello` tries this machine"
         )
     cluster = ask_cluster(slurm_of_site(site.scheduler, echo=wanted.echo))
-    live = {partition.name: partition for partition in cluster.partitions}
     found: dict[str, list[Finding]] = {}
     begun: list[_Begun] = []
     for name in _names(site, wanted, cluster):
-        found[name] = [judge_limits(name, site.partitions.get(name, PartitionTable()), live.get(name))]
-        if name in live and (started := _begin(site, wanted, live[name], found[name], tell)):
+        live, said = cluster.partitions.get(name), site.partitions.get(name, PartitionTable())
+        found[name] = [judge_limits(name, said, live, cluster.nodes_of(name))]
+        if live is not None and (started := _begin(site, wanted, live, found[name], tell)):
             begun.append(started)
     for name, findings in _await_all(site, begun, wanted, tell):
         found[name] += findings
@@ -91,7 +92,7 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
 
 def _names(site: Site, wanted: Wanted, cluster: Cluster) -> list[str]:
     """The partitions to probe: those that are named, else the site file's, else those that are up and open."""
-    open_ones = [one.name for one in cluster.partitions if one.state == "UP" and not one.closed]
+    open_ones = [one.name for one in cluster.partitions.values() if one.state == "UP" and not closed_by(one)]
     known = list(site.partitions) or open_ones
     for name in wanted.partitions:
         if name not in known:
@@ -100,14 +101,14 @@ def _names(site: Site, wanted: Wanted, cluster: Cluster) -> list[str]:
 
 
 def _begin(
-    site: Site, wanted: Wanted, live: Partition, findings: list[Finding], tell: Callable[[str], object]
+    site: Site, wanted: Wanted, live: PartitionLimits, findings: list[Finding], tell: Callable[[str], object]
 ) -> _Begun | None:
     """Submit one partition's probe; what keeps it from being submitted is a finding."""
     if live.state != "UP":
         findings.append(Finding("ranks", "unknown", f"the partition is {live.state}", "ask again when it is up"))
         return None
     limits = site.partitions.get(live.name, PartitionTable())
-    most = min(filter(None, (limits.max_nodes, live.max_nodes, live.node_count)), default=1)
+    most = min(filter(None, (limits.max_nodes, live.max_nodes, live.total_nodes)), default=1)
     nodes = max(min(NODES, most), live.min_nodes)
     token, runs = secrets.token_hex(6), runs_folder(wanted.runs, os.environ, site.paths.runs)
     flags = {

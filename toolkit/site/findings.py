@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from toolkit.config.site import PartitionTable, Site
-from toolkit.slurm.cluster import Partition
-from toolkit.slurm.times import format_slurm_time, parse_slurm_time
+from toolkit.slurm.cluster import Node
+from toolkit.slurm.limits import PartitionLimits
+from toolkit.slurm.times import format_slurm_time
 
 CLOCKS_APART_S = 5.0
 BAD = ("failed", "unknown")  # states of a finding that do not let a partition pass
@@ -50,32 +51,32 @@ def judge_reports(probe: Probe, site: Site, reports: Sequence[Report]) -> list[F
     return [check(probe, site, reports) for check in checks]
 
 
-def judge_limits(name: str, said: PartitionTable, live: Partition | None) -> Finding:
+def judge_limits(name: str, said: PartitionTable, live: PartitionLimits | None, nodes: Sequence[Node] = ()) -> Finding:
     """Does the site file promise what Slurm would refuse?"""
     if live is None:
         return Finding(
             "limits", "failed", "Slurm has no such partition", f"take [partitions.{name}] out of the site file"
         )
-    wrong = list(_promised(said, live))
+    wrong = list(_promised(said, live, nodes))
     if wrong:
         details, fixes = zip(*wrong, strict=True)
         return Finding("limits", "failed", "; ".join(details), f"[partitions.{name}] {', '.join(fixes)}")
     return Finding("limits", "passed", "nothing in the site file is more than Slurm gives")
 
 
-def _promised(said: PartitionTable, live: Partition) -> Iterator[tuple[str, str]]:
+def _promised(said: PartitionTable, live: PartitionLimits, nodes: Sequence[Node]) -> Iterator[tuple[str, str]]:
     """Each key that says more than Slurm does, with the value that fits."""
     most = {
-        "max_nodes": live.max_nodes or live.node_count,
-        "cpus_per_node": max((node.cpus for node in live.nodes), default=0),
-        "gpus_per_node": max((node.gpu_count for node in live.nodes), default=0),
-        "mem_gb_per_node": max((node.memory_mb // 1024 for node in live.nodes), default=0),
+        "max_nodes": live.max_nodes or live.total_nodes,
+        "cpus_per_node": max((node.cpus for node in nodes), default=0),
+        "gpus_per_node": max((node.gpu_count for node in nodes), default=0),
+        "mem_gb_per_node": max((node.memory_mb // 1024 for node in nodes), default=0),
     }
     for key, there in most.items():
         value = getattr(said, key)
-        if value > there and (live.nodes or key == "max_nodes"):
+        if value > there and (nodes or key == "max_nodes"):
             yield f"{key} = {value}, and Slurm has {there}", f"{key} = {there}"
-    limit_s = parse_slurm_time(live.max_time) if live.max_time else None
+    limit_s = live.max_time_s
     if said.max_time and limit_s is not None and (said.max_time_s is None or said.max_time_s > limit_s):
         told = format_slurm_time(limit_s)
         yield f"max_time = {said.max_time}, and Slurm gives {told}", f'max_time = "{told}"'

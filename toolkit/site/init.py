@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from toolkit.rundir.files import write_text
 from toolkit.rundir.find import typed_path
 from toolkit.site.host import Host, look_at_host
 from toolkit.site.mpi import ANY
-from toolkit.slurm.cluster import Cluster, Node, Partition, ask_cluster
+from toolkit.slurm.cluster import Cluster, Node, ask_cluster, closed_by
 from toolkit.slurm.commands import Slurm
+from toolkit.slurm.limits import PartitionLimits
+from toolkit.slurm.times import format_slurm_time
 
 OWN_SITES = "~/.config/toolkit/sites"
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -204,11 +206,11 @@ def _paths(cluster: Cluster, host: Host) -> Table | None:
 def _add_partitions(document: tomlkit.TOMLDocument, cluster: Cluster) -> None:
     partitions = tomlkit.table(is_super_table=True)
     left_out = []
-    for one in cluster.partitions:
-        if reason := one.closed or ("" if one.state == "UP" else f"State={one.state}"):
+    for one in cluster.partitions.values():
+        if reason := closed_by(one) or ("" if one.state == "UP" else f"State={one.state}"):
             left_out.append(f"{one.name} ({reason})")
         else:
-            partitions.add(one.name, _partition(one))
+            partitions.add(one.name, _partition(one, cluster.nodes_of(one.name)))
     document.add(tomlkit.nl())
     if cluster.accounts:
         default = f", {cluster.default_account} where a job names none" if cluster.default_account else ""
@@ -221,24 +223,24 @@ def _add_partitions(document: tomlkit.TOMLDocument, cluster: Cluster) -> None:
         document.add("partitions", partitions)
 
 
-def _partition(one: Partition) -> Table:
+def _partition(one: PartitionLimits, nodes: Sequence[Node]) -> Table:
     table, asked = tomlkit.table(), "scontrol show partition"
-    if one.default:
+    if one.is_default:
         _fact(table, "default", True, asked)
     if one.max_nodes:
         _fact(table, "max_nodes", one.max_nodes, asked)
-    elif one.node_count:
-        _fact(table, "max_nodes", one.node_count, asked, f"no limit, TotalNodes={one.node_count}")
-    if one.max_time:
-        _fact(table, "max_time", one.max_time, asked)
+    elif one.total_nodes:
+        _fact(table, "max_nodes", one.total_nodes, asked, f"no limit, TotalNodes={one.total_nodes}")
+    if one.max_time_s is not None:
+        _fact(table, "max_time", format_slurm_time(one.max_time_s).removeprefix("0-"), asked)
     for key, counts in (
-        ("cpus_per_node", [node.cpus for node in one.nodes]),
-        ("gpus_per_node", [node.gpu_count for node in one.nodes]),
-        ("mem_gb_per_node", [node.memory_mb // _MIB_PER_GIB for node in one.nodes]),
+        ("cpus_per_node", [node.cpus for node in nodes]),
+        ("gpus_per_node", [node.gpu_count for node in nodes]),
+        ("mem_gb_per_node", [node.memory_mb // _MIB_PER_GIB for node in nodes]),
     ):
         if any(counts):
             _fact(table, key, max(counts), "scontrol show node", _spread(counts))
-    if features := _features(one.nodes):
+    if features := _features(nodes):
         table.add(tomlkit.comment(f"Features, from scontrol show node: {features}; `constraint` asks for one."))
     table.add(tomlkit.nl())
     return table

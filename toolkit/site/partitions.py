@@ -16,7 +16,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import AUTO, Site
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
 from toolkit.site.commands import slurm_of_site
-from toolkit.slurm.partitions import partition_limits
+from toolkit.slurm.partitions import partition_rows
 from toolkit.slurm.times import format_slurm_time
 
 SINFO_TIMEOUT_S = 10.0
@@ -201,7 +201,7 @@ def _ask_sinfo(site: Site, *, echo: bool) -> tuple[dict[str, tuple[str, int, int
     """
     slurm = replace(slurm_of_site(site.scheduler, echo=echo), timeout_s=SINFO_TIMEOUT_S)
     try:
-        rows = partition_limits(slurm, ",".join(site.partitions))
+        rows = partition_rows(slurm, ",".join(site.partitions))
     except (NotFoundError, SchedulerRefusedError) as error:
         return {}, f"idle nodes are not known: {error.message}"
     found = {row.name: (row.state, *_counts(row.node_states)) for row in rows}

@@ -6,20 +6,19 @@ import grp
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.limits import cluster_settings
+from toolkit.slurm.limits import PartitionLimits, blocks_of, cluster_settings, shown_partitions
 from toolkit.slurm.records import NOTHING
-from toolkit.slurm.show_fields import Block, show_fields
+from toolkit.slurm.show_fields import Block
 from toolkit.slurm.tres import gpus_of
 
 _PLUGIN = re.compile(r"^(?:srun: )?\s*([a-z]\w*)\s*$", re.MULTILINE)
-_NO_LIMIT = frozenset({"UNLIMITED", "INFINITE", *NOTHING})
 
 
 @dataclass(frozen=True)
@@ -39,32 +38,21 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Partition:
-    """One partition; a limit that Slurm does not set is 0 or ""."""
-
-    name: str
-    state: str
-    default: bool
-    min_nodes: int
-    max_nodes: int
-    max_time: str
-    node_count: int
-    closed: str  # who alone may use it, as Slurm prints it; "" where nothing says so
-    nodes: tuple[Node, ...] = ()
-
-
-@dataclass(frozen=True)
 class Cluster:
     """`settings` are slurm.conf's, as `scontrol show config` prints them."""
 
     name: str
     version: str
     settings: dict[str, str]
-    partitions: tuple[Partition, ...]
+    partitions: Mapping[str, PartitionLimits]
     mpi_plugins: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     default_account: str = ""
     nodes: tuple[Node, ...] = field(default=(), repr=False)
+
+    def nodes_of(self, partition: str) -> list[Node]:
+        """The nodes of one partition."""
+        return [node for node in self.nodes if partition in node.partitions]
 
     @property
     def gpu_types(self) -> list[str]:
@@ -78,20 +66,15 @@ def ask_cluster(slurm: Slurm, user: str = "") -> Cluster:
         NotFoundError, SchedulerRefusedError: Slurm does not answer.
     """
     settings = cluster_settings(slurm)
-    nodes = tuple(node_of(block) for block in _blocks(slurm, "node", "NodeName"))
-    partitions = tuple(partition_of(block, nodes) for block in _blocks(slurm, "partition", "PartitionName"))
+    nodes = tuple(map(node_of, blocks_of(slurm.call(["scontrol", "--oneliner", "show", "node"]), "NodeName")))
     accounts: tuple[str, ...] = ()
     default = ""
     if user and settings.get("AccountingStorageType", "").endswith("slurmdbd"):
         accounts, default = _accounts(slurm, user)
     return Cluster(
         name=settings.get("ClusterName", ""), version=settings.get("SLURM_VERSION", ""), settings=settings,
-        partitions=partitions, mpi_plugins=_mpi_plugins(slurm), accounts=accounts, default_account=default, nodes=nodes,
+        partitions=shown_partitions(slurm), mpi_plugins=_mpi_plugins(slurm), accounts=accounts, default_account=default, nodes=nodes,
     )  # fmt: skip
-
-
-def _blocks(slurm: Slurm, thing: str, first: str) -> list[Block]:
-    return show_fields(slurm.call(["scontrol", "show", thing, "--oneliner"]), first)[0]
 
 
 def node_of(block: Block) -> Node:
@@ -106,28 +89,15 @@ def node_of(block: Block) -> Node:
     )
 
 
-def partition_of(block: Block, nodes: Iterable[Node]) -> Partition:
-    name = block.get("PartitionName") or ""
-    own = tuple(node for node in nodes if name in node.partitions)
-    return Partition(
-        name=name,
-        state=block.get("State") or "",
-        default=block.get("Default") == "YES",
-        min_nodes=_number(block.get("MinNodes")),
-        max_nodes=_number(block.get("MaxNodes")),
-        max_time="" if (time := block.get("MaxTime") or "") in _NO_LIMIT else time,
-        node_count=_number(block.get("TotalNodes")) or len(own),
-        closed=_closed(block),
-        nodes=own,
-    )
+def closed_by(partition: PartitionLimits) -> str:
+    """What keeps this user out of a partition, as Slurm prints it: root's alone, or groups of others; "" where nothing does.
 
-
-def _closed(block: Block) -> str:
-    """Which groups are let in, where this user is in none of them; allowed accounts are Slurm's to judge."""
-    if block.get("RootOnly") == "YES":
+    Allowed accounts are Slurm's to judge.
+    """
+    if partition.root_only:
         return "RootOnly=YES"
-    groups = block.get("AllowGroups") or "ALL"
-    return "" if groups == "ALL" or _own_groups() & set(groups.split(",")) else f"AllowGroups={groups}"
+    groups = partition.allow_groups
+    return "" if not groups or _own_groups() & set(groups) else f"AllowGroups={','.join(groups)}"
 
 
 def _own_groups() -> set[str]:

@@ -46,6 +46,7 @@ class PartitionLimits:
     billing_weights: Mapping[str, float]
     nodes: str = ""  # a hostlist
     requires_reservation: bool = False
+    root_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,21 @@ def every_partition(slurm: Slurm) -> dict[str, PartitionLimits]:
     Raises:
         NotFoundError, SchedulerRefusedError: Slurm does not answer, or not in these words.
     """
-    text = slurm.call(["scontrol", "--all", "--oneliner", "show", "partition"])
-    return {one.name: one for one in map(_partition, _blocks(text, "PartitionName"))}
+    return _partitions(slurm, "--all")
+
+
+def shown_partitions(slurm: Slurm) -> dict[str, PartitionLimits]:
+    """The limits of the partitions that Slurm shows this user, by name.
+
+    Raises:
+        NotFoundError, SchedulerRefusedError: Slurm does not answer, or not in these words.
+    """
+    return _partitions(slurm)
+
+
+def _partitions(slurm: Slurm, *options: str) -> dict[str, PartitionLimits]:
+    text = slurm.call(["scontrol", *options, "--oneliner", "show", "partition"])
+    return {one.name: one for one in map(limits_of, blocks_of(text, "PartitionName"))}
 
 
 def node_shapes(slurm: Slurm, partitions: str) -> list[NodeShape]:
@@ -136,18 +150,24 @@ def reservations(slurm: Slurm, name: str) -> list[Reservation]:
             flags=_names(block, "Flags"), users=_names(block, "Users"), accounts=_names(block, "Accounts"),
             groups=_names(block, "Groups"),
         )
-        for block in _blocks(text, "ReservationName")
+        for block in blocks_of(text, "ReservationName")
     ]  # fmt: skip
 
 
-def _blocks(text: str, first: str) -> list[Block]:
+def blocks_of(text: str, first: str) -> list[Block]:
+    """What `scontrol --oneliner show` prints, a block for each line.
+
+    Raises:
+        UnreadableError: it is damaged.
+    """
     try:
         return show_fields(text, first)[0]
     except CheckFailedError as error:
         raise UnreadableError("scontrol", text) from error
 
 
-def _partition(block: Block) -> PartitionLimits:
+def limits_of(block: Block) -> PartitionLimits:
+    """A partition's limits, of its block of `scontrol show partition`."""
     return PartitionLimits(
         name=block.get("PartitionName") or "",
         state=block.get("State") or "",
@@ -172,6 +192,7 @@ def _partition(block: Block) -> PartitionLimits:
         billing_weights=parse_weights(_text(block, "TRESBillingWeights")),
         nodes=_text(block, "Nodes"),
         requires_reservation=_text(block, "ReqResv") == "YES",
+        root_only=block.get("RootOnly") == "YES",
     )
 
 

@@ -9,8 +9,8 @@ from toolkit.slurm.records import new_mark, read_records
 
 
 @dataclass(frozen=True)
-class Partition:
-    """A partition's limits as sinfo prints them; `node_states` counts its nodes: allocated, idle, other, all."""
+class PartitionRow:
+    """A partition as sinfo prints it; `node_states` counts its nodes: allocated, idle, other, all."""
 
     name: str
     state: str
@@ -31,13 +31,13 @@ class UnusableNode:
     since: str
 
 
-def partition_limits(slurm: Slurm, names: str) -> list[Partition]:
-    """The limits of some partitions, whose names stand between commas.
+def partition_rows(slurm: Slurm, names: str) -> list[PartitionRow]:
+    """Limits and states of some partitions, whose names stand between commas.
 
     Raises:
         NotFoundError, SchedulerRefusedError: Slurm does not answer.
     """
-    return [Partition(*cells) for cells in ask_sinfo(slurm, f"--partition={names}", columns="%R %a %l %D %F %s")]
+    return [PartitionRow(*cells) for cells in ask_sinfo(slurm, f"--partition={names}", columns="%R %a %l %D %F %s")]
 
 
 def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> list[UnusableNode]:

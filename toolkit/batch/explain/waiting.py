@@ -21,7 +21,7 @@ from toolkit.rundir.states import RunState
 from toolkit.slurm.clusters import in_words
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts, base_of
-from toolkit.slurm.partitions import Partition, UnusableNode, partition_limits, unusable_nodes
+from toolkit.slurm.partitions import PartitionRow, UnusableNode, partition_rows, unusable_nodes
 from toolkit.slurm.reasons import CanStart, pending_reason, reason_name
 from toolkit.slurm.states import run_state
 
@@ -100,7 +100,7 @@ def _detail(slurm: Slurm, run: RunDirectory, job: JobFacts, reason: str) -> Deta
 
 
 def _time_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
-    limits = partition_limits(slurm, job.partition)
+    limits = partition_rows(slurm, job.partition)
     allowed = ", ".join(f"{one.name} allows {one.time_limit}" for one in limits)
     lower = [
         f"`scontrol update JobId={base_of(job.job_id)} TimeLimit={one.time_limit}` asks for as much as it allows"
@@ -110,13 +110,13 @@ def _time_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
 
 
 def _node_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
-    limits = partition_limits(slurm, job.partition)
+    limits = partition_rows(slurm, job.partition)
     words = ", ".join(f"{one.name} has {one.nodes}" + _largest(one) for one in limits)
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
     return Detail(f"the job asks for {job.node_count}, {words}", down.evidence)
 
 
-def _largest(partition: Partition) -> str:
+def _largest(partition: PartitionRow) -> str:
     """`1-2` and `2` are sinfo's words for a partition's smallest and largest job."""
     most = partition.job_size.rpartition("-")[2]
     return "" if most == "infinite" else f" and allows {most} a job"
@@ -124,7 +124,7 @@ def _largest(partition: Partition) -> str:
 
 def _resources(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     counts = []
-    for one in partition_limits(slurm, job.partition):
+    for one in partition_rows(slurm, job.partition):
         busy, idle, other, total = (one.node_states.split("/") + [""] * 4)[:4]
         counts.append(f"of the {total} nodes of {one.name} {busy} are in use, {idle} idle, {other} down or drained")
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
