@@ -31,10 +31,7 @@ def check_request(
     """
     check_components(resolved)
     if site.scheduler.kind == "local":
-        _check_one_node(resolved)
-        _check_no_array(resolved)
-        _check_no_repeat(resolved)
-        _check_no_cluster(resolved)
+        _check_without_scheduler(resolved)
     else:
         for one in resolved.components:
             _check_nodelist(one)
@@ -101,14 +98,17 @@ def check_words(resolved: ResolvedJob) -> None:
         raise refuse(resolved, key, said, "write it into a file, and give the file's path")
 
 
-def _check_one_node(resolved: ResolvedJob) -> None:
-    if resolved.job.min_nodes > 1:
-        raise refuse(
-            resolved,
-            "job.nodes",
-            f"the job needs {resolved.job.min_nodes} nodes and site {resolved.site.name} is this one machine",
-            "-N 1, or --site with the name of a cluster",
-        )
+def _check_without_scheduler(resolved: ResolvedJob) -> None:
+    """What this machine by itself cannot give."""
+    job, site = resolved.job, f"site {resolved.site.name}"
+    for key, is_asked, said, fix in (
+        ("nodes", job.min_nodes > 1, f"the job needs {job.min_nodes} nodes and {site} is this one machine", "-N 1"),
+        ("array", job.array, f"{site} has no scheduler that could run the tasks of an array", 'array = ""'),
+        ("repeat", job.repeat > 1, f"{site} has no scheduler that could start one job after the other", "repeat = 1"),
+        ("cluster", job.cluster, f"{site} has no scheduler that knows a cluster {job.cluster!r}", 'cluster = ""'),
+    ):
+        if is_asked:
+            raise refuse(resolved, f"job.{key}", said, f"--site with the name of a cluster, or {fix}")
 
 
 def _check_nodelist(resolved: ResolvedJob) -> None:
@@ -148,36 +148,6 @@ def _check_container(resolved: ResolvedJob) -> None:
             "site_container.runtime",
             f"pyxis is a part of srun, and launcher.kind is {resolved.launcher.kind!r}",
             'launcher.kind = "srun"',
-        )
-
-
-def _check_no_array(resolved: ResolvedJob) -> None:
-    if resolved.job.array:
-        raise refuse(
-            resolved,
-            "job.array",
-            f"site {resolved.site.name} has no scheduler that could run the tasks of an array",
-            '--site with the name of a cluster, or array = ""',
-        )
-
-
-def _check_no_repeat(resolved: ResolvedJob) -> None:
-    if resolved.job.repeat > 1:
-        raise refuse(
-            resolved,
-            "job.repeat",
-            f"site {resolved.site.name} has no scheduler that could start one job after the other",
-            "--site with the name of a cluster, or repeat = 1",
-        )
-
-
-def _check_no_cluster(resolved: ResolvedJob) -> None:
-    if resolved.job.cluster:
-        raise refuse(
-            resolved,
-            "job.cluster",
-            f"site {resolved.site.name} has no scheduler that knows a cluster {resolved.job.cluster!r}",
-            '--site with the name of a cluster, or cluster = ""',
         )
 
 
