@@ -63,7 +63,9 @@ def _check_loss(part_of: PartOf, logits: Tensor, targets: Tensor) -> None:
     try:
         found = _whole(part_of(split, targets))
         (gradient,) = torch.autograd.grad(found, split)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
+    except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
+        raise  # of the machine, not of the loss
+    except (RuntimeError, ValueError) as error:
         raise _refusal(f"torch cannot take this loss of them: {str(error).splitlines()[0]}") from error
     apart = (_whole(gradient) - wanted_gradient).norm() / wanted_gradient.norm()
     if not apart <= _LOSS_APART:  # which a NaN is not

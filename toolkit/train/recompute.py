@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from toolkit.errors import ToolkitError
 from toolkit.train.activations import Activations, cheapest, is_on_meta, measure_activations
 from toolkit.train.blocks import needed_blocks
+from toolkit.train.shapes_alone import on_shapes_alone
 
 # Scalar loss from the model's outputs and the targets.
 LossOf = Callable[[Any, Any], Tensor]
@@ -79,18 +81,12 @@ def _measured(
     model: nn.Module, loss_of: LossOf, micro_batch: tuple[Any, Any], blocks: Mapping[str, nn.Module]
 ) -> Activations:
     inputs, targets = micro_batch
-    try:
+    refused = on_shapes_alone(
+        model, "cannot be measured, as it does not run on shapes alone", where="train.recompute",
+        fix='take "every" or "selective"; or make tensors on the device of the input, and let no branch depend on a value',
+    )  # fmt: skip
+    with refused if is_on_meta(model) else nullcontext():
         return measure_activations(model, lambda: loss_of(model(inputs), targets), blocks)
-    except (RuntimeError, NotImplementedError) as error:
-        if not is_on_meta(model):
-            raise
-        # A value that is read, a tensor made on another device, or an operation without a kernel for shapes.
-        raise ToolkitError(
-            f"{type(model).__name__} cannot be measured, as it does not run on shapes alone: {str(error).splitlines()[0]}",
-            where="train.recompute",
-            fix='take "every" or "selective"; or make tensors on the device of the input, and let no branch depend on '
-            "a value",
-        ) from error
 
 
 def _measured_names(settings: RecomputeSettings, measured: Activations) -> list[str]:

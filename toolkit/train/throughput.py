@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from toolkit.errors import ToolkitError
 from toolkit.train.peak_flops import peak_flops
 from toolkit.train.recompute import forget_recompute
+from toolkit.train.shapes_alone import on_shapes_alone
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,11 @@ def count_flops(
     forget_recompute(shapes)
     counter = FlopCounterMode(display=False)
     inputs, targets = (one.to("meta") for one in micro_batch)
-    try:
-        with counter:
-            loss = loss_of(shapes(inputs), targets)
-            forward = counter.get_total_flops()
-            loss.backward()
-    except (RuntimeError, NotImplementedError) as error:  # reading a value, or an operation without a meta kernel
-        raise ToolkitError(
-            f"{type(model).__name__} cannot be run on shapes alone: {str(error).splitlines()[0]}",
-            where="count_flops",
-            fix="make tensors on the device of the input, and let no branch depend on a value",
-        ) from error
+    fix = "make tensors on the device of the input, and let no branch depend on a value"
+    with on_shapes_alone(model, "cannot be run on shapes alone", where="count_flops", fix=fix), counter:
+        loss = loss_of(shapes(inputs), targets)
+        forward = counter.get_total_flops()
+        loss.backward()
     return StepFlops(forward, counter.get_total_flops() - forward)
 
 
