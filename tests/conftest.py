@@ -236,6 +236,19 @@ def terminal() -> type[Terminal]:
 
 
 @pytest.fixture
+def note_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Have a function of one argument note `of(argument)` each time before it does its work."""
+
+    def note(owner: object, name: str, of: Callable[..., str]) -> list[str]:
+        noted: list[str] = []
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda argument: noted.append(of(argument)) or real(argument))
+        return noted
+
+    return note
+
+
+@pytest.fixture
 def wait_until() -> Callable[..., None]:
     """Wait for a condition, at most `timeout_s`."""
 

@@ -34,23 +34,17 @@ def make_run(runs, job_id, *, over=True):
 
 
 @pytest.fixture
-def listings(monkeypatch):
+def listings(monkeypatch, note_calls):
     """The folders that are listed; each change is old enough at once to be trusted."""
-    listed = []
-    real = os.listdir
     monkeypatch.setattr(index, "SETTLED_NS", -1_000_000_000)
     monkeypatch.setattr(known, "FEW", 0)
-    monkeypatch.setattr(index.os, "listdir", lambda path: listed.append(path.name) or real(path))
-    return listed
+    return note_calls(index.os, "listdir", lambda path: path.name)
 
 
 @pytest.fixture
-def looks(monkeypatch):
+def looks(note_calls):
     """The runs whose files are looked into for their jobs."""
-    looked = []
-    real = known.job_ids
-    monkeypatch.setattr(known, "job_ids", lambda run: looked.append(run.run_id) or real(run))
-    return looked
+    return note_calls(known, "job_ids", lambda run: run.run_id)
 
 
 def names(runs):

@@ -23,12 +23,9 @@ def ended(toolkit):
 
 
 @pytest.fixture
-def reads(monkeypatch):
+def reads(note_calls):
     """The runs whose files are read, each time."""
-    read = []
-    real = asking.recorded_job
-    monkeypatch.setattr(asking, "recorded_job", lambda run: read.append(run.run_id) or real(run))
-    return read
+    return note_calls(asking, "recorded_job", lambda run: run.run_id)
 
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
