@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.records import new_mark, read_records
+from toolkit.slurm.records import new_mark, read_records, whole_number
 from toolkit.slurm.tres import memory_mib, parse_tres
 
 _COLUMNS = (
@@ -69,25 +69,21 @@ def accounted_usage(slurm: Slurm, job_ids: Sequence[str]) -> list[AccountedLife]
             lives.append((row, []))
         elif lives:  # the steps of a life follow it
             lives[-1][1].append(row)
-    return [_life(row, steps) for row, steps in lives if _number(row["ElapsedRaw"])]
+    return [_life(row, steps) for row, steps in lives if whole_number(row["ElapsedRaw"])]
 
 
 def _life(row: Mapping[str, str], steps: Sequence[Mapping[str, str]]) -> AccountedLife:
     tres = parse_tres(row["AllocTRES"])
     resident = [mib for step in steps if (mib := memory_mib(step["MaxRSS"])) is not None]
-    limit = _number(row["TimelimitRaw"])
+    limit = whole_number(row["TimelimitRaw"])
     return AccountedLife(
-        row["JobID"], row["State"].partition(" ")[0], _number(row["ElapsedRaw"]) or 0,
+        row["JobID"], row["State"].partition(" ")[0], whole_number(row["ElapsedRaw"]) or 0,
         limit_s=None if limit is None else limit * 60,
-        nodes=_number(row["NNodes"]) or 0, cpus=_number(row["AllocCPUS"]) or 0, gpus=int(tres.get("gres/gpu", 0)),
+        nodes=whole_number(row["NNodes"]) or 0, cpus=whole_number(row["AllocCPUS"]) or 0, gpus=int(tres.get("gres/gpu", 0)),
         memory_bytes=int(tres["mem"] * 2**20) if "mem" in tres else None,
         cpu_s=max([_seconds(row["TotalCPU"]), *(_seconds(step["TotalCPU"]) for step in steps)]),
         largest_rank_bytes=int(max(resident) * 2**20) if resident else None,
     )  # fmt: skip
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _seconds(text: str) -> float:

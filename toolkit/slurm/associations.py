@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.records import UnreadableError, new_mark, read_records
-from toolkit.slurm.times import parse_slurm_time
+from toolkit.slurm.records import UnreadableError, new_mark, read_records, whole_number
+from toolkit.slurm.times import printed_limit_s
 from toolkit.slurm.tres import parse_tres
 
 _LIMITS = ("MaxWall", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins", "GrpTRES", "GrpJobs", "GrpSubmitJobs")
@@ -119,7 +119,7 @@ def _ask(slurm: Slurm, what: Sequence[str], columns: Sequence[str]) -> list[dict
 
 def _limits(row: Mapping[str, str], *, jobs: Sequence[str], submitted: str) -> Limits:
     return Limits(
-        longest_s=_seconds(row["MaxWall"]),
+        longest_s=printed_limit_s(row["MaxWall"]),
         least_for_job=parse_tres(row.get("MinTRES", "")),
         most_for_job=parse_tres(row["MaxTRES"]),
         most_on_node=parse_tres(row["MaxTRESPerNode"]),
@@ -134,11 +134,4 @@ def _limits(row: Mapping[str, str], *, jobs: Sequence[str], submitted: str) -> L
 
 
 def _least(row: Mapping[str, str], names: Sequence[str]) -> int | None:
-    return min((int(row[name]) for name in names if row[name].isascii() and row[name].isdigit()), default=None)
-
-
-def _seconds(text: str) -> int | None:
-    try:
-        return parse_slurm_time(text)
-    except ValueError:  # "": no limit
-        return None
+    return min((count for name in names if (count := whole_number(row[name])) is not None), default=None)

@@ -9,12 +9,11 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.limits import PartitionLimits, blocks_of, cluster_settings, shown_partitions
-from toolkit.slurm.records import NOTHING
+from toolkit.slurm.records import NOTHING, whole_number
 from toolkit.slurm.show_fields import Block
 from toolkit.slurm.tres import gpus_of
 
@@ -81,8 +80,8 @@ def node_of(block: Block) -> Node:
     """A node's CPUs and memory without those that Slurm keeps for the system."""
     return Node(
         name=block.get("NodeName") or "",
-        cpus=_number(block.get("CPUEfctv", "CPUTot")),
-        memory_mb=_number(block.get("RealMemory")) - _number(block.get("MemSpecLimit")),
+        cpus=whole_number(block.get("CPUEfctv", "CPUTot")) or 0,
+        memory_mb=(whole_number(block.get("RealMemory")) or 0) - (whole_number(block.get("MemSpecLimit")) or 0),
         gpus=gpus_of(block.get("Gres") or ""),
         features=_words(block.get("AvailableFeatures", "ActiveFeatures")),
         partitions=_words(block.get("Partitions")),
@@ -134,11 +133,6 @@ def _accounts(slurm: Slurm, user: str) -> tuple[tuple[str, ...], str]:
     except (NotFoundError, SchedulerRefusedError):
         return (), ""
     return tuple(dict.fromkeys(accounts)), default
-
-
-def _number(text: Any) -> int:
-    """A count as scontrol prints it; 0 where there is none or no limit."""
-    return int(text) if text and str(text).isdigit() else 0
 
 
 def _words(text: str | None) -> tuple[str, ...]:

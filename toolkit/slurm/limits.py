@@ -10,9 +10,9 @@ from datetime import datetime
 from toolkit.errors import CheckFailedError, SchedulerRefusedError
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.partitions import ask_sinfo
-from toolkit.slurm.records import NOTHING, UnreadableError
+from toolkit.slurm.records import NOTHING, UnreadableError, whole_number
 from toolkit.slurm.show_fields import Block, show_fields
-from toolkit.slurm.times import parse_slurm_time
+from toolkit.slurm.times import printed_limit_s
 from toolkit.slurm.tres import gpus_of, memory_mib, parse_weights
 
 _SETTING = re.compile(r"^(\w+)\s*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
@@ -146,7 +146,7 @@ def reservations(slurm: Slurm, name: str) -> list[Reservation]:
         raise
     return [
         Reservation(
-            block.get("ReservationName") or "", _moment(block.get("EndTime") or ""), _count(block, "NodeCnt") or 0,
+            block.get("ReservationName") or "", _moment(block.get("EndTime") or ""), whole_number(block.get("NodeCnt")) or 0,
             flags=_names(block, "Flags"), users=_names(block, "Users"), accounts=_names(block, "Accounts"),
             groups=_names(block, "Groups"),
         )
@@ -172,12 +172,12 @@ def limits_of(block: Block) -> PartitionLimits:
         name=block.get("PartitionName") or "",
         state=block.get("State") or "",
         is_default=block.get("Default") == "YES",
-        total_nodes=_count(block, "TotalNodes") or 0,
-        min_nodes=_count(block, "MinNodes") or 0,
-        max_nodes=_count(block, "MaxNodes"),
-        max_time_s=_seconds(block, "MaxTime"),
-        default_time_s=_seconds(block, "DefaultTime"),
-        max_cpus_per_node=_count(block, "MaxCPUsPerNode"),
+        total_nodes=whole_number(block.get("TotalNodes")) or 0,
+        min_nodes=whole_number(block.get("MinNodes")) or 0,
+        max_nodes=whole_number(block.get("MaxNodes")),
+        max_time_s=printed_limit_s(block.get("MaxTime") or ""),
+        default_time_s=printed_limit_s(block.get("DefaultTime") or ""),
+        max_cpus_per_node=whole_number(block.get("MaxCPUsPerNode")),
         max_memory_per_node_mib=memory_mib(_text(block, "MaxMemPerNode")),
         default_memory_per_cpu_mib=memory_mib(_text(block, "DefMemPerCPU")),
         default_memory_per_node_mib=memory_mib(_text(block, "DefMemPerNode")),
@@ -204,18 +204,6 @@ def _text(block: Block, key: str) -> str:
 def _names(block: Block, key: str) -> tuple[str, ...]:
     value = _text(block, key)
     return () if value == "ALL" else tuple(filter(None, value.split(",")))
-
-
-def _count(block: Block, key: str) -> int | None:
-    value = block.get(key) or ""
-    return int(value) if value.isascii() and value.isdigit() else None
-
-
-def _seconds(block: Block, key: str) -> int | None:
-    try:
-        return parse_slurm_time(block.get(key) or "")
-    except ValueError:  # NONE
-        return None
 
 
 def _moment(text: str) -> datetime | None:

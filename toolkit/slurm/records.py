@@ -16,6 +16,11 @@ from toolkit.errors import SchedulerRefusedError
 NOTHING = frozenset({"", "(null)", "None", "NONE", "none", "N/A", "Unknown", "None assigned"})
 
 
+def whole_number(text: str | None) -> int | None:
+    """A count that Slurm prints; None of what is no number, such as UNLIMITED."""
+    return int(text) if text and text.isascii() and text.isdigit() else None  # "²" is a digit too, but no number
+
+
 class UnreadableError(SchedulerRefusedError):
     """A command of Slurm's printed something that is not, or not only, what it was asked for."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from toolkit.errors import ToolkitError
 from toolkit.slurm.hostlist import expand_hostlist
-from toolkit.slurm.records import NOTHING
+from toolkit.slurm.records import NOTHING, whole_number
 from toolkit.slurm.show_fields import Block
 
 MOSTLY = 0.6  # of the keys that every record has: then scontrol printed it, and no grep left these lines
@@ -160,8 +160,7 @@ def of_partition(block: Block) -> Iterator[str]:
 
 
 def _int(block: Block, key: str) -> int | None:
-    value = block.values.get(key, "")
-    return int(value) if value.isascii() and value.isdigit() else None
+    return whole_number(block.values.get(key))
 
 
 def _tres(block: Block, key: str) -> dict[str, str]:

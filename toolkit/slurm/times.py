@@ -42,6 +42,14 @@ def parse_slurm_time(text: str) -> int | None:
     raise ValueError(f"{text!r} is not a time that Slurm reads: {FORMS}")
 
 
+def printed_limit_s(text: str) -> int | None:
+    """The seconds of a limit, or of what is left of one, that Slurm prints; None of UNLIMITED, NONE, INVALID or nothing."""
+    try:
+        return parse_slurm_time(text)
+    except ValueError:
+        return None
+
+
 def meant_as_hours(text: str) -> str:
     """What stands for hours where Slurm reads minutes: "1:30:00" of "1:30", "24:00:00" of "24"; "" of other forms."""
     return f"{text}:00" if _MINUTES_AND_SECONDS.fullmatch(text) else f"{text}:00:00" if _MINUTES.fullmatch(text) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _NUMBER = re.compile(r"([0-9]*\.?[0-9]+)([KMGTP]?)", re.ASCII)
 _MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
@@ -17,25 +18,20 @@ def memory_mib(text: str) -> float | None:
 
 def parse_tres(text: str) -> dict[str, float]:
     """The counts of a list; what has no number is left out."""
-    found: dict[str, float] = {}
-    for entry in filter(None, text.split(",")):
-        name, _, value = entry.partition("=")
-        match = _NUMBER.fullmatch(value)
-        if match:
-            found[name] = float(match[1]) * (_MIB[match[2]] if name == "mem" else 1.0)
-    return found
+    return {name: number * (_MIB[unit] if name == "mem" else 1.0) for name, number, unit in _numbers(text)}
 
 
 def parse_weights(text: str) -> dict[str, float]:
     """Billing weights by lower-case name, as `CPU=1.0,Mem=0.25G,GRES/gpu=16`; `mem` is for each MiB."""
-    weights: dict[str, float] = {}
-    for entry in filter(None, text.split(",")):
+    weights = ((name.lower(), number, unit) for name, number, unit in _numbers(text))
+    return {name: number / (_MIB[unit] if name == "mem" else 1.0) for name, number, unit in weights}
+
+
+def _numbers(text: str) -> Iterator[tuple[str, float, str]]:
+    for entry in text.split(","):
         name, _, value = entry.partition("=")
-        match = _NUMBER.fullmatch(value)
-        if match:
-            name = name.lower()
-            weights[name] = float(match[1]) / (_MIB[match[2]] if name == "mem" else 1.0)
-    return weights
+        if match := _NUMBER.fullmatch(value):
+            yield name, float(match[1]), match[2]
 
 
 def gpus_of(gres: str) -> dict[str, int]:

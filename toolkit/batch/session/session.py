@@ -30,7 +30,7 @@ from toolkit.slurm.reasons import CanStart, pending_reason
 from toolkit.slurm.refusals import refusal_of
 from toolkit.slurm.states import run_state
 from toolkit.slurm.submit import without_job
-from toolkit.slurm.times import parse_slurm_time
+from toolkit.slurm.times import printed_limit_s
 
 WARN_S = 600.0
 ANSWER_S = 60.0  # for salloc to say which job it has asked for
@@ -221,7 +221,7 @@ def _state(session: Session, fact: JobFacts | None) -> SessionState:
         reason += _why_it_waits(fact)
     if state is not RunState.RUNNING:
         return SessionState(session, state, reason, [], None)
-    return SessionState(session, state, reason, expand_hostlist(fact.nodes), _seconds(fact.time_left))
+    return SessionState(session, state, reason, expand_hostlist(fact.nodes), printed_limit_s(fact.time_left))
 
 
 def _why_it_waits(fact: JobFacts) -> str:
@@ -230,13 +230,6 @@ def _why_it_waits(fact: JobFacts) -> str:
     if known.can_start is CanStart.NEVER:
         return f"{said}; it never starts as it is"
     return said + (f"; expected to start at {fact.start_time}" if fact.start_time else "")
-
-
-def _seconds(left: str) -> float | None:
-    try:
-        return parse_slurm_time(left)
-    except ValueError:  # INVALID and NOT_SET of a job that begins this moment
-        return None
 
 
 def running_session(name: str, *, echo: bool = False) -> SessionState:
