@@ -29,7 +29,7 @@ def ask_for(run: RunDirectory, request: str, *, echo: bool = False) -> RunStatus
             where=str(run.path),
             fix="a script that calls world.should_stop and world.should_save can be asked once it has made a step",
         )
-    for part in _parts(run):
+    for part in run.with_tasks():
         write_text(part.control / request, utc_now() + "\n")
     return status
 
@@ -42,17 +42,13 @@ def what_follows_a_stop(run: RunDirectory) -> str:
     return f"run {run.run_id} saves at its next step boundary and ends; {resume} continues it"
 
 
-def _parts(run: RunDirectory) -> list[RunDirectory]:
-    return [run, *map(run.task, run.task_numbers())]
-
-
 def _is_foreign(run: RunDirectory) -> bool:
     return is_foreign(recorded_job(run).job.entry)
 
 
 def _reports_steps(run: RunDirectory) -> bool:
     """True of a script that uses `toolkit.world` as a training loop does."""
-    attempts = (part.last_attempt() for part in _parts(run))
+    attempts = (part.last_attempt() for part in run.with_tasks())
     return any(attempt is not None and attempt.heartbeat.exists() for attempt in attempts)
 
 
@@ -86,7 +82,7 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
     asked_at = utc_now()
     for job_id in [part.job_id for part in newest_parts(run)] or [status.job_id]:
         slurm_of(job, echo=echo).requeue(job_id)
-    for part in _parts(run):
+    for part in run.with_tasks():
         before = part.control / "requeue"
         write_text(before, (before.read_text(encoding="utf-8") if before.exists() else "") + asked_at + "\n")
     after = run_status(run, echo=echo)

@@ -156,7 +156,7 @@ def _never_started(run: RunDirectory, *, echo: bool = False) -> bool | None:
 
 
 def _of_saves(run: RunDirectory) -> Iterator[Leftover]:
-    for part in (run, *map(run.task, run.task_numbers())):
+    for part in run.with_tasks():
         for folder in sorted(part.checkpoints.glob("step-*.*")):
             aside = aside_of(folder)
             if aside is not None and aside[1] in _OF_SAVES and time.time() - _changed(folder) > QUIET_S:
@@ -164,7 +164,7 @@ def _of_saves(run: RunDirectory) -> Iterator[Leftover]:
 
 
 def _has_checkpoint(run: RunDirectory) -> bool:
-    return any(part.committed_checkpoints() for part in (run, *map(run.task, run.task_numbers())))
+    return any(part.committed_checkpoints() for part in run.with_tasks())
 
 
 def _needed_by_others(runs: Path, going: set[str]) -> frozenset[str]:
@@ -195,7 +195,7 @@ def _named_in(run: RunDirectory) -> set[str]:
 def _quiet_s(run: RunDirectory) -> float:
     """For how long nothing was put into a run's folders, nor into its last attempts' and checkpoints'."""
     folders = []
-    for part in (run, *map(run.task, run.task_numbers())):
+    for part in run.with_tasks():
         attempt = part.last_attempt()
         folders += [part.path, part.attempts, part.starts, part.control, part.checkpoints]
         folders += [attempt.path, attempt.heartbeat] if attempt is not None else []

@@ -108,7 +108,7 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None, *, echo: b
         code.discard()
         raise
     code.put_in_place()
-    parts = (run, *map(run.task, run.task_numbers()))
+    parts = run.with_tasks()
     prepared = NextStart(run, number, job, _requests_of(parts), _lost_starts_of(parts))
     try:
         left_out = nodes_left_out(job, runs_of(run.whole))
@@ -127,7 +127,7 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None, *, echo: b
 def _next_number(whole: RunDirectory) -> int:
     """The number behind that of every start that was submitted, or begun by any part of the run."""
     submitted = map(start_of, whole.path.glob("submitt*-*.json"))
-    begun = [part.start_numbers() for part in (whole, *map(whole.task, whole.task_numbers()))]
+    begun = [part.start_numbers() for part in whole.with_tasks()]
     return max([-1, *submitted, *(number for numbers in begun for number in numbers)]) + 1
 
 
@@ -197,7 +197,7 @@ def _begun_from(job: ResolvedJob, run: RunDirectory, source: Path) -> ResolvedJo
 
 def _has_checkpoints(run: RunDirectory) -> bool:
     """Where there are some, a run goes on from its own, whatever became of the one that it began with."""
-    return any(part.committed_checkpoints() for part in (run, *map(run.task, run.task_numbers())))
+    return any(part.committed_checkpoints() for part in run.with_tasks())
 
 
 def _requests_of(parts: Sequence[RunDirectory]) -> dict[Path, str]:

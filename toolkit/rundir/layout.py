@@ -84,6 +84,10 @@ class RunDirectory:
         """The tasks that have begun."""
         return _numbers(self.tasks)
 
+    def with_tasks(self) -> list[RunDirectory]:
+        """The run, and its tasks that have begun."""
+        return [self, *map(self.task, self.task_numbers())]
+
     @property
     def control(self) -> Path:
         return self.path / "control"

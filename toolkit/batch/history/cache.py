@@ -49,7 +49,7 @@ def status_of(runs: Path, kept: Entry) -> RunStatus | None:
 def changed_ns(path: Path) -> int:
     """When the newest thing was put into the folders of a run in which a later life of it shows."""
     run = RunDirectory(path)
-    parts = [run, *map(run.task, run.task_numbers())]
+    parts = run.with_tasks()
     return max(_modified_ns(folder) for part in parts for folder in (part.path, part.attempts))
 
 
