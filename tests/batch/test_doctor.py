@@ -32,7 +32,7 @@ def slurm(tmp_path, monkeypatch):
         scripts = {
             "scontrol": f"""case "$1 $2" in
                 "--version "*) echo '{version}';; "ping "*) {ping};;
-                "show config") echo 'AuthInfo = socket=/run/own.socket'; echo 'AuthType = auth/munge';; esac""",
+                "show config") echo 'ClusterName = here'; echo 'AuthInfo = socket=/run/own.socket'; echo 'AuthType = auth/munge';; esac""",
             "squeue": queue, "munge": 'test "$*" = "-n -S /run/own.socket" && echo credential', "unmunge": f"read it && {munge}",
         }  # fmt: skip
         for name in (*doctor.NEEDED, *doctor.USEFUL, "munge", "unmunge"):

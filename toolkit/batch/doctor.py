@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +30,7 @@ from toolkit.site.commands import slurm_of_site
 from toolkit.site.detect import choose_site
 from toolkit.site.proof import checked_in_words
 from toolkit.slurm.commands import Slurm, TimedOutError
+from toolkit.slurm.limits import cluster_settings
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 NEEDED, USEFUL = ("sbatch", "srun", "squeue", "scancel", "scontrol"), ("sinfo", "sacct")
@@ -221,13 +222,13 @@ def _controller(slurm: Slurm) -> Iterator[Sign]:
     else:
         yield Sign("controller", OK, f"{ping}; {taken_s:.2f} s")
     # Of the cluster of this host, whose munge the commands use, also where the site is another one.
-    settings = replace(slurm, cluster="").call(["scontrol", "show", "config"])
-    if re.search(r"^AuthType\s*=\s*auth/munge", settings, re.MULTILINE):
+    settings = cluster_settings(replace(slurm, cluster=""))
+    if settings.get("AuthType") == "auth/munge":
         yield _munge(settings)
 
 
-def _munge(settings: str) -> Sign:
-    socket = re.search(r"^AuthInfo\s*=.*?socket=([^,\s]+)", settings, re.MULTILINE)
+def _munge(settings: Mapping[str, str]) -> Sign:
+    socket = re.search(r"socket=([^,\s]+)", settings.get("AuthInfo", ""))
     if shutil.which("munge") is None or shutil.which("unmunge") is None:
         return Sign("munge", OK, "its commands are not here; Slurm has answered with it")
     where = ["-S", socket[1]] if socket else []

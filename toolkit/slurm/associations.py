@@ -67,13 +67,14 @@ def queued_jobs(slurm: Slurm, user: str) -> list[QueuedJob]:
     return [QueuedJob(*cells[1:-1]) for cells in read_records("squeue", text, mark, 5)]
 
 
-def associations_of(slurm: Slurm, user: str, cluster: str) -> list[Association]:
-    """The associations of a user on a cluster; what they inherit is in them.
+def associations_of(slurm: Slurm, user: str, cluster: str = "") -> list[Association]:
+    """The associations of a user on a cluster, or on any; what they inherit is in them.
 
     Raises:
         NotFoundError, SchedulerRefusedError: there is no accounting, or it does not answer.
     """
-    rows = _ask(slurm, ["show", "associations", f"user={user}", f"cluster={cluster}"], _OF_ASSOCIATION)
+    where = [f"cluster={cluster}"] if cluster else []
+    rows = _ask(slurm, ["show", "associations", f"user={user}", *where], _OF_ASSOCIATION)
     return [
         Association(
             row["Account"], row["Partition"], tuple(filter(None, row["QOS"].split(","))), row["DefaultQOS"],

@@ -5,12 +5,12 @@ from __future__ import annotations
 import grp
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.slurm.associations import associations_of, default_account
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.limits import PartitionLimits, blocks_of, cluster_settings, shown_partitions
 from toolkit.slurm.records import NOTHING, whole_number
@@ -69,7 +69,7 @@ def ask_cluster(slurm: Slurm, user: str = "") -> Cluster:
     accounts: tuple[str, ...] = ()
     default = ""
     if user and settings.get("AccountingStorageType", "").endswith("slurmdbd"):
-        accounts, default = _accounts(slurm, user)
+        accounts, default = _accounts(slurm, user, settings["ClusterName"])
     return Cluster(
         name=settings.get("ClusterName", ""), version=settings.get("SLURM_VERSION", ""), settings=settings,
         partitions=shown_partitions(slurm), mpi_plugins=_mpi_plugins(slurm), accounts=accounts, default_account=default, nodes=nodes,
@@ -122,17 +122,13 @@ def mpi_plugins_in(told: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_PLUGIN.findall(told)))
 
 
-def _accounts(slurm: Slurm, user: str) -> tuple[tuple[str, ...], str]:
+def _accounts(slurm: Slurm, user: str, cluster: str) -> tuple[tuple[str, ...], str]:
     """The accounts of a user, and the one that is taken where a job names none; nothing where sacctmgr is silent."""
-    if shutil.which("sacctmgr") is None:
-        return (), ""
-    ask = ["sacctmgr", "--noheader", "--parsable2", "show"]
     try:
-        accounts = slurm.call([*ask, "associations", f"user={user}", "format=Account"]).split()
-        default = slurm.call([*ask, "user", user, "format=DefaultAccount"]).strip()
+        accounts = [one.account for one in associations_of(slurm, user, cluster)]
+        return tuple(dict.fromkeys(accounts)), default_account(slurm, user, cluster)
     except (NotFoundError, SchedulerRefusedError):
         return (), ""
-    return tuple(dict.fromkeys(accounts)), default
 
 
 def _words(text: str | None) -> tuple[str, ...]:

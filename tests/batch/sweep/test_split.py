@@ -38,7 +38,7 @@ print(21 + number)
     programs = {
         "sbatch": sbatch,
         "srun": "#!/bin/sh\nexit 1\n",
-        "scontrol": "#!/bin/sh\necho 'MaxArraySize            = 4'\n",
+        "scontrol": "#!/bin/sh\nprintf 'ClusterName = devcluster\\nMaxArraySize            = 4\\n'\n",
         "sacctmgr": f"#!/bin/sh\ntest -e {limit} && cat {limit}\n",
         "scancel": f'#!/bin/sh\necho "$@" > {folder}/cancelled\n',
     }
@@ -111,9 +111,11 @@ def test_a_refused_part_takes_the_others_back(toolkit, cluster):
     assert not list(toolkit.runs.glob("*/*"))
 
 
-@pytest.mark.parametrize(("rows", "fits"), [("a|main|9", False), ("a||", True), ("b|other|2", True), ("a||10", True)])
-def test_more_tasks_than_a_user_may_have_are_refused_with_those_that_fit(toolkit, cluster, rows, fits):
-    (cluster / "limit").write_text(f"{rows}\n")
+@pytest.mark.parametrize(
+    ("association", "limit", "fits"), [("a|main", 9, False), ("a|", "", True), ("b|other", 2, True), ("a|", 10, True)]
+)
+def test_more_tasks_than_a_user_may_have_are_refused_with_those_that_fit(toolkit, cluster, association, limit, fits):
+    (cluster / "limit").write_text(f"devcluster|{association}||||{limit}{7 * '|'}\n")
     said = toolkit("submit", toolkit.job("true"), "--site", "devcluster", "-a", "0-9", "-p", "main")
     assert said.code == (0 if fits else 3), said
     if not fits:

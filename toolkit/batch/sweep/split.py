@@ -7,16 +7,16 @@ of them together.
 from __future__ import annotations
 
 import getpass
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.slurm.array import ArrayTasks, write_array
+from toolkit.slurm.associations import associations_of
 from toolkit.slurm.commands import Slurm
-
-_ARRAY_SIZE = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
+from toolkit.slurm.limits import cluster_settings
+from toolkit.slurm.records import whole_number
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,9 @@ def slices_instead(refused: SchedulerRefusedError, job: ResolvedJob, slurm: Slur
 def array_size(slurm: Slurm) -> int | None:
     """MaxArraySize: task numbers stay below it. None where Slurm does not tell it, and then judges itself."""
     try:
-        found = _ARRAY_SIZE.search(slurm.call(["scontrol", "show", "config"]))
+        return whole_number(cluster_settings(slurm).get("MaxArraySize"))
     except (NotFoundError, SchedulerRefusedError):
         return None
-    return int(found[1]) if found else None
 
 
 def check_submit_limit(job: ResolvedJob, slurm: Slurm) -> None:
@@ -99,17 +98,10 @@ def fix_of_room(tasks: Sequence[int], room: int) -> str:
 
 def _submit_limit(job: ResolvedJob, slurm: Slurm) -> int | None:
     """The least MaxSubmitJobs of the user's associations with the job's account and partition; None without one."""
-    argv = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}",
-            *([f"cluster={job.job.cluster}"] if job.job.cluster else []), "format=Account,Partition,MaxSubmitJobs"]  # fmt: skip
+    account, partition = job.job.account, job.job.partition
     try:
-        rows = [line.split("|") for line in slurm.call(argv).splitlines()]
+        mine = associations_of(slurm, getpass.getuser(), job.job.cluster)
     except (NotFoundError, SchedulerRefusedError):  # no accounting here, so there is no such limit
         return None
-    return min(map(int, _limits(rows, job.job.account, job.job.partition)), default=None)
-
-
-def _limits(rows: Sequence[Sequence[str]], account: str, partition: str) -> Iterator[str]:
-    for row in rows:
-        fits = len(row) == 3 and account in ("", row[0]) and row[1] in ("", partition)
-        if fits and row[2].isdigit():
-            yield row[2]
+    fitting = [one.limits for one in mine if account in ("", one.account) and one.partition in ("", partition)]
+    return min((one.submitted_jobs for one in fitting if one.submitted_jobs is not None), default=None)
