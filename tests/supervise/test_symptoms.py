@@ -30,6 +30,9 @@ SEEN = [
     ("srun: error: Node failure on node3", "node_lost"),
     ("srun: error: task 1 launch failed: Unspecified error", "launch_failed"),
     ("srun: error: Task launch for StepId=47.1 failed on node node3: Unspecified error", "launch_failed"),
+    ("srun: error: Task launch for StepId=47.1 failed on node node3: Socket timed out on send/recv operation", "launch_failed"),
+    ("srun: error: Unable to confirm allocation for job 7: Socket timed out on send/recv operation", "controller_away"),
+    ("sbcast: error: Slurm job ID 7 lookup error: Unable to contact slurm controller (connect failure)", "controller_away"),
 ]  # fmt: skip
 
 

@@ -76,7 +76,12 @@ def is_unsettled(error: ToolkitError) -> bool:
     """True for a failure of sbatch or scontrol after which nobody knows whether Slurm took the request."""
     if isinstance(error, NoAnswerError | OwnFailureError):  # killed, by us or others, or an answer without an id
         return True
-    return any(words in error.message.lower() for words in _UNSETTLED)
+    return is_silence(error.message)
+
+
+def is_silence(said: str) -> bool:
+    """True of words of Slurm's commands that tell of a slurmctld which did not answer."""
+    return any(words in said.lower() for words in _UNSETTLED)
 
 
 def submit_once(

@@ -238,6 +238,7 @@ class AttemptWatch:
 
     def end_before_launch(self) -> AttemptEnd | None:
         """The end of an attempt that was asked to stop before any rank was started, as by an early Ctrl-C."""
+        self._control_seen_at = float("-inf")  # whoever asks wants to know it now
         self._look_at_requests(time.monotonic())
         cause = self.request.cause
         return AttemptEnd(cause, f"ended on request ({cause.value}); no rank had been started yet") if cause else None

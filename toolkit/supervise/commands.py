@@ -17,10 +17,11 @@ PIPES_S = 5.0  # for what a command that was ended still has to say
 
 @dataclass(frozen=True)
 class Done:
-    """What a command printed, and why it failed, in a line; "" where it did not."""
+    """What a command printed, and why it failed, in a line; "" where it did not. One that was given up has not ended."""
 
     out: str
     problem: str
+    has_ended: bool = True
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float, request: StopRequest) -> Done:
@@ -41,9 +42,11 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: f
             out, err = process.communicate(timeout=POLL_S)
         except subprocess.TimeoutExpired:
             if request.came:
-                return Done(_ended(process), f"{argv[0]} was given up, since this start is asked to end")
+                return Done(
+                    _ended(process), f"{argv[0]} was given up, since this start is asked to end", has_ended=False
+                )
             if time.monotonic() > deadline:
-                return Done(_ended(process), f"{argv[0]} did not end in {timeout_s:.0f} s")
+                return Done(_ended(process), f"{argv[0]} did not end in {timeout_s:.0f} s", has_ended=False)
             continue
         lines = [line for line in err.splitlines() if line.strip()]
         said = lines[0] if lines else f"{argv[0]} ended with {process.returncode}"

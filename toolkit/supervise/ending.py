@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from toolkit.errors import OWN_FAILURE, OwnFailureError
 from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import ENDINGS, Cause, Next, Verdict, decide
@@ -14,6 +16,7 @@ from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 from toolkit.supervise.patience import Patience
 from toolkit.supervise.progress import is_repeated
+from toolkit.supervise.symptoms import CONTROLLER_AWAY, sight
 
 _BUDGETS = ("crashes", "walltimes", "preemptions")
 
@@ -63,6 +66,22 @@ def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
         if begun is not None and end is not None and begins <= begun["start"] <= start:
             ends.append(end)
     return ends
+
+
+def unlaunched(error: OwnFailureError) -> AttemptEnd:
+    """What the supervisor itself could not do before any rank: something has to be mended, but for a slurmctld's silence."""
+    seen = sight([error.message])
+    is_away = seen is not None and seen.symptom is CONTROLLER_AWAY
+    return AttemptEnd(
+        Cause.LAUNCH_FAILED, error.message, OWN_FAILURE, fix=error.fix, cannot_pass=not is_away,
+        symptom=CONTROLLER_AWAY.word if is_away else "",
+    )  # fmt: skip
+
+
+def out_of_time(end: AttemptEnd) -> AttemptEnd:
+    """The end of a start that waited for slurmctld until its walltime was near: the next one launches the ranks."""
+    reason = f"{CONTROLLER_AWAY.means}, until the walltime was near"
+    return replace(end, cause=Cause.WALLTIME, reason=reason, cannot_pass=False)
 
 
 def end_after_all(attempt: AttemptDirectory, decision: str, **changed: Any) -> None:

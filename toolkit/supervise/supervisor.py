@@ -32,8 +32,9 @@ from toolkit.supervise.allocation import (
 )
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
 from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
+from toolkit.supervise.controller import await_controller
 from toolkit.supervise.done_task import tidy_done_task
-from toolkit.supervise.ending import end_after_all, judge, record_end
+from toolkit.supervise.ending import end_after_all, judge, out_of_time, record_end, unlaunched
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign, launch
@@ -44,7 +45,7 @@ from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.secrets import read_secrets, without_secrets
 from toolkit.supervise.shape import Shape, check_components, shape_of_job
 from toolkit.supervise.staging import Staged, stage, unstage, unstage_here
-from toolkit.supervise.symptoms import NODE_LOST
+from toolkit.supervise.symptoms import CONTROLLER_AWAY, NODE_LOST
 from toolkit.supervise.task_values import job_of_task
 from toolkit.supervise.turns import Turn, cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
 from toolkit.supervise.webhook import Webhook
@@ -52,6 +53,7 @@ from toolkit.supervise.webhook import Webhook
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
 REQUEUE_S = 30.0  # what asking for a requeue may take
 SHORTEST_PATIENCE_S = 5.0
+MOST_LAUNCHES = 10  # of one attempt, where slurmctld is away again and again
 LAUNCH_PAUSE_S = 20.0  # twice this is more than KillWait, which is 30 s on most sites
 
 
@@ -182,10 +184,11 @@ class Supervisor:
         """
         deadline = time.monotonic() + LAUNCH_PAUSE_S
         say(f"the ranks are started again in {LAUNCH_PAUSE_S:.0f} s")
-        while time.monotonic() < deadline and not self.request.came:
-            if self.patience.wait_for(lambda: any(map(self.run.is_asked, ("stop", "cancel")))):
-                return
+        while time.monotonic() < deadline and not self._is_asked_to_end():
             time.sleep(1.0)
+
+    def _is_asked_to_end(self) -> bool:
+        return self.request.came or self.patience.wait_for(lambda: any(map(self.run.is_asked, ("stop", "cancel"))))
 
     def _begin(self, attempt: AttemptDirectory, launcher: str) -> None:
         write_json(
@@ -207,6 +210,27 @@ class Supervisor:
             self, stall_s=float(restart["stall_s"]), foreign=is_foreign(self.job["job"]["entry"]),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
+        for _ in range(MOST_LAUNCHES):
+            end = self._launch(watch, launcher, environment)
+            if end.cause is not Cause.LAUNCH_FAILED or end.symptom != CONTROLLER_AWAY.word:
+                break
+            if not self._await_controller(end):
+                return self.patience.wait_for(watch.end_before_launch) or out_of_time(end)
+            attempt.launcher_log.unlink(missing_ok=True)  # the next launch is judged by its own words
+            self.nodes_checked = False
+        return end
+
+    def _await_controller(self, end: AttemptEnd) -> bool:
+        """Wait for the slurmctld that kept a launch from starting; the time that ranks have to save is kept."""
+        said = end.evidence[0][1] if end.evidence else end.reason
+        kept_s = float(self.job["restart"]["warn_s"])
+        return await_controller(
+            self.allocation, self.request, said, kept_s=kept_s, is_asked_to_end=self._is_asked_to_end
+        )  # fmt: skip
+
+    def _launch(self, watch: AttemptWatch, launcher: str, environment: dict[str, str]) -> AttemptEnd:
+        """Prepare the nodes, start the ranks, and see them to their end."""
+        attempt = watch.attempt
         try:
             end = self.patience.wait_for(watch.end_before_launch) or self._unfit(launcher) or self._stage()
             # What was asked while the nodes were prepared comes before how that went.
@@ -219,7 +243,7 @@ class Supervisor:
                 python=python, nodes=self.allocation.nodes_in_order(),
             )  # fmt: skip
         except OwnFailureError as error:
-            return _launch_failed(error)
+            return unlaunched(error)
         try:
             return watch.follow(ranks)
         except SupersededError:
@@ -244,7 +268,7 @@ class Supervisor:
         try:
             self.staged = self.staged or stage(self.run, self.job, self.allocation, os.environ, self.request)
         except OwnFailureError as error:
-            return _launch_failed(error)
+            return unlaunched(error)
         return None
 
     def _verdict(self, end: AttemptEnd) -> Verdict:
@@ -335,11 +359,6 @@ class Supervisor:
             say(f"{problem}; `toolkit resume {self.run.run_id}` does it")
             end_after_all(attempt, problem)
         return verdict.exit_code
-
-
-def _launch_failed(error: OwnFailureError) -> AttemptEnd:
-    """What the supervisor itself could not do before any rank: something has to be mended."""
-    return AttemptEnd(Cause.LAUNCH_FAILED, error.message, OWN_FAILURE, fix=error.fix, cannot_pass=True)
 
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:

@@ -80,6 +80,10 @@ SETUP_FAILED = Symptom(
     "mend that module or set-up line of the site file; `toolkit site show` says where it stands", lasting=True,
 )  # fmt: skip
 LAUNCH_FAILED = Symptom("launch_failed", "the launcher could not start every rank")
+CONTROLLER_AWAY = Symptom(
+    "controller_away", "Slurm's controller did not answer, so that srun could start nothing",
+    "`scontrol ping` says whether it is back; then `toolkit resume {run}`",
+)  # fmt: skip
 COLLECTIVE_TIMEOUT = Symptom(
     "collective_timeout", "ranks waited in a collective for one that did not come",
     "look at what that rank did; where it was only slow, raise restart.collective_timeout_s, or the time-out of a group "
@@ -93,7 +97,8 @@ SILENT = Symptom("silent_end", "ranks vanished without a word", plain=True)
 
 SYMPTOMS = (
     EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, PMIX_ORDER, NO_INTERPRETER,
-    IMAGE_FAILED, SETUP_FAILED, LAUNCH_FAILED, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED, SILENT,
+    IMAGE_FAILED, SETUP_FAILED, LAUNCH_FAILED, CONTROLLER_AWAY, COLLECTIVE_TIMEOUT, PEER_LOST, NODE_LOST, REFUSED, FAILED,
+    SILENT,
 )  # fmt: skip
 
 # The first that fits counts: what is particular stands before what is general.
@@ -118,6 +123,10 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
         (NODE_LOST, r"srun: error: Node failure on|DUE TO NODE FAILURE"),
         (LAUNCH_FAILED,
          r"srun: error: (?:tasks? [\d,-]+ launch failed|Task launch for .* failed on node|Application launch failed)"),
+        (CONTROLLER_AWAY,
+         r"Unable to contact slurm controller|"
+         r"error: (?:Unable to confirm allocation for job|Unable to create step for job|Slurm job ID \S+ lookup error).*"
+         r"(?:timed out|Zero Bytes|Connection reset|Unexpected message)"),
         (COLLECTIVE_TIMEOUT,
          r"Timed out waiting \d+ ?ms|Watchdog caught collective operation timeout|failed to pass monitoredBarrier|"
          r"timed out .*(?:gloo|nccl|collective)|did not finish in [\d.]+ s; rank \d+ did not come"),

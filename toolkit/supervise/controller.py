@@ -1,0 +1,45 @@
+"""Wait for a slurmctld that is away: srun starts nothing without it, and what runs already does not miss it."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+
+from toolkit.slurm.clusters import for_cluster
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.submit import is_silence
+from toolkit.supervise.allocation import ANSWER_S, Allocation
+from toolkit.supervise.commands import run_command
+from toolkit.supervise.log import say
+from toolkit.supervise.requests import StopRequest
+
+PAUSE_S = 2.0
+
+
+def await_controller(
+    allocation: Allocation, request: StopRequest, said: str, *, kept_s: float, is_asked_to_end: Callable[[], bool]
+) -> bool:
+    """Wait until slurmctld answers; False where it does not before `kept_s` of the allocation are left, or the start is
+    asked to end. `said` are the words of who had no answer.
+    """
+    most_s = max(0.0, allocation.left_s() - kept_s)
+    limit = f"for up to {most_s:.0f} s" if math.isfinite(most_s) else "until it does"
+    say(f"Slurm's controller does not answer ({said}); it is asked again {limit}")
+    began = time.monotonic()
+    while not is_asked_to_end():
+        if _answers(allocation, request):
+            say(f"Slurm's controller answers again after {time.monotonic() - began:.0f} s")
+            return True
+        if allocation.left_s() <= kept_s:
+            break
+        time.sleep(PAUSE_S)
+    return False
+
+
+def _answers(allocation: Allocation, request: StopRequest) -> bool:
+    """Be it with an error."""
+    argv = for_cluster(["squeue", "--noheader", f"--jobs={allocation.job_id}"], allocation.cluster)
+    done = run_command(argv, Slurm().environment(os.environ), timeout_s=ANSWER_S, request=request)
+    return done.has_ended and not is_silence(done.problem)
