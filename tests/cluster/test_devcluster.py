@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from toolkit.cli.devcluster import devcluster as commands
 from toolkit.devcluster import cluster as devcluster
 from toolkit.devcluster.configuration import GRACE_S
 from toolkit.devcluster.layout import ClusterSpec, make_layout
+from toolkit.devcluster.nodes import process_in_node
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
 pytestmark = pytest.mark.cluster
@@ -235,6 +238,9 @@ def test_down_leaves_nothing(cluster):
     wrap = "--wrap=setsid sleep 4712 & srun sleep 4712"
     subprocess.run(["sbatch", "-N2", "--output=/dev/null", wrap], env=env, check=True, timeout=30)
     wait_for(lambda: sum("sleep\x004712" in trace for trace in _of(layout, _traces())) >= 2, 10)
+    slurmctld = process_in_node(layout, "controller", "slurmctld")
+    assert slurmctld is not None
+    os.kill(slurmctld, signal.SIGSTOP)  # with it stops the nsenter that it was started by
     devcluster.down(layout)
     assert _of(layout, _traces()) == []
     assert not layout.folder.exists()

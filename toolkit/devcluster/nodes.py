@@ -71,17 +71,27 @@ def _arguments(layout: Layout, node: str) -> tuple[str, ...]:
 
 
 def stop_nodes(layout: Layout, nodes: Sequence[str]) -> None:
-    """Kill the nodes with everything that runs in them."""
-    kill_and_wait([pid for node in nodes if (pid := first_process(layout, node)) is not None])
+    """Kill the nodes with everything that runs in them, and the nsenter that waits outside for each of these.
+
+    Such a process stops itself when what it waits for is stopped, and would not see the end of the node then.
+    """
+    firsts = [pid for node in nodes if (pid := first_process(layout, node)) is not None]
+    waiting = [pid for first in firsts for pid in find_processes("nsenter", _target(first))]
+    kill_and_wait(firsts)
+    kill_and_wait(waiting)
     kill_and_wait([pid for node in nodes for pid in find_processes("unshare", str(layout.node_folder(node)))])
 
 
 def enter_command(first: int, argv: Sequence[str], *, directory: Path | None = None) -> list[str]:
     """The argv that runs `argv` inside the node whose first process is `first`."""
-    inside = ["nsenter", f"--target={first}", *_NAMESPACES]
+    inside = ["nsenter", _target(first), *_NAMESPACES]
     if directory is not None:
         inside.append(f"--wdns={directory}")
     return [*inside, "--", *argv]
+
+
+def _target(first: int) -> str:
+    return f"--target={first}"
 
 
 def process_in_node(layout: Layout, node: str, program: str) -> int | None:
