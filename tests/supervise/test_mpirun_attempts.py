@@ -44,6 +44,21 @@ def test_sys_exit_under_mpi_does_not_wait_for_the_others(supervise, local_job):
     assert (job.end()["rank"], job.end()["reason"]) == (1, "exit code 3")
 
 
+def test_killed_ranks_leave_no_shared_memory(supervise, local_job):
+    """MPICH unlinks its segment at MPI_Finalize alone. The second attempt's is there while it runs."""
+    script = (
+        "import os, re, time\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n"
+        "print(*set(re.findall(r'mpich_shm_\\w+', open('/proc/self/maps').read())), flush=True)\n"
+        "time.sleep(1.5)\n"
+        "if MPI.COMM_WORLD.rank == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(100)\n"
+    )
+    job = supervise(local_job("killed.py", files={"killed.py": script}, launcher="mpirun", restart="crashes = 1"))
+    assert job.wait() == 137
+    segments = [job.rank_log(0, attempt).split()[-1] for attempt in (0, 1)]
+    assert all(segment.startswith("mpich_shm_") for segment in segments) and len(set(segments)) == 2
+    assert not [segment for segment in segments if Path("/dev/shm", segment).exists()]
+
+
 @pytest.mark.parametrize("victim", ["supervisor", "mpirun"])
 def test_ranks_do_not_outlive_what_started_them(supervise, local_job, victim):
     job = supervise(local_job(shell(f"echo ready; {SLEEP}"), launcher="mpirun"))

@@ -7,6 +7,7 @@ their own way, and some not at all; this is the same under all of them. Standard
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from toolkit.rank.log import RankLog
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.lifeline import hear_of_parents_death
+from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.usage import usage_of_node
 
 STACKS_PATIENCE_S = 2.0
@@ -63,6 +65,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     write_json(
         attempt.rank_file(rank), {"rank": rank, "host": host, "pid": os.getpid(), "time": utc_now()}, durable=False
     )
+    remove_left_behind(_start_began(os.environ))  # by an earlier attempt's ranks on this node
     guard_process, launcher = os.getpid(), os.getppid()
     # Memory that has no name: a rank that never stalls makes no file.
     stacks = os.memfd_create("stacks")
@@ -91,6 +94,13 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
     if usage is not None:  # behind that: who waits for the rank need not wait for this
         usage.finish()
     return 128 - code if code < 0 else code
+
+
+def _start_began(environ: Mapping[str, str]) -> float:
+    """When this life of the allocation began, in seconds since the epoch; infinite for ranks of no supervisor."""
+    with suppress(KeyError, OSError):
+        return Path(environ["TOOLKIT_RESOLVED_JOB"]).stat().st_mtime
+    return math.inf
 
 
 def _tell_end(attempt: AttemptDirectory, rank: int, code: int, word: str) -> None:

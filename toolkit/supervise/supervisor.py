@@ -44,6 +44,7 @@ from toolkit.supervise.patience import ROOM_S, Patience
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.secrets import read_secrets, without_secrets
 from toolkit.supervise.shape import Shape, check_components, shape_of_job
+from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.staging import Staged, stage, unstage, unstage_here
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, NODE_LOST
 from toolkit.supervise.task_values import job_of_task
@@ -230,7 +231,7 @@ class Supervisor:
 
     def _launch(self, watch: AttemptWatch, launcher: str, environment: dict[str, str]) -> AttemptEnd:
         """Prepare the nodes, start the ranks, and see them to their end."""
-        attempt = watch.attempt
+        attempt, began = watch.attempt, time.time()
         try:
             end = self.patience.wait_for(watch.end_before_launch) or self._unfit(launcher) or self._stage()
             # What was asked while the nodes were prepared comes before how that went.
@@ -251,6 +252,7 @@ class Supervisor:
             raise
         finally:
             ranks.kill()  # nothing of an attempt outlives it, not even when the watch itself failed
+            remove_left_behind(began)  # on this node; on others the next ranks' guards do
 
     def _unfit(self, launcher: str) -> AttemptEnd | None:
         """The end of a start, before its first ranks, with nodes that are not fit for them."""
