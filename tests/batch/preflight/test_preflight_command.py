@@ -121,7 +121,7 @@ def test_a_session_that_can_never_start_is_refused(toolkit, slurm, tmp_path):
     salloc.chmod(0o755)
     said = toolkit("session", "start", "--site", "devcluster", "-N", 3)
     what = "-N 3:job.nodes: 3 nodes, but partition main has 2. Fix: nodes = 2"
-    assert (said.code, said.err) == (2, f"toolkit: {what}; --force submits it all the same\n")
+    assert (said.code, said.err) == (2, f"toolkit: {what}; --force asks for it all the same\n")
     said = toolkit("session", "start", "--site", "devcluster", "-N", 3, "--force")
     assert said.code == 3 and f"toolkit: passed over (--force): {what}\n" in said.err and "it was asked" in said.err
     assert not toolkit.runs.exists()
