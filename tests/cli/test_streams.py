@@ -45,6 +45,18 @@ def test_a_full_stdout_is_said_to_be_it(toolkit, words: str, unbuffered: str) ->
     )  # fmt: skip
 
 
+def test_what_was_done_is_done_for_all_and_told_where_stdout_takes_nothing(toolkit, wait_until) -> None:
+    job = toolkit.job("sleep 100")
+    done = [shell(f"toolkit submit {job} >/dev/full") for _ in range(2)]
+    told = [one.stderr.splitlines() for one in done]
+    assert [one.returncode for one in done] == [2, 2], told
+    runs = [lines[-2].split()[2] for lines in told]
+    assert all(lines[-2].startswith("toolkit: run ") and " is job local-" in lines[-2] for lines in told), told
+    cancelled = shell(f"toolkit cancel {' '.join(runs)} nobody >/dev/full")
+    assert cancelled.returncode == 2 and "stdout: No space left" in cancelled.stderr
+    wait_until(lambda: toolkit.ok("status", *runs).count(" cancelled ") == 2, timeout_s=60)
+
+
 def test_the_exit_code_stays_where_nobody_can_be_told(toolkit) -> None:
     assert shell("toolkit submti 2>/dev/full", PYTHONUNBUFFERED="").returncode == 2
 

@@ -60,13 +60,16 @@ def _resolve(asked: AskedJob, site: Site, *, echo: bool) -> ResolvedJob:
 
 
 def announce(submitted: Submitted, *, parsable: bool) -> None:
+    """Say which job a run has become; where stdout does not take it, on stderr, since the job is there all the same."""
     from toolkit.slurm.clusters import named
 
-    if parsable:
-        click.echo(f"{submitted.job_id};{submitted.run.run_id}")
-    else:
-        job = named(submitted.job_id, submitted.cluster)
-        click.echo(f"run {submitted.run.run_id} is job {job}, in {submitted.run.path}")
+    job = named(submitted.job_id, submitted.cluster)
+    told = f"run {submitted.run.run_id} is job {job}, in {submitted.run.path}"
+    try:
+        click.echo(f"{submitted.job_id};{submitted.run.run_id}" if parsable else told)
+    except OSError:
+        say(told)
+        raise
 
 
 def follow(run: RunDirectory, *, echo: bool) -> None:
