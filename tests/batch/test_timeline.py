@@ -164,3 +164,20 @@ def test_a_lost_supervisor_ended_when_it_was_last_heard_of(toolkit, run) -> None
 def test_a_run_that_never_began(toolkit, run) -> None:
     said = toolkit.ok("timeline", run.run_id)
     assert said.splitlines() == [f"work {run.run_id}: created", "rendered, not submitted"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("starts/000/end.json", "[]"), ("starts/000/end.json", '{"state": "completed", "exit_code": 0}'),
+     ("starts/000/job.json", "{}"), ("attempts/000/events.jsonl", None)],
+)  # fmt: skip
+def test_a_damaged_file_is_named_by_whatever_reads_it(toolkit, file, text) -> None:
+    run = toolkit.submit(toolkit.job("true"))
+    toolkit("wait", run.run_id)
+    path = run.path / file
+    path.unlink()
+    path.mkdir() if text is None else path.write_text(text)
+    told = [toolkit(command, run.run_id) for command in ("timeline", "efficiency")]
+    refused = [said.err for said in told if said.code]
+    assert refused and all(str(path) in said and "Fix: restore the file or start a new run" in said for said in refused)
+    assert all(said.code in (0, 2) for said in told)

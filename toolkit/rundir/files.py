@@ -151,11 +151,13 @@ def read_json(path: Path) -> Any:
             f"not valid JSON: {error}", where=str(path), fix="restore the file or start a new run"
         ) from error
     except IsADirectoryError as error:
-        raise ToolkitError(
-            "is a folder and should be a file", where=str(path), fix="restore the file or start a new run"
-        ) from error
+        raise _is_a_folder(path) from error
     check_record(value, str(path))
     return value
+
+
+def _is_a_folder(path: Path) -> ToolkitError:
+    return ToolkitError("is a folder and should be a file", where=str(path), fix="restore the file or start a new run")
 
 
 def read_json_or_none(path: Path) -> Any | None:
@@ -202,6 +204,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
+    except IsADirectoryError as error:
+        raise _is_a_folder(path) from error
     # Not splitlines(): that would also break at U+2028 and U+0085, which may stand inside a JSON string.
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         if line.strip():

@@ -27,6 +27,8 @@ _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
         re.compile(r"/starts/\d+/claim\.json"),
         {"start": int, "job_id": str, "host": str, "pid": int, "process_started": int},
     ),
+    (re.compile(r"/starts/\d+/end\.json"), {"state": str, "exit_code": int, "time": str}),
+    (re.compile(r"/starts/\d+/job\.json"), {"job": dict}),
     (
         re.compile(r"/attempts/\d+/start\.json"),
         {"start": int, "job_id": str, "nodes": int, "ranks": int, "time": str},
