@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from on_slurm import Site, wait_for
+from on_slurm import Site, await_idle_nodes, wait_for
+
+import toolkit
 
 pytestmark = pytest.mark.cluster
 
@@ -21,8 +26,14 @@ WHO = "echo $TOOLKIT_RANK of $TOOLKIT_WORLD_SIZE, $OMP_NUM_THREADS threads"
 
 
 def test_one_world_over_two_components(here: Site) -> None:
+    """Each node is checked before, and the ranks run in an environment on their nodes' own disks."""
     here.await_empty()
-    job = here.job(WHO, COMPONENTS + "[restart]\nhealth = 'requeue'\n")
+    venv = here.folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "toolkit.pth").write_text(f"{Path(toolkit.__file__).parents[1]}\n")
+    here.file.write_text(here.file.read_text() + '[paths]\nlocal_scratch = "/tmp"\n')
+    job = here.job(WHO, f"{COMPONENTS}[restart]\nhealth = 'requeue'\n[env]\nstage = '{venv}'\n")
     job_id, run = here.submit(job)
     done = here.wait(run)
     assert done.returncode == 0, done
@@ -31,7 +42,43 @@ def test_one_world_over_two_components(here: Site) -> None:
     status = here.status(run)
     assert (status["nodes"], status["ranks"]) == (3, 5)
     assert json.loads(here.ok("status", f"{job_id}+1", "--json"))["run_id"] == run.run_id
-    assert "node's health is not known" not in next(run.path.glob("slurm-*.out")).read_text()
+    log = next(run.path.glob("slurm-*.out")).read_text()
+    assert "health is not known" not in log
+    assert f"toolkit: staged {venv} (0 MiB) to /tmp/toolkit-env-{job_id}-0-" in log and " of 3 nodes: " in log
+
+
+def test_an_unfit_node_of_the_second_component_is_left_out_by_all(here: Site) -> None:
+    await_idle_nodes(here.cluster)
+    job = here.job(WHO, COMPONENTS.replace("nodes = 2", "nodes = 3") + "[restart]\nhealth = 'requeue'\n")
+    mount = ["mount", "-o", "remount,ro", "/dev/shm"]
+    assert here.cluster.exec("node4", mount).returncode == 0
+    try:
+        job_id, run = here.submit(job)
+        wait_for(run.attempt(0).exit_file.exists)
+    finally:
+        here.cluster.exec("node4", ["mount", "-o", "remount,rw", "/dev/shm"])
+    end = json.loads(run.attempt(0).exit_file.read_text())
+    assert (end["cause"], end["next"], end["host"]) == ("node_unfit", "requeue", "node4")
+    wait_for(lambda: here.command(["scontrol", "show", "job", job_id]).stdout.count("ExcNodeList=node4\n") == 2)
+    here.ok("cancel", run.run_id)
+
+
+def test_mpich_starts_over_pmi2_across_components(here: Site) -> None:
+    """Its ranks are one MPI world where the components' nodes stand as their names sort."""
+    here.file.write_text(
+        here.file.read_text() + f'[launcher]\nmpi = "pmi2"\nlibmpi = "{sys.prefix}/lib/libmpi.so.12"\n'
+    )
+    (here.folder / "sum.py").write_text(
+        "from mpi4py import MPI\nworld = MPI.COMM_WORLD\n"
+        "print(MPI.Get_library_version().split()[0], world.rank, world.allreduce(1), flush=True)\n"
+    )
+    job = here.folder / "sum.toml"
+    first, second = "nodelist = 'node1'", "nodes = 2\nranks_per_node = 2\nnodelist = 'node[2-3]'"
+    job.write_text(f"[job]\nentry = 'sum.py'\ntime = '5'\n[[component]]\n{first}\n[[component]]\n{second}\n")
+    _, run = here.submit(job)
+    assert here.wait(run).returncode == 0
+    said = [run.attempt(0).log_file(rank).read_text().splitlines()[-1] for rank in range(5)]
+    assert said == [f"MPICH {rank} 5" for rank in range(5)]
 
 
 def test_a_rank_of_the_second_component_that_fails_ends_the_run(here: Site) -> None:

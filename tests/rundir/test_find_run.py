@@ -54,6 +54,14 @@ def test_what_is_no_array_has_no_task(runs, text):
         find_run(text.format(id=older.run_id), folder)
 
 
+def test_what_lies_behind_a_dot_is_no_run(runs):
+    """Such as environments that were packed for env.stage."""
+    folder, older, _ = runs
+    (folder / ".environments").mkdir()
+    (folder / ".environments" / "0123.tar").touch()
+    assert find_run("123", folder) == older.path
+
+
 def test_a_task_is_found_before_it_begins(runs):
     folder, older, newer = runs
     write_json(older.record, {**RECORD, "job": {"job": {"array": "0-9"}}})

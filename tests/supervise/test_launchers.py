@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.launch import launch
 from toolkit.supervise.launchers import end_session, srun_of_groups, srun_on_every_node
@@ -76,23 +76,29 @@ def test_a_rank_is_in_the_component_that_it_is_counted_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "entry", "mpi"),
+    ("nodes", "entry", "given", "mpi"),
     [
-        (["n2", "n10"], "train.py:main", "pmix"),  # as Slurm sorts
-        (["n10", "n2"], "train.py:main", "none"),
-        (["n10", "n2"], ["./a.out"], "pmix"),  # may need it, and then fails with a reason
-        ([], "train.py:main", "pmix"),
+        (["n2", "n10"], "train.py:main", "pmix", "pmix"),  # as Slurm sorts
+        (["n10", "n2"], "train.py:main", "pmix", "none"),
+        (["n10", "n2"], "train.py:main", "pmi2", "none"),
+        (["n10", "n2"], ["./a.out"], "pmix", "pmix"),  # may need it, and then fails with a reason
+        ([], "train.py:main", "pmix", "pmix"),
     ],
 )
-def test_where_pmix_cannot_number_the_nodes_our_ranks_do_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], entry: object, mpi: str
+def test_where_slurm_cannot_number_the_nodes_our_ranks_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: list[str], entry: object, given: str, mpi: str
 ) -> None:
     heard: list[str] = []
     monkeypatch.setattr("toolkit.supervise.launch.launch_srun", lambda *_, mpi, **__: heard.append(mpi))
-    monkeypatch.setattr(
-        "toolkit.supervise.launch.rank_command",
-        lambda *_, **__: SimpleNamespace(environment={}, program=[], options=[]),
-    )
-    job = {"job": {"entry": entry}, "launcher": {"mpi": "pmix"}}
+    job = {"job": {"entry": entry}, "launcher": {"mpi": given}}
     launch("srun", job, Shape.of(2, 1), {}, AttemptDirectory(tmp_path), nodes=nodes)
     assert heard == [mpi]
+
+
+def test_a_program_that_would_wait_for_ever_in_mpi_is_not_started(tmp_path: Path) -> None:
+    job = {"job": {"entry": ["./a.out"]}, "launcher": {"mpi": "pmi2"}}
+    with pytest.raises(
+        OwnFailureError, match=r"nodes \(n10, n2\) do not stand as their names sort: over pmi2"
+    ) as refused:
+        launch("srun", job, Shape.of(2, 1), {}, AttemptDirectory(tmp_path), nodes=["n10", "n2"])
+    assert "nodelist in each [[component]]" in refused.value.fix

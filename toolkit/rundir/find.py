@@ -41,7 +41,7 @@ def typed_path(text: str | Path) -> Path:
 def listed(runs: Path) -> list[RunName]:
     """What may be runs, the newest first, by the names of folders alone."""
     names = []
-    for job in sorted(entry.name for entry in _entries(runs) if entry.is_dir()):
+    for job in sorted(entry.name for entry in _entries(runs) if not entry.name.startswith(".") and entry.is_dir()):
         names += [
             RunName(entry.name, job)
             for entry in _entries(runs / job)

@@ -277,7 +277,8 @@ def _folders(runs: Path) -> Iterator[tuple[str, int]]:
     try:
         with os.scandir(runs) as entries:
             for entry in entries:
-                if entry.name != CACHE and entry.name.isascii() and entry.is_dir():
+                # Behind a dot stands what is ours: the index, packed environments, bad nodes.
+                if not entry.name.startswith(".") and entry.name.isascii() and entry.is_dir():
                     yield entry.name, entry.stat().st_ctime_ns
     except (FileNotFoundError, NotADirectoryError):
         return

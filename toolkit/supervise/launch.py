@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.containers import rank_command
 from toolkit.supervise.launchers import Ranks, find_mpirun, launch_local, launch_mpirun, launch_srun
 from toolkit.supervise.log import say
 from toolkit.supervise.shape import Shape
+from toolkit.supervise.symptoms import PMIX_ORDER
 
 
 def is_foreign(entry: object) -> bool:
@@ -58,17 +60,25 @@ def launch(
 
 
 def _mpi_over(nodes: Sequence[str], job: Mapping[str, Any]) -> str:
-    """The site's --mpi; `none` where its PMIx would start no rank, and none of ours needs one.
+    """The site's --mpi; `none` where no MPI could start over it, and none of our ranks needs one.
 
-    Slurm's PMIx numbers the nodes of a step as their names sort, and a heterogeneous job's ranks one component after the
-    other (22.05): where these differ, its daemons take each other for somebody else, and MPI_Init fails.
+    Slurm's PMIx and pmi2 number the nodes of a step as their names sort, and a heterogeneous job's ranks one component
+    after the other (22.05). Where these differ, MPI_Init fails over PMIx, and over pmi2 it never returns.
+
+    Raises:
+        OwnFailureError: the ranks are a program's own, and would wait for ever.
     """
     mpi = str(job["launcher"].get("mpi") or "")
     are_sorted = list(nodes) == sorted(nodes, key=_as_slurm_sorts)
-    if are_sorted or is_foreign(job["job"]["entry"]) or not mpi.startswith("pmix"):
+    if are_sorted or not mpi.startswith("pmi"):
         return mpi
-    say(f"the components' nodes ({', '.join(nodes)}) do not stand as their names sort, so the ranks start without PMIx")
-    return "none"
+    unsorted = f"the components' nodes ({', '.join(nodes)}) do not stand as their names sort"
+    if not is_foreign(job["job"]["entry"]):
+        say(f"{unsorted}, so the ranks start without {'PMIx' if mpi.startswith('pmix') else mpi}")
+        return "none"
+    if not mpi.startswith("pmix"):
+        raise OwnFailureError(f"{unsorted}: over {mpi} the start of MPI would never end", fix=PMIX_ORDER.fix)
+    return mpi
 
 
 def _as_slurm_sorts(node: str) -> list[tuple[int, str]]:
