@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
+import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from toolkit.rundir.files import why_unwritable
 
 
 class SmallDisk:
@@ -78,25 +82,54 @@ def test_however_little_room_there_is_no_half_of_a_run_stays(toolkit, disk: Smal
 
 
 def test_a_disk_that_a_run_fills_is_said_and_the_run_ends_when_there_is_room(toolkit, disk: SmallDisk) -> None:
-    """Its ranks are done, which empty markers say; the run's end waits for room, and says so on the terminal before."""
+    """Its ranks are done, which empty markers say; the run's end has room of its own, and nobody need make any."""
     runs, job = disk.folder / "runs", toolkit.job(f"cat /dev/zero > {disk.filling}; echo lost; exit 0")
-
-    def make_room() -> None:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and not list(runs.glob("*/*/attempts/000/ranks/rank-00000.done")):
-            time.sleep(0.1)
-        marked.extend(path.stat().st_size for path in runs.glob("*/*/attempts/000/ranks/rank-00000.done"))
-        time.sleep(1.5)  # the supervisor has found out by then
-        disk.filling.unlink()
-
-    marked: list[int] = []
-    other = threading.Thread(target=make_room)
-    other.start()
     said = toolkit("run", job, "--site", "local", "--runs", runs)
-    other.join()
     assert said.code == 0, said.err
-    assert marked == [0]
-    assert said.err.count("the run's file system is full") == 1 and "Fix: make room there" in said.err
-    (log,) = runs.glob("*/*/slurm-local-*.out")
-    assert len(re.findall(r"cannot be written \(.*exit.json'\); it is tried again for 30 s", log.read_text())) <= 1
-    assert list(runs.glob("*/*/attempts/000/exit.json"))
+    (attempt,) = runs.glob("*/*/attempts/000")
+    assert (attempt / "ranks" / "rank-00000.done").stat().st_size == 0
+    assert json.loads((attempt / "exit.json").read_text())["cause"] == "completed"
+    assert not (attempt / "reserve").exists() and list(runs.glob("*/*/starts/000/end.json"))
+    assert said.err.count("cannot be written (No space left on device)") == 1 and "Fix: make room there" in said.err
+
+
+def test_a_rank_that_fails_on_a_full_disk_is_told_with_the_cause(toolkit, disk: SmallDisk) -> None:
+    """Its restart finds no room to keep for its own end, which the room that the first one kept is enough to say."""
+    runs = disk.folder / "runs"
+    said = toolkit("run", toolkit.job(f"cat /dev/zero > {disk.filling}; exit 5"), "--site", "local", "--runs", runs)
+    assert said.code == 125
+    ends = [json.loads(path.read_text()) for path in sorted(runs.glob("*/*/attempts/*/exit.json"))]
+    assert [(end["cause"], end["symptom"]) for end in ends] == [
+        ("crashed", "disk_full"),
+        ("launch_failed", "disk_full"),
+    ]
+    status = json.loads(toolkit("status", "last", "--json", "--runs", runs).out)
+    assert status["state"] == "failed" and status["reason"].endswith("ends: No space left on device"), status
+
+
+def test_a_run_that_is_lost_on_a_full_disk_says_so(toolkit, disk: SmallDisk) -> None:
+    runs = disk.folder / "runs"
+    assert toolkit("submit", toolkit.job("sleep 60"), "--site", "local", "--runs", runs).code == 0
+    claim = runs.glob("*/*/starts/000/claim.json")
+    deadline = time.monotonic() + 20
+    while (path := next(claim, None)) is None or not list(runs.glob("*/*/attempts/000/ranks/rank-00000.json")):
+        claim = runs.glob("*/*/starts/000/claim.json")
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+    disk.fill()
+    status = json.loads(toolkit("status", "last", "--json", "--runs", runs).out)
+    assert status["state"] == "lost"
+    assert re.search(r"left no result; the run's file system is full \(.*: 0 bytes", status["reason"]), status
+
+
+def test_a_quota_is_found_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system itself has room, as statvfs would say."""
+    assert why_unwritable(tmp_path, 1 << 14) == ""
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert why_unwritable(tmp_path, 1 << 14) == "Disk quota exceeded"
+    assert not list(tmp_path.iterdir())

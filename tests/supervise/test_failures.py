@@ -10,7 +10,6 @@ from toolkit import supervise
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json, write_json
 from toolkit.rundir.states import Cause
-from toolkit.supervise import failures
 from toolkit.supervise.failures import clean, first_failure, silent_end
 
 
@@ -261,7 +260,7 @@ def test_ranks_that_could_write_no_error_ended_on_a_full_disk(attempt, monkeypat
     def refuse(*_args, **_kept):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(failures, "write_text", refuse)
+    monkeypatch.setattr("toolkit.rundir.files.write_bytes", refuse)
     end = silent_end(attempt, 1, 3)
     assert (end.symptom, end.exit_code, end.rank) == ("disk_full", 3, 0)
     assert end.reason.endswith("No space left on device, so that no rank could write why") and "make room" in end.fix

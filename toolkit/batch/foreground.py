@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,16 +17,18 @@ from toolkit.batch.executors import ignore_interrupts, start_local
 from toolkit.batch.log_choice import LogPart, logs_of_attempt
 from toolkit.batch.logs import FOLLOW_PERIOD_S, LogReader
 from toolkit.batch.restarts import RestartNews
-from toolkit.batch.room import why_full
 from toolkit.batch.submission import uses_slurm
 from toolkit.config.resolved import ResolvedJob
-from toolkit.rundir.files import open_append, utc_now, write_json, write_text
+from toolkit.rundir.files import open_append, utc_now, why_unwritable, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log, is_shared
+from toolkit.rundir.reserve import RESERVE_BYTES
 from toolkit.rundir.task_files import read_begun
 
 MOST_SHOWN_RANKS = 64
-LINES_BYTES = 1 << 14  # with less room than this, the next lines of ranks are lost
+# With less room than this, the next lines of ranks are lost, and so much only was kept for the attempt's end.
+LINES_BYTES = (1 << 14) + RESERVE_BYTES
+ROOM_PERIOD_S = 3.0  # between two trials whether there is as much
 
 
 def start_here(run: RunDirectory, job: ResolvedJob, start: int = 0) -> subprocess.Popen[bytes]:
@@ -100,14 +103,16 @@ def show_output(
     Of more than 64 ranks only the first is shown.
     """
     reader, restarts = LogReader(), RestartNews(run)
-    ended = is_told_full = False
+    ended, is_told_full, tried_at = False, False, time.monotonic()
     while not ended:
         with suppress(subprocess.TimeoutExpired):
             supervisor.wait(FOLLOW_PERIOD_S)
             ended = True
-        if not is_told_full and (full := why_full(run.path, needed_bytes=LINES_BYTES)):
-            is_told_full = True
-            say(f"toolkit: the run's file system is full ({full}): what ranks print is lost. Fix: make room there")
+        if not is_told_full and (ended or time.monotonic() - tried_at > ROOM_PERIOD_S):
+            tried_at = time.monotonic()
+            if full := why_unwritable(run.path, LINES_BYTES):
+                is_told_full = True
+                say(f"toolkit: {run.path} cannot be written ({full}): what ranks print is lost. Fix: make room there")
         for number in run.attempt_numbers():
             if number < first_attempt:
                 continue

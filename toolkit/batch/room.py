@@ -8,10 +8,10 @@ from pathlib import Path
 FULL_BYTES = 1 << 20  # a file system with less room than this is full to a run
 
 
-def why_full(path: Path, *, needed_bytes: int = FULL_BYTES) -> str:
+def why_full(path: Path) -> str:
     """How little is left where `path` lies; "" where that is enough. A quota of another user's kind is not seen here."""
     space = os.statvfs(path)
     left = space.f_bavail * space.f_frsize
-    if left >= needed_bytes and space.f_favail != 0:
+    if left >= FULL_BYTES and space.f_favail != 0:
         return ""
     return f"{path}: {left} bytes and {space.f_favail} files are left"

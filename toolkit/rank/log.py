@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from contextlib import suppress
 
+from toolkit.errors import counted
 from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import label_of, log_of
@@ -27,6 +27,8 @@ class RankLog:
         self._log = open_append(path)
         self._label = label_of(rank).encode()
         self._pipe: int | None = None
+        self._lost, self._why = 0, ""  # lines that a full disk did not take
+        self._is_torn = False  # the last one that it did take has no end
         self._reader: threading.Thread | None = None
         if path == attempt.log_file(rank):
             _become(self._log)
@@ -47,6 +49,8 @@ class RankLog:
         if self._reader is not None:
             _become(self._log)  # the last of our own inlets
             self._reader.join(END_S)
+            if self._lost:
+                self._write([f"toolkit: {counted(self._lost, 'line')} could not be written here: {self._why}".encode()])
 
     def _pass_on(self) -> None:
         assert self._pipe is not None
@@ -60,10 +64,15 @@ class RankLog:
         self._write([rest] if rest else [])
 
     def _write(self, lines: list[bytes]) -> None:
-        text = b"".join(self._label + line + b"\n" for line in lines)
-        with suppress(OSError):  # a full disk must not keep the rank from printing
+        text = b"\n" * self._is_torn + b"".join(self._label + line + b"\n" for line in lines)
+        try:
             while text:
-                text = text[os.write(self._log, text) :]
+                written = os.write(self._log, text)
+                self._is_torn = not text[:written].endswith(b"\n")
+                text = text[written:]
+        except OSError as error:  # a full disk must not keep the rank from printing
+            self._why = str(error.strerror)
+            self._lost += min(text.count(b"\n"), len(lines))
 
 
 def _become(descriptor: int) -> None:

@@ -189,6 +189,17 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
             raise
 
 
+def why_unwritable(folder: Path, size_bytes: int = 1) -> str:
+    """Why `size_bytes` more cannot be written below a folder; "" where they can. Only writing tells of a quota."""
+    trial = folder / f".room-{os.uname().nodename}"
+    try:
+        write_bytes(trial, bytes(size_bytes))
+        trial.unlink()
+    except OSError as error:
+        return str(error.strerror) if is_unwritable(error) else ""
+    return ""
+
+
 def json_reason(error: Exception) -> str:
     """Why one line is no record. json counts lines of what it was given, which is this one alone."""
     return f"{error.msg}: column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)

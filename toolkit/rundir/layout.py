@@ -209,6 +209,11 @@ class AttemptDirectory:
         return self.path / "exit.json"
 
     @property
+    def reserve(self) -> Path:
+        """Room on the disk that is given up to write `exit.json`."""
+        return self.path / "reserve"
+
+    @property
     def rehearsed(self) -> Path:
         """Written by `toolkit rehearse`: the failure that it let happen to this attempt."""
         return self.path / "rehearsed.json"

@@ -13,6 +13,7 @@ from pathlib import Path
 from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.files import read_lines, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.reserve import write_exit
 from toolkit.rundir.states import ENDINGS, NEXT_START_BEGAN, Cause, Next
 from toolkit.rundir.submissions import open_submission
 from toolkit.slurm.commands import Slurm
@@ -151,8 +152,8 @@ def close_unfinished(run: RunDirectory) -> None:
     for attempt in map(run.attempt, run.attempt_numbers()):
         if not attempt.exit_file.exists():
             cause = _asked_last(attempt) or Cause.SUPERVISOR_LOST
-            write_json(
-                attempt.exit_file,
+            write_exit(
+                attempt,
                 {"cause": cause.value, "next": Next.AWAIT.value, "final": False, "state": ENDINGS[cause].final_state.value,
                  "exit_code": OWN_FAILURE, "reason": "its supervisor was killed before it could say how it ended",
                  "decision": NEXT_START_BEGAN, "rank": None, "host": None, "fix": "", "last_lines": [],

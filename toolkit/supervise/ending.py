@@ -10,13 +10,14 @@ from typing import Any
 from toolkit.errors import OWN_FAILURE, OwnFailureError
 from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
+from toolkit.rundir.reserve import write_exit
 from toolkit.rundir.states import ENDINGS, Cause, Next, Verdict, decide
 from toolkit.rundir.task_files import read_begun
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 from toolkit.supervise.patience import Patience
 from toolkit.supervise.progress import is_repeated
-from toolkit.supervise.symptoms import CONTROLLER_AWAY, sight
+from toolkit.supervise.symptoms import CONTROLLER_AWAY, DISK_FULL, sight
 
 _BUDGETS = ("crashes", "walltimes", "preemptions")
 
@@ -78,6 +79,13 @@ def unlaunched(error: OwnFailureError) -> AttemptEnd:
     )  # fmt: skip
 
 
+def without_room(error: OSError, run: RunDirectory) -> AttemptEnd:
+    """The end of an attempt on a disk that has no room for its reserve: its ranks would only fail of that again."""
+    reason = f"there is no room in the run directory to write how an attempt ends: {error.strerror}"
+    fix = DISK_FULL.fix.format(run=run.run_id)
+    return AttemptEnd(Cause.LAUNCH_FAILED, reason, OWN_FAILURE, fix=fix, symptom=DISK_FULL.word, cannot_pass=True)
+
+
 def out_of_time(end: AttemptEnd) -> AttemptEnd:
     """The end of a start that waited for slurmctld until its walltime was near: the next one launches the ranks."""
     reason = f"{CONTROLLER_AWAY.means}, until the walltime was near"
@@ -104,7 +112,7 @@ def record_end(
     }  # fmt: skip
     event = {"time": utc_now(), "event": "ended", "cause": verdict.cause.value, "next": verdict.next.value}
     try:
-        patience.wait_for(lambda: write_json(attempt.exit_file, record))
+        patience.wait_for(lambda: write_exit(attempt, record))
         patience.wait_for(lambda: append_line(attempt.events, event))
     except OSError as error:  # a full disk must not keep the run from its next start
         say(f"cannot write {attempt.exit_file}: {error.strerror}; it would say: {json.dumps(record)}")

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from toolkit.rundir.files import is_unwritable, read_json, tail_text, write_text
+from toolkit.rundir.files import read_json, tail_text, why_unwritable
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import find_log, tail_of
 from toolkit.rundir.states import Cause
@@ -291,21 +291,10 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
     sighting = _seen_by_the_launcher(attempt)
     if sighting is not None:
         return _as_the_launcher_says(end, sighting, attempt)
-    if (full := _why_unwritable(attempt)) is not None:
+    if full := why_unwritable(attempt.errors):
         reason = f"{end.reason}: {full}, so that no rank could write why"
         return replace(end, reason=reason, symptom=DISK_FULL.word, fix=_fix(DISK_FULL, attempt))
     return end
-
-
-def _why_unwritable(attempt: AttemptDirectory) -> str | None:
-    """Why ranks could leave no error; None where they could. Only writing tells that a quota is reached."""
-    trial = attempt.errors / ".room"
-    try:
-        write_text(trial, "room\n")
-        trial.unlink()
-    except OSError as error:
-        return error.strerror if is_unwritable(error) else None
-    return None
 
 
 def _seen_by_the_launcher(attempt: AttemptDirectory) -> Sighting | None:

@@ -17,6 +17,7 @@ from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitE
 from toolkit.rundir.claims import SupersededError, claim_attempt, claim_start, end_start, refuse_superseded
 from toolkit.rundir.files import read_json, read_json_or_none, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
+from toolkit.rundir.reserve import keep_room
 from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict, decide
 from toolkit.rundir.sweep import in_words, values_of_task
 from toolkit.supervise.allocation import (
@@ -34,7 +35,7 @@ from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
 from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
 from toolkit.supervise.controller import await_controller
 from toolkit.supervise.done_task import tidy_done_task
-from toolkit.supervise.ending import end_after_all, judge, out_of_time, record_end, unlaunched
+from toolkit.supervise.ending import end_after_all, judge, out_of_time, record_end, unlaunched, without_room
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.launch import choose_launcher, is_foreign, launch
@@ -205,6 +206,10 @@ class Supervisor:
             start=self.start, shape=self.shape, launcher=launcher, ends_at=self.allocation.ends_at,
         )  # fmt: skip
         self.patience.wait_for(lambda: self._begin(attempt, launcher))
+        try:
+            self.patience.wait_for(lambda: keep_room(attempt))
+        except OSError as error:
+            return without_room(error, self.run)
         restart = self.job["restart"]
         watch = AttemptWatch(
             self.run, attempt, self.shape, self.request,
