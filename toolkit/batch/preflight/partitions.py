@@ -156,7 +156,8 @@ def _nodes(about: About, request: Request, partition: PartitionLimits, beyond: f
         up_to = (
             f"up to {request.max_nodes} nodes, but partition {partition.name} gives a job at most {partition.max_nodes}"
         )
-        yield about.refuse("job.nodes", up_to, f'nodes = "{request.min_nodes}-{most}"')
+        fits = f"{most}" if request.min_nodes == most else f'"{request.min_nodes}-{most}"'
+        yield about.refuse("job.nodes", up_to, f"nodes = {fits}")
     if request.max_nodes < partition.min_nodes and "PartitionMinNodes" not in beyond:
         yield about.refuse(
             "job.nodes",
