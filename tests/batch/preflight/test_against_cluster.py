@@ -91,6 +91,12 @@ def test_no_node_is_so_large(resolved, cluster, keys, site, where, what, fix):
     assert finding.where.endswith(where)
 
 
+def test_a_partition_that_gives_no_whole_nodes(resolved, cluster):
+    finding = one(resolved('sbatch = ["--exclusive"]'), cluster(max_cpus_per_node=4))
+    assert finding.what == "--exclusive takes all of a node's 8 CPUs, but partition main gives at most 4"
+    assert found(resolved('sbatch = ["--exclusive"]'), cluster(max_cpus_per_node=8)) == []
+
+
 def test_what_slurm_gives_where_nothing_is_asked_for_must_fit_too(resolved, cluster):
     finding = one(resolved("cpus_per_rank = 8"), cluster(default_memory_per_cpu_mib=2048.0))
     assert finding.what == (

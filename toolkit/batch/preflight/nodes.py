@@ -27,6 +27,7 @@ def against_nodes(job: ResolvedJob, request: Request, cluster: Cluster) -> Itera
     alone = [
         *_default_memory(job, request, cluster, shapes),
         *_cpus(About(job, "cpus"), request, shapes),
+        *_whole_nodes(About(job, "cpus"), request, cluster, shapes),
         *_memory_of_nodes(About(job, "memory"), asked_mib, whose, shapes),
         *_gpus(About(job, "gpus"), request, shapes),
         *_features(About(job, "constraint"), request, shapes),
@@ -137,6 +138,16 @@ def _cpus(about: About, request: Request, shapes: Sequence[NodeShape]) -> Iterat
             f"{counted(request.cpus_per_node, 'CPU')} per node, but the largest node has {most}",
             cpu_fix(request, most),
         )
+
+
+def _whole_nodes(about: About, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]) -> Iterator[Finding]:
+    """--exclusive is all CPUs of a node, and a partition may give fewer."""
+    chosen = cluster.chosen(request)
+    most = chosen[0].max_cpus_per_node if len(chosen) == 1 else None
+    least = min(shape.cpus for shape in shapes)
+    if request.whole_nodes and most is not None and most < least:
+        what = f"--exclusive takes all of a node's {least} CPUs, but partition {chosen[0].name} gives at most {most}"
+        yield about.refuse("job.sbatch", what, "leave --exclusive out, or give another partition with -p")
 
 
 def _default_memory(
