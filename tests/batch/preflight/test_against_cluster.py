@@ -126,6 +126,8 @@ def test_nodes_that_are_down_are_waited_for(resolved, cluster):
     assert one(resolved("nodes = 3"), cluster([up, held])).severity == "warning"
     assert found(resolved('nodes = 3\nsbatch = ["--reservation=class"]'), cluster([up, held])) == []
     two = [replace(up, names="a[1-2]"), replace(down, names="b[1-2]")]
+    named = one(resolved('nodelist = "b2"'), cluster(two, nodes="a[1-2],b[1-2]"))
+    assert named.severity == "warning" and "node b2 is down, drained or reserved" in named.what
     assert one(resolved('nodes = 2\nexclude = "a1"'), cluster(two, nodes="a[1-2],b[1-2]")).fix == "nodes = 1"
 
 

@@ -51,6 +51,12 @@ def _named_nodes(about: About, request: Request, cluster: Cluster, shapes: Seque
     if len(set(wanted)) > request.max_nodes and set(wanted) <= set(here):
         what = f"{counted(len(set(wanted)), 'node')} named, and the job takes {request.max_nodes}"
         yield about.refuse("job.nodelist", what, f"nodes = {len(set(wanted))}, or give fewer with -w")
+    away = {
+        name for shape in shapes if wanted and not _is_usable(shape, request) for name in expand_hostlist(shape.names)
+    }
+    if waited_for := [name for name in wanted if name in away]:
+        what = f"node {waited_for[0]} is down, drained or reserved: the job waits for it"
+        yield about.warn("job.nodelist", what, "wait, or give others with -w")
     left = [name for name in here if name not in unwanted]
     if len(left) < request.min_nodes <= len(here):
         leaves = f"leaves {counted(len(left), 'node')} of {_some(here)}" if left else f"leaves none of {_some(here)}"
