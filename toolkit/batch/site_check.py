@@ -28,7 +28,7 @@ from toolkit.rundir.states import RunState
 from toolkit.site.commands import slurm_of_site
 from toolkit.site.findings import BAD, Finding, Probe, Report, judge_limits, judge_reports
 from toolkit.site.proof import Proof, make_proof
-from toolkit.slurm.cluster import Cluster, ask_cluster, closed_by
+from toolkit.slurm.cluster import ClusterFacts, closed_by, cluster_facts
 from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
 
@@ -77,7 +77,7 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
         raise ToolkitError(
             f"site {site.name} has no scheduler that could be probed", fix="`toolkit run mpi_hello` tries this machine"
         )
-    cluster = ask_cluster(slurm_of_site(site.scheduler, echo=wanted.echo))
+    cluster = cluster_facts(slurm_of_site(site.scheduler, echo=wanted.echo))
     found: dict[str, list[Finding]] = {}
     begun: list[_Begun] = []
     for name in _names(site, wanted, cluster):
@@ -90,7 +90,7 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
     return make_proof(site, slurm=cluster.version, cluster=cluster.name, partitions=found)
 
 
-def _names(site: Site, wanted: Wanted, cluster: Cluster) -> list[str]:
+def _names(site: Site, wanted: Wanted, cluster: ClusterFacts) -> list[str]:
     """The partitions to probe: those that are named, else the site file's, else those that are up and open."""
     open_ones = [one.name for one in cluster.partitions.values() if one.state == "UP" and not closed_by(one)]
     known = list(site.partitions) or open_ones

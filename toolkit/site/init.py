@@ -19,7 +19,7 @@ from toolkit.rundir.files import write_text
 from toolkit.rundir.find import typed_path
 from toolkit.site.host import Host, look_at_host
 from toolkit.site.mpi import ANY
-from toolkit.slurm.cluster import Cluster, Node, ask_cluster, closed_by
+from toolkit.slurm.cluster import ClusterFacts, Node, closed_by, cluster_facts
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
@@ -37,7 +37,7 @@ def init_site(name: str, environ: Mapping[str, str] = os.environ, *, echo: bool 
         NotFoundError, SchedulerRefusedError: Slurm does not answer.
         ToolkitError: the name is none that a site can have.
     """
-    cluster = ask_cluster(Slurm(echo=echo), _user(environ))
+    cluster = cluster_facts(Slurm(echo=echo), _user(environ))
     chosen = name or _NAME.sub("_", cluster.name)[:64]
     if not chosen or _NAME.search(chosen) or len(chosen) > 64:
         raise ToolkitError(f"{chosen!r} is no name of a site", fix="give one of letters, digits, . _ - with --name")
@@ -52,7 +52,7 @@ def _user(environ: Mapping[str, str]) -> str:
         return ""
 
 
-def site_text(name: str, cluster: Cluster, host: Host, environ: Mapping[str, str]) -> str:
+def site_text(name: str, cluster: ClusterFacts, host: Host, environ: Mapping[str, str]) -> str:
     """The site file of a cluster as it was seen from a host."""
     document = tomlkit.document()
     for line in (
@@ -117,7 +117,7 @@ def _guess(table: Table, key: str, value: Any, why: str, proof: str) -> None:
     _set(table, key, value, f"guess: {why}; prove it: {proof}")
 
 
-def _detect(cluster: Cluster) -> Table:
+def _detect(cluster: ClusterFacts) -> Table:
     table = tomlkit.table()
     _fact(table, "cluster_name", cluster.name, "scontrol show config")
     return table
@@ -131,7 +131,7 @@ def _scheduler(environ: Mapping[str, str]) -> Table:
     return table
 
 
-def _launcher(cluster: Cluster, host: Host) -> Table:
+def _launcher(cluster: ClusterFacts, host: Host) -> Table:
     table = tomlkit.table()
     if not cluster.mpi_plugins:
         _guess(table, "kind", "auto", "no srun answered here", "toolkit site check")
@@ -157,7 +157,7 @@ def _launcher(cluster: Cluster, host: Host) -> Table:
     return table
 
 
-def _gpu(cluster: Cluster) -> Table | None:
+def _gpu(cluster: ClusterFacts) -> Table | None:
     """Only select/cons_tres and Cray's plugin over it know --gpus-per-node."""
     if not any(node.gpus for node in cluster.nodes):
         return None
@@ -193,7 +193,7 @@ def _network(host: Host) -> Table | None:
     return table
 
 
-def _paths(cluster: Cluster, host: Host) -> Table | None:
+def _paths(cluster: ClusterFacts, host: Host) -> Table | None:
     local = cluster.settings.get("TmpFS", "")
     table = tomlkit.table()
     if name := host.shared_variable:
@@ -203,7 +203,7 @@ def _paths(cluster: Cluster, host: Host) -> Table | None:
     return table if table.value.body else None
 
 
-def _add_partitions(document: tomlkit.TOMLDocument, cluster: Cluster) -> None:
+def _add_partitions(document: tomlkit.TOMLDocument, cluster: ClusterFacts) -> None:
     partitions = tomlkit.table(is_super_table=True)
     left_out = []
     for one in cluster.partitions.values():

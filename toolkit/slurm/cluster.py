@@ -37,8 +37,8 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """`settings` are slurm.conf's, as `scontrol show config` prints them."""
+class ClusterFacts:
+    """A cluster as its Slurm describes it. `settings` are slurm.conf's, as `scontrol show config` prints them."""
 
     name: str
     version: str
@@ -58,7 +58,7 @@ class Cluster:
         return sorted({kind for node in self.nodes for kind in node.gpus if kind})
 
 
-def ask_cluster(slurm: Slurm, user: str = "") -> Cluster:
+def cluster_facts(slurm: Slurm, user: str = "") -> ClusterFacts:
     """Ask Slurm for everything; accounts where a `user` is named and the cluster keeps them.
 
     Raises:
@@ -70,8 +70,8 @@ def ask_cluster(slurm: Slurm, user: str = "") -> Cluster:
     default = ""
     if user and settings.get("AccountingStorageType", "").endswith("slurmdbd"):
         accounts, default = _accounts(slurm, user, settings["ClusterName"])
-    return Cluster(
-        name=settings.get("ClusterName", ""), version=settings.get("SLURM_VERSION", ""), settings=settings,
+    return ClusterFacts(
+        name=settings["ClusterName"], version=settings.get("SLURM_VERSION", ""), settings=settings,
         partitions=shown_partitions(slurm), mpi_plugins=_mpi_plugins(slurm), accounts=accounts, default_account=default, nodes=nodes,
     )  # fmt: skip
 
