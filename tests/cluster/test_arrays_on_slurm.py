@@ -30,6 +30,14 @@ def test_a_number_too_large_for_the_cluster_is_refused_with_the_fix(cluster):
     assert "MaxArraySize" in refusal_of(str(refused.value))[1]
 
 
+def test_tasks_beyond_the_largest_array_run_as_one_run(here: Site) -> None:
+    """Its numbers go on over two arrays."""
+    _, run = here.submit(here.job("echo number $SLURM_ARRAY_TASK_ID"), "-a", "10000-10002%2")
+    assert here.wait(run).returncode == 0
+    assert [task["task"] for task in here.status(run)["tasks"]] == [10000, 10001, 10002]
+    assert here.ok("logs", f"{run.run_id}_10001", "--rank", "0") == "number 10001\n"
+
+
 def test_a_requeue_runs_no_completed_task_again(here: Site) -> None:
     """Task 0 has completed, task 1 runs, task 2 waits for its turn."""
     gate = here.folder / "gate"

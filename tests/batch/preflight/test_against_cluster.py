@@ -9,6 +9,7 @@ import pytest
 
 from toolkit.batch.preflight.accounts import against_accounts
 from toolkit.batch.preflight.cluster import Accounting
+from toolkit.batch.preflight.finding import Severity
 from toolkit.batch.preflight.look import _of_site_file
 from toolkit.batch.preflight.nodes import against_nodes
 from toolkit.batch.preflight.partitions import against_partitions, against_reservation
@@ -28,7 +29,7 @@ def found(job, cluster):
         *against_partitions(job, request, cluster),
         *against_nodes(job, request, cluster),
         *against_reservation(job, request, cluster),
-        *against_array_limits(job, request, cluster.settings),
+        *against_array_limits(job, cluster.settings),
         *against_accounts(job, request, cluster),
     ]
 
@@ -149,9 +150,11 @@ def test_of_several_partitions_one_that_fits_is_enough(resolved, cluster):
     assert "partition short gives at most" in one(resolved('partition = "short"\ntime = "30"'), both).what
 
 
-def test_numbers_of_an_array(resolved, cluster):
+def test_more_tasks_than_an_array_takes_are_no_hindrance(resolved, cluster):
     finding = one(resolved('array = "0-1001"'), cluster())
-    assert finding.what == "task 1001, but the largest number of a task is 1000 (MaxArraySize)"
+    assert finding.severity is Severity.NOTE
+    assert finding.what == "task 1001 is beyond one array, whose numbers stay below 1001 (MaxArraySize)"
+    assert finding.fix == "none is needed: `toolkit submit` makes 2 arrays of one run"
     assert found(resolved('array = "0-1000"'), cluster()) == []
 
 

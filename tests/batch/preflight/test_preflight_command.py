@@ -51,25 +51,25 @@ def call(toolkit, command, *argv):
 
 
 def test_all_that_is_wrong_is_told_at_once_and_nothing_is_made(toolkit, slurm, monkeypatch):
-    said = call(toolkit, "submit", "-N", 3, "-t", "2-0", "-a", "0-500")
+    said = call(toolkit, "submit", "-N", 3, "-t", "2-0", "-c", 999)
     assert said.code == 2
     assert said.err.splitlines() == [
         "toolkit: -t 2-0:job.time: 2-00:00:00, but partition main gives at most 0-10:00:00. Fix: time = \"0-10:00:00\"",
         "toolkit: -N 3:job.nodes: 3 nodes, but partition main has 2. Fix: nodes = 2",
-        "toolkit: -a 0-500:job.array: task 500, but the largest number of a task is 100 (MaxArraySize). Fix: number the tasks "
-        "from 0, or make several arrays; --force submits it all the same",
+        "toolkit: -c 999:job.cpus_per_rank: 999 CPUs per node, but the largest node has 8. Fix: cpus_per_rank = 8; "
+        "--force submits it all the same",
     ]  # fmt: skip
     assert not toolkit.runs.exists()
 
 
 def test_a_partition_that_is_not_there_hides_nothing(toolkit, slurm):
-    words = ("-p", "nope", "-t", "24:00", "-a", "0-500")
+    words = ("-p", "nope", "-t", "24:00", "-c", 999)
     said = call(toolkit, "submit", *words)
     assert said.code == 2 and not toolkit.runs.exists()
     assert [line.partition(". Fix")[0] for line in said.err.splitlines()] == [
         "toolkit: warning: -t 24:00:job.time: Slurm reads 24:00 as 24 minutes",
         "toolkit: -p nope:job.partition: this cluster has no partition 'nope'",
-        "toolkit: -a 0-500:job.array: task 500, but the largest number of a task is 100 (MaxArraySize)",
+        "toolkit: -c 999:job.cpus_per_rank: 999 CPUs per node, but the largest node has 8",
     ]
     said = call(toolkit, "preflight", *words)
     assert (said.code, [line.split()[0] for line in said.out.splitlines()[:3]]) == (

@@ -123,7 +123,7 @@ def _against_cluster(job: ResolvedJob, request: Request, cluster: Cluster) -> It
     # Of one value the nearer limit is told alone.
     yield from (one for one in against_nodes(job, request, cluster) if one.where not in known)
     yield from against_reservation(job, request, cluster)
-    yield from against_array_limits(job, request, cluster.settings)
+    yield from against_array_limits(job, cluster.settings)
     yield from against_accounts(job, request, cluster)
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from toolkit.batch.preflight.finding import About, Finding
 from toolkit.batch.request import Request
+from toolkit.batch.sweep.split import slices_of
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import counted
+from toolkit.slurm.records import whole_number
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
 
 _MINUTES = re.compile(r"[0-9]+")
@@ -24,18 +26,16 @@ def check_shape(job: ResolvedJob, request: Request) -> Iterator[Finding]:
         yield from _walltime(About(job, "walltime"), job.job.time)
 
 
-def against_array_limits(job: ResolvedJob, request: Request, settings: Mapping[str, str]) -> Iterator[Finding]:
+def against_array_limits(job: ResolvedJob, settings: Mapping[str, str]) -> Iterator[Finding]:
     """The numbers of an array's tasks, against slurm.conf."""
-    if request.array is None:
+    tasks, size = job.job.tasks, whole_number(settings.get("MaxArraySize"))
+    if tasks is None or not (slices := slices_of(tasks, size)):
         return
-    about = About(job, "array")
-    size, largest = settings.get("MaxArraySize", ""), max(request.array, default=0)
-    if size.isdigit() and largest >= int(size):
-        yield about.refuse(
-            "job.array",
-            f"task {largest}, but the largest number of a task is {int(size) - 1} (MaxArraySize)",
-            "number the tasks from 0, or make several arrays",
-        )
+    yield About(job, "array").note(
+        "job.array",
+        f"task {max(tasks)} is beyond one array, whose numbers stay below {size} (MaxArraySize)",
+        f"none is needed: `toolkit submit` makes {counted(len(slices), 'array')} of one run",
+    )
 
 
 def _ranks_and_gpus(about: About, request: Request) -> Iterator[Finding]:
