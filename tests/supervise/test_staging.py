@@ -21,7 +21,8 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.staging import KEPT_S, LAST_S, Staged, digest_of, pack, stage, unstage, unstage_here
-from toolkit.supervise.supervisor import Supervisor, supervise
+from toolkit.supervise.start import supervise
+from toolkit.supervise.supervisor import Supervisor
 
 IN_SLURM = Allocation("7", 1, True, True, 0.0, None, "node1")
 

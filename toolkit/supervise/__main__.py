@@ -11,7 +11,7 @@ from pathlib import Path
 
 from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
-from toolkit.supervise.supervisor import supervise
+from toolkit.supervise.start import supervise
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The supervisor: one life of an allocation. It claims the start, runs attempts, and decides what follows each."""
+"""The supervisor of one start: it runs attempts, and decides what follows each. `start.py` makes it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import OWN_FAILURE, NotFoundError, OwnFailureError, ToolkitError, counted
-from toolkit.rundir.claims import SupersededError, claim_attempt, claim_start, end_start, refuse_superseded
+from toolkit.errors import OWN_FAILURE, OwnFailureError, ToolkitError
+from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, refuse_superseded
 from toolkit.rundir.files import read_json, read_json_or_none, utc_now, write_json, write_text
-from toolkit.rundir.layout import AttemptDirectory, RunDirectory, make_task
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.reserve import keep_room
 from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict, decide
-from toolkit.rundir.sweep import in_words, values_of_task
-from toolkit.supervise.allocation import (
-    STOP_GRACE_S,
-    Allocation,
-    drop_memory,
-    find_allocation,
-    is_in_grace_time,
-    lost_nodes,
-    process_start_ticks,
-    stop_grace_s,
-    why_terminated,
-)
+from toolkit.supervise.allocation import STOP_GRACE_S, Allocation, is_in_grace_time, lost_nodes, why_terminated
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
-from toolkit.supervise.continuation import await_end, close_unfinished, requeue, submit_follow_up
+from toolkit.supervise.continuation import await_end, requeue, submit_follow_up
 from toolkit.supervise.controller import await_controller
 from toolkit.supervise.done_task import tidy_done_task
 from toolkit.supervise.ending import end_after_all, judge, out_of_time, record_end, unlaunched, without_room
@@ -44,12 +33,11 @@ from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_leave_out, unfit_n
 from toolkit.supervise.patience import ROOM_S, Patience
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.secrets import read_secrets, without_secrets
-from toolkit.supervise.shape import Shape, check_components, shape_of_job
+from toolkit.supervise.shape import Shape
 from toolkit.supervise.shared_memory import remove_left_behind
-from toolkit.supervise.staging import Staged, stage, unstage, unstage_here
+from toolkit.supervise.staging import Staged, stage, unstage
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, NODE_LOST
-from toolkit.supervise.task_values import job_of_task
-from toolkit.supervise.turns import Turn, cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
+from toolkit.supervise.turns import Turn, cancel_later_turns
 from toolkit.supervise.webhook import Webhook
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
@@ -366,53 +354,3 @@ class Supervisor:
             say(f"{problem}; `toolkit resume {self.run.run_id}` does it")
             end_after_all(attempt, problem)
         return verdict.exit_code
-
-
-def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
-    """Live one start of a run, or of one task of an array run; returns the job's exit code."""
-    if not run.path.is_dir():
-        raise NotFoundError("this run's directory is gone", where=str(run.path), fix="submit the job again")
-    request = StopRequest()
-    request.hear_signals()  # before anything is claimed: a signal's own way of ending us would leave no word
-    asked = shape_of_job(job)
-    allocation = find_allocation(os.environ, asked.nodes)
-    check_components(asked, allocation)
-    if allocation.of_components:
-        drop_memory(os.environ)
-    job = job_of_task(job, allocation.task)
-    script = run.script(first_start)
-    turn, first = take_turn(job, allocation), first_start
-    if turn is not None:
-        say(f"job {turn.number} of {turn.count} in turn")
-        if (code := code_of_ended_run(run, first_start)) is not None:
-            say("the run has ended, so there is nothing left to do")
-            cancel_later_turns(turn)
-            return code
-        first = start_of_turn(run, first_start, allocation.job_id)
-    if allocation.task is not None:
-        run = make_task(run, allocation.task)
-        script = run.script(first_start) if run.script(first_start).exists() else script
-    claim = claim_start(
-        run, first=first, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
-        process_started=process_start_ticks(os.getpid()),
-    )  # fmt: skip
-    shape = shape_of_job(job, allocation.nodes)
-    supervisor = Supervisor(run, job, claim.start, allocation, shape, script, request, turn)
-    place = f"{counted(shape.ranks, 'rank')} on {counted(shape.nodes, 'node')}"
-    say(f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {place}")
-    if values := values_of_task(run):
-        say(f"task {allocation.task} has {in_words(values)}")
-    try:
-        write_json(run.start(claim.start) / "job.json", job)
-        close_unfinished(run)
-        supervisor.stop_grace_s = stop_grace_s(allocation)
-        return supervisor.live()
-    except SupersededError:
-        if supervisor.staged is not None:
-            unstage_here(supervisor.staged)
-        raise
-    except Exception as error:
-        supervisor.fail(error)
-        if supervisor.staged is not None:
-            unstage(supervisor.staged, allocation, os.environ)
-        raise

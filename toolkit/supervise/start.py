@@ -1,0 +1,73 @@
+"""One life of an allocation: which start of the run it is, claimed, and lived by its supervisor to the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from toolkit.errors import NotFoundError, counted
+from toolkit.rundir.claims import SupersededError, claim_start
+from toolkit.rundir.files import write_json
+from toolkit.rundir.layout import RunDirectory, make_task
+from toolkit.rundir.sweep import in_words, values_of_task
+from toolkit.supervise.allocation import drop_memory, find_allocation, process_start_ticks, stop_grace_s
+from toolkit.supervise.continuation import close_unfinished
+from toolkit.supervise.log import say
+from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.shape import check_components, shape_of_job
+from toolkit.supervise.staging import unstage, unstage_here
+from toolkit.supervise.supervisor import Supervisor
+from toolkit.supervise.task_values import job_of_task
+from toolkit.supervise.turns import cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
+
+
+def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
+    """Live one start of a run, or of one task of an array run; returns the job's exit code."""
+    if not run.path.is_dir():
+        raise NotFoundError("this run's directory is gone", where=str(run.path), fix="submit the job again")
+    request = StopRequest()
+    request.hear_signals()  # before anything is claimed: a signal's own way of ending us would leave no word
+    asked = shape_of_job(job)
+    allocation = find_allocation(os.environ, asked.nodes)
+    check_components(asked, allocation)
+    if allocation.of_components:
+        drop_memory(os.environ)
+    job = job_of_task(job, allocation.task)
+    script = run.script(first_start)
+    turn, first = take_turn(job, allocation), first_start
+    if turn is not None:
+        say(f"job {turn.number} of {turn.count} in turn")
+        if (code := code_of_ended_run(run, first_start)) is not None:
+            say("the run has ended, so there is nothing left to do")
+            cancel_later_turns(turn)
+            return code
+        first = start_of_turn(run, first_start, allocation.job_id)
+    if allocation.task is not None:
+        run = make_task(run, allocation.task)
+        script = run.script(first_start) if run.script(first_start).exists() else script
+    claim = claim_start(
+        run, first=first, job_id=allocation.job_id, host=socket.gethostname(), pid=os.getpid(),
+        process_started=process_start_ticks(os.getpid()),
+    )  # fmt: skip
+    shape = shape_of_job(job, allocation.nodes)
+    supervisor = Supervisor(run, job, claim.start, allocation, shape, script, request, turn)
+    place = f"{counted(shape.ranks, 'rank')} on {counted(shape.nodes, 'node')}"
+    say(f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {place}")
+    if values := values_of_task(run):
+        say(f"task {allocation.task} has {in_words(values)}")
+    try:
+        write_json(run.start(claim.start) / "job.json", job)
+        close_unfinished(run)
+        supervisor.stop_grace_s = stop_grace_s(allocation)
+        return supervisor.live()
+    except SupersededError:
+        if supervisor.staged is not None:
+            unstage_here(supervisor.staged)
+        raise
+    except Exception as error:
+        supervisor.fail(error)
+        if supervisor.staged is not None:
+            unstage(supervisor.staged, allocation, os.environ)
+        raise
