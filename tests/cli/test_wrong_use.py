@@ -165,3 +165,11 @@ def test_no_command_prints_the_help(toolkit, words: list[str]) -> None:
 def test_the_option_that_goes_on_as_the_typed_one_is_the_nearest(toolkit, typed: str, meant: str) -> None:
     said = toolkit("submit", toolkit.job("true"), typed, "9")
     assert (said.code, meant in said.err, "--runs" in said.err) == (2, True, False), said
+
+
+def test_a_name_that_is_given_does_for_a_file_without_one(toolkit) -> None:
+    job = toolkit.folder / "my job.toml"
+    job.write_text('[job]\nentry = ["true"]\n')
+    for words in ((), ("-n", 2)):
+        assert 'Fix: write name = "my_job" in [job], or give -J my_job' in toolkit("run", job, *words).err
+        assert toolkit("run", job, "-J", "mine", *words).code == 0, words

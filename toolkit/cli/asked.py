@@ -47,7 +47,8 @@ class AskedJob:
         path = find_job(self.job)
 
         def nodes_before() -> int | str:
-            return resolve_job(path, site=None, environ=os.environ, settings=self.settings).nodes
+            others = flags_of({**self.shape, "ntasks": None}, nodes_before)
+            return resolve_job(path, site=None, environ=os.environ, settings=self.settings, flags=others).nodes
 
         flags = flags_of(self.shape, nodes_before)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -59,7 +58,7 @@ def resolve_here(
     from toolkit.site.detect import choose_site
     from toolkit.site.partitions import resolve_in_allocation
 
-    refuse_shapes(replace(asked, shape={}).resolver()(None, {}), of_several)  # whatever the site, and before its flags
+    refuse_shapes(asked.resolver()(None, {}), of_several)  # whatever the site
     in_allocation = bool(os.environ.get("SLURM_JOB_ID"))
     usual = None if in_allocation or os.environ.get("TOOLKIT_SITE") else "local"
     chosen = inside if inside is not None and asked.site is None else choose_site(asked.site or usual).site
