@@ -265,13 +265,10 @@ def test_no_jupyter_is_said_with_the_fix(toolkit, slurm: Slurm) -> None:
     assert "there is no Jupyter on PATH on n1. Fix: `" in said.err and "-m pip install jupyterlab`" in said.err
 
 
-def test_the_cost_is_told_and_force_asks_for_what_is_refused(toolkit, slurm: Slurm) -> None:
+def test_the_cost_is_told_for_one_walltime(toolkit, slurm: Slurm) -> None:
     cost = "toolkit: asks for at most 2 node-hours, 4 CPU-hours (2 nodes x 0-01:00:00)\n"
     words = ("session", "start", "--name", "dev", "-N", 2, "--ntasks-per-node", 2, "-t", "1:00:00")
     assert toolkit(*words).err.endswith(cost)
-    refused = toolkit("session", "start", "--name", "long", "-t", "2-00:00:00")
-    assert refused.code == 2 and refused.err.endswith("; --force asks for it all the same\n"), refused
-    assert toolkit("session", "start", "--name", "long", "-t", "2-00:00:00", "--force").code == 0
 
 
 def test_one_that_is_not_there_keeps_no_other_from_its_end(toolkit, slurm: Slurm) -> None:
