@@ -68,8 +68,11 @@ def test_what_slurm_would_take_and_never_run(here: Site) -> None:
     assert [one["fix"] for one in preflight(here, "--time", "2-0")] == ['time = "1-00:00:00"']
     (finding,) = preflight(here, "--output", "/no/such/folder/%j.out")
     assert finding["fix"] == "mkdir -p /no/such/folder"
-    checks = {one["check"] for one in preflight(here, "-N", "9", "--set", "job.mem_gb_per_node=99", "-C", "gold")}
-    assert checks == {"nodes", "memory", "constraint"}
+    gres = ("--set", "job.sbatch=--gres=fpga:1")
+    checks = {
+        one["check"] for one in preflight(here, "-N", "9", "--set", "job.mem_gb_per_node=99", "-C", "gold", *gres)
+    }
+    assert checks == {"nodes", "memory", "constraint", "gpu_dialect"}
     refused = here.toolkit("submit", here.job("true"), "--gpus-per-node", "5", "--ntasks-per-node", "5")
     assert refused.returncode == 2 and "the node with most has 4" in refused.stderr
     assert not (here.folder / "runs").exists()
