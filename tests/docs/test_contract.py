@@ -14,7 +14,7 @@ import pytest
 from toolkit.config import reference as keys
 from toolkit.rundir import reference as endings
 from toolkit.rundir.files import read_lines
-from toolkit.rundir.states import RunState
+from toolkit.rundir.states import ENDINGS, Cause, Next, RunState
 
 DOCS = Path(__file__).parents[2] / "docs"
 SCHEMA = json.loads((DOCS / "schemas" / "run-directory.schema.json").read_text())
@@ -43,6 +43,15 @@ def test_every_state_is_on_the_page() -> None:
     page = (DOCS / "contract.md").read_text()
     section = page[page.index("## States and transitions") : page.index("How an attempt's end")]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [state.value for state in RunState]
+
+
+def test_the_schemas_know_every_word_for_an_end() -> None:
+    finals = {ending.final_state for ending in ENDINGS.values()}
+    follow = set(Next) - {Next.END, Next.RESTART}
+    words = {"cause": set(Cause), "next": set(Next), "state": finals}
+    of_attempt = SCHEMA["$defs"]["attempt_exit"]["properties"]
+    assert {key: set(of_attempt[key]["enum"]) for key in words} == words
+    assert set(SCHEMA["$defs"]["end"]["properties"]["state"]["enum"]) == finals | follow
 
 
 def test_every_definition_has_a_sample() -> None:
