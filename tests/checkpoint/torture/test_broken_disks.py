@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -126,6 +127,13 @@ def assert_clean(directory: Path, ended: list[Ended], size: int, *, refused: boo
     assert load_name(directory, list(range(size)), 2) == (3, 1)
 
 
+def remove(folder: Path) -> None:
+    """A listed file was once gone when it was to be unlinked: what counts is that nothing is left to fill the disk."""
+    while folder.exists():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("size", "compression"), [(1, "none"), (2, "none"), (2, "gzip")], ids=["1 rank", "2 ranks", "2 ranks, compressed"]
@@ -149,7 +157,7 @@ def test_full_at_any_level(small_disk, tmp_path, size, compression: Compression,
         assert_clean(directory, ended, size, refused=error is not None)
         kind = f"{size} rank{'s' * (size > 1)}{', compressed' * (compression != 'none')}"
         tally.case(kind, "saved" if error is None else "refused clearly")
-        shutil.rmtree(directory)
+        remove(directory)
     assert 0 < refused < number + 1
 
 
