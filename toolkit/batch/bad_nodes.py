@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.rundir.bad_nodes import BadNode, bad_nodes
 from toolkit.slurm.hostlist import expand_hostlist
+from toolkit.talk import say
 
 
 def nodes_left_out(job: ResolvedJob, runs: Path) -> list[str]:
@@ -18,10 +18,10 @@ def nodes_left_out(job: ResolvedJob, runs: Path) -> list[str]:
     left_out = []
     for bad in known:
         if bad.node in wanted:
-            sys.stderr.write(f"toolkit: {describe(bad)}; the job asks for it all the same\n")
+            say(f"{describe(bad)}; the job asks for it all the same")
         else:
             clear = f"toolkit site bad-nodes --clear {bad.node}"
-            sys.stderr.write(f"toolkit: {describe(bad)}; it is left out (`{clear}` forgets this)\n")
+            say(f"{describe(bad)}; it is left out (`{clear}` forgets this)")
             left_out.append(bad.node)
     return left_out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 from toolkit.batch.parents import KINDS, Parent, parents_of
@@ -15,6 +14,7 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.parts import newest_parts
 from toolkit.rundir.states import RunState
 from toolkit.slurm.clusters import named
+from toolkit.talk import say
 
 
 def find_parents(
@@ -65,9 +65,7 @@ def _parent(run: RunDirectory, kind: str, job: ResolvedJob, where: str, *, echo:
             f"run {run.run_id} is rendered, not submitted", where=where, fix=f"submit it first: {run.script(0)}"
         )
     if status.state is RunState.COMPLETED or (status.state.final and kind == "any"):
-        sys.stderr.write(
-            f"toolkit: run {run.run_id} is {status.state.value} already, so nothing has to be waited for\n"
-        )
+        say(f"run {run.run_id} is {status.state.value} already, so nothing has to be waited for")
         return Parent(run.run_id, kind, "", str(run.path))
     if status.state.final:
         raise CheckFailedError(

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,6 +29,7 @@ from toolkit.rundir.known import may_be_run
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.slurm.submit import find_by_token, token_of
+from toolkit.talk import say
 
 QUIET_S = 3600.0
 # A folder that a removal gave this name first, so that nobody takes half a run for one.
@@ -91,9 +91,7 @@ def find_leftovers(
             found += _of_saves(run)
     if unknown:
         runs_in_words = counted(len(unknown), "run")
-        sys.stderr.write(
-            f"toolkit: left alone, since Slurm does not say what became of it: {runs_in_words}, such as {unknown[0]}\n"
-        )
+        say(f"left alone, since Slurm does not say what became of it: {runs_in_words}, such as {unknown[0]}")
     return sorted(found, key=lambda one: one.run_id, reverse=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +45,7 @@ from toolkit.rundir.states import RunState
 from toolkit.rundir.sweep import read_sweep
 from toolkit.site.load import load_site
 from toolkit.slurm.submit import SETTLE_S
+from toolkit.talk import say
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _tasks_to_resume(run: RunDirectory, recorded: ResolvedJob, status: RunStatus
         return {}
     at_once = f"%{recorded.job.tasks.at_once}" if recorded.job.tasks.at_once else ""
     if len(left) < len(tasks):
-        sys.stderr.write(f"toolkit: {len(left)} of {len(tasks)} tasks go on; completed ones stay as they are\n")
+        say(f"{len(left)} of {len(tasks)} tasks go on; completed ones stay as they are")
     return {"job.array": Flag(",".join(map(str, left)) + at_once, "the tasks that are not completed")}
 
 
@@ -287,7 +287,7 @@ def take_back(prepared: NextStart) -> None:
         path = aside.with_name(aside.name.removesuffix(suffix))
         if not path.exists():
             aside.rename(path)
-            sys.stderr.write(f"toolkit: {aside.name} is {path.name} again\n")
+            say(f"{aside.name} is {path.name} again")
     part.whole.script(start).unlink(missing_ok=True)
     remove_snapshot(part.whole.code(start))
     part.whole.resumed(start).unlink(missing_ok=True)  # last: it is the claim of the number
@@ -326,4 +326,4 @@ def set_aside_newer(run: RunDirectory, source: Path, start: int) -> None:
         if not inside or path.name > source.name:
             aside = path.with_name(f"{path.name}.aside-{start:03}")
             path.rename(aside)
-            sys.stderr.write(f"toolkit: the run goes on from {source}; {path.name} is now {aside.name}\n")
+            say(f"the run goes on from {source}; {path.name} is now {aside.name}")

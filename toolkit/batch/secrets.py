@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.secrets import likely_secrets, looks_secret, shown_origin
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.supervise.secrets import read_secret_file
+from toolkit.talk import say
 
 
 def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
@@ -40,8 +40,6 @@ def warn_of_likely_secrets(job: ResolvedJob) -> None:
             f'write {name} = "env" or "file:PATH" into [env.secrets]' if key.startswith("env.") else "see [env] secrets"
         )
         place = shown_origin(key, job.origin(key)).place(key)
-        sys.stderr.write(f"toolkit: {place}: looks like a secret, and is kept in the run's files. Fix: {fix}\n")
+        say(f"{place}: looks like a secret, and is kept in the run's files. Fix: {fix}")
     if any(looks_secret("", word) for word in job.argv):
-        sys.stderr.write(
-            "toolkit: a word behind -- looks like a secret, and is kept in the run's files. Fix: see [env] secrets\n"
-        )
+        say("a word behind -- looks like a secret, and is kept in the run's files. Fix: see [env] secrets")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, ToolkitError, counted
 from toolkit.metrics.training import last_record
 from toolkit.rundir.layout import RunDirectory
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
@@ -40,7 +40,7 @@ def check_steps_left(
         _check_patience_left(run, recorded, job, begins_at, completed=completed)
         return
     if not completed and job.train.steps == recorded.train.steps:
-        sys.stderr.write(f"toolkit: run {run.run_id} has made all {step} steps; what follows them alone is left\n")
+        say(f"run {run.run_id} has made all {step} steps; what follows them alone is left")
         return
     more = step + job.train.steps
     raise CheckFailedError(

@@ -36,6 +36,7 @@ from toolkit.site.detect import check_exported_conf
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
 from toolkit.supervise.allocation import process_start_ticks
+from toolkit.talk import say
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
             f"such job, `toolkit resume {run.run_id}` submits it",
         ) from error
     except KeyboardInterrupt:
-        sys.stderr.write(f"toolkit: sbatch was interrupted; `toolkit status {run.run_id}` finds its job\n")
+        say(f"sbatch was interrupted; `toolkit status {run.run_id}` finds its job")
         raise
     except ToolkitError:
         opened.unlink(missing_ok=True)
@@ -210,4 +211,4 @@ def _warn_of_variables() -> None:
     known = {*SBATCH_VARIABLES, *SBATCH_SWITCHES}
     for name in sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in known):
         option = "--" + name.removeprefix("SBATCH_").lower().replace("_", "-")
-        sys.stderr.write(f"toolkit: {name} is not used; write {option}={os.environ[name]} into job.sbatch\n")
+        say(f"{name} is not used; write {option}={os.environ[name]} into job.sbatch")

@@ -32,9 +32,9 @@ from toolkit.checkpoint.saving.finish import Description
 from toolkit.checkpoint.saving.plan import SavePlanning
 from toolkit.checkpoint.saving.prepared import PreparedSave, prepare, threads_for
 from toolkit.checkpoint.saving.staging import StagingBuffer
-from toolkit.checkpoint.telling import tell
 from toolkit.checkpoint.tensors import written_by
 from toolkit.errors import ToolkitError
+from toolkit.talk import say_beside
 from toolkit.world.facts import World
 
 _DELETIONS_S = 60.0  # all ranks wait so long at most, far less than a collective may take
@@ -335,7 +335,7 @@ class Checkpointer:
         try:
             gone = retain(self._directory, self._retention, self._attempt, self._in_use)
         except Exception as error:  # noqa: BLE001 - and no other rank would hear of it
-            tell(f"older checkpoints in {self._directory} could not be removed: {error}")
+            say_beside(f"older checkpoints in {self._directory} could not be removed: {error}")
             return
         for folder in gone[:-1]:
             discard_later(folder)

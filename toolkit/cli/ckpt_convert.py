@@ -10,8 +10,9 @@ import click
 
 from toolkit.cli.ckpt_places import another_named, manifest_to_take, one_folder, refuse_empty
 from toolkit.cli.named import RUN_OR_STEP
-from toolkit.cli.options import runs_option, say
+from toolkit.cli.options import runs_option
 from toolkit.errors import ToolkitError
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.convert.selection import Selection

@@ -13,10 +13,10 @@ import click
 from toolkit.cli.ckpt_places import manifest_of, one_folder
 from toolkit.cli.ckpt_print import print_out, reading_bar, shortened
 from toolkit.cli.ckpt_show import only_option
-from toolkit.cli.letters import plain
 from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import json_option, runs_option
 from toolkit.errors import CHECK_FAILED
+from toolkit.talk import plain
 
 if TYPE_CHECKING:
     from rich.table import Table

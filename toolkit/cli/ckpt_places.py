@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.cli.options import say, site_runs
+from toolkit.cli.options import site_runs
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.errors import CorruptCheckpointError

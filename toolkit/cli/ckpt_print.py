@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.letters import plain
+from toolkit.talk import plain
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,10 +12,10 @@ import click
 
 from toolkit.cli.ckpt_places import changing, folder_of, with_step
 from toolkit.cli.ckpt_print import size
-from toolkit.cli.letters import plain
 from toolkit.cli.named import RUN_OR_STEP
-from toolkit.cli.options import json_option, print_command_option, runs_option, say
+from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
+from toolkit.talk import plain, say
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.folder.prune import Look, Removal

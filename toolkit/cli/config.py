@@ -10,7 +10,8 @@ import click
 
 from toolkit.cli.asked import AskedJob
 from toolkit.cli.named import JOB, SITE
-from toolkit.cli.options import print_command_option, say
+from toolkit.cli.options import print_command_option
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.config.origins import Origin

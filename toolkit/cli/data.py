@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.options import json_option, say
+from toolkit.cli.options import json_option
+from toolkit.talk import say
 
 _UNKNOWN_VOCABULARY = (
     "the vocabulary is not named, and train_lm does not learn from such a file. Fix: pack it with --vocabulary N, the "

@@ -15,10 +15,11 @@ from toolkit.cli.ages import Moment
 from toolkit.cli.each import for_each, refuse_at_last
 from toolkit.cli.letters import is_plain
 from toolkit.cli.named import RUN
-from toolkit.cli.options import echo_log, find, folder_of_runs, json_option, print_command_option, runs_option, say
+from toolkit.cli.options import echo_log, find, folder_of_runs, json_option, print_command_option, runs_option
 from toolkit.cli.table import print_table
 from toolkit.errors import InterruptedWaitError, ToolkitError
 from toolkit.rundir.states import RunState
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.batch.run_status import RunStatus

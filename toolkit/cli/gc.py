@@ -57,8 +57,8 @@ def gc(
 
 def _print(found: Sequence[Leftover], folder: Path) -> None:
     from toolkit.cli.ckpt_print import size
-    from toolkit.cli.letters import plain
     from toolkit.errors import counted
+    from toolkit.talk import plain
 
     for one in found:
         click.echo(plain(f"{size(one.size_bytes):>9}  {one.path.relative_to(folder)}  {one.why}"))
@@ -80,8 +80,8 @@ def _ask(found: Sequence[Leftover], *, yes: bool) -> None:
 def _remove(found: Sequence[Leftover]) -> int:
     """Remove one after the other; 1 where one stayed, which is said."""
     from toolkit.batch.leftovers import remove
-    from toolkit.cli.options import say
     from toolkit.errors import CHECK_FAILED, ToolkitError
+    from toolkit.talk import say
 
     left = 0
     for one in found:

@@ -1,4 +1,4 @@
-"""Which letters a terminal has, all of Unicode or ASCII alone, and which it is spared."""
+"""Which letters a terminal has: all of Unicode, or ASCII alone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,3 @@ def has_unicode() -> bool:
     """
     of_locale_c = sys.flags.utf8_mode and not os.environ.get("PYTHONUTF8")
     return "utf" in (sys.stdout.encoding or "").lower() and not of_locale_c
-
-
-def plain(text: str) -> str:
-    """A name or a message of one line, without what would move the cursor or cannot be encoded."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

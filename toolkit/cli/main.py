@@ -16,9 +16,9 @@ import click
 from click.shell_completion import CompletionItem
 
 import toolkit
-from toolkit.cli.options import say
 from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, ToolkitError
 from toolkit.slurm.silence import one_command
+from toolkit.talk import say
 
 # name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {

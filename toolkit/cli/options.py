@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from toolkit.cli.letters import plain
 from toolkit.cli.named import PARTITION
 
 if TYPE_CHECKING:
@@ -120,11 +119,6 @@ def flags_of(values: Mapping[str, Any], nodes_before: Callable[[], int | str]) -
     if values.get("ntasks") is not None:
         flags |= shape_of(values["ntasks"], values.get("nodes"), values.get("ntasks_per_node"), nodes_before)
     return flags
-
-
-def say(told: str) -> None:
-    """One line on stderr; what a value brought along of control characters and line ends is escaped."""
-    click.echo(plain(f"toolkit: {told}"), err=True)
 
 
 def sbatch_options_of(values: Mapping[str, Any], *, for_sbatch: bool) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from toolkit.cli.options import say
 from toolkit.errors import CheckFailedError, ToolkitError
+from toolkit.talk import say
 
 
 class Kind(NamedTuple):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.options import say
 from toolkit.errors import CHECK_FAILED, ToolkitError, all_of
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.batch.cost import Cost

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.named import RUN
-from toolkit.cli.options import find, json_option, print_command_option, runs_option, say
+from toolkit.cli.options import find, json_option, print_command_option, runs_option
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.batch.failures_on_purpose import CutOff

@@ -18,7 +18,8 @@ import click
 from toolkit.cli.asked import AskedJob
 from toolkit.cli.each import for_each, refuse_at_last
 from toolkit.cli.named import JOB, SESSION, SITE
-from toolkit.cli.options import job_options, json_option, print_command_option, say
+from toolkit.cli.options import job_options, json_option, print_command_option
+from toolkit.talk import say
 
 
 @click.group()

@@ -10,8 +10,9 @@ import click
 
 from toolkit.cli.asked import AskedJob
 from toolkit.cli.named import JOB, PARTITION, SITE
-from toolkit.cli.options import job_options, json_option, print_command_option, runs_option, say, site_runs
+from toolkit.cli.options import job_options, json_option, print_command_option, runs_option, site_runs
 from toolkit.cli.table import print_table
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.site.partitions import Candidate

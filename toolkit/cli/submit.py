@@ -11,7 +11,8 @@ import click
 from toolkit.cli.asked import AskedJob, asks_for_job
 from toolkit.cli.letters import is_plain
 from toolkit.cli.named import RUN
-from toolkit.cli.options import Command, find, json_option, print_command_option, say
+from toolkit.cli.options import Command, find, json_option, print_command_option
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.batch.parents import Parent

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.named import RUN
-from toolkit.cli.options import find, runs_option, say
+from toolkit.cli.options import find, runs_option
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.topology.fabric.finding import Finding, Given

@@ -63,7 +63,7 @@ def _add(tree: Tree, branch: Branch) -> None:
 def _text(branch: Branch) -> Text:
     from rich.text import Text
 
-    from toolkit.cli.letters import plain
+    from toolkit.talk import plain
 
     text = Text(plain(branch.name), "bold")
     unknown = branch.text.startswith("unknown")

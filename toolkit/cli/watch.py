@@ -11,8 +11,9 @@ import click
 
 from toolkit.cli.letters import has_unicode, is_plain
 from toolkit.cli.named import RUN
-from toolkit.cli.options import find, folder_of_runs, json_option, print_command_option, runs_option, say
+from toolkit.cli.options import find, folder_of_runs, json_option, print_command_option, runs_option
 from toolkit.errors import InterruptedWaitError
+from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.batch.watch.progress import Progress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import is_unwritable, json_reason, tail_text
+from toolkit.talk import say_beside
 
 
 class Record(Protocol):
@@ -70,24 +70,20 @@ class RecordLog(Generic[R]):
             why = str(error.strerror)
         if written == len(lines):
             if len(self._waiting) > 1:
-                self._tell(f"{self.path} is written again")
+                say_beside(f"{self.path} is written again")
             self._waiting.clear()
             return
         if written:
             self._stream.truncate(before)
         if len(self._waiting) == 1:
-            self._tell(f"{self.path} is not written for now: {why}")
+            say_beside(f"{self.path} is not written for now: {why}")
         too_many = max(0, len(self._waiting) - MOST_WAITING)
         del self._waiting[:too_many]
         self._lost += too_many
 
-    def _tell(self, said: str) -> None:
-        with suppress(OSError):  # the log of a rank lies on the same disk
-            sys.stderr.write(f"toolkit: {said}\n")
-
     def close(self) -> None:
         if lost := self._lost + len(self._waiting):
-            self._tell(f"{lost} lines of {self.path} were lost")
+            say_beside(f"{lost} lines of {self.path} were lost")
         self._stream.close()
 
     def __enter__(self) -> Self:

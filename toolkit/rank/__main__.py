@@ -9,6 +9,7 @@ from pathlib import Path
 from toolkit.errors import ToolkitError
 from toolkit.rank.guard import guard, rank_by_launcher
 from toolkit.rundir.layout import RunDirectory
+from toolkit.talk import say
 
 
 def _body(rank: int) -> int:
@@ -23,7 +24,7 @@ def main() -> int:
         attempt = RunDirectory(Path(os.environ["TOOLKIT_RUN_DIR"])).attempt(int(os.environ["TOOLKIT_ATTEMPT"]))
         rank = rank_by_launcher(os.environ)
     except (ToolkitError, KeyError) as error:
-        print(f"toolkit: cannot start a rank: {error}", file=sys.stderr)  # noqa: T201
+        say(f"cannot start a rank: {error}")
         return 125
     return guard(attempt, rank, lambda: _body(rank), foreign=os.environ.get("TOOLKIT_FOREIGN") == "1")
 

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.lifeline import hear_of_parents_death
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.usage import usage_of_node
+from toolkit.talk import say_beside
 
 STACKS_PATIENCE_S = 2.0
 FILE_SYSTEM_PATIENCE_S = 600.0  # as the supervisor's: nobody else knows that this rank is done
@@ -139,17 +139,11 @@ def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: floa
                 patience_s = min(patience_s, ROOM_PATIENCE_S)
             if not is_told:
                 is_told = True
-                _say(f"cannot write {path}: {error.strerror}; tried again for {patience_s:.0f} s")
+                say_beside(f"cannot write {path}: {error.strerror}; tried again for {patience_s:.0f} s")
             if time.monotonic() - began > patience_s:
-                _say(f"given up: {path} is not written")
+                say_beside(f"given up: {path} is not written")
                 return
         time.sleep(WRITE_PERIOD_S)
-
-
-def _say(text: str) -> None:
-    with suppress(OSError):  # the log lies on the same file system
-        sys.stderr.write(f"toolkit: {text}\n")
-        sys.stderr.flush()
 
 
 def _pass_signals_to(child: int, *, foreign: bool) -> list[int]:

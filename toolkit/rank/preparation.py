@@ -8,7 +8,6 @@ that its users know, and a mask of ours would be the frame of theirs.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from toolkit.rank.processors import PROCESS_ROOT, SYSTEM_ROOT, cpu_quota, numa_node_of_gpu, read_processors
 from toolkit.supervise.shape import shape_of_job
+from toolkit.talk import say
 from toolkit.topology.parsers.cpu_lists import cpu_list
 from toolkit.world.binding import Binding, RankOfNode, bind, unbound
 from toolkit.world.facts import World
@@ -40,8 +40,8 @@ def prepare(world: World, job: Mapping[str, Any], environ: MutableMapping[str, s
     gpus = gpus_of_process(environ) if on_gpu else []
     masks = masks_of_node(world, environ)
     lines += set_processors(world, job, masks, gpus, environ)
-    if lines:
-        sys.stderr.write("".join(f"toolkit: {line}\n" for line in lines))
+    for line in lines:
+        say(line)
 
 
 def set_processors(

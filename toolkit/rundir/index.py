@@ -11,13 +11,13 @@ import hashlib
 import os
 import sqlite3
 import stat
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from toolkit.rundir.layout import AGAIN
+from toolkit.talk import say
 
 # How long to wait for another process that writes the index; it does so for an instant.
 LOCKED_S = 2.0
@@ -178,7 +178,7 @@ class RunIndex:
                     raise
                 self.misses += 1
                 if self.misses == 1:
-                    _say(f"{self.path} cannot be written now: {error}")
+                    say(f"{self.path} cannot be written now: {error}")
 
         if self.misses < MOST_MISSES:
             self._try(attempt)
@@ -203,10 +203,10 @@ class RunIndex:
         """Remove a damaged file, once; go past any other."""
         if isinstance(error, sqlite3.Error) and _is_damaged(error) and not self._rebuilt:
             self._rebuilt = True
-            _say(f"{path} is damaged ({error}); it is built anew")
+            say(f"{path} is damaged ({error}); it is built anew")
             _remove(path)
             return
-        _say(f"history without its cache {path}: {getattr(error, 'strerror', None) or error}")
+        say(f"history without its cache {path}: {getattr(error, 'strerror', None) or error}")
         self.path = None
 
     def _list_what_changed(self, connection: sqlite3.Connection) -> None:
@@ -331,7 +331,3 @@ def _is_damaged(error: sqlite3.Error) -> bool:
 def _remove(path: Path) -> None:
     for end in ("", "-journal"):
         path.with_name(path.name + end).unlink(missing_ok=True)
-
-
-def _say(told: str) -> None:
-    sys.stderr.write(f"toolkit: {told}\n")

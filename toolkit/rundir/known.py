@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,6 +14,7 @@ from toolkit.rundir.files import permissions_in_words, read_json_or_none
 from toolkit.rundir.index import PAGE, RunIndex, RunName
 from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import RunDirectory
+from toolkit.talk import say
 
 FEW = 1000
 SLOW_S = 1.0  # what takes longer is told
@@ -72,9 +72,9 @@ class KnownRuns:
                 if not said and time.monotonic() - began > SLOW_S:
                     said = True
                     left = len(remembered) + len(unread) - number - 1
-                    sys.stderr.write(f"toolkit: looking for job {job_id} in runs; {left} are left, once for all\n")
+                    say(f"looking for job {job_id} in runs; {left} are left, once for all")
             for damage in unreadable[:_MOST_TOLD]:
-                sys.stderr.write(f"toolkit: whether this run has job {job_id} is not known: {damage}\n")
+                say(f"whether this run has job {job_id} is not known: {damage}")
         finally:
             if found:
                 self.index.keep_jobs(found)

@@ -21,6 +21,7 @@ from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
 from toolkit.rundir.find import typed_path
 from toolkit.site.load import list_sites, load_site
+from toolkit.talk import say
 
 # Where Slurm's commands look without SLURM_CONF; the second is the copy that a configless host keeps.
 SLURM_CONF_PATHS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
@@ -46,7 +47,7 @@ def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ
     found = Detection(load_site(name, environ), "--site") if name else detect_site(environ)
     own, exported = found.site.scheduler.conf, environ.get("SLURM_CONF", "")
     if own and exported and typed_path(own).resolve() != typed_path(exported).resolve():
-        sys.stderr.write(f"toolkit: SLURM_CONF={exported} is not used: site {found.site.name} has {own}\n")
+        say(f"SLURM_CONF={exported} is not used: site {found.site.name} has {own}")
     return found
 
 
@@ -62,7 +63,7 @@ def detect_site(environ: Mapping[str, str] = os.environ, *, echo: bool = False) 
         return Detection(load_site("local", environ), "no scheduler command (sbatch) on PATH")
     sites, wrong = list_sites(environ)
     for error in wrong:
-        sys.stderr.write(f"toolkit: this site file is left out: {error}\n")
+        say(f"this site file is left out: {error}")
     sites = [site for site in sites if site.scheduler.kind != "local"]
     ambient = _ambient_cluster(environ, echo=echo)
     host = platform.node()

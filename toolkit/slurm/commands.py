@@ -34,6 +34,7 @@ from toolkit.slurm.records import UnreadableError, new_mark
 from toolkit.slurm.refusals import refusal_of
 from toolkit.slurm.silence import Controller, Silences
 from toolkit.slurm.states import run_state
+from toolkit.talk import plain
 
 _SCRUBBED = (
     "SBATCH_", "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
@@ -194,7 +195,7 @@ class Slurm:
                 fix="mend scheduler.conf of the site, or name another with --site",
             )
         if self.echo:
-            print("+ " + shlex.join(argv), file=sys.stderr)  # noqa: T201  --print-cmd asks for it
+            sys.stderr.write(plain(f"+ {shlex.join(argv)}") + "\n")  # --print-cmd asks for it
 
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:
         """Facts of each job (`123`) or task (`123_4`) that Slurm still knows: squeue first, then sacct.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from toolkit.errors import SchedulerRefusedError
+from toolkit.talk import say
 
 SLOW_S = 2.0  # what has no answer for longer is told
 REMEMBERED_S = 5.0  # longer than one command of ours takes between two questions; who waits for Slurm asks again
@@ -44,9 +44,7 @@ class Silences:
     def _tell(self, command: str, timeout_s: float) -> None:
         if time.monotonic() - self._told_at >= SLOW_S:  # several questions at a time are one silence
             self._told_at = time.monotonic()
-            sys.stderr.write(
-                f"toolkit: Slurm does not answer {command} yet; it is waited for up to {timeout_s:.0f} s\n"
-            )
+            say(f"Slurm does not answer {command} yet; it is waited for up to {timeout_s:.0f} s")
 
     def of(self, controller: Controller, argv: Sequence[str]) -> SchedulerRefusedError | None:
         """The failure of a moment ago, where a slurmctld that was silent then would be asked again."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from toolkit.errors import NotFoundError, OwnFailureError, SchedulerRefusedError, ToolkitError
 from toolkit.slurm.commands import NoAnswerError, Slurm
 from toolkit.slurm.sbatch_options import last_value_of
+from toolkit.talk import say
 
 PATIENCE_S = 120.0  # for all of it: sbatch, the questions and the pauses between them
 SETTLE_S = 10.0  # between two answers "there is no such job" before it is sent again
@@ -86,7 +86,7 @@ def is_silence(said: str) -> bool:
 
 def submit_once(
     slurm: Slurm, script: Path, comment: str, *, options: Sequence[str] = (), arguments: Sequence[str] = (),
-    patience_s: float = PATIENCE_S, say: Callable[[str], object] | None = None, hint: str = "",
+    patience_s: float = PATIENCE_S, say: Callable[[str], object] = say, hint: str = "",
 ) -> str:  # fmt: skip
     """Submit `script` and return its job id; one job, whatever becomes of sbatch's answer.
 
@@ -103,7 +103,6 @@ def submit_once(
         UnsettledError: Slurm stayed away; the job may come to be, and `find_by_token` finds it later.
         NotFoundError: sbatch is not on PATH.
     """
-    tell = say or (lambda text: sys.stderr.write(f"toolkit: {text}\n"))
     token = comment.split()[0]
     deadline = time.monotonic() + patience_s
     while True:
@@ -115,12 +114,12 @@ def submit_once(
             if not is_unsettled(error):
                 raise
             left_s = max(0.0, deadline - time.monotonic())
-            tell(f"{error.message}; asking Slurm for the job by its comment {token}, for up to {left_s:.0f} s{hint}")
+            say(f"{error.message}; asking Slurm for the job by its comment {token}, for up to {left_s:.0f} s{hint}")
         job_id = _wait_for_answer(slurm, token, deadline)
         if job_id is not None:
-            tell(f"Slurm took it as job {job_id}")
+            say(f"Slurm took it as job {job_id}")
             return job_id
-        tell("Slurm did not take it; submitting again")
+        say("Slurm did not take it; submitting again")
 
 
 def find_by_token(slurm: Slurm, token: str) -> str | None:

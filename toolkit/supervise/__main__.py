@@ -12,6 +12,7 @@ from pathlib import Path
 from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.start import supervise
+from toolkit.talk import say
 
 
 def main() -> int:
@@ -23,11 +24,11 @@ def main() -> int:
         job = json.load(sys.stdin)
         return supervise(RunDirectory(Path(sys.argv[1])), job, first_start=int(os.environ.get("TOOLKIT_START", "0")))
     except ToolkitError as error:
-        print(f"toolkit: {error}", file=sys.stderr)  # noqa: T201
+        say(str(error))
         return OWN_FAILURE
     except Exception as error:  # noqa: BLE001  the outermost frame: our own mistake is told whole, with the code for it
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            sys.stderr.write(f"toolkit: {error}. Fix: make room there (`df`, the site's quota command)\n")
+            say(f"{error}. Fix: make room there (`df`, the site's quota command)")
         else:
             traceback.print_exc()
         return OWN_FAILURE

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from toolkit.rundir.files import is_unwritable
+from toolkit.talk import plain
 
 
 def say(text: str) -> None:
     """One line into the job's log."""
     try:
-        print(f"toolkit: {text}", flush=True)  # noqa: T201
+        print(plain(f"toolkit: {text}"), flush=True)  # noqa: T201
     except OSError as error:
         if not is_unwritable(error):  # a full disk under the log must not end what is told of in it
             raise

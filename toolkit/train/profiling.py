@@ -31,6 +31,7 @@ from toolkit.metrics.step_profile import (
 from toolkit.metrics.trace import ThreadTrace, spans_of_a_rank, traces_of, write_trace
 from toolkit.parallel.overlap import OverlapMeter
 from toolkit.rundir.files import utc_now
+from toolkit.talk import say
 from toolkit.train.device_clock import DeviceClock
 from toolkit.train.step import OptimizerStep
 from toolkit.world.facts import World
@@ -165,7 +166,7 @@ class ProfiledSteps:
             write_trace(metrics / TRACE_FILE, traces)
             write_profile(metrics / FILE, profile)
         except (OSError, ToolkitError) as error:  # a full disk ends no run
-            sys.stderr.write(f"toolkit: the profile of the steps is not written: {error}\n")
+            say(f"the profile of the steps is not written: {error}")
             return
         sys.stderr.write(
             f"{profile.steps} steps are profiled: `toolkit bench step --result {self._world.run_dir.name}`\n"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit.checkpoint.format.layout import step_folder
-from toolkit.checkpoint.telling import tell
 from toolkit.metrics.checkpoints import SaveLog, SaveRecord
 from toolkit.rundir.files import utc_now
+from toolkit.talk import say_beside
 from toolkit.world.facts import World
 
 
@@ -98,5 +98,5 @@ def _size_of(folder: Path) -> int | None:
     try:
         return sum(path.stat().st_size for path in folder.iterdir())
     except OSError as error:
-        tell(f"the size of {folder} is not known: {error}")
+        say_beside(f"the size of {folder} is not known: {error}")
         return None

@@ -14,10 +14,10 @@ from torch import Tensor
 from toolkit.checkpoint.advice import warning_line
 from toolkit.checkpoint.agreement import RanksLostError, from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer
-from toolkit.checkpoint.telling import tell
 from toolkit.config.metric import TRAINING_LOSS
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
+from toolkit.talk import say_beside
 from toolkit.train.save_notes import SaveNotes
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
@@ -76,7 +76,7 @@ class Saves:
     def asked(self) -> int:
         """What this rank asks for as a step begins: as `World.stop_asked`, and for saves of its own accord."""
         if self._health is not None and (failing := self._health.look()):
-            tell(f"rank {self._world.rank} on {self._world.host} asks for a save: {failing}")
+            say_beside(f"rank {self._world.rank} on {self._world.host} asks for a save: {failing}")
             self._world.stop_watch.ask_save("health")
         asked = self._world.stop_asked(self._state.step)
         self._own_reason = self._world.stop_watch.save_asked
@@ -213,12 +213,12 @@ class Saves:
     def _advise(self, run_dir: Path) -> None:
         """Say in the run's log when another interval would have lost far less."""
         if line := warning_line(run_dir):
-            tell(line)
+            say_beside(line)
 
     def _tell(self, text: str) -> None:
         """What all ranks know, rank 0 says."""
         if self._world.rank == 0:
-            tell(text)
+            say_beside(text)
 
 
 class _BestMetric:

@@ -12,8 +12,9 @@ import numpy as np
 
 from toolkit.metrics.validation import ValidationLog, ValidationRecord
 from toolkit.parallel.distribute import DistributedModel
+from toolkit.talk import say
 from toolkit.train.average import WeightAverage
-from toolkit.train.data.broken import SkipCount, tell_stderr
+from toolkit.train.data.broken import SkipCount
 from toolkit.train.data.travel import each_tensor
 from toolkit.train.early_stop import EarlyStop
 from toolkit.train.held_out import HeldOut, Validation, loss_of, validate
@@ -45,7 +46,7 @@ class Validations:
         self._every, self._micro_batch = every, micro_batch
         self._average, self._early_stop = average, early_stop
         self._told = told
-        self._skips = SkipCount(lambda said: tell_stderr(f"validation: {said}"))
+        self._skips = SkipCount(lambda said: say(f"validation: {said}"))
         self._last: tuple[int, Validation] | None = None  # the last one that was due, and after which step
         self._log = None
         if world.rank == 0 and world.run_dir is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.talk import say
 from toolkit.world.device import choose_device
 from toolkit.world.facts import World
 from toolkit.world.mpi_library import check_library, pin_library
@@ -75,7 +75,7 @@ def _place(env: Mapping[str, str]) -> Place:
                 fix="use the mpirun beside this Python, or set MPI4PY_LIBMPI to the launcher's libmpi.so",
             )
         if env["SLURM_PROCID"] == "0":
-            sys.stderr.write("toolkit: no MPI library here speaks PMIx; ranks are taken from Slurm's variables\n")
+            say("no MPI library here speaks PMIx; ranks are taken from Slurm's variables")
     if in_slurm_step(env):
         return from_slurm(env)
     if "RANK" in env and "WORLD_SIZE" in env:

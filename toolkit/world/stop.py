@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.talk import say_beside
 
 # What a rank asks for. The sum over fewer ranks than STOP, like the largest, still tells all three apart.
 GO_ON, SAVE, STOP = 0, 1, 1 << 24
@@ -60,7 +59,7 @@ class StopWatch:
                 try:
                     use_files()
                 except OSError as error:  # a file server's pause is no reason to end a rank
-                    _tell(error)
+                    say_beside(f"the run directory does not answer: {error}")
         return STOP if self.asked else SAVE if self.save_asked else GO_ON
 
     def agree(self, total: int) -> bool:
@@ -78,7 +77,7 @@ class StopWatch:
             try:
                 self._write_heartbeat(self._step)
             except OSError as error:  # it changes nothing of how this rank ends
-                _tell(error)
+                say_beside(f"the run directory does not answer: {error}")
 
     def time_left(self) -> float:
         """Seconds until the allocation ends; infinite without a limit."""
@@ -92,7 +91,7 @@ class StopWatch:
             except FileNotFoundError:
                 pass  # there is none as long as the end has not moved
             except OSError as error:
-                _tell(error)
+                say_beside(f"the run directory does not answer: {error}")
         return self._ends_at - time.time() if self._ends_at else float("inf")
 
     def _beat(self, step: int) -> None:
@@ -125,11 +124,6 @@ class StopWatch:
         if save.exists():
             save.unlink(missing_ok=True)  # taken: the next request is another one
             self.ask_save("asked")
-
-
-def _tell(error: OSError) -> None:
-    with suppress(OSError):  # a rank's log lies in the run directory, too
-        sys.stderr.write(f"toolkit: the run directory does not answer: {error}\n")
 
 
 def largest(asked: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from toolkit.errors import CheckFailedError
 from toolkit.rundir.bad_nodes import runs_of
 from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import RunDirectory
+from toolkit.talk import say
 
 MOST_TOLD = 5  # names of files in one line
 
@@ -113,7 +113,7 @@ def _tell_edits(run: RunDirectory, start: int, snapshot: Snapshot) -> None:
     if edits:
         told = [f"{name} was {what}" for name, what in list(edits.items())[:MOST_TOLD]]
         told += [f"and {len(edits) - MOST_TOLD} files more"] if len(edits) > MOST_TOLD else []
-        sys.stderr.write(
-            f"toolkit: since the last start {', '.join(told)}; start {start} runs the folder as it is now "
-            "(--same-code: as it was)\n"
+        say(
+            f"since the last start {', '.join(told)}; start {start} runs the folder as it is now "
+            "(--same-code: as it was)"
         )

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from toolkit.config.entry import files_of_entry
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, ToolkitError
 from toolkit.rundir.files import make_folder, mode_of_files_in, read_json_or_none, write_json
+from toolkit.talk import say
 
 MOST_FILES = 5000  # copies and links, which take a second on a slow file system
 MOST_BYTES = 100 * 2**20
@@ -88,7 +88,7 @@ def take_snapshot(job: ResolvedJob, target: Path, runs: Path) -> Snapshot | str:
         where = job.origin("job.snapshot").place("job.snapshot")
         if wanted == "copy":
             raise ToolkitError(said, where=where, fix=_FIX) from None
-        sys.stderr.write(f"toolkit: {said}; the ranks start from the folder as it is then. Fix: {_FIX}\n")
+        say(f"{said}; the ranks start from the folder as it is then. Fix: {_FIX}")
         return str(error)
     return _keep(_write(folder, target, copied, linked), target)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedErro
 from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.accounted_usage import AccountedLife, accounted_usage
+from toolkit.talk import say
 
 
 def efficiency_of(run: RunDirectory, *, echo: bool = False) -> Efficiency:
@@ -39,9 +39,7 @@ def efficiency_of(run: RunDirectory, *, echo: bool = False) -> Efficiency:
         raise CheckFailedError(f"run {run.run_id} is {status.state.value}: no start of it has begun", fix=fix)
     sampled = [part for part in parts if part.nodes]
     if sampled and (unknown := sum(bool(part.lives) and not part.nodes for part in parts)):
-        sys.stderr.write(
-            f"toolkit: nothing was sampled of {counted(unknown, 'task')}: its CPU time and memory are unknown\n"
-        )
+        say(f"nothing was sampled of {counted(unknown, 'task')}: its CPU time and memory are unknown")
     nodes = [usage for part in sampled for usage in part.nodes]
     told = Efficiency(
         status, "sacct" if accounted else "own samples",

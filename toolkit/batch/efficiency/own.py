@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +14,7 @@ from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.task_files import read_begun, read_usage
 from toolkit.supervise.shape import Shape, shape_of_job
+from toolkit.talk import say
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def usage_of(attempt: AttemptDirectory) -> list[dict[str, Any]]:
 
 
 def _leave_out(error: ToolkitError) -> None:
-    sys.stderr.write(f"toolkit: left out: {error.where}: {error.message}\n")
+    say(f"left out: {error.where}: {error.message}")
 
 
 def _of_all_ranks(usage: dict[str, Any], on_node: int) -> dict[str, Any]:

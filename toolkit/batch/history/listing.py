@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
@@ -18,6 +17,7 @@ from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.known import may_be_run
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.talk import say
 
 SLOW_S = 1.0  # what takes longer is told
 
@@ -80,13 +80,11 @@ class _Walk:
             if self._is_enough():
                 break
             if not said and self.read and time.monotonic() - began > SLOW_S:
-                _say(
-                    f"reading runs that the cache does not hold yet; {self.index.count() - looked} are left to look at"
-                )
+                say(f"reading runs that the cache does not hold yet; {self.index.count() - looked} are left to look at")
                 said = True
         if self.read and (taken_s := time.monotonic() - began) > SLOW_S:
             kept = f"; {self.index.path} remembers those that have ended" if self.index.path else ""
-            _say(f"{self.read} runs were read in {taken_s:.1f} s{kept}")
+            say(f"{self.read} runs were read in {taken_s:.1f} s{kept}")
 
     def _is_enough(self) -> bool:
         asks_for_all = len(self.states) == len(RunState)
@@ -135,7 +133,3 @@ def keep(index: RunIndex, found: Iterable[tuple[RunStatus, int]]) -> None:
     if ended:
         index.keep(ended)
         index.keep_jobs((end.name, job_ids(run_named(index.runs, end.name))) for end in ended)
-
-
-def _say(told: str) -> None:
-    sys.stderr.write(f"toolkit: {told}\n")

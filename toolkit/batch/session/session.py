@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from toolkit.slurm.refusals import refusal_of
 from toolkit.slurm.states import run_state
 from toolkit.slurm.submit import without_job
 from toolkit.slurm.times import printed_limit_s
+from toolkit.talk import say
 
 WARN_S = 600.0
 ANSWER_S = 60.0  # for salloc to say which job it has asked for
@@ -250,7 +250,7 @@ def running_session(name: str, *, echo: bool = False) -> SessionState:
             f"session {name} has no nodes ({known.reason})", fix="wait: `toolkit session ls` shows when it has some"
         )
     if known.ends_soon:
-        sys.stderr.write(f"toolkit: {ending_of(known)}\n")
+        say(f"{ending_of(known)}")
     return known
 
 

@@ -7,7 +7,6 @@ refused here.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from toolkit.config.texts import TABLES
 from toolkit.errors import ToolkitError, counted
 from toolkit.rundir.sweep import Sweep, in_words
 from toolkit.supervise.launch import is_foreign
+from toolkit.talk import say
 
 
 def read_sweep_options(options: Sequence[str], grid: Path | None) -> list[Row]:
@@ -64,9 +64,9 @@ def warn_of_unread(job: ResolvedJob, rows: Sequence[Row]) -> None:
     for key, place in sorted(places.items()):
         table, _, name = key.partition(".")
         if table in _FOR_FUNCTIONS:
-            sys.stderr.write(
-                f"toolkit: warning: {place}: the entry is no `file.py:function`, so its tasks find {key} only in the file that "
-                f"TOOLKIT_RESOLVED_JOB names. Fix: sweep a variable, env.vars.{name.upper().replace('.', '_')}\n"
+            say(
+                f"warning: {place}: the entry is no `file.py:function`, so its tasks find {key} only in the file that "
+                f"TOOLKIT_RESOLVED_JOB names. Fix: sweep a variable, env.vars.{name.upper().replace('.', '_')}"
             )
 
 

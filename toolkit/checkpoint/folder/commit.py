@@ -26,9 +26,9 @@ from toolkit.checkpoint.format.layout import (
     step_of,
 )
 from toolkit.checkpoint.format.manifest_file import read_manifest
-from toolkit.checkpoint.telling import tell
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import make_folder, sync
+from toolkit.talk import say_beside
 
 
 def make_checkpoints_folder(directory: Path) -> None:
@@ -176,7 +176,7 @@ def _make_room(final: Path, attempt: int) -> Path | None:
         _refuse_newer(folder, attempt)
     for folder in left:
         aside = set_aside(folder, "left", attempt)
-        tell(f"{folder.name} is of a line that this run has left; it was moved to {aside}")
+        say_beside(f"{folder.name} is of a line that this run has left; it was moved to {aside}")
     return set_aside(older, "replaced", attempt) if older is not None else None
 
 

@@ -12,7 +12,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from toolkit.checkpoint.telling import tell
+from toolkit.talk import say_beside
 
 LAST_DELETIONS_S = 5.0  # at the end of a rank; launchers end ranks that stay much longer than the others
 _THREAD = "checkpoint deletion"
@@ -32,7 +32,7 @@ def discard(folder: Path) -> None:
     except FileNotFoundError:
         return  # another attempt deletes it, too, and finishes it
     except OSError as error:
-        tell(f"{folder} could not be deleted: {error}")
+        say_beside(f"{folder} could not be deleted: {error}")
 
 
 def discard_later(folder: Path) -> None:

@@ -18,8 +18,8 @@ from toolkit.checkpoint.folder.verify import is_whole
 from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.layout import MANIFEST, committed_steps
 from toolkit.checkpoint.format.manifest_file import read_body
-from toolkit.checkpoint.telling import tell
 from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.talk import say_beside
 
 METRIC = "metric"  # in a manifest's `state`: {"metric": {"name": "loss", "value": 1.23}}
 
@@ -128,7 +128,7 @@ def retain(directory: Path, retention: Retention, attempt: int, in_use: Collecti
     try:
         surplus = surplus_folders(directory, retention, in_use)
     except OwnFailureError as error:
-        tell(f"older checkpoints stay: {error}")
+        say_beside(f"older checkpoints stay: {error}")
         return []
     return [set_aside(folder, "removed", attempt) for folder in surplus]
 

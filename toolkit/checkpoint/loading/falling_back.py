@@ -15,8 +15,8 @@ from toolkit.checkpoint.format.layout import aside_of, committed_steps
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, Wanted, load_exactly, load_one
 from toolkit.checkpoint.loading.start_values import StartValues
-from toolkit.checkpoint.telling import tell
 from toolkit.errors import ToolkitError
+from toolkit.talk import say_beside
 
 _START_AGAIN = "start again: the damaged one is out of the way, so that the next attempt begins cleanly"
 
@@ -49,15 +49,15 @@ class Candidates:
         """Put a damaged checkpoint out of the way, where that is this process's business; whether it is."""
         self._passed.add(folder)
         if folder not in committed_steps(self._directory).values():  # whoever writes here let it go meanwhile
-            tell(f"checkpoint {folder.name} went away while it was read")
+            say_beside(f"checkpoint {folder.name} went away while it was read")
             return True
         try:
             refuse_others(self._directory, self._attempt)
             aside = set_aside(folder, "bad", self._attempt)
         except (OSError, ToolkitError) as error:
-            tell(f"checkpoint {folder.name} is damaged: {reason}; it stays where it is: {error}")
+            say_beside(f"checkpoint {folder.name} is damaged: {reason}; it stays where it is: {error}")
             return False
-        tell(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
+        say_beside(f"checkpoint {folder.name} is damaged and was moved to {aside}: {reason}")
         return True
 
     def refuse_to_forget(self) -> None:

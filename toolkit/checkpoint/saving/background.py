@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401 - its own end must be registered before ours
-import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from weakref import WeakSet
 
 from toolkit.errors import OwnFailureError
+from toolkit.talk import say
 
 _ALL: WeakSet[Background] = WeakSet()
 
@@ -109,7 +109,7 @@ def _tell_what_nobody_heard() -> None:
         try:
             background.wait()
         except Exception as error:  # noqa: BLE001 - the process ends, and nobody is left to catch it
-            sys.stderr.write(f"toolkit: {error}\n")
+            say(str(error))
 
 
 # An interpreter that ends stops all thread pools, joins the threads that use them, and then runs what `atexit` knows.

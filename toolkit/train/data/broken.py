@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import ToolkitError
+from toolkit.talk import say
 from toolkit.train.data.source import Collate
 
 Broken = Literal["fail", "skip"]
@@ -128,7 +128,7 @@ class SkipCount:
         self.read = 0
         self.skipped = 0
         self.last = ""  # which was replaced last, and why
-        self._tell = tell or tell_stderr
+        self._tell = tell or say
 
     def add(self, read: int, skips: Sequence[str]) -> None:
         """Count a batch; say the first skip and each hundredth."""
@@ -155,9 +155,3 @@ def check_share(limit: float, read: int, skipped: int, last: Callable[[], str]) 
             where="data.broken_limit",
             fix="mend the data, or allow a larger share with data.broken_limit",
         )
-
-
-def tell_stderr(text: str) -> None:
-    """One line into this rank's log."""
-    sys.stderr.write(f"toolkit: {text}\n")
-    sys.stderr.flush()

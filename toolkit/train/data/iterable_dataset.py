@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from toolkit.errors import ToolkitError
-from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource, broken_by, tell_stderr
+from toolkit.talk import say
+from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource, broken_by
 from toolkit.train.data.source import Collate
 from toolkit.train.data.stacking import stack
 
@@ -36,7 +37,7 @@ class IterableSource(RecordSource):
         *,
         collate: Collate = stack,
         broken: Broken = "fail",
-        tell: Callable[[str], None] = tell_stderr,
+        tell: Callable[[str], None] = say,
     ) -> None:
         super().__init__(collate, broken)
         self.dataset = dataset

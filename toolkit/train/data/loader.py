@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from toolkit.errors import ToolkitError
-from toolkit.train.data.broken import SkipCount, check_share, tell_stderr
+from toolkit.talk import say
+from toolkit.train.data.broken import SkipCount, check_share
 from toolkit.train.data.loader_settings import LoaderSettings, choose_loader_settings
 from toolkit.train.data.reading import Answer, BatchReader, Plan, ReadAhead, Request
 from toolkit.train.data.source import Source
@@ -47,7 +48,7 @@ class Loader:
         device: str = "cpu",
         shuffle: bool = True,
         broken_limit: float | None = 0.01,
-        tell: Callable[[str], None] = tell_stderr,
+        tell: Callable[[str], None] = say,
     ) -> None:
         self.source = source
         self.plan = Plan(batch, micro_batch, rank, size)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from toolkit.train.data.broken import tell_stderr
+from toolkit.talk import say
 from toolkit.train.data.reading import BatchReader, Plan, ReadAhead
 
 CANDIDATES = (0, 1, 2, 4)
@@ -47,7 +47,7 @@ def choose_loader_settings(
     prefetch: int = 2,
     candidates: Sequence[int] = CANDIDATES,
     budget_s: float = BUDGET_S,
-    tell: Callable[[str], None] = tell_stderr,
+    tell: Callable[[str], None] = say,
 ) -> LoaderSettings:
     """Read some batches with each number of workers, keep the fastest, and say so, where there is a choice.
 
