@@ -108,6 +108,40 @@ def test_without_a_copy_the_commit_and_its_changes_are_checked_out(toolkit, made
     assert len(list(toolkit.runs.glob("*/*"))) == 2  # of the refused one nothing stays
 
 
+def test_a_checkout_has_every_byte_whatever_git_is_told_for_people(toolkit, made, repository: Path) -> None:
+    (repository / ".gitattributes").write_text("helper.py export-ignore\n*.nb diff=nb\n")
+    for key, value in (("diff.noprefix", "true"), ("diff.context", "0"), ("diff.nb.textconv", "tr a-z A-Z <")):
+        git(repository, "config", key, value)
+    (repository / "dos.csv").write_bytes(b"one\r\ntwo\r\nthree\r\n")
+    (repository / "a.nb").write_text("before\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "second")
+    edited = {"dos.csv": b"one\r\n2\r\nthree\r\n", "a.nb": b"after\n", "helper.py": b"WORD = '\xff'\n"}
+    for name, data in edited.items():
+        (repository / name).write_bytes(data)
+    run = made("submit", repository / "work.toml", "--set", "job.snapshot=none")
+    git(repository, "checkout", "-q", ".")
+    again = Path(record_of(made("rerun", run.run_id))["job"]["code_directory"])
+    assert {name: (again / name).read_bytes() for name in edited} == edited
+    assert git(repository, "status", "--porcelain") == ""
+
+
+def test_changes_that_git_did_not_tell_in_time_are_refused_not_left_out(
+    toolkit, made, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "slow" / "git"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\ncase " $* " in *" diff "*) sleep 9;; esac\nexec {shutil.which("git")} "$@"\n')
+    slow.chmod(0o755)
+    (repository / "helper.py").write_text("WORD = 'not committed'\n")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(slow.parent), prepend=":")
+        patch.setattr("toolkit.batch.code.repository.ANSWER_S", 1.0)
+        run = made("submit", repository / "work.toml", "--set", "job.snapshot=none")
+    said = toolkit("rerun", run.run_id)
+    assert said.code == 1 and "were not kept (git did not answer in" in said.err
+
+
 def test_what_nobody_kept_is_refused(toolkit, made, project: Path) -> None:
     run = made("submit", project / "work.toml", "--set", "job.snapshot=none")
     said = toolkit("rerun", run.run_id)

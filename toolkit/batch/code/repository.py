@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tarfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from toolkit.errors import CheckFailedError
+from toolkit.rundir.files import make_folder
 
 DIFF_LIMIT_BYTES = 200_000
 ANSWER_S = 20.0
+# What `git apply` can read, whatever the user's configuration makes of a diff for people.
+_DIFF = (
+    "-c", "diff.relative=false", "diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "-U3",
+    "--src-prefix=a/", "--dst-prefix=b/", "--submodule=short",
+)  # fmt: skip
 
 
 def new_and_tracked_files(folder: Path, *, leave_out: Path) -> list[str] | None:
@@ -35,7 +41,7 @@ def code_state(folder: Path) -> dict[str, Any]:
     if commit is None:
         return {}
     state: dict[str, Any] = {"commit": commit.strip()}
-    diff = call_git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--binary")
+    diff = call_git(folder, *_DIFF)
     if diff is None:  # git did not answer in time; nothing is claimed
         return state
     state["clean"] = not diff
@@ -53,7 +59,7 @@ def check_out(folder: Path, code: dict[str, Any], target: Path) -> Path:
     Files that git did not track then are not in it.
 
     Raises:
-        CheckFailedError: the commit is gone, its changes were not kept, or they do not fit it.
+        CheckFailedError: the commit is gone, its changes were not kept, or git cannot write them.
     """
     commit, where = code["commit"], str(folder)
     prefix = call_git(folder, "rev-parse", "--show-prefix")
@@ -62,52 +68,64 @@ def check_out(folder: Path, code: dict[str, Any], target: Path) -> Path:
         raise CheckFailedError(
             f"the run's commit {commit[:12]} is not here", where=where, fix=f"`git -C {folder} fetch origin {commit}`"
         )
-    if "diff_left_out" in code:
-        raise CheckFailedError(
-            f"the changes beside commit {commit[:12]} were not kept ({code['diff_left_out']})",
-            where=where,
-            fix='commit them, and `toolkit submit` again; with [job] snapshot = "copy" their files are kept',
-        )
-    target.mkdir(mode=0o700)
-    _unpack(Path(root.removesuffix("\n")), commit, target)
-    if "diff" in code:
-        _apply(code["diff"], target)
+    _check_kept(code, where)
+    make_folder(target)
+    with TemporaryDirectory(prefix="toolkit-") as folder_of_index:
+        _write_state(Path(root.removesuffix("\n")), code, target, Path(folder_of_index))
     return target / prefix.removesuffix("\n")
 
 
-def _unpack(root: Path, commit: str, target: Path) -> None:
-    with subprocess.Popen(["git", "-C", str(root), "archive", commit], stdout=subprocess.PIPE) as archive:
-        assert archive.stdout is not None
-        with tarfile.open(fileobj=archive.stdout, mode="r|") as stream:
-            stream.extractall(target, filter="data")
+def _check_kept(code: dict[str, Any], where: str) -> None:
+    """Refuse a record that does not tell what was beside the commit: without it other code would run."""
+    if "diff" in code or code.get("clean"):
+        return
+    why = code.get("diff_left_out", f"git did not answer in {ANSWER_S:.0f} s")
+    raise CheckFailedError(
+        f"the changes beside commit {code['commit'][:12]} were not kept ({why})",
+        where=where,
+        fix='commit them, and `toolkit submit` again; with [job] snapshot = "copy" their files are kept',
+    )
 
 
-def _apply(diff: str, target: Path) -> None:
-    # Above the run there may be a repository, of which git would take the paths in the diff to be.
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(target.parent)}
-    done = subprocess.run(
-        ["git", "apply", "--whitespace=nowarn", "-"],
-        cwd=target, env=environment, input=diff, text=True, errors="surrogateescape", capture_output=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise CheckFailedError(
-            f"the recorded changes do not fit their commit: {done.stderr.strip().splitlines()[0]}",
-            where=str(target),
-            fix="`toolkit submit` the job as it is now",
-        )
+def _write_state(root: Path, code: dict[str, Any], target: Path, folder: Path) -> None:
+    """Lay the commit and its changes into an index of its own in `folder`, and write all files of that to `target`.
+
+    git itself writes them as it does in the repository, whose own index and objects are left as they are. (`git archive`
+    would leave out what .gitattributes keeps from releases.)
+    """
+    objects = (call_git(root, "rev-parse", "--git-path", "objects") or ".git/objects").removesuffix("\n")
+    (folder / "objects" / "info").mkdir(parents=True)
+    (folder / "objects" / "info" / "alternates").write_bytes(os.fsencode(f"{root / objects}\n"))
+    environment = {
+        **os.environ, "GIT_INDEX_FILE": str(folder / "index"), "GIT_OBJECT_DIRECTORY": str(folder / "objects"),
+    }  # fmt: skip
+
+    def git(*arguments: str, given: str = "") -> None:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            env=environment, input=given.encode(errors="surrogateescape"), capture_output=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+            raise CheckFailedError(
+                f"commit {code['commit'][:12]} with its recorded changes cannot be written: git {arguments[0]}: {said[0]}",
+                where=str(target),
+                fix="mend that, or `toolkit submit` the job as it is now",
+            )
+
+    git("read-tree", "--no-sparse-checkout", code["commit"])
+    if "diff" in code:
+        git("apply", "--cached", "--whitespace=nowarn", "-", given=code["diff"])
+    git("checkout-index", "--all", f"--prefix={target}/")
 
 
 def call_git(folder: Path, *arguments: str) -> str | None:
     """What git prints about a folder; None where it refuses, is not installed, or does not answer in `ANSWER_S`."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            timeout=ANSWER_S,
-            check=False,
-        )
+            ["git", "-C", str(folder), *arguments], capture_output=True, timeout=ANSWER_S, check=False
+        )  # fmt: skip
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    # No text mode, which would take the carriage returns out of a diff.
+    return done.stdout.decode(errors="surrogateescape") if done.returncode == 0 else None
