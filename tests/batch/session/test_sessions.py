@@ -241,9 +241,10 @@ def test_the_notebooks_token_is_in_a_file_alone(toolkit, slurm: Slurm) -> None:
         f"open({str(slurm.folder / 'calls')!r}, 'a').write(' '.join(sys.argv) + '\\n')\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
         "place = os.environ['JUPYTER_RUNTIME_DIR'] + '/jpserver-1.json'\n"
-        "json.dump({'port': server.getsockname()[1]}, open(place, 'w'))\n"
-        "assert len(open(os.environ['JUPYTER_TOKEN_FILE']).read()) == 48\n"
-        "server.settimeout(10)\nfor _ in range(2): server.accept()\n"
+        "token = open(os.environ['JUPYTER_TOKEN_FILE']).read()\n"
+        "assert len(token) == 48\n"
+        "json.dump({'port': server.getsockname()[1], 'token': token}, open(place, 'w'))\n"
+        "server.settimeout(10)\nfor _ in range(3): server.accept()\n"
     )
     (slurm.folder / "jupyter-server").chmod(0o755)
     start(toolkit)
@@ -255,6 +256,9 @@ def test_the_notebooks_token_is_in_a_file_alone(toolkit, slurm: Slurm) -> None:
     assert not any(token in call for call in slurm.calls)
     assert any("--ServerApp.ip=127.0.0.1" in call for call in slurm.calls)
     assert toolkit.ok("session", "notebook", "dev", "--login", "login1").splitlines() == [tunnel, url]  # the same one
+    other = toolkit.ok("session", "notebook", "dev", "--login", "login1", "--node", "n2").splitlines()
+    assert other[1] != url  # of another node, be its port taken there or not
+    assert toolkit.ok("session", "notebook", "dev", "--login", "login1").splitlines() == [tunnel, url]
 
 
 def test_no_jupyter_is_said_with_the_fix(toolkit, slurm: Slurm) -> None:

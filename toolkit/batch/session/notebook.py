@@ -61,8 +61,8 @@ def start_notebook(known: SessionState, *, port: int | None = None, named: str |
     program = _program(known, node, environment)
     token = secrets.token_hex(24)
     write_text(known.session.file("token"), token, mode=0o600)
-    runtime = known.session.file("jupyter")
-    runtime.mkdir(mode=0o700, exist_ok=True)
+    runtime = _runtime(known, node)
+    runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment |= {"JUPYTER_TOKEN_FILE": str(known.session.file("token")), "JUPYTER_RUNTIME_DIR": str(runtime)}
     argv = [
         program, "--no-browser", f"--ServerApp.ip={address}", f"--ServerApp.port={port or FIRST_PORT}",
@@ -86,6 +86,11 @@ def start_notebook(known: SessionState, *, port: int | None = None, named: str |
             )
         time.sleep(0.3)
     return living
+
+
+def _runtime(known: SessionState, node: str) -> Path:
+    """Where Jupyter says what it has started: a folder for each node, since a server is found by its port there."""
+    return known.session.file("jupyter") / node
 
 
 def _address_of(known: SessionState, node: str) -> str:
@@ -117,16 +122,18 @@ def _program(known: SessionState, node: str, environment: dict[str, str]) -> str
 
 
 def _living(known: SessionState, node: str, address: str) -> Notebook | None:
-    """The notebook that Jupyter says it has started, where it takes connections."""
-    for path in known.session.file("jupyter").glob("jpserver-*.json"):
+    """The notebook that Jupyter says it has started on a node, where it takes connections.
+
+    Its token is the one that it says: the session's file has that of whichever was begun last.
+    """
+    for path in _runtime(known, node).glob("jpserver-*.json"):
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
-            port = int(said["port"])
+            port, token = int(said["port"]), str(said["token"])
         except (ValueError, KeyError, OSError):  # it is being written
             continue
         try:
             with socket.create_connection((address, port), timeout=2.0):
-                token = known.session.file("token").read_text(encoding="utf-8")
                 return Notebook(node, address, port, token)
         except OSError:
             continue
