@@ -186,6 +186,8 @@ def test_a_damaged_run_of_a_tree_is_named_and_keeps_what_else_is_known_of_it(too
 def test_a_child_whose_parent_failed_says_so(toolkit, squeue, chain):
     parent, child, _ = chain
     assert f"afterok:7 (run {parent.run_id}) is open" in explained_dependency(toolkit, squeue, child, "afterok:7")
+    of_a_task = explained_dependency(toolkit, squeue, child, "after:6+10(unfulfilled),afterok:7_12(failed)")
+    assert f"after:6 is open, afterok:7_12 (run {parent.run_id}) has become impossible" in of_a_task
     end(parent, "failed")
     squeue(("8", "CANCELLED", "DependencyNeverSatisfied"))
     told = json.loads(toolkit.ok("explain", child.run_id, "--json"))

@@ -152,8 +152,8 @@ def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     """`afterok:6(failed)`: the kind, the job, its run where `--after` named one, and how it stands."""
     words = []
     runs = {number: parent.run_id for parent in parents_of(run) for number in parent.job_id.split(":")}
-    for kind, other, stands in re.findall(r"(\w+):(\d+(?:_\S+?)?)(?:\((\w+)\))?", job.dependency):
-        whose = f" (run {runs[base]})" if (base := other.removesuffix("_*")) in runs else ""
+    for kind, other, stands in re.findall(r"(\w+):(\d+(?:_(?:\d+|\*))?)(?:\+\d+)?(?:\((\w+)\))?", job.dependency):
+        whose = f" (run {runs[base]})" if (base := other.partition("_")[0]) in runs else ""
         words.append(f"{kind}:{other}{whose} " + ("has become impossible" if stands == "failed" else "is open"))
     return Detail(", ".join(words) or job.dependency)
 
