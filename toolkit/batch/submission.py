@@ -28,7 +28,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import cannot_write, read_json, write_json, write_text
 from toolkit.rundir.find import newest_record
-from toolkit.rundir.layout import RunDirectory, create_run, discard_run
+from toolkit.rundir.layout import RunDirectory, create_run, discard_run, start_of
 from toolkit.rundir.submissions import open_submission
 from toolkit.rundir.sweep import write_sweep
 from toolkit.site.commands import slurm_of_site
@@ -167,9 +167,10 @@ def recorded_job(run: RunDirectory) -> ResolvedJob:
         raise vanished(run) from None
 
 
-def submitted_jobs(run: RunDirectory) -> list[ResolvedJob]:
-    """The job of a run as each submission had it, the first one first."""
-    return [_job_of_record(path) for path in (run.whole.record, *sorted(run.whole.path.glob("resumed-*.json")))]
+def jobs_of_starts(run: RunDirectory) -> dict[int, ResolvedJob]:
+    """The job of a run as each submission had it, by the first start of each, the first one first."""
+    resumed = sorted(run.whole.path.glob("resumed-*.json"), key=start_of)
+    return {0: _job_of_record(run.whole.record)} | {start_of(path): _job_of_record(path) for path in resumed}
 
 
 def first_job(run: RunDirectory) -> ResolvedJob:

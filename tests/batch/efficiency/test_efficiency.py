@@ -97,6 +97,16 @@ def test_no_shorter_walltime_for_a_run_that_needed_several(lived, toolkit):
     assert told["advice"] == []
 
 
+def test_each_start_is_measured_by_what_was_asked_for_it(lived, toolkit):
+    run = lived(keys="time = '1:00:00'\ncpus_per_rank = 4\n", starts=((0, 2400), (2500, 2600)), usage=[{"cpu_s": 90.0}])
+    record = json.loads(run.record.read_text())
+    record["job"]["job"] |= {"time": "0-00:10:00", "cpus_per_rank": 1}
+    write_json(run.resumed(1), record)
+    told = json.loads(toolkit.ok("efficiency", "--json"))
+    assert told["walltime_s"] == {"used": 2400, "asked": 3600, "share": 2400 / 3600}
+    assert told["cpu_s"]["asked"] == 2400 * 4 + 100 * 1
+
+
 def test_ranks_that_the_sampler_did_not_see_count_as_the_others(lived, toolkit):
     lived(keys="ranks_per_node = 2\n", usage=[{"ranks": 1, "cpu_s": 10.0, "memory_peak_bytes": GIB}])
     told = json.loads(toolkit.ok("efficiency", "--json"))

@@ -13,7 +13,7 @@ from toolkit.batch.efficiency.steps import steps_made
 from toolkit.batch.efficiency.told import Efficiency, GpuUsage, Share, StepsMade, TaskUsage
 from toolkit.batch.request import Request, request_of
 from toolkit.batch.state import run_status
-from toolkit.batch.submission import recorded_job, slurm_of, submitted_jobs, uses_slurm
+from toolkit.batch.submission import jobs_of_starts, recorded_job, slurm_of, uses_slurm
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, counted
 from toolkit.rundir.jobs import job_ids
@@ -31,7 +31,8 @@ def efficiency_of(run: RunDirectory, *, echo: bool = False) -> Efficiency:
     job, status = recorded_job(run), run_status(run, echo=echo)
     requests = [request_of(one) for one in job.components]
     request = requests[0]
-    parts = [part_of(one, requests) for one in [run.task(number) for number in run.task_numbers()] or [run]]
+    asked = {first: [request_of(one) for one in of_then.components] for first, of_then in jobs_of_starts(run).items()}
+    parts = [part_of(one, asked) for one in [run.task(number) for number in run.task_numbers()] or [run]]
     accounted = _accounted(run, job, echo=echo)
     lives = [_of_accounting(life) for life in accounted] or [life for part in parts for life in part.lives]
     if not lives:
@@ -43,7 +44,7 @@ def efficiency_of(run: RunDirectory, *, echo: bool = False) -> Efficiency:
     nodes = [usage for part in sampled for usage in part.nodes]
     told = Efficiency(
         status, "sacct" if accounted else "own samples",
-        walltime_s=Share(max((life.elapsed_s for life in lives), default=None), _limit_s(lives, request)),
+        walltime_s=_walltime(lives, request),
         cpu_s=_cpu(lives, accounted, sampled),
         cpus_peak=max((float(one["cpus_peak"]) for one in nodes), default=None),
         memory_bytes=_memory(lives, accounted, nodes, requests),
@@ -78,7 +79,7 @@ def _accounted(run: RunDirectory, job: ResolvedJob, *, echo: bool) -> list[Accou
 
 def _has_moved(run: RunDirectory, job: ResolvedJob) -> bool:
     """True where some starts were on another cluster, whose sacct alone knows them."""
-    return any(slurm_of(one) != slurm_of(job) for one in submitted_jobs(run))
+    return any(slurm_of(one) != slurm_of(job) for one in jobs_of_starts(run).values())
 
 
 def _of_accounting(life: AccountedLife) -> Life:
@@ -86,9 +87,10 @@ def _of_accounting(life: AccountedLife) -> Life:
     return Life(life.elapsed_s, life.limit_s, life.nodes, life.cpus, life.gpus, memory)
 
 
-def _limit_s(lives: Sequence[Life], request: Request) -> float | None:
-    limits = [life.limit_s for life in lives if life.limit_s is not None]
-    return limits[-1] if limits else request.time_s
+def _walltime(lives: Sequence[Life], request: Request) -> Share:
+    """The longest life, and its own limit: a resume may have asked for another one."""
+    longest = max(lives, key=lambda life: life.elapsed_s)
+    return Share(longest.elapsed_s, longest.limit_s if longest.limit_s is not None else request.time_s)
 
 
 def _cpu(lives: Sequence[Life], accounted: Sequence[AccountedLife], sampled: Sequence[Part]) -> Share:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -51,12 +51,12 @@ class Part:
         return max((float(one["memory_peak_bytes"]) for one in self.nodes), default=0.0)
 
 
-def part_of(run: RunDirectory, requests: Sequence[Request]) -> Part:
-    """What stands in the files of a run or task."""
+def part_of(run: RunDirectory, asked: Mapping[int, Sequence[Request]]) -> Part:
+    """What stands in the files of a run or task. `asked` is what each submission asked for, by its first start."""
     attempts = {run.attempt(number): usage_of(run.attempt(number)) for number in run.attempt_numbers()}
     nodes = [one for usage in attempts.values() for one in usage]
     last = list(attempts.values())[-1] if attempts else []
-    return Part(run, list(_lives(run, requests, attempts)), nodes, last)
+    return Part(run, list(_lives(run, asked, attempts)), nodes, last)
 
 
 def usage_of(attempt: AttemptDirectory) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def _of_all_ranks(usage: dict[str, Any], on_node: int) -> dict[str, Any]:
 
 
 def _lives(
-    run: RunDirectory, requests: Sequence[Request], attempts: dict[AttemptDirectory, list[dict[str, Any]]]
+    run: RunDirectory, asked: Mapping[int, Sequence[Request]], attempts: dict[AttemptDirectory, list[dict[str, Any]]]
 ) -> Iterator[Life]:
     """Each start from its claim until its end; of one that has none, until anything of it was last written down."""
     last_of_start: dict[int, dict[str, Any]] = {}
@@ -103,6 +103,7 @@ def _lives(
             continue
         over = end["time"] if end is not None else max(seen[number])
         elapsed_s = max(0.0, (datetime.fromisoformat(over) - datetime.fromisoformat(claim.claimed)).total_seconds())
+        requests = asked[max(first for first in asked if first <= number)]
         nodes = [begun["nodes"]] if len(requests) == 1 else [request.min_nodes for request in requests]
         cpus = sum(count * request.cpus_per_node for count, request in zip(nodes, requests, strict=True))
         gpus = sum(count * request.gpus_per_node for count, request in zip(nodes, requests, strict=True))
