@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.batch.sweep.rows import Row, check_key, product, read_value, refuse_twice
+from toolkit.batch.sweep.rows import Row, check_key, check_keys, product, read_value, refuse_twice
 from toolkit.config.document import Document, leaves, read_document
 from toolkit.config.origins import Flag
 from toolkit.errors import NotFoundError, ToolkitError
@@ -64,6 +64,7 @@ def _product_of(document: Document) -> list[Row]:
             )
         refuse_twice(values, where=f"{where}:{key}")
         factors.append([{key: Flag(value, where)} for value in values])
+    check_keys([key for factor in factors for key in factor[0]], where=str(document.path))
     return product(factors, where=str(document.path)) if factors else []
 
 
@@ -71,17 +72,20 @@ def _row_of(values: Any, where: str) -> Row:
     """One task's values; a table inside is one of dotted keys."""
     if not isinstance(values, dict) or not values:
         raise ToolkitError("has no values", where=where, fix='write "table.key" and its value, or leave the task out')
-    nested: dict[str, Any] = {}
+    named: list[tuple[str, Any]] = []
     for name, value in values.items():
         if "." in name:  # `"train.lr": 0.001`, as JSON and CSV name a key
-            nested[name] = value
+            named.append((name, value))
         else:
-            nested |= {".".join(path): inner for path, inner in leaves({name: value})}
-    for key in nested:
+            named += [(".".join(path), inner) for path, inner in leaves({name: value})]
+    for key, _ in named:
         if "." not in key:
             raise ToolkitError(f"{key!r} is no table.key", where=where, fix=f"write train.{key} or args.{key}")
+        if not all(key.split(".")):
+            raise ToolkitError(f"{key!r} is no table.key", where=where, fix="name a table and its key: train.lr")
         check_key(key, where=f"{where}:{key}")
-    return {key: Flag(value, where) for key, value in nested.items()}
+    check_keys([key for key, _ in named], where=where)
+    return {key: Flag(value, where) for key, value in named}
 
 
 def _read_csv(path: Path) -> list[Row]:
@@ -102,8 +106,7 @@ def _csv_rows(lines: Any, path: Path) -> Iterator[Row]:
                 f"{key!r} is no table.key", where=f"{path}:1", fix="name a key for each column: train.lr"
             )
         check_key(key, where=f"{path}:1:{key}")
-        if keys.count(key) > 1:
-            raise ToolkitError(f"{key} has two columns", where=f"{path}:1", fix="leave one out")
+    check_keys(keys, where=f"{path}:1")
     for cells in lines:
         if not cells:
             continue
@@ -123,13 +126,21 @@ def _read_json_lines(path: Path) -> list[Row]:
         if not line.strip():
             continue
         try:
-            values: Mapping[str, Any] = json.loads(line)
+            values = json.loads(line, object_pairs_hook=_once)
         except (ValueError, RecursionError) as error:
             raise ToolkitError(
                 f"not JSON: {json_reason(error)}", where=f"{path}:{number}", fix="correct that line"
             ) from error
         rows.append(_row_of(values, f"{path}:{number}"))
     return rows
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object that names no key twice: json itself takes the last one."""
+    names = [name for name, _ in pairs]
+    if len(names) > len(found := dict(pairs)):
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return found
 
 
 def _text_of(path: Path) -> str:

@@ -51,6 +51,26 @@ def rows_of_option(option: str) -> list[Row]:
     return [{key: Flag(value, f"--sweep {key}={word}")} for value, word in zip(values, words, strict=True)]
 
 
+def overlap(key: str, other: str) -> bool:
+    """True where one of two keys would take the other's value away: `args.a` and `args.a.b`."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def check_keys(keys: Sequence[str], *, where: str) -> None:
+    """Refuse the keys of one task of which one would silently win.
+
+    Raises:
+        ToolkitError: a key stands there twice, by itself or as a part of another one.
+    """
+    for number, key in enumerate(keys):
+        for other in keys[:number]:
+            if overlap(key, other):
+                raise ToolkitError(
+                    f"has two values for {key}" if key == other else f"has {key} beside {other}, and one is a part of the other",
+                    where=where, fix="leave one out",
+                )  # fmt: skip
+
+
 def refuse_twice(values: Sequence[Any], *, where: str) -> None:
     """Refuse a value that would make two tasks the same.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolkit.batch.beginning import check_arguments, check_guard
 from toolkit.batch.sweep.grid import read_grid
-from toolkit.batch.sweep.rows import Row, product, rows_of_option
+from toolkit.batch.sweep.rows import Row, overlap, product, rows_of_option
 from toolkit.config.amend import vary_job
 from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
@@ -45,7 +45,7 @@ def _refuse_repeated(factors: Sequence[Sequence[Row]]) -> None:
         keys = {key: flag.name for row in factor for key, flag in row.items()}
         for key, place in keys.items():
             for other, before in seen.items():
-                if key == other or key.startswith(f"{other}.") or other.startswith(f"{key}."):
+                if overlap(key, other):
                     raise ToolkitError(
                         f"{key} is swept a second time, after {before}", where=place, fix="give its values in one place"
                     )
