@@ -45,15 +45,28 @@ def test_git_says_what_is_code_and_the_rest_is_linked(toolkit, repository: Path)
     (repository / "tool.sh").write_text("#!/bin/sh\n")
     (repository / "tool.sh").chmod(0o755)
     (repository / "also.py").symlink_to("new.py")
+    (repository / "source" / "package").mkdir(parents=True)
+    (repository / "source" / "package" / "module.py").write_text("")
+    (repository / "package").symlink_to("source/package")
+    (repository / "history").symlink_to(".git")
+    (repository / "head").symlink_to(".git/HEAD")
+    (repository / "loop").symlink_to("loop")
+    (repository / "source" / "__pycache__").mkdir()
+    (repository / "source" / "__pycache__" / "module.pyc").write_text("which the ranks write again")
     (repository / "large.bin").write_bytes(bytes(snapshot.LARGEST_FILE_BYTES + 1))
     code = rendered(toolkit, repository).code(0)
     copied = {path.name for path in code.iterdir() if not path.is_symlink()}
-    assert copied == {".gitignore", "helper.py", "new.py", "tool.sh", "train.py", "work.toml"}
+    assert copied == {".gitignore", "helper.py", "head", "new.py", "source", "tool.sh", "train.py", "work.toml"}
     linked = {path.name: str(path.readlink()) for path in code.iterdir() if path.is_symlink()}
     assert linked == {
         "also.py": "new.py",  # within the folder: a link to the copy
-        **{name: str(repository / name) for name in ("cache", "data.txt", "large.bin")},
+        **{name: str(repository / name) for name in ("cache", "data.txt", "large.bin", "history", "loop")},
+        "package": "source/package",
     }
+    assert (code / "package" / "module.py").resolve() == (code / "source" / "package" / "module.py").resolve()
+    assert (code / "head").read_text() == (repository / ".git" / "HEAD").read_text() and not (
+        code / "source" / "__pycache__"
+    ).exists()
     assert (code / "tool.sh").stat().st_mode & 0o777 == 0o700
     assert (code / "new.py").stat().st_mode & 0o777 == 0o600
 

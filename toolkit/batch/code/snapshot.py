@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -81,7 +81,7 @@ def take_snapshot(job: ResolvedJob, target: Path, runs: Path) -> Snapshot | str:
     folder = job.job_directory
     try:
         secret = _secret_files(job)
-        names = [name for name in _names(folder, runs, entry) if (folder / name).resolve() not in secret]
+        names = [name for name in _names(folder, runs, entry) if _real(folder / name) not in secret]
         copied, linked = _sorted_out(folder, names, runs, entry)
     except _TooLargeError as error:
         said = f"{folder} {error}: too much for a snapshot"
@@ -99,7 +99,7 @@ _FIX = 'move data out of it, name it in .gitignore, or write snapshot = "none" i
 def _secret_files(job: ResolvedJob) -> set[Path]:
     """What [env] secrets reads values from: linked, so that they are written down nowhere else."""
     paths = [one.removeprefix("file:") for one in job.env.secrets.values() if one.startswith("file:")]
-    return {(job.job_directory / Path(path).expanduser()).resolve() for path in paths}
+    return {_real(job.job_directory / Path(path).expanduser()) for path in paths}
 
 
 def list_of(folder: Path) -> Path:
@@ -179,11 +179,7 @@ def _walk(folder: Path, runs: Path) -> Iterator[str]:
     """Every file below a folder that is in no repository, but for environments, caches, runs and hidden folders."""
     seen = 0
     for place, folders, files in os.walk(folder):
-        folders[:] = [
-            name
-            for name in sorted(folders)
-            if name[0] != "." and name not in _NEVER and not _is_no_code(Path(place, name), runs)
-        ]
+        folders[:] = [name for name in sorted(folders) if name[0] != "." and not _is_no_code(Path(place, name), runs)]
         seen += len(files)
         if seen > MOST_FILES:
             raise _TooLargeError(f"has more than {MOST_FILES} files")
@@ -191,7 +187,7 @@ def _walk(folder: Path, runs: Path) -> Iterator[str]:
 
 
 def _is_no_code(folder: Path, runs: Path) -> bool:
-    return folder == runs or any((folder / mark).exists() for mark in _MARKS)
+    return folder == runs or folder.name in _NEVER or any((folder / mark).exists() for mark in _MARKS)
 
 
 def _sorted_out(
@@ -225,7 +221,7 @@ def _sorted_out(
 
 
 def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str, str]) -> Snapshot:
-    """Copy the files and make the links. Names that are links within the folder stay links."""
+    """Copy the files and make the links."""
     make_folder(target)
     for inside in sorted({parent for name in [*names, *linked] for parent in PurePosixPath(name).parents[:-1]}):
         (target / inside).mkdir()
@@ -238,18 +234,25 @@ def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str
             data, executable = source.read_bytes(), os.access(source, os.X_OK)
         except FileNotFoundError:  # it was removed this moment
             return None
-        if source.is_symlink() and _leads_inside(source, folder):
-            (target / name).symlink_to(source.readlink())
-        else:
-            (target / name).write_bytes(data)
-            (target / name).chmod(mode | 0o100 if executable else mode)
+        (target / name).write_bytes(data)
+        (target / name).chmod(mode | 0o100 if executable else mode)
         return CodeFile(hashlib.sha256(data).hexdigest(), len(data), executable)
 
     with ThreadPoolExecutor(COPIERS) as pool:
         files = {name: file for name, file in zip(names, pool.map(copy, names), strict=True) if file is not None}
     for name, leads_to in linked.items():
         (target / name).symlink_to(leads_to)
+    _turn_inward(folder, target, [*files, *linked])
     return Snapshot(folder, files, sorted(linked))
+
+
+def _turn_inward(folder: Path, target: Path, names: Iterable[str]) -> None:
+    """Have what was a link from one place in the folder to another lead to that place's copy, where there is one."""
+    for name in names:
+        link, copy = folder / name, target / name
+        if link.is_symlink() and _leads_inside(link, folder) and (copy.parent / link.readlink()).exists():
+            copy.unlink()
+            copy.symlink_to(link.readlink())
 
 
 def _keep(snapshot: Snapshot, target: Path) -> Snapshot:
@@ -258,5 +261,10 @@ def _keep(snapshot: Snapshot, target: Path) -> Snapshot:
     return snapshot
 
 
+def _real(path: Path) -> Path:
+    """As `Path.resolve`, which raises on a link that leads to itself."""
+    return Path(os.path.realpath(path))
+
+
 def _leads_inside(link: Path, folder: Path) -> bool:
-    return not link.readlink().is_absolute() and link.resolve().is_relative_to(folder.resolve())
+    return not link.readlink().is_absolute() and _real(link).is_relative_to(_real(folder))
