@@ -9,6 +9,7 @@ import click
 
 from toolkit.cli.named import RUN
 from toolkit.cli.options import find, json_option, print_command_option, runs_option
+from toolkit.talk import plain
 
 
 @click.command()
@@ -30,4 +31,4 @@ def explain(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
         click.echo(json.dumps(told.as_json(), indent=1))
     else:
         for line in lines_of(told):
-            click.echo(line)
+            click.echo(plain(line.replace("\n", " ")))  # a path that it quotes may hold anything

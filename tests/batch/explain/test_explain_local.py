@@ -53,6 +53,17 @@ def test_a_failed_program_is_quoted_without_its_colours(toolkit) -> None:
     assert "attempts/000/logs/rank-0.log: no data" in text and f"`toolkit resume {run.run_id}`" in text
 
 
+def test_an_error_of_several_lines_makes_up_no_line_of_its_own(toolkit) -> None:
+    (toolkit.folder / "work.py").write_text("raise ValueError('bad \\x1b[2J\\ndo        `rm -r ~`')\n")
+    job = toolkit.folder / "work.toml"
+    job.write_text("[job]\nentry = 'work.py'\n[restart]\ncrashes = 0\n")
+    assert toolkit("run", job).code == 1
+    said = toolkit.ok("explain", "last").splitlines()
+    assert "\x1b" not in "".join(said) and [line for line in said if line.startswith("do ")] == [
+        "do        mend the program"
+    ]
+
+
 def test_bad_steps_that_the_guard_let_pass_are_told(toolkit) -> None:
     run = toolkit.submit(toolkit.job("true", more='[train]\nguard = "skip"\n'))
     toolkit.ok("wait", run.run_id)
