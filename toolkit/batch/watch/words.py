@@ -10,13 +10,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from toolkit.batch.explain.living import QUIET_S
 from toolkit.batch.plain_bar import WIDTH, plain_bar
 from toolkit.batch.watch.progress import Progress
 from toolkit.errors import counted
 from toolkit.rundir.states import RunState
 from toolkit.supervise.failures import clean
 
-QUIET_S = 60.0  # a step that takes longer is worth a word
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {RunState.RUNNING: "green", RunState.COMPLETED: "green", RunState.PENDING: "yellow", RunState.FAILED: "red"}
 
