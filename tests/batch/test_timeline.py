@@ -118,6 +118,19 @@ def test_what_a_run_did_with_its_time(toolkit, requeued) -> None:
     assert words[1:] == ["asked to save and end: walltime", "walltime at step 41; requeued", "completed at step 56"]
 
 
+def test_steps_are_lost_though_the_log_tells_every_tenth(toolkit, run) -> None:
+    start(run, 0, submitted=0, claimed=10, ended=120)
+    attempt(run, 0, began=11, ended=50, steps=(20, 1, 28), saves=[(20, 41, 1.0)], cause="crashed", next="restart")
+    attempt(
+        run, 0, began=50, ended=120, steps=(55, 21, 60), cause="completed", next="end", final=True, state="completed"
+    )
+    log = run.metrics / "train.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if json.loads(line)["step"] % 10 == 0))
+    first, _ = json.loads(toolkit.ok("timeline", run.run_id, "--json"))["rows"]
+    assert spans(first)["lost"] == 41
+
+
 @pytest.mark.parametrize(("columns", "width"), [(20, 60), (60, 60), (117, 117), (400, 200)])
 def test_the_picture_fits_and_has_the_proportions(toolkit, monkeypatch, requeued, columns, width) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))

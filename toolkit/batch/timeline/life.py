@@ -179,9 +179,11 @@ class _Reader:
         if written is None or written["cause"] == Cause.COMPLETED or not self._tells_steps:
             return ended
         later = first_where(self._log, TrainRecord.from_line, lambda record: record.attempt > attempt.number)
-        if later is not None:
-            again = self._record(attempt.number, later.step)
-            return ended if again is None else max(stepped, moment(again.time) - again.seconds)
+        again = self._record(attempt.number, later.step) if later is not None else None
+        if (
+            again is not None
+        ):  # else the next one's first record may be many steps behind where it went on (`log_every`)
+            return max(stepped, moment(again.time) - again.seconds)
         kept = [save for save in self._saves if save.attempt == attempt.number and save.committed_s is not None]
         if not kept:
             return stepped
