@@ -71,9 +71,10 @@ def test_what_was_asked_of_an_array_counts_for_tasks_that_were_not_resumed_since
 
 def test_only_whole_checkpoints_count(run_directory):
     assert run_directory.committed_checkpoints() == []
-    for name in ("step-00000020", "step-00000003", "step-00000030.part-1", "step-00000009.stale-0", "step-best"):
+    whole = ["step-00000003", "step-20000000", "step-100000000"]
+    for name in (*whole, "step-00000030.part-1", "step-00000009.stale-0", "step-best"):
         (run_directory.checkpoints / name).mkdir()
-    assert [path.name for path in run_directory.committed_checkpoints()] == ["step-00000003", "step-00000020"]
+    assert [path.name for path in run_directory.committed_checkpoints()] == whole
 
 
 def test_the_folders_of_a_run_are_on_the_disk(tmp_path, monkeypatch):

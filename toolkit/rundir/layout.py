@@ -123,7 +123,8 @@ class RunDirectory:
 
     def committed_checkpoints(self) -> list[Path]:
         """The folders of the checkpoints that are whole, the oldest first."""
-        return sorted(path for path in self.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit())
+        folders = (path for path in self.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit())
+        return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")))
 
     @property
     def metrics(self) -> Path:
