@@ -49,8 +49,9 @@ class Session:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-# log: what salloc says; shell.log: of the step that keeps a shell; the others are the notebook's.
-_SUFFIXES = frozenset({"json", "log", "shell.log", "notebook.log", "token", "jupyter"})
+# log: what salloc says; shell-log: of the step that keeps a shell; the others are the notebook's. None has a dot, which a
+# name may have: files of sessions `a` and `a.shell` are never the same.
+_SUFFIXES = frozenset({"json", "log", "shell-log", "notebook-log", "token", "jupyter"})
 
 
 def session_file(name: str, suffix: str) -> Path:

@@ -68,12 +68,12 @@ def start_notebook(known: SessionState, *, port: int | None = None, named: str |
         program, "--no-browser", f"--ServerApp.ip={address}", f"--ServerApp.port={port or FIRST_PORT}",
         f"--ServerApp.port_retries={0 if port else 100}", *(["--allow-root"] if os.geteuid() == 0 else []),
     ]  # fmt: skip
-    process = begin_step(known, shell_argv(known, argv, node=node), "notebook.log", environment)
+    process = begin_step(known, shell_argv(known, argv, node=node), "notebook-log", environment)
     deadline = time.monotonic() + START_S
     while (living := _living(known, node, address)) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.terminate()
-            log = known.session.file("notebook.log")
+            log = known.session.file("notebook-log")
             how = (
                 f"ended with {process.returncode}"
                 if process.returncode is not None

@@ -96,11 +96,11 @@ def lasting_shell(known: SessionState, node: str) -> list[str]:
         return []
     if code:
         keep = shell_argv(known, ["sh", "-c", _KEEP, socket, known.session.name], node=node)
-        begin_step(known, keep, "shell.log", step_environment(known))
+        begin_step(known, keep, "shell-log", step_environment(known))
         deadline = time.monotonic() + KEEPER_S
         while _look(known, node, socket):
             if time.monotonic() > deadline:
-                log = known.session.file("shell.log")
+                log = known.session.file("shell-log")
                 said = " ".join(tail_text(log, 3))
                 raise OwnFailureError(
                     f"no tmux came up on {node} in {KEEPER_S:.0f} s: {said}",
