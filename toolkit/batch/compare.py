@@ -10,12 +10,15 @@ from typing import Any
 
 from toolkit.batch.code.snapshot import Snapshot, differences, read_snapshot
 from toolkit.batch.state import run_status
-from toolkit.batch.submission import job_in, recorded_job
+from toolkit.batch.submission import jobs_of_starts
+from toolkit.config.amend import with_values
+from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.secrets import shown, shown_origin, shown_tables
 from toolkit.metrics.training import last_record
 from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.sweep import values_of_task
 
 _VERSIONS = ("toolkit", "python", "interpreter", "host")
 
@@ -65,10 +68,19 @@ def compare_runs(a: RunDirectory, b: RunDirectory, *, echo: bool = False) -> Com
 
 
 def job_of(run: RunDirectory) -> ResolvedJob:
-    """The job that the ranks of the last start read; before the first one that of the last submission."""
-    read = [run.start(number) / "job.json" for number in run.start_numbers()]
-    whole = [path for path in read if path.exists()]  # a claim comes before its job
-    return job_in(whole[-1], read_json(whole[-1])) if whole else recorded_job(run)
+    """The job that the ranks of the last start read, a task's with its values of a sweep; before the first start that of
+    the last submission which the task is in.
+
+    The records tell it: a task that is done keeps no `job.json`.
+    """
+    submitted, starts = jobs_of_starts(run), run.start_numbers()
+    if starts:
+        first = max(first for first in submitted if first <= starts[-1])
+    else:
+        has_it = (first for first, job in submitted.items() if run.task_number in (job.job.tasks or ()))
+        first = max(has_it, default=max(submitted))
+    values = values_of_task(run) or {}
+    return with_values(submitted[first], {key: Flag(value, "sweep.json") for key, value in values.items()})
 
 
 def code_of(job: ResolvedJob) -> tuple[Path, Snapshot] | None:

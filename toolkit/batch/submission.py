@@ -170,7 +170,10 @@ def recorded_job(run: RunDirectory) -> ResolvedJob:
 def jobs_of_starts(run: RunDirectory) -> dict[int, ResolvedJob]:
     """The job of a run as each submission had it, by the first start of each, the first one first."""
     resumed = sorted(run.whole.path.glob("resumed-*.json"), key=start_of)
-    return {0: _job_of_record(run.whole.record)} | {start_of(path): _job_of_record(path) for path in resumed}
+    try:
+        return {0: _job_of_record(run.whole.record)} | {start_of(path): _job_of_record(path) for path in resumed}
+    except FileNotFoundError:
+        raise vanished(run) from None
 
 
 def first_job(run: RunDirectory) -> ResolvedJob:
@@ -180,22 +183,13 @@ def first_job(run: RunDirectory) -> ResolvedJob:
 
 def _job_of_record(path: Path) -> ResolvedJob:
     value: dict[str, Any] = read_json(path)
-    return job_in(path, value["job"], written_by=str(value.get("toolkit", "of that time")))
-
-
-def job_in(path: Path, job: Any, *, written_by: str = "of that time") -> ResolvedJob:
-    """The resolved job that a file of a run holds.
-
-    Raises:
-        ToolkitError: another version of toolkit wrote it, or it is damaged.
-    """
     try:
-        return _validated(json.dumps(job))
+        return _validated(json.dumps(value["job"]))
     except ValidationError as error:
         raise ToolkitError(
             "the record was not written by this version of toolkit, or is damaged",
             where=str(path),
-            fix=f"read it with toolkit {written_by}, or submit the run's job.toml anew",
+            fix=f"read it with toolkit {value.get('toolkit', 'of that time')}, or submit the run's job.toml anew",
         ) from error
 
 

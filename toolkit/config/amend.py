@@ -54,24 +54,35 @@ def vary_job(base: ResolvedJob, site: Site, rows: Iterable[Mapping[str, Flag]]) 
     """
     values, origins = merge(_what_was_set(base))
     for row in rows:
-        changed: dict[str, Any] = values
-        for key, flag in row.items():
-            changed = _with(changed, tuple(key.split(".")), flag.value)
-        places = {key: Origin("flag", flag.name) for key, flag in row.items()}
-        touched = {key.partition(".")[0] for key in row}
-        try:
-            tables = {name: _read_table(name, changed[name]) for name in touched}
-        except (ValidationError, PydanticCustomError):  # the file as a whole says where
-            _validate(changed, origins | places, base)
-            raise
-        varied = base.model_copy(update={**tables, "origins": {**base.origins, **places}})
-        if "parallel" in touched:
-            varied = _derive_again(varied, origins.keys() | places.keys())
+        varied = _laid_over(base, values, origins, row)
         if not _OF_A_METRIC.isdisjoint(row):  # it reads the script
             check_metric(varied)
         check_words(varied)
         check_request(varied, site, limits=False)  # of [job], whose own look that is
         yield varied
+
+
+def with_values(recorded: ResolvedJob, row: Mapping[str, Flag]) -> ResolvedJob:
+    """A recorded job with one row's values laid over it, which were checked when it was submitted."""
+    return _laid_over(recorded, *merge(_what_was_set(recorded)), row)
+
+
+def _laid_over(
+    base: ResolvedJob, values: Mapping[str, Any], origins: Mapping[str, Origin], row: Mapping[str, Flag]
+) -> ResolvedJob:
+    """The job with a row's values, and with what follows from them; `values` and `origins` are what was set before."""
+    changed = values
+    for key, flag in row.items():
+        changed = _with(changed, tuple(key.split(".")), flag.value)
+    places = {key: Origin("flag", flag.name) for key, flag in row.items()}
+    touched = {key.partition(".")[0] for key in row}
+    try:
+        tables = {name: _read_table(name, changed[name]) for name in touched}
+    except (ValidationError, PydanticCustomError):  # the file as a whole says where
+        _validate(changed, {**origins, **places}, base)
+        raise
+    varied = base.model_copy(update={**tables, "origins": {**base.origins, **places}})
+    return _derive_again(varied, origins.keys() | places.keys()) if "parallel" in touched else varied
 
 
 def _read_table(name: str, values: Any) -> Any:

@@ -7,6 +7,7 @@ import pytest
 from queued_runs import claim, end_attempt, states_of
 
 from toolkit.batch.sweep.rows import split_values
+from toolkit.rundir.claims import end_start
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.sweep import common_values, read_sweep
@@ -207,6 +208,43 @@ def test_a_resume_keeps_each_tasks_values(rendered, toolkit, squeue, sbatch):
     line = next(line for line in run.script(1).read_text().splitlines() if line.startswith('{"schema'))
     job = job_of_task(json.loads(line), 1)
     assert (job["train"]["lr"], job["train"]["steps"], job["job"]["array"]) == (3e-4, 7, "1")
+
+
+def test_diff_tells_each_task_as_its_own_last_start_had_it(toolkit, squeue, sbatch, project):
+    """Tasks 0 and 1 were done in start 0; task 2 failed, and was done in start 1, with mended code. None keeps `job.json`."""
+    script = project / "train.sh"
+    for text, mode in (("#!/bin/sh\n", 0o755), ("#!/bin/sh\ntrue\n", None)):
+        script.write_text(text)
+        if mode is not None:
+            script.chmod(mode)
+            (project / "work.toml").write_text('[job]\nentry = ["./train.sh"]\n')
+            toolkit.ok(
+                "render", project / "work.toml", "--site", "devcluster", "--sweep", "env.vars.SEED=1,2,3", "-a", "%3"
+            )
+    run = RunDirectory(next(toolkit.runs.glob("work/*")))
+    write_json(run.submitted(0), {"job_id": "7", "start": 0, "time": "2026-11-21T02:48:01.000Z"})
+    for number, state in enumerate(("completed", "completed", "failed")):
+        claim(make_task(run, number), job_id=f"7_{number}")
+        end_start(run.task(number), 0, state=state, exit_code=0)
+        end_attempt(run.task(number), state=state, exit_code=0)
+    squeue()
+    toolkit.ok("resume", run.run_id, "--set", "train.steps=7")
+
+    def told(a, b):
+        found = json.loads(toolkit.ok("diff", f"{run.run_id}_{a}", f"{run.run_id}_{b}", "--json"))
+        return [{row["key"]: (row["a"], row["b"]) for row in found[part]} for part in ("configuration", "code")]
+
+    seeds = "env.vars.SEED"
+    assert told(0, 1) == [{seeds: ("1", "2")}, {}]
+    assert told(0, 2) == [{seeds: ("1", "3")}, {}]  # the resume has not begun
+    claim(run.task(2), job_id="8_2", number=1)
+    configuration, code = told(0, 2)
+    assert configuration == {
+        seeds: ("1", "3"),
+        "train.steps": (1000, 7),
+        "job.array": ("0-2%3", "2%3"),
+    } and code.keys() == {"train.sh"}
+    assert told(0, 1) == [{seeds: ("1", "2")}, {}]
 
 
 def test_a_damaged_file_of_values_is_refused_by_name(rendered, toolkit, squeue):
