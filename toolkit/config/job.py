@@ -10,7 +10,14 @@ from pydantic import StringConstraints, field_validator
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.slurm.array import FORMS as ARRAY_FORMS
 from toolkit.slurm.array import ArrayTasks, parse_array
-from toolkit.slurm.sbatch_options import COMPONENTS_ELSEWHERE, COMPONENTS_FIX, begins_component, value_of
+from toolkit.slurm.sbatch_options import (
+    COMPONENTS_ELSEWHERE,
+    COMPONENTS_FIX,
+    ONE_OPTION_FIX,
+    begins_component,
+    is_one_option,
+    value_of,
+)
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
@@ -46,6 +53,8 @@ def check_sbatch_options(options: list[str]) -> list[str]:
             raise refuse_value((), f"{option!r} is refused: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
         if not option.startswith("-"):
             raise ValueError("holds an option that does not start with '-'")
+        if not is_one_option(option):
+            raise refuse_value((), f"{option!r} holds more than one option", ONE_OPTION_FIX)
         for name, letter, fix in _ELSEWHERE:
             is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
             if is_bare or value_of(option, name, letter) is not None:

@@ -14,7 +14,14 @@ from toolkit.config.document import leaves
 from toolkit.config.env import check_variable_names
 from toolkit.config.origins import Origin
 from toolkit.config.table import Table, key, refuse_value
-from toolkit.slurm.sbatch_options import COMPONENTS_ELSEWHERE, COMPONENTS_FIX, begins_component, value_of
+from toolkit.slurm.sbatch_options import (
+    COMPONENTS_ELSEWHERE,
+    COMPONENTS_FIX,
+    ONE_OPTION_FIX,
+    begins_component,
+    is_one_option,
+    value_of,
+)
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -71,6 +78,8 @@ class SchedulerTable(Table):
                 )
             if begins_component(option):
                 raise refuse_value((), f"{option!r} is refused: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
+            if not is_one_option(option):
+                raise refuse_value((), f"{option!r} holds more than one option", ONE_OPTION_FIX)
         return options
 
 

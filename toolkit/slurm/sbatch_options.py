@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 
 from toolkit.errors import ToolkitError
 
+_OPTION = re.compile(r"--?[A-Za-z]")
+_SWITCHES = "bhHIkOQsuvVW"  # letters without a value
+_JOINED = re.compile(rf"-[{_SWITCHES}]+(?![{_SWITCHES}])[A-Za-z]")  # `-HN9` is `-H -N 9`
+
+ONE_OPTION_FIX = (
+    'write each option as a text of its own; a value that holds such a word stands in quotes: --comment "a -b"'
+)
 # Where the components of a heterogeneous job are said, for those who look among sbatch's options.
 COMPONENTS_ELSEWHERE = "the components of a heterogeneous job are tables of the job file"
 COMPONENTS_FIX = "write a [[component]] for each (docs/heterogeneous.md)"
@@ -24,6 +32,15 @@ def value_of(option: str, name: str, letter: str = "") -> str | None:
     if letter and option.startswith(f"-{letter}"):
         return _unquoted(option.removeprefix(f"-{letter}"))
     return None
+
+
+def is_one_option(text: str) -> bool:
+    """Whether a text is one option, maybe with its value. What sbatch takes for a second one, nobody else looks at.
+
+    A value with a word that looks like an option stands in quotes behind a blank: `--comment "a -b"`.
+    """
+    words = text.split() if "=" in text.partition(" ")[0] else _words(text)
+    return not _JOINED.match(text) and not any(map(_OPTION.match, words[1:]))
 
 
 def begins_component(option: str) -> bool:
@@ -53,7 +70,11 @@ def excluded_nodes(own: str, options: Sequence[str], bad: Sequence[str]) -> str:
 
 
 def _unquoted(text: str) -> str:
+    return " ".join(_words(text))
+
+
+def _words(text: str) -> list[str]:
     try:
-        return " ".join(shlex.split(text))
+        return shlex.split(text)
     except ValueError:  # a quote that nobody closes is a letter like others
-        return text.strip()
+        return text.split()
