@@ -30,6 +30,7 @@ from toolkit.rundir.parts import newest_parts, slurm_id
 from toolkit.rundir.states import RunState
 from toolkit.rundir.sweep import read_sweep, values_of_task
 from toolkit.rundir.task_files import read_begun
+from toolkit.slurm.array import write_array
 
 
 def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = False) -> RunStatus:
@@ -159,11 +160,11 @@ def require_task(run: RunDirectory) -> None:
             where=str(run.whole.path),
             fix=f"name the run alone, {run.whole.run_id}",
         )
-    if run.task_number not in _tasks(run.whole, job):
+    if run.task_number not in (tasks := _tasks(run.whole, job)):
         raise NotFoundError(
             f"run {run.whole.run_id} has no task {run.task_number}",
             where=str(run.whole.path),
-            fix=f"give one of its tasks, {job.job.array}",
+            fix=f"give one of its tasks, {write_array(tasks)}",
         )
 
 
