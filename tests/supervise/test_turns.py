@@ -16,6 +16,7 @@ from toolkit.rundir.states import Cause, Next
 from toolkit.rundir.task_files import read_begun, read_usage
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.done_task import tidy_done_task
+from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.supervisor import Supervisor
@@ -71,12 +72,22 @@ def test_a_run_that_has_ended_is_left_alone_until_it_is_resumed(run_directory):
 
 @pytest.mark.parametrize(("number", "follows"), [(1, Next.FOLLOW_UP), (5, None)])
 def test_only_the_last_job_ends_the_run_at_its_walltime(run_directory, number, follows):
-    job = {"job": {"requeue": False, "entry": "x.py:main"}, "scheduler": {}}
+    job = {
+        "job": {"requeue": False, "entry": "x.py:main"},
+        "scheduler": {},
+        "restart": {"crashes": 0, "walltimes": -1, "preemptions": -1},
+    }
     one = Supervisor(
         run_directory, job, 0, Allocation("9_1", 1, True, True, time.time()), Shape.of(1, 1), run_directory.script(0),
         StopRequest(), Turn(number, 5, "9"),
     )  # fmt: skip
     assert one._next_start(Cause.WALLTIME) is follows
+    if follows is None:
+        verdict = one._verdict(AttemptEnd(Cause.WALLTIME, "walltime"))
+        assert (
+            verdict.reason
+            == f"this was the last of 5 jobs in turn; `toolkit resume {run_directory.run_id}` submits 5 more"
+        )
 
 
 @pytest.mark.parametrize(("body", "said"), [("true", "cancelled"), ("echo no >&2; exit 1", "as soon as it begins")])

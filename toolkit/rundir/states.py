@@ -65,6 +65,8 @@ class Next(StrEnum):
 
 # The decision in the record of an attempt that its own supervisor could not write: the next start did.
 NEXT_START_BEGAN = "another start began"
+# Why a run ends for which no other start may follow, but for the last of jobs in turn.
+NO_REQUEUE = "a requeue is not allowed (job.requeue, or no Slurm)"
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def decide(
     rank_exit_code: int = 1,
     repeated_without_progress: bool = False,
     cannot_pass: bool = False,
+    why_last: str = NO_REQUEUE,
 ) -> Verdict:
     """Follow the table for one ended attempt.
 
@@ -132,6 +135,7 @@ def decide(
     requeue, None where the job or a local run rules both out.
     `repeated_without_progress` is true when the same failure came twice with no new step between; a failed launch is
     one only at its third time. `cannot_pass` is true of a failure that waits for somebody to mend its cause.
+    `why_last` is the reason of the end where `again` is None.
     """
     row = ENDINGS[cause]
     exit_code = rank_exit_code if row.exit_code is None else row.exit_code
@@ -149,7 +153,7 @@ def decide(
     follows = row.with_budget
     if follows is not Next.RESTART:
         if again is None:
-            return end("a requeue is not allowed (job.requeue, or no Slurm)")
+            return end(why_last)
         follows = Next.FOLLOW_UP if again is Next.FOLLOW_UP else follows
     limit = budgets[row.budget]
     if 0 <= limit <= spent.get(row.budget, 0):

@@ -11,7 +11,7 @@ from toolkit.errors import OWN_FAILURE, OwnFailureError
 from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.reserve import write_exit
-from toolkit.rundir.states import ENDINGS, Cause, Next, Verdict, decide
+from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, Verdict, decide
 from toolkit.rundir.task_files import read_begun
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
@@ -31,6 +31,7 @@ def judge(
     again: Next | None,
     *,
     tells_steps: bool,
+    why_last: str = NO_REQUEUE,
 ) -> Verdict:
     """What the end of an attempt of `start` leads to.
 
@@ -39,6 +40,7 @@ def judge(
         cause: why it ended, as Slurm says; `end.cause` is what the supervisor saw.
         again: how this start may be followed by another one.
         tells_steps: the job reports its steps; of scripts and executables none are known.
+        why_last: why `again` is None.
     """
     earlier = earlier_ends(run, start)
     repeated = is_repeated(earlier, end, cause, tells_steps=tells_steps)
@@ -50,7 +52,7 @@ def judge(
     return decide(
         cause, budgets={key: int(restart[key]) for key in _BUDGETS}, spent=spent, again=again,
         rank_exit_code=end.exit_code or 1, repeated_without_progress=repeated,
-        cannot_pass=end.cannot_pass and end.cause is cause,
+        cannot_pass=end.cannot_pass and end.cause is cause, why_last=why_last,
     )  # fmt: skip
 
 

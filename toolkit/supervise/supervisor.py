@@ -18,7 +18,7 @@ from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, ref
 from toolkit.rundir.files import read_json, read_json_or_none, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.reserve import keep_room
-from toolkit.rundir.states import ENDINGS, Cause, Next, RunState, Verdict, decide
+from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, RunState, Verdict, decide
 from toolkit.supervise.allocation import STOP_GRACE_S, Allocation, is_in_grace_time, lost_nodes, why_terminated
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch
 from toolkit.supervise.continuation import await_end, requeue, submit_follow_up
@@ -270,7 +270,10 @@ class Supervisor:
         cause = self._cause_in_slurm(end) if self.allocation.in_slurm else end.cause
         tells_steps = not is_foreign(self.job["job"]["entry"])
         again = self._next_start(cause)
-        return judge(self.run, self.job["restart"], self.start, end, cause, again, tells_steps=tells_steps)
+        why_last = self.turn.why_last(self.run.run_id) if self.turn is not None else NO_REQUEUE
+        return judge(
+            self.run, self.job["restart"], self.start, end, cause, again, tells_steps=tells_steps, why_last=why_last
+        )
 
     def _next_start(self, cause: Cause) -> Next | None:
         """How this start may be followed by another one after such an end."""

@@ -32,6 +32,10 @@ class Turn:
     def is_last(self) -> bool:
         return self.number >= self.count
 
+    def why_last(self, run_id: str) -> str:
+        """Why no other start follows the last job, and what to do."""
+        return f"this was the last of {self.count} jobs in turn; `toolkit resume {run_id}` submits {self.count} more"
+
 
 def take_turn(job: Mapping[str, Any], allocation: Allocation) -> Turn | None:
     """This job's turn, after which it is no task any more: all of them live in the run's own folder."""
