@@ -20,14 +20,15 @@ _SUMMED = ("nodes", "cpus", "gpus", "node_hours", "cpu_hours", "gpu_hours", "bil
 
 @dataclass(frozen=True)
 class Cost:
-    """What all tasks of a job take together until its walltime is over. Hours are None where no walltime is known.
+    """What all tasks and jobs in turn of a job take together until their walltime is over. Hours are None where no walltime is known.
 
-    `time_s` is the walltime that counts, the job's or the partition's default. `billing_hours` are TRESBillingWeights
-    times hours, None where the partition has none. `goes_on` says that a run may be requeued when its walltime is over,
-    and so take this more than once.
+    `repeat` is the number of jobs in turn, 1 for any other job. `time_s` is the walltime that counts, the job's or the
+    partition's default. `billing_hours` are TRESBillingWeights times hours, None where the partition has none. `goes_on`
+    says that a run may be requeued when its walltime is over, and so take this more than once.
     """
 
     tasks: int
+    repeat: int
     nodes: int
     cpus: int
     gpus: int
@@ -43,18 +44,19 @@ class Cost:
 
 
 def cost_of(job: ResolvedJob, request: Request, cluster: Cluster | None = None) -> Cost:
-    """The most that a job can take in one walltime; `cluster` knows the partition's default time and weights."""
+    """The most that a job can take until it is requeued; `cluster` knows the partition's default time and weights."""
     partition = next(iter(cluster.chosen(request)), None) if cluster is not None else None
     nodes, tasks = request.max_nodes, request.tasks
     tres = request.tres(nodes)
     if cluster is not None and partition is not None and (request.whole_nodes or partition.gives_whole_nodes):
         tres["cpu"] = float(nodes * max((shape.cpus for shape in cluster.shapes or ()), default=request.cpus_per_node))
     time_s = request.time_s if request.has_time else _default_time_s(job, partition)
-    hours = None if time_s is None else tasks * time_s / 3600
+    repeat = job.job.repeat
+    hours = None if time_s is None else tasks * repeat * time_s / 3600
     weights = partition.billing_weights if partition is not None else {}
     most_alone = "MAX_TRES" in cluster.settings.get("PriorityFlags", "") if cluster is not None else False
     return Cost(
-        tasks, nodes, int(tres["cpu"]), int(tres.get("gres/gpu", 0)), time_s,
+        tasks, repeat, nodes, int(tres["cpu"]), int(tres.get("gres/gpu", 0)), time_s,
         node_hours=None if hours is None else hours * nodes,
         cpu_hours=None if hours is None else hours * tres["cpu"],
         gpu_hours=None if hours is None else hours * tres.get("gres/gpu", 0.0),
@@ -93,6 +95,7 @@ def billing_of(tres: Mapping[str, float], weights: Mapping[str, float], *, most_
 def in_words(cost: Cost) -> str:
     """One line for people: `asks for at most 8 node-hours, 32 GPU-hours (4 nodes x 2:00:00)`."""
     shape = counted(cost.nodes, "node") + (f" x {counted(cost.tasks, 'task')}" if cost.tasks > 1 else "")
+    shape += f" x {cost.repeat} jobs in turn" if cost.repeat > 1 else ""
     if cost.node_hours is None:
         gpus = f", {counted(cost.gpus, 'GPU')}" if cost.gpus else ""
         return f"asks for {shape}{gpus} without an end"
@@ -103,8 +106,16 @@ def in_words(cost: Cost) -> str:
         parts.append(f"{_rounded(cost.cpu_hours)} CPU-hours")
     if cost.billing_hours is not None:
         parts.append(f"{_rounded(cost.billing_hours)} billing hours")
-    again = " each time its walltime begins anew" if cost.goes_on else ""
-    return f"asks for at most {', '.join(parts)} ({shape} x {format_slurm_time(cost.time_s)}){again}"
+    return f"asks for at most {', '.join(parts)} ({shape} x {format_slurm_time(cost.time_s)}){_again(cost)}"
+
+
+def _again(cost: Cost) -> str:
+    """What a requeue adds to the most that a job can take."""
+    if not cost.goes_on:
+        return ""
+    if cost.tasks > 1:
+        return "; a task that is not done by then is requeued, and takes its part once more"
+    return "; if it is not done by then, it is requeued, and takes as much once more"
 
 
 def _rounded(hours: float | None) -> str:
