@@ -73,6 +73,10 @@ class NotFoundError(ToolkitError):
     exit_code = NOT_FOUND
 
 
+class DamagedFileError(ToolkitError):
+    """A file of a run that does not hold what such a file does; `where` is its path."""
+
+
 class InterruptedWaitError(ToolkitError):
     """Ctrl-C ended a wait; the message says what became of what was waited for."""
 

@@ -123,12 +123,32 @@ def test_the_cluster_behind_a_job_id_chooses_between_two(runs):
     folder, older, newer = runs
     write_json(newer.path / "submitted-000.json", {"job_id": "123"})
     write_json(newer.record, {"job": {"job": {"array": ""}, "site": {"name": "moonway"}}, "host": "n1"})
-    assert find_run("123", folder) == newer.path
+    with pytest.raises(ToolkitError) as error:
+        find_run("123", folder)
+    alone = f"{newer.run_id} (site moonway), {older.run_id} (site sunway)"
+    assert str(error.value) == f"123: 2 runs have job 123. Fix: name the one that is meant: {alone}"
     assert find_run("123;sunway", folder) == older.path
     write_json(
         newer.record, {"job": {"job": {"array": "", "cluster": "far"}, "site": {"name": "sunway"}}, "host": "n1"}
     )
     assert find_run("123;far", folder) == newer.path
+    assert find_run("123", folder) == older.path, "a number alone is never a job that is told with its cluster"
+
+
+def test_a_number_alone_is_no_job_of_another_cluster(runs):
+    """Also where it is the only run of that number, and where a resume has brought the run to this cluster since."""
+    folder, older, _ = runs
+    far = {"job": {"job": {"array": "", "cluster": "far"}, "site": {"name": "sunway"}}, "host": "n1"}
+    write_json(older.record, far)
+    with pytest.raises(
+        NotFoundError, match=rf"no run of a site's own cluster has job 123\..*{older.run_id} .cluster far"
+    ):
+        find_run("123", folder)
+    write_json(older.path / "resumed-002.json", RECORD)
+    write_json(older.path / "submitted-002.json", {"job_id": "124"})
+    assert find_run("124", folder) == find_run("123;far", folder) == older.path
+    with pytest.raises(NotFoundError):
+        find_run("124;far", folder)
 
 
 def test_a_run_of_another_cluster_is_not_taken_for_the_one_that_is_named(runs):

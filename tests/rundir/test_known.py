@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from toolkit.batch.settle import close_submission
-from toolkit.errors import NotFoundError
+from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir import index, known
-from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.claims import claim_attempt, claim_start
 from toolkit.rundir.files import write_json
 from toolkit.rundir.find import find_run
 from toolkit.rundir.index import RunIndex
@@ -29,6 +29,7 @@ def make_run(runs, job_id, *, over=True):
     write_json(run.record, {"job": {"job": {"array": ""}}})
     write_json(run.submitted(0), {"job_id": job_id, "start": 0})
     if over:
+        claim_start(run, first=0, job_id=job_id, host="n1", pid=1, process_started=1)
         write_json(claim_attempt(run).exit_file, ENDED)
     return run
 
@@ -96,12 +97,18 @@ def test_a_run_that_lives_again_is_found_by_its_new_job(tmp_path, listings, look
     assert find_run("8", tmp_path) == find_run("1", tmp_path) == run.path
 
 
-def test_of_two_runs_with_one_job_id_the_newer_is_found(tmp_path, listings):
-    """As two clusters give them: also where the newer one lives, and the older one is remembered."""
+def test_of_two_runs_with_one_job_id_the_one_that_has_not_ended_is_found(tmp_path, listings):
+    """As a cluster gives them that began its numbers anew; of two that have ended, or may both live, neither is meant."""
     older = make_run(tmp_path, "1")
     assert find_run("1", tmp_path) == older.path
+    ended = make_run(tmp_path, "1")
+    with pytest.raises(ToolkitError, match=rf"2 runs have job 1\. Fix: .*{ended.run_id}.*, {older.run_id}"):
+        find_run("1", tmp_path)
     newer = make_run(tmp_path, "1", over=False)
     assert find_run("1", tmp_path) == newer.path
+    make_run(tmp_path, "1", over=False)
+    with pytest.raises(ToolkitError, match="4 runs have job 1"):
+        find_run("1", tmp_path)
 
 
 def test_the_newest_is_found_without_a_look_at_all(tmp_path, listings, looks):

@@ -25,7 +25,7 @@ from toolkit.batch.secrets import check_secrets, warn_of_likely_secrets
 from toolkit.batch.settle import close_submission
 from toolkit.batch.sweep.sweep import ResolvedSweep
 from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.errors import DamagedFileError, NotFoundError, ToolkitError
 from toolkit.rundir.files import cannot_write, read_json, write_json, write_text
 from toolkit.rundir.find import newest_record
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run, start_of
@@ -186,7 +186,7 @@ def _job_of_record(path: Path) -> ResolvedJob:
     try:
         return _validated(json.dumps(value["job"]))
     except ValidationError as error:
-        raise ToolkitError(
+        raise DamagedFileError(
             "the record was not written by this version of toolkit, or is damaged",
             where=str(path),
             fix=f"read it with toolkit {value.get('toolkit', 'of that time')}, or submit the run's job.toml anew",

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import DamagedFileError, ToolkitError
 from toolkit.rundir.records import check_record
 
 
@@ -147,7 +147,7 @@ def read_json(path: Path) -> Any:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ToolkitError(
+        raise DamagedFileError(
             f"not valid JSON: {error}", where=str(path), fix="restore the file or start a new run"
         ) from error
     except IsADirectoryError as error:
@@ -157,7 +157,9 @@ def read_json(path: Path) -> Any:
 
 
 def _is_a_folder(path: Path) -> ToolkitError:
-    return ToolkitError("is a folder and should be a file", where=str(path), fix="restore the file or start a new run")
+    return DamagedFileError(
+        "is a folder and should be a file", where=str(path), fix="restore the file or start a new run"
+    )
 
 
 def read_json_or_none(path: Path) -> Any | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.index import RunName
-from toolkit.rundir.jobs import job_ids
-from toolkit.rundir.known import KnownRuns, known_runs
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.jobs import job_ids, start_of_job
+from toolkit.rundir.known import KnownRuns, is_over, known_runs
+from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.parts import all_parts, task_of
 from toolkit.rundir.run_names import FORMS, NameParts, parse_run_name
 
@@ -25,6 +25,7 @@ class NoRunError(NotFoundError):
 
 _NEAR = 500  # the newest runs, among which names like a mistyped one are looked for
 MOST_NAMED = 3  # runs that a message names
+MOST_ALIKE = 10  # the same of those that one job id means, of which only the list tells
 
 
 def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: str = "") -> Path:
@@ -103,12 +104,6 @@ def array_in(record: Path) -> str:
     return str(job.get("array", "")) if isinstance(job, dict) else ""
 
 
-def cluster_in(record: Path) -> str:
-    """`job.cluster` of `record.json` or `resumed-SSS.json`; "" for a job of its site's own cluster."""
-    job = (read_json_or_none(record) or {}).get("job", {}).get("job", {})
-    return str(job.get("cluster", "")) if isinstance(job, dict) else ""
-
-
 def find_run(run: str, runs: Path) -> Path:
     """The directory of the run that a user named.
 
@@ -120,7 +115,7 @@ def find_run(run: str, runs: Path) -> Path:
 
     Raises:
         NotFoundError: no such run, where the nearest names are given; or a task of a run that is no array.
-        ToolkitError: several run ids begin so.
+        ToolkitError: several run ids begin so, or several runs have this job id.
     """
     if (found := _at_path(run)) is not None:
         return found
@@ -156,7 +151,7 @@ def _named(text: str, name: NameParts | None, known: KnownRuns) -> RunDirectory 
     """The run that a name means, whichever task of it.
 
     Raises:
-        ToolkitError: several run ids begin so.
+        ToolkitError: several run ids begin so, or several runs have this job id.
     """
     if (entry := known.called(text)) is not None:
         return entry
@@ -168,35 +163,69 @@ def _named(text: str, name: NameParts | None, known: KnownRuns) -> RunDirectory 
 
 
 def _of_job(name: NameParts, known: KnownRuns) -> RunDirectory | None:
-    """Of two runs with one job id, as two clusters give them: the one that went to the cluster by its name, then the one of
-    a site of that name.
+    """The run whose job is told as the name has it: a number alone, or with its cluster behind it, for which the name of a
+    site stands, too.
 
     Raises:
         NoRunError: all that have the job id are of other clusters.
+        ToolkitError: several runs are meant alike.
     """
-    found = known.of_job(name.job_id)
-    if not name.cluster:
-        return next(found, None)
-    of_clusters = [(cluster_in(newest_record(entry)), entry) for entry in found]
-    if (exact := next((entry for cluster, entry in of_clusters if cluster == name.cluster), None)) is not None:
-        return exact
-    of_sites = [entry for cluster, entry in of_clusters if not cluster and _site_of(entry) == name.cluster]
-    if of_sites or not of_clusters:
-        return next(iter(of_sites), None)
-    others = [
-        f"{entry.run_id} ({f'cluster {cluster}' if cluster else f'site {_site_of(entry)}'})"
-        for cluster, entry in of_clusters[:MOST_NAMED]
-    ]
+    homes = {entry: home_of(entry, name.job_id) for entry in known.of_job(name.job_id)}
+    alike = [entry for entry, (cluster, _) in homes.items() if cluster == name.cluster]
+    if not alike and name.cluster:
+        alike = [entry for entry, home in homes.items() if home == ("", name.cluster)]
+    if alike or not homes:
+        return _only(name, {entry: homes[entry] for entry in alike})
+    on = f"cluster {name.cluster}" if name.cluster else "a site's own cluster"
     raise NoRunError(
-        f"no run of cluster {name.cluster} has job {name.job_id}",
+        f"no run of {on} has job {name.job_id}",
         where=str(known.index.runs),
-        fix=f"name the run that has this job on another one: {', '.join(others)}",
+        fix=f"name the run that has this job on another one: {_each_alone(homes)}",
     )
 
 
-def _site_of(run: RunDirectory) -> str:
-    job = (read_json_or_none(run.record) or {}).get("job", {})
-    return str(job.get("site", {}).get("name", ""))
+def home_of(run: RunDirectory, job_id: str) -> tuple[str, str]:
+    """The cluster that a job of a run went to, "" for its site's own, and the site; ("", "") where its record is damaged."""
+    try:
+        start = start_of_job(run, job_id)
+        resumed = (path for path in run.path.glob("resumed-*.json") if start_of(path) <= start)
+        record = max(resumed, key=start_of, default=run.record)
+        job = (read_json_or_none(record) or {}).get("job", {})
+    except (ToolkitError, PermissionError):  # the run must be found all the same: what is done to it names the file
+        return "", ""
+    return str(job.get("job", {}).get("cluster", "")), str(job.get("site", {}).get("name", ""))
+
+
+def _only(name: NameParts, homes: Mapping[RunDirectory, tuple[str, str]]) -> RunDirectory | None:
+    """The one run of these. A cluster that begins anew gives its numbers again: of one site, those that have ended give way
+    to the one that has not.
+
+    Raises:
+        ToolkitError: there are several.
+    """
+    open_ones = [run for run in homes if not _has_ended(run)] if len(set(homes.values())) == 1 else []
+    if len(homes) < 2 or len(open_ones) == 1:
+        return next(iter(open_ones or homes), None)
+    job = f"{name.job_id};{name.cluster}" if name.cluster else name.job_id
+    raise ToolkitError(
+        f"{len(homes)} runs have job {job}", where=job, fix=f"name the one that is meant: {_each_alone(homes)}"
+    )
+
+
+def _has_ended(run: RunDirectory) -> bool:
+    """True where its last start said so, and no later one was submitted."""
+    submitted = max(map(start_of, run.path.glob("submitt*-*.json")), default=-1)
+    return is_over(run) and submitted <= max(run.start_numbers(), default=-1)
+
+
+def _each_alone(homes: Mapping[RunDirectory, tuple[str, str]]) -> str:
+    """Runs by their ids, each with where its job is."""
+    told = [f"{run.run_id} ({_in_words(*home)})" for run, home in islice(homes.items(), MOST_ALIKE)]
+    return ", ".join(told) + (", ..." if len(homes) > MOST_ALIKE else "")
+
+
+def _in_words(cluster: str, site: str) -> str:
+    return f"cluster {cluster}" if cluster else f"site {site}" if site else "its record is damaged"
 
 
 def _of_id(beginning: str, known: KnownRuns) -> RunDirectory | None:

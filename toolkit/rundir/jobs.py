@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from toolkit.errors import DamagedFileError
 from toolkit.rundir.claims import read_claim
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.parts import parts_in
 
@@ -20,14 +25,37 @@ def job_ids(run: RunDirectory) -> list[str]:
     return list(dict.fromkeys(newest_first))[::-1]
 
 
+def readable_job_ids(run: RunDirectory) -> list[str]:
+    """As `job_ids`, from the files of a run that are not damaged."""
+    return list(dict.fromkeys(job for _, job in sorted(_readable(run)) if job))
+
+
+def start_of_job(run: RunDirectory, job_id: str) -> int:
+    """The newest start that a job of a run has lived, or was submitted for; 0 where no file tells it."""
+    return max((start for start, known in _readable(run) if known == job_id), default=0)
+
+
+def _readable(run: RunDirectory) -> list[tuple[int, str]]:
+    """The starts and their jobs, from the files that are not damaged."""
+    found = []
+    for path in (*run.path.glob("submitted-*.json"), *run.starts.glob("*/claim.json")):
+        start = start_of(path) if path.parent == run.path else int(path.parent.name)
+        with suppress(DamagedFileError, OSError):  # another file may tell
+            found += [(start, job_id) for job_id in _ids_in(read_json(path))]
+    return found
+
+
 def _submissions(run: RunDirectory) -> list[tuple[int, str]]:
     """The starts that were handed to the scheduler, with their job ids."""
     found = []
     for path in run.path.glob("submitted-*.json"):
         recorded = read_json_or_none(path) or {}
-        ids = [part.job_id for part in parts_in(recorded)] or [str(recorded.get("job_id", ""))]
-        found += [(start_of(path), job_id) for job_id in ids]
+        found += [(start_of(path), job_id) for job_id in _ids_in(recorded)]
     return found
+
+
+def _ids_in(recorded: Mapping[str, Any]) -> list[str]:
+    return [part.job_id for part in parts_in(recorded)] or [str(recorded.get("job_id", ""))]
 
 
 def _claims(run: RunDirectory) -> list[tuple[int, str]]:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import DamagedFileError, ToolkitError
 from toolkit.rundir.files import permissions_in_words, read_json_or_none
 from toolkit.rundir.index import PAGE, RunIndex, RunName
-from toolkit.rundir.jobs import job_ids
+from toolkit.rundir.jobs import job_ids, readable_job_ids
 from toolkit.rundir.layout import RunDirectory
 from toolkit.talk import say
 
@@ -60,9 +60,12 @@ class KnownRuns:
                     with permissions_in_words():
                         ids = job_ids(run)
                 except ToolkitError as error:  # one damaged run hides no other
-                    unreadable.append(error)
+                    if isinstance(error, DamagedFileError) and job_id in readable_job_ids(run):
+                        yield run
+                    else:
+                        unreadable.append(error)
                     continue
-                if ids and _is_over(run):
+                if ids and is_over(run):
                     found.append((name, ids))
                 if job_id in ids and may_be_run(run):
                     yield run
@@ -110,7 +113,7 @@ def _age(name: RunName) -> str:
     return name.run_id
 
 
-def _is_over(run: RunDirectory) -> bool:
+def is_over(run: RunDirectory) -> bool:
     """True of a run that has no more jobs, unless it lives again; of an array `history` tells it."""
     attempt = run.last_attempt()
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, get_args
 
-from toolkit.errors import ToolkitError
+from toolkit.errors import DamagedFileError, ToolkitError
 from toolkit.rundir.states import Cause, Next, RunState
 
 _USAGE = {
@@ -85,7 +85,7 @@ def _check(value: Any, keys: dict[str, Any], path: str) -> None:
 
 
 def _refusal(path: str, said: str) -> ToolkitError:
-    return ToolkitError(
+    return DamagedFileError(
         f"{said}: another version of toolkit wrote it, or it is damaged",
         where=path,
         fix="restore the file or start a new run",
