@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,8 @@ from toolkit.site.load import load_site
 from toolkit.slurm.submit import SETTLE_S
 from toolkit.talk import say
 
+SILENCE_S = 600.0  # who has written nothing for so long may be called gone
+
 
 @dataclass(frozen=True)
 class NextStart:
@@ -66,7 +69,8 @@ class Changes:
     `settings` and `flags` replace recorded values, as for a submit; `sbatch` are options of this submission alone;
     `checkpoint` is a step number, a folder's name or a path, None for the newest that verifies; `site` is another one
     than before, or the same with what its file says now. `same_code` starts from the code of the start before, not from what
-    the job's folder holds now; `after` are the runs that this start follows.
+    the job's folder holds now; `after` are the runs that this start follows. `job_gone`: its user says that the run's old job ended
+    with its cluster, which cannot be asked.
     """
 
     settings: Sequence[str] = ()
@@ -76,6 +80,7 @@ class Changes:
     site: Site | None = None
     same_code: bool = False
     after: Sequence[Parent] = ()
+    job_gone: bool = False
 
 
 def prepare_resume(run: RunDirectory, changes: Changes | None = None, *, echo: bool = False) -> NextStart:
@@ -93,7 +98,7 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None, *, echo: b
     require_submitted(run)
     number = _next_number(run.whole)
     # After the count: a resume that was done in between is seen here or at the claim.
-    status = _require_ended(run.whole, echo=echo)
+    status = _require_ended(run.whole, job_gone=changes.job_gone, echo=echo)
     source = find_checkpoint(run, changes.checkpoint) if changes.checkpoint is not None else None
     if source is not None:
         check_whole(source, where="--from")  # before newer ones are set aside for it
@@ -131,19 +136,46 @@ def _next_number(whole: RunDirectory) -> int:
     return max([-1, *submitted, *(number for numbers in begun for number in numbers)]) + 1
 
 
-def _require_ended(whole: RunDirectory, *, echo: bool) -> RunStatus:
+def _require_ended(whole: RunDirectory, *, job_gone: bool, echo: bool) -> RunStatus:
     """Of an array all tasks must have ended: those that wait know their job only from the run's newest submission."""
     status = run_status(whole, echo=echo)
-    if not status.state.final:
+    if job_gone and status.state is RunState.UNKNOWN:
+        _require_silence(whole)
+    elif not status.state.final:
         raise CheckFailedError(
             f"run {whole.run_id} is {status.state.value} ({status.reason})", fix=_fix_of_living(whole, status)
         )
     return status
 
 
+def _require_silence(whole: RunDirectory) -> None:
+    """Refuse a run that wrote something a moment ago, whoever says that it is gone.
+
+    A job that comes back all the same is fenced off: it may not begin a start any more, nor go on with an older one.
+    """
+    watched = [place for part in whole.with_tasks() for place in _written_by_living(part)]
+    newest = max(watched, key=lambda path: path.stat().st_mtime, default=None)
+    silent_s = time.time() - newest.stat().st_mtime if newest is not None else float("inf")
+    if newest is not None and silent_s < SILENCE_S:
+        raise CheckFailedError(
+            f"run {whole.run_id} lives: it wrote {newest.relative_to(whole.path)} {silent_s:.0f} s ago",
+            where="--job-gone",
+            fix=f"`toolkit cancel {whole.run_id}`, and again once it has written nothing for {SILENCE_S:.0f} s",
+        )
+
+
+def _written_by_living(part: RunDirectory) -> list[Path]:
+    """What its ranks and its supervisor write: logs, heartbeats, numbers."""
+    places = ("slurm-*.out", "metrics/*", "starts/*/*", "attempts/*/*", "attempts/*/logs/*")
+    return [path for place in places for path in part.path.glob(place) if path.is_file()]
+
+
 def _fix_of_living(whole: RunDirectory, status: RunStatus) -> str:
     if status.state is RunState.UNKNOWN:  # one more answer may tell that Slurm has no such job
-        return f"ask `toolkit status {whole.run_id}` again after {SETTLE_S:.0f} s, or `toolkit cancel {whole.run_id}`"
+        return (
+            f"ask `toolkit status {whole.run_id}` again after {SETTLE_S:.0f} s, or `toolkit cancel {whole.run_id}`; where its "
+            f"cluster is gone for ever, `toolkit resume {whole.run_id} --site OTHER --job-gone`"
+        )
     return f"wait for it, or `toolkit cancel {whole.run_id}`"
 
 

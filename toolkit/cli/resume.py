@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option("--here", is_flag=True, help="Go on here and now, as `run` does, instead of submitting.")
 @click.option("--same-code", is_flag=True, help="With the code of the start before, whatever was edited since.")
+@click.option("--job-gone", is_flag=True, help="Its old job ended with its cluster, which cannot be asked any more.")
 @after_option
 @wait_option
 @parsable_option
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 @print_command_option
 def resume(
     run: str, site: str | None, runs: Path | None, settings: tuple[str, ...], checkpoint: str | None, here: bool,
-    same_code: bool, after: tuple[str, ...], wait: bool, parsable: bool, force: bool, echo: bool, **values: Any,
+    same_code: bool, job_gone: bool, after: tuple[str, ...], wait: bool, parsable: bool, force: bool, echo: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Continue RUN from its newest checkpoint as a new job, maybe on another number of ranks.
 
@@ -60,7 +61,9 @@ def resume(
     if here and after:
         raise click.UsageError("--after is for the queue, and --here begins at once")
     parents = partial(parents_of, after, runs, echo=echo)
-    prepared = _prepare(part, site, settings, checkpoint, values, parents, here=here, same_code=same_code, echo=echo)
+    prepared = _prepare(
+        part, site, settings, checkpoint, values, parents, here=here, same_code=same_code, job_gone=job_gone, echo=echo
+    )
     if here:
         live_here(part.whole, prepared.job, prepared.number, echo=echo)
     announce(_hand_over(prepared, values, force=force, echo=echo), parsable=parsable)
@@ -70,7 +73,8 @@ def resume(
 
 def _prepare(
     part: RunDirectory, site: str | None, settings: tuple[str, ...], checkpoint: str | None, values: dict[str, Any],
-    parents: Callable[[ResolvedJob], list[Parent]], *, here: bool, same_code: bool, echo: bool,
+    parents: Callable[[ResolvedJob], list[Parent]], *, here: bool, same_code: bool,
+    job_gone: bool, echo: bool,
 ) -> NextStart:  # fmt: skip
     """The next start of a run, which can begin: `here` needs an allocation where there is Slurm."""
     from toolkit.batch.allocation import check_here
@@ -88,7 +92,8 @@ def _prepare(
     flags = flags_of(values, lambda: nodes_after(recorded, settings))
     options = sbatch_options_of(values, for_sbatch=scheduler.kind == "slurm" and not here)
     after = parents(recorded.model_copy(update={"scheduler": scheduler}))
-    prepared = prepare_resume(part, Changes(settings, flags, options, checkpoint, chosen, same_code, after), echo=echo)
+    changes = Changes(settings, flags, options, checkpoint, chosen, same_code, after, job_gone)
+    prepared = prepare_resume(part, changes, echo=echo)
     try:
         if here:
             check_here(prepared.job, os.environ, resumed=part.run_id)
