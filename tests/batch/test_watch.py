@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -159,6 +160,23 @@ def test_ctrl_c_leaves_the_run_alone(toolkit, terminal) -> None:
     assert screen.wait() == 130
     assert f"the run goes on; `toolkit watch {run.run_id}`" in screen.screen.replace("\r\n", "")
     assert run_status(run).state is RunState.RUNNING
+    gate.touch()
+    assert toolkit("wait", run.run_id).code == 0
+
+
+@pytest.mark.parametrize("command", ["watch", "wait"])
+def test_a_command_that_is_ended_gives_the_cursor_back(toolkit, terminal, wait_until, command) -> None:
+    gate = toolkit.folder / "gate"
+    run = toolkit.submit(toolkit.job(f"until test -e {gate}; do sleep 0.1; done"))
+    program = str(Path(sys.executable).with_name("toolkit"))
+    screen = terminal(
+        ["sh", "-c", f'{program} {command} {run.run_id} & echo $! > pid; wait $!; echo "code $?"'],
+        cwd=toolkit.folder, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    screen.until("running")
+    os.kill(int((toolkit.folder / "pid").read_text()), signal.SIGTERM)
+    screen.until("code 143")
+    assert screen.screen.rfind("\x1b[?25h") > screen.screen.rfind("\x1b[?25l") >= 0
     gate.touch()
     assert toolkit("wait", run.run_id).code == 0
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from toolkit.batch.cursor import given_back
 from toolkit.batch.living import OWN_WORD
 from toolkit.batch.plain_bar import WIDTH, PlainBarColumn
 from toolkit.batch.restarts import RestartNews
@@ -152,7 +153,7 @@ class Follower:
             return
         drawn = BarColumn(bar_width=WIDTH) if self.console.color_system else PlainBarColumn()
         columns = (TextColumn("{task.description}", markup=False), drawn, TimeElapsedColumn())
-        with Progress(*columns, console=self.console, refresh_per_second=4) as bar:
+        with given_back(), Progress(*columns, console=self.console, refresh_per_second=4) as bar:
             yield bar, bar.add_task("", total=None)
 
 

@@ -68,6 +68,7 @@ def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
     from rich.console import Console
     from rich.live import Live
 
+    from toolkit.batch.cursor import given_back
     from toolkit.batch.watch.words import screen_of
 
     console = Console()
@@ -76,7 +77,7 @@ def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
     if is_plain():  # rich would keep what is bold and dim
         console = Console(color_system=None)
     unicode = has_unicode() and not is_plain()
-    with Live(console=console, auto_refresh=False) as live:
+    with given_back(), Live(console=console, auto_refresh=False) as live:
         while True:
             found = watched.look()
             if found:
