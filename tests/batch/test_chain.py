@@ -174,7 +174,7 @@ def test_a_damaged_run_of_a_tree_is_named_and_keeps_what_else_is_known_of_it(too
     write_json(child.resumed(1), {"time": "2026-11-21T03:00:00.000Z", "job": whole["job"], "after": [{"run_id": 7}]})
     child.submitted(1).write_text("[]")
     lines = toolkit.ok("history", "--tree").splitlines()
-    assert lines[0].startswith(f"{parent.run_id} parent unknown: {parent.record}: not valid JSON")
+    assert lines[0].startswith(f"{parent.run_id} parent unknown (job 7): record.json is damaged")
     assert lines[1].startswith(f"└─ {child.run_id} job8 ") and f", after ok {parent.run_id}" in lines[1]
     assert f"{child.resumed(1)}:after: the record is damaged" in lines[1] and str(child.submitted(1)) in lines[1]
     assert lines[2] == "   ├─ resumed at 2026-11-21T03:00:00.000Z as start 1"

@@ -195,3 +195,27 @@ def test_who_waits_for_what_cannot_start_is_told_once(toolkit, squeue, clock, mo
     said = toolkit("wait", run.run_id)
     assert said.code == 143, said
     assert said.err.count(f"it cannot start as it stands: `toolkit explain {run.run_id}`") == int(stuck), said.err
+
+
+def test_what_was_cancelled_in_the_queue_is_not_said_to_wait(toolkit, squeue):
+    run = submitted(toolkit, "7", "early")
+    (run.control / "cancel").touch()
+    squeue()
+    for options in ((), ("--rank", "0")):
+        said = toolkit("logs", run.run_id, *options)
+        assert said.code == 4 and "none will come, since the run was cancelled before it wrote one" in said.err, options
+
+
+def test_a_cancel_that_slurm_does_not_hear_says_what_stands(toolkit, squeue):
+    run = submitted(toolkit, "7", "unheard")
+    claim(run)
+    squeue(("7", "RUNNING", "None"))
+    program = toolkit.folder / "bin" / "scancel"
+    program.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Socket timed out' >&2; exit 1\n")
+    program.chmod(0o755)
+    said = toolkit("cancel", run.run_id)
+    assert said.code == 3 and run.is_asked("cancel")
+    assert (
+        "was asked to save and end, and its ranks do so at their next step; Slurm was not told to end job 7" in said.err
+    )
+    assert f"Fix: once Slurm answers, `toolkit cancel {run.run_id}`" in said.err

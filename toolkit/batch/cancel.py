@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from toolkit.batch.damaged import cancel_in_queue
 from toolkit.batch.run_status import RunStatus
 from toolkit.batch.settle import last_open_start, tasks_in
 from toolkit.batch.state import newest_job_id, run_status
 from toolkit.batch.submission import is_interactive, recorded_job, slurm_of
-from toolkit.errors import CheckFailedError
+from toolkit.errors import CheckFailedError, DamagedFileError, NotFoundError, SchedulerRefusedError
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.find import newest_record
+from toolkit.rundir.known import is_over
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.parts import newest_parts
 from toolkit.rundir.states import RunState
@@ -20,7 +25,10 @@ def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
     Raises:
         CheckFailedError: the run has already ended.
     """
-    status = run_status(run, echo=echo)
+    try:
+        status = run_status(run, echo=echo)
+    except DamagedFileError as error:
+        return _cancel_damaged(run, error, echo=echo)
     if status.state.final or status.state is RunState.CREATED:
         raise CheckFailedError(
             f"run {run.run_id} is {status.state.value}; there is nothing to cancel",
@@ -35,8 +43,41 @@ def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
     if last_open_start(run) is None and not is_interactive(run):
         job_id = newest_job_id(run)
         if not job_id.startswith("local-"):
-            slurm_of(recorded_job(run), echo=echo).cancel([part.job_id for part in newest_parts(run)] or [job_id])
+            with _outage_in_words(run, job_id):
+                slurm_of(recorded_job(run), echo=echo).cancel([part.job_id for part in newest_parts(run)] or [job_id])
     return run_status(run, echo=echo)
+
+
+def _cancel_damaged(run: RunDirectory, error: DamagedFileError, *, echo: bool) -> RunStatus:
+    if is_over(run):
+        raise error
+    for part in run.with_tasks():
+        write_text(part.control / "cancel", utc_now() + "\n")
+    with _outage_in_words(run, "of it"):
+        return cancel_in_queue(run, error, echo=echo)
+
+
+@contextmanager
+def _outage_in_words(run: RunDirectory, job_id: str) -> Iterator[None]:
+    """For what tells Slurm, once the request is written.
+
+    Raises:
+        SchedulerRefusedError, NotFoundError: what stands all the same, and how to see it through.
+    """
+    try:
+        yield
+    except (SchedulerRefusedError, NotFoundError) as error:
+        error.message = (
+            f"run {run.run_id} was asked to save and end, and its ranks do so at their next step; Slurm was not told to "
+            f"end job {job_id}: {error.message}"
+        )
+        error.where = str(run.path)
+        error.fix = (
+            f"once Slurm answers, `toolkit cancel {run.run_id}` takes the job out of the queue, where it waits; "
+            "one that begins before ends without a rank. Where its cluster is gone for ever, "
+            f"`toolkit resume {run.whole.run_id} --site OTHER --job-gone` goes on elsewhere"
+        )
+        raise
 
 
 def _begun_tasks(run: RunDirectory, status: RunStatus) -> list[RunDirectory]:
@@ -64,7 +105,9 @@ def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatu
     # Slurm forgets a task that it cancels in the queue at once; and one that begins this moment sees the file.
     write_text(make_task(run, task).control / "cancel", utc_now() + "\n")
     if last_open_start(run) is None:
-        slurm_of(recorded_job(run), echo=echo).cancel([newest_job_id(run.task(task))])
+        job_id = newest_job_id(run.task(task))
+        with _outage_in_words(run.task(task), job_id):
+            slurm_of(recorded_job(run), echo=echo).cancel([job_id])
     return run_status(run.task(task), echo=echo)
 
 

@@ -125,11 +125,7 @@ def _of_failed_tasks(run: RunDirectory) -> list[LogPart]:
 def _attempt(run: RunDirectory, choice: LogChoice) -> AttemptDirectory:
     numbers = run.attempt_numbers()
     if not numbers:
-        raise NotFoundError(
-            "no attempt has begun",
-            where=str(run.path),
-            fix=f"`toolkit status {run.run_id}` says what the run waits for",
-        )
+        raise NotFoundError("no attempt has begun", where=str(run.path), fix=_why_none(run))
     if choice.attempt is not None and choice.attempt not in numbers:
         raise NotFoundError(
             f"no attempt {choice.attempt}", where=str(run.path), fix=f"give --attempt {numbers[0]} to {numbers[-1]}"
@@ -154,12 +150,16 @@ def _of_job(run: RunDirectory) -> list[Path]:
         found.add(log.path)
     if not found:
         elsewhere = f"its log is where -o put it: {log.place}; " if log is not None and log.redirected else ""
-        raise NotFoundError(
-            "no log yet",
-            where=str(run.path),
-            fix=f"{elsewhere}`toolkit status {run.run_id}` says what the run waits for",
-        )
+        raise NotFoundError("no log yet", where=str(run.path), fix=elsewhere + _why_none(run))
     return sorted(found, key=lambda path: path.stat().st_mtime)
+
+
+def _why_none(run: RunDirectory) -> str:
+    """What to do where nothing was written: by the files alone, since who follows a log looks for it all the time."""
+    ask = f"`toolkit status {run.run_id}` says"
+    if run.is_asked("cancel"):
+        return f"none will come, since the run was cancelled before it wrote one; {ask} whether it has ended"
+    return f"{ask} what the run waits for, or how it ended"
 
 
 def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[LogPart]:

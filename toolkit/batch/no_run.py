@@ -30,7 +30,7 @@ def known_otherwise(name: str, runs: Path) -> NotFoundError | None:
     parts = parse_run_name(name)
     if parts is None or parts.run == "last":
         return None
-    slurm = _slurm(parts.cluster)
+    slurm = slurm_here(parts.cluster)
     if slurm is None:
         return None
     try:
@@ -52,13 +52,16 @@ def vanished(run: RunDirectory) -> NotFoundError:
     )
 
 
-def _slurm(cluster: str) -> Slurm | None:
+def slurm_here(cluster: str = "", *, echo: bool = False) -> Slurm | None:
+    """Slurm's commands as the site that this is has them; None where there is none."""
     try:
         scheduler = detect_site().site.scheduler
     except ToolkitError:  # no site is known here, so none that could be asked
         return None
     return (
-        replace(slurm_of_site(scheduler, cluster=cluster), timeout_s=_QUESTION_S) if scheduler.kind == "slurm" else None
+        replace(slurm_of_site(scheduler, cluster=cluster, echo=echo), timeout_s=_QUESTION_S)
+        if scheduler.kind == "slurm"
+        else None
     )
 
 

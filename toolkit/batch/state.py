@@ -184,14 +184,6 @@ def require_submitted(run: RunDirectory) -> None:
         )
 
 
-def unreadable(run: RunDirectory, error: ToolkitError) -> RunStatus:
-    """The status of a run whose files cannot be read, so that a list of many runs can still show it."""
-    return RunStatus(
-        run_id=run.run_id, job_name=run.job_name, state=RunState.UNKNOWN, site="", job_id="", reason=str(error),
-        source="none", nodes=0, ranks=0, starts=0, attempts=0, step=None, exit_code=None, path=str(run.path),
-    )  # fmt: skip
-
-
 def final_word(run: RunDirectory) -> Word | None:
     """The last attempt's verdict, when no later start was submitted."""
     attempt = run.last_attempt()

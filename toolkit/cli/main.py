@@ -16,7 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import toolkit
-from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, ToolkitError
+from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, DamagedFileError, ToolkitError
 from toolkit.slurm.silence import one_command
 from toolkit.talk import say
 
@@ -130,7 +130,7 @@ def _run() -> int:
         return result if isinstance(result, int) else 0
     except ToolkitError as error:
         for one in (error, *error.others):
-            _say(str(one))
+            _say(str(_with_way_out(one)))
         return error.exit_code
     except click.exceptions.Abort:
         _say("interrupted")
@@ -197,6 +197,14 @@ def _say(text: str) -> None:
         say(text)
     except OSError:  # then the exit code alone can tell
         _silence(sys.stderr)
+
+
+def _with_way_out(error: ToolkitError) -> ToolkitError:
+    if not isinstance(error, DamagedFileError):
+        return error
+    from toolkit.batch.damaged import with_way_out
+
+    return with_way_out(error)
 
 
 def _with_help(error: click.ClickException) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from toolkit.batch.damaged import unreadable
 from toolkit.batch.living import Answer
 from toolkit.batch.run_status import RunStatus
 from toolkit.batch.settle import last_open_start
-from toolkit.batch.state import ask_slurm, ids_to_ask, run_status, unreadable
+from toolkit.batch.state import ask_slurm, ids_to_ask, run_status
 from toolkit.batch.submission import recorded_job, slurm_of
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError

@@ -106,8 +106,8 @@ class _Walk:
         if not may_be_run(run):
             return None
         self.read += 1
+        from toolkit.batch.damaged import unreadable
         from toolkit.batch.history.asking import own_status  # what reads a job is heavy, and seldom wanted
-        from toolkit.batch.state import unreadable
 
         try:
             self.changed[run.path] = changed_ns(run.path)

@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from toolkit.batch.damaged import unreadable
 from toolkit.batch.follow import settle_s
 from toolkit.batch.history.asking import ask_once, jobs_of
 from toolkit.batch.history.listing import living_runs
 from toolkit.batch.living import Answer
 from toolkit.batch.run_status import RunStatus
-from toolkit.batch.state import ids_to_ask, last_step, run_status, unreadable
+from toolkit.batch.state import ids_to_ask, last_step, run_status
 from toolkit.batch.submission import recorded_job, slurm_of
 from toolkit.batch.watch.progress import Progress, progress_of
 from toolkit.config.resolved import ResolvedJob
@@ -54,7 +55,8 @@ class Watch:
     def _take_new(self, folder: Path) -> None:
         """Watch all that live there. Of a damaged run, and of one of another host, nobody here will ever know more."""
         for status in living_runs(folder, echo=self.echo):
-            if status.state is not RunState.UNKNOWN or status.job_id[:1].isdigit():
+            is_readable = bool(status.ranks)
+            if status.state is not RunState.UNKNOWN or (is_readable and status.job_id[:1].isdigit()):
                 self._statuses[RunDirectory(Path(status.path))] = status
         self.runs = list(self._statuses)
 
