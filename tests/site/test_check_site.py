@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 from slurm_of_a_site import install
 
+from toolkit.batch import site_check
 from toolkit.batch.follow import Follower
 from toolkit.batch.site_check import _Begun, _judge
 from toolkit.rundir.states import RunState
-from toolkit.site.findings import Probe
+from toolkit.site.findings import Finding, Probe
 from toolkit.site.load import load_site
 
 SITE = """[network]
@@ -110,3 +111,34 @@ def test_a_probe_that_runs_out_of_time_proves_nothing_and_is_given_more(run_dire
 def test_the_walltime_of_the_probes_is_the_users(toolkit, ours):
     said, found = check(toolkit, "ours", "--partition", "cpu", "-t", "2x")
     assert said.code == 1 and "'2x' is not a time that Slurm reads" in found["cpu"]["ranks"]["detail"]
+
+
+@pytest.mark.parametrize("again", ["through", "preempted"])
+def test_a_preempted_probe_runs_again_when_the_others_are_through(toolkit, ours, monkeypatch, again):
+    """Only a cluster preempts: here `cpu` is taken beside another probe, and then by nobody of ours, or by others' jobs."""
+    turns = []
+
+    def await_all(site, begun, wanted, tell):
+        turns.append(begun)
+        passed = [Finding("ranks", "passed", "4 ranks")]
+        taken = len(begun) > 1 or again == "preempted"
+        return [(name, None if name == "cpu" and taken else passed) for name in begun]
+
+    monkeypatch.setattr(site_check, "_begin", lambda site, wanted, live, findings, tell: live.name)
+    monkeypatch.setattr(site_check, "_await_all", await_all)
+    said, found = check(toolkit, "ours", "--partition", "gpu", "--partition", "cpu")
+    assert turns == [["gpu", "cpu"], ["cpu"]]
+    assert (said.code, found["cpu"]["ranks"]["state"]) == ((0, "passed") if again == "through" else (1, "unknown"))
+    if again == "preempted":
+        assert found["cpu"]["ranks"]["fix"].endswith("`toolkit site check ours --partition cpu`")
+
+
+def test_what_was_preempted_is_not_judged_and_a_fix_names_the_file_of_a_site_that_has_no_other_name(
+    toolkit, run_directory, tmp_path
+):
+    begun = _Begun(Probe("gpu", 2, 2, 0, "token", "/"), run_directory, Follower(run_directory), 60)
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nextends = "local"\n')
+    assert _judge(load_site(str(path)), begun, SimpleNamespace(state=RunState.PREEMPTED)) is None
+    (found,) = _judge(load_site(str(path)), begun, SimpleNamespace(state=RunState.TIMEOUT))
+    assert found.fix == f"give it longer: `toolkit site check {path} --partition gpu -t 10`"

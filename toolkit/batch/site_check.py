@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from toolkit.rundir.find import runs_folder
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.site.commands import slurm_of_site
+from toolkit.site.files import site_files
 from toolkit.site.findings import BAD, Finding, Probe, Report, judge_limits, judge_reports
 from toolkit.site.proof import Proof, make_proof
 from toolkit.slurm.cluster import ClusterFacts, closed_by, cluster_facts
@@ -69,6 +71,9 @@ class _Begun:
 def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Proof:
     """Probe the partitions of a site, all at the same time; `tell` hears what goes on.
 
+    Partitions may share nodes, and one preempt another: a probe that was preempted is begun again when the others are
+    through, as long as each such turn lets at least one of them through.
+
     Raises:
         ToolkitError: the site has no scheduler, or no partition of that name.
         NotFoundError, SchedulerRefusedError: Slurm does not answer.
@@ -79,15 +84,35 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
         )
     cluster = cluster_facts(slurm_of_site(site.scheduler, echo=wanted.echo))
     found: dict[str, list[Finding]] = {}
-    begun: list[_Begun] = []
+    lives: list[PartitionLimits] = []
     for name in _names(site, wanted, cluster):
         live, said = cluster.partitions.get(name), site.partitions.get(name, PartitionTable())
         found[name] = [judge_limits(name, said, live, cluster.nodes_of(name))]
-        if live is not None and (started := _begin(site, wanted, live, found[name], tell)):
-            begun.append(started)
-    for name, findings in _await_all(site, begun, wanted, tell):
-        found[name] += findings
+        lives += [live] if live is not None else []
+    while lives:
+        begun = [one for live in lives if (one := _begin(site, wanted, live, found[live.name], tell))]
+        ended = _await_all(site, begun, wanted, tell)
+        taken = {name for name, findings in ended if findings is None}
+        for name, findings in ended:
+            if findings is not None:
+                found[name] += findings
+            elif len(taken) == len(begun):  # no probe of ours is left that could have taken its nodes
+                found[name].append(_taken_by_others(site, name))
+        lives = [live for live in lives if live.name in taken] if len(taken) < len(begun) else []
     return make_proof(site, slurm=cluster.version, cluster=cluster.name, partitions=found)
+
+
+def _taken_by_others(site: Site, name: str) -> Finding:
+    return Finding(
+        "ranks", "unknown", "other jobs preempted the probe, which had no other one beside it that could",
+        f"when the cluster is less busy: `toolkit site check {_name_of(site)} --partition {name}`",
+    )  # fmt: skip
+
+
+def _name_of(site: Site) -> str:
+    """What a command knows a site by: its name, or its file where the name means none, or another one."""
+    known = site_files().get(site.name)
+    return site.name if known is not None and known.resolve() == site.file.resolve() else shlex.quote(str(site.file))
 
 
 def _names(site: Site, wanted: Wanted, cluster: ClusterFacts) -> list[str]:
@@ -141,23 +166,26 @@ def _shared_folder(site: Site, runs: Path) -> Path:
 
 def _await_all(
     site: Site, begun: Sequence[_Begun], wanted: Wanted, tell: Callable[[str], object]
-) -> list[tuple[str, list[Finding]]]:
-    """Follow all probes to their ends; one that is late, or can never begin, is cancelled, and so are all on Ctrl-C."""
-    open_ones, done = list(begun), []
+) -> list[tuple[str, list[Finding] | None]]:
+    """Follow all probes to their ends; one that is late, or can never begin, is cancelled, and so are all on Ctrl-C.
+
+    There are no findings of one that was preempted.
+    """
+    open_ones: list[_Begun] = list(begun)
+    done: list[tuple[str, list[Finding] | None]] = []
     deadline = time.monotonic() + wanted.wait_s
     try:
         while open_ones:
             for one in list(open_ones):
                 if one.follower.is_over():
-                    findings = _judge(site, one, one.follower.look())
+                    findings: list[Finding] | None = _judge(site, one, one.follower.look())
                 elif time.monotonic() > deadline or one.follower.look().cannot_start:
                     findings = [_give_up(one, one.follower.look(), wanted.wait_s)]
                 else:
                     continue
                 open_ones.remove(one)
                 one.shared_file.unlink(missing_ok=True)
-                bad = [finding.check for finding in findings if finding.state in BAD]
-                tell(f"{one.probe.partition}: {', '.join(bad)} not passed" if bad else f"{one.probe.partition}: passed")
+                tell(f"{one.probe.partition}: {_in_words(findings)}")
                 done.append((one.probe.partition, findings))
             if open_ones:
                 time.sleep(LOOK_PERIOD_S)
@@ -167,6 +195,13 @@ def _await_all(
             one.shared_file.unlink(missing_ok=True)
         raise
     return done
+
+
+def _in_words(findings: Sequence[Finding] | None) -> str:
+    if findings is None:
+        return "preempted"
+    bad = [finding.check for finding in findings if finding.state in BAD]
+    return f"{', '.join(bad)} not passed" if bad else "passed"
 
 
 def _give_up(one: _Begun, status: RunStatus, wait_s: float) -> Finding:
@@ -183,17 +218,24 @@ def _cancel(one: _Begun) -> None:
         cancel_run(one.run)
 
 
-def _judge(site: Site, one: _Begun, status: RunStatus) -> list[Finding]:
-    """What the ranks reported; where some did not, why the run failed. One that had too little time proves nothing."""
+def _judge(site: Site, one: _Begun, status: RunStatus) -> list[Finding] | None:
+    """What the ranks reported; where some did not, why the run failed. One that had too little time proves nothing, and
+    of one that was preempted there is nothing to say.
+    """
     reports = _reports(one)
     if len(reports) == one.probe.ranks:
         return judge_reports(one.probe, site, reports)
+    if status.state is RunState.PREEMPTED:
+        return None
     if status.state is RunState.TIMEOUT:
         limit, name = format_slurm_time(one.time_s), one.probe.partition
         said = f"{len(reports)} of {one.probe.ranks} ranks had reported when the probe's {limit} were over"
         return [
             Finding(
-                "ranks", "unknown", said, f"give it longer: `toolkit site check {site.name} --partition {name} -t 10`"
+                "ranks",
+                "unknown",
+                said,
+                f"give it longer: `toolkit site check {_name_of(site)} --partition {name} -t 10`",
             )
         ]
     told = explain_run(one.run)
