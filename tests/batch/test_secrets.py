@@ -121,3 +121,24 @@ def test_what_looks_like_one(key: str, value: str, secret: bool) -> None:
 def test_a_command_line_is_kept_without_them() -> None:
     words = ["toolkit", "submit", "--set", "env.vars.A_TOKEN=abc", "--", "hf_" + "a" * 30]
     assert shown_words(words) == ["toolkit", "submit", "--set", "env.vars.A_TOKEN=***", "--", "***"]
+
+
+@pytest.mark.parametrize(
+    ("url", "said", "fix"),
+    [
+        (None, "HOOK was not set", 'export HOOK, or write webhook = "file:~/.hook"'),
+        ("", "HOOK was not set", "export HOOK"),
+        ("s3cret-w0rd.example/x", "HOOK holds no http URL", "https://"),
+        ("ftp://s3cret-w0rd.example", "HOOK holds no http URL", "https://"),
+        ("https://host:s3cret-w0rd/", "HOOK holds no http URL", "https://"),
+    ],
+)
+def test_a_webhook_that_leads_nowhere_is_refused(toolkit, monkeypatch, url: str | None, said: str, fix: str) -> None:
+    if url is not None:
+        monkeypatch.setenv("HOOK", url)
+    job = toolkit.job("true", more='[notify]\nwebhook = "env:HOOK"\n')
+    for command in ("submit", "preflight"):
+        refused = toolkit(command, job)
+        assert refused.code == 2 and f"{job}:4:notify.webhook: {said}" in refused.err and fix in refused.err
+        assert WORD not in refused.err + refused.out
+    assert not list(toolkit.runs.glob("*/*"))

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.secrets import likely_secrets, looks_secret, shown_origin
 from toolkit.errors import OwnFailureError, ToolkitError
-from toolkit.supervise.secrets import read_secret_file
+from toolkit.supervise.secrets import read_secret_file, read_url
 from toolkit.talk import say
 
 
 def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
-    """Look for what [env] secrets refers to. What a command prints is left to the batch host.
+    """Look for what [env] secrets and the webhook of [notify] refer to. What a command prints is left to the batch host.
 
     Raises:
-        ToolkitError: the submitting shell lacks one, or a file is missing or open to others.
+        ToolkitError: the submitting shell lacks one, a file is missing or open to others, or the webhook is no URL.
     """
     for name, reference in job.env.secrets.items():
         where = job.origin(f"env.secrets.{name}").place(f"env.secrets.{name}")
@@ -30,6 +30,12 @@ def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
                 read_secret_file(reference.removeprefix("file:"), where=where)
             except OwnFailureError as error:
                 raise ToolkitError(error.message, where=where, fix=error.fix) from error
+    if job.notify.webhook:
+        try:
+            read_url(job.notify.webhook, environ)
+        except OwnFailureError as error:
+            where = job.origin("notify.webhook").place("notify.webhook")
+            raise ToolkitError(error.message, where=where, fix=error.fix) from error
 
 
 def warn_of_likely_secrets(job: ResolvedJob) -> None:

@@ -1,4 +1,6 @@
-"""Secrets of the job's [env]: their values are read when ranks start, and stand in the ranks' environment alone."""
+"""Secrets of a job. Those of [env] are read when ranks start, and stand in the ranks' environment alone; the URL of
+[notify] is read when it is called.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from toolkit.errors import OwnFailureError
 from toolkit.supervise.commands import run_command
@@ -72,6 +75,33 @@ def read_secret_file(name: str, *, where: str) -> str:
     if not text:
         raise OwnFailureError(f"{path} is empty", where=where, fix="write the secret into that file")
     return text
+
+
+def read_url(reference: str, environ: Mapping[str, str]) -> str:
+    """The URL that `notify.webhook` refers to, which no message quotes.
+
+    Raises:
+        OwnFailureError: it cannot be read, or is none of http or https.
+    """
+    where = "notify.webhook"
+    kind, _, place = reference.partition(":")
+    if kind == "env" and not environ.get(place):
+        raise OwnFailureError(
+            f"{place} was not set where this was submitted", where=where,
+            fix=f'export {place}, or write webhook = "file:~/.{place.lower()}"',
+        )  # fmt: skip
+    url = (read_secret_file(place, where=where) if kind == "file" else environ[place]).strip()
+    if not _is_url(url):
+        raise OwnFailureError(f"{place} holds no http URL", where=where, fix="write https://... there")
+    return url
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and len(text.split()) == 1
+    except ValueError:  # a port that is no number
+        return False
 
 
 def without_secrets(end: AttemptEnd, values: Iterable[str]) -> AttemptEnd:

@@ -21,7 +21,7 @@ from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.states import Cause, Next, Verdict
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
-from toolkit.supervise.secrets import read_secret_file
+from toolkit.supervise.secrets import read_url
 
 POST_TIMEOUT_S = 5.0
 _EVENTS = {Cause.STALLED: "stall", Cause.PREEMPTED: "preemption", Cause.NODE_LOST: "failure"}
@@ -65,7 +65,7 @@ class Webhook:
 
     def _post(self, reference: str, told: Mapping[str, Any]) -> None:
         try:
-            url = self._url(reference)
+            url = read_url(reference, self.environ)
             request = urllib.request.Request(
                 url, data=json.dumps(told).encode(), headers={"Content-Type": "application/json"}, method="POST"
             )
@@ -81,20 +81,6 @@ class Webhook:
             )
         except (OSError, ValueError, http.client.HTTPException) as error:  # their words may hold the URL
             say(f"the webhook was not reached: {type(error).__name__}")
-
-    def _url(self, reference: str) -> str:
-        kind, _, place = reference.partition(":")
-        if kind == "file":
-            url = read_secret_file(place, where="notify.webhook").strip()
-        elif place in self.environ:
-            url = self.environ[place].strip()
-        else:
-            raise OwnFailureError(
-                f"{place} was not set where this was submitted", where="notify.webhook", fix=f"export {place}"
-            )
-        if not url.startswith(("https://", "http://")):
-            raise OwnFailureError("it refers to no http URL", where="notify.webhook", fix="write https://... there")
-        return url
 
 
 def _document(
