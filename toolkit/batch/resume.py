@@ -205,8 +205,21 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
         job = _begun_from(job, run, source)
     if recorded.job.tasks is None or run.task_number is not None:  # tasks have steps of their own
         ended = status if run.task_number is None else run_status(run)
-        check_steps_left(run, recorded, job, source, completed=ended.state is RunState.COMPLETED)
+        completed = ended.state is RunState.COMPLETED
+        check_steps_left(run, recorded, job, source, completed=completed)
+        if completed:
+            _tell_of_completed(run, source)
     return job
+
+
+def _tell_of_completed(run: RunDirectory, source: Path | None) -> None:
+    """A script may have more to do, which only the user knows; that it begins anew is seldom what was meant."""
+    newest = source or next(iter(run.committed_checkpoints()[-1:]), None)
+    begins = f"goes on from {newest.name}" if newest is not None else "begins anew, since it has no checkpoint"
+    say(
+        f"run {run.run_id} is completed; it {begins}, in the same folder. `toolkit rerun {run.run_id}` repeats it as a "
+        "run of its own"
+    )
 
 
 def _require_copy(run: RunDirectory, recorded: ResolvedJob) -> None:
