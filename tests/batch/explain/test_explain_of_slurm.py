@@ -391,3 +391,16 @@ def test_what_failed_of_an_array_is_resumed_at_once(toolkit, slurm):
     again = f"`toolkit resume {run.run_id}` runs those again that are not completed"
     assert (told["symptom"], told["actions"][-1]) == ("tasks_failed", again)
     assert f"{run.run_id}_1`" in told["actions"][0]
+
+
+def test_the_failures_that_are_not_shown_are_counted(toolkit, slurm):
+    run = submitted(toolkit, "8", "-a", "0-3")
+    for number in range(4):
+        task = make_task(run, number)
+        claim_start(task, first=0, job_id=f"8_{number}", host="node1", pid=1, process_started=1)
+        end_start(task, 0, state="failed", exit_code=1)
+        attempted(task, 0, cause="crashed", final=True, state="failed")
+    slurm()
+    evidence = [one["line"] for one in explain(toolkit, run.run_id)["evidence"]]
+    assert len(evidence) == 4
+    assert evidence[-1] == f"1 more task not completed; `toolkit status {run.run_id} --tasks` lists all"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from toolkit.batch.array_status import TaskStatus
@@ -9,6 +10,7 @@ from toolkit.batch.explain.ended import cause_in_words
 from toolkit.batch.explain.explain import Evidence, Explanation, quote_file
 from toolkit.batch.explain.waiting import explain_waiting
 from toolkit.batch.run_status import RunStatus
+from toolkit.errors import counted
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
@@ -22,7 +24,7 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
     assert status.tasks is not None  # of an array run
     failed = [task for task in status.tasks if task.state.final and task.state is not RunState.COMPLETED]
     waiting = [task for task in status.tasks if task.state is RunState.PENDING]
-    evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task)) is not None]
+    evidence = _failures(run, failed)
     if status.state is RunState.UNKNOWN:
         silent = next(task for task in status.tasks if task.state is RunState.UNKNOWN)
         why = f"{status.reason}; of task {silent.task}: {silent.reason}"
@@ -59,6 +61,15 @@ def _what_failed_alike(status: RunStatus) -> str:
         (completed if task.state is RunState.COMPLETED else failed).append(task.values or {})
     common = common_values(failed, completed)
     return f"; all {len(failed)} that failed have {in_words(common)}, and no other" if common else ""
+
+
+def _failures(run: RunDirectory, failed: Sequence[TaskStatus]) -> list[Evidence]:
+    """How the first of them ended, and how many more there are."""
+    evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task)) is not None]
+    if (more := len(failed) - FAILURES_SHOWN) > 0:
+        told = f"{counted(more, 'more task')} not completed; `toolkit status {run.run_id} --tasks` lists all"
+        evidence.append(Evidence(str(run.tasks), told))
+    return evidence
 
 
 def _end_of(run: RunDirectory, task: TaskStatus) -> Evidence | None:
