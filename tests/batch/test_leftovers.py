@@ -72,6 +72,15 @@ def test_what_never_started_goes_after_an_hour(toolkit, comments):
     assert toolkit.ok("gc").startswith("0 bytes in 0 folders")
 
 
+def test_what_ended_within_the_hour_stays_and_is_counted(toolkit, squeue):
+    run = ended(toolkit, "7", "bad")
+    age(run, 0.5 / 24)
+    said = toolkit("gc", "--older-than", "0d", "--yes")
+    assert said.out.startswith("0 bytes in 0 folders") and run.path.exists()
+    assert "left alone, since something changed in them within the last hour: 1 run that ended" in said.err
+    assert toolkit("gc", "--older-than", "1d", "--yes").err == ""  # it is younger than was asked
+
+
 def test_what_was_given_to_sbatch_by_hand_stays(toolkit, comments, tmp_path):
     run = age(rendered(toolkit, "by_hand"), 1)
     comments(f"7{_SEPARATOR}{token_of(run.run_id, 0)}")

@@ -64,11 +64,15 @@ def find_leftovers(
     `older_than` finds whole runs that ended so long ago, too; with `keep_checkpoints` not those that have a checkpoint.
     """
     found = [*_half_made(runs), *_half_removed(runs)]
-    old, unknown = [], []
+    old, unknown, young = [], [], 0
     for status in list_runs(runs, echo=echo):
         run = RunDirectory(Path(status.path))
-        if not os.access(run.path, os.R_OK | os.W_OK | os.X_OK) or _quiet_s(run) < QUIET_S:
-            continue  # another user's, or too young
+        if not os.access(run.path, os.R_OK | os.W_OK | os.X_OK):
+            continue  # another user's
+        quiet_s = _quiet_s(run)
+        if quiet_s < QUIET_S:
+            young += older_than is not None and status.state.final and quiet_s > older_than.total_seconds()
+            continue
         if status.state is RunState.CREATED:
             never = _never_started(run, echo=echo)
             if never:
@@ -89,6 +93,8 @@ def find_leftovers(
             found.append(_leftover(run.path, run.run_id, f"{status.state.value} {days:.0f} days ago"))
         else:
             found += _of_saves(run)
+    if young:
+        say(f"left alone, since something changed in them within the last hour: {counted(young, 'run')} that ended")
     if unknown:
         runs_in_words = counted(len(unknown), "run")
         say(f"left alone, since Slurm does not say what became of it: {runs_in_words}, such as {unknown[0]}")
