@@ -50,6 +50,7 @@ MISTAKES = {
     "a name like an option": (JOB, "submit JOB -J -x", 2, ["-J -x:job.name", "a letter or digit first"]),
     "values twice": (JOB, "submit JOB --sweep args.lr=1e-3,0.001", 2, ["--sweep args.lr=1e-3,0.001", "0.001 stands twice"]),
     "sbatch's memory": (JOB, "submit JOB --mem 999G", 2, ["'--mem'", "`--set job.mem_gb_per_node=GIB`", "toolkit submit --help"]),
+    "sbatch's GPUs": (JOB, "submit JOB --gpus 9", 2, ["'--gpus'", "`--gpus-per-node COUNT`, for each node"]),
     "sbatch's script": (JOB, "submit JOB --wrap=date", 2, ["'--wrap'", 'entry = ["bash", "-c", "COMMAND"]']),
     "a session's shell without a terminal": (JOB, "session attach dev", 2, ["`toolkit session exec dev -- COMMAND`"]),
     "unwritable runs": (JOB, "submit JOB --runs /proc/runs", 2, ["/proc/runs", "--runs or TOOLKIT_RUNS"]),
@@ -160,7 +161,7 @@ def test_no_command_prints_the_help(toolkit, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("--gpus", "'--gpus-per-node'"), ("--jobname", "'--job-name'"), ("--nod", "'--nodes'")]
+    ("typed", "meant"), [("--gpu", "'--gpus-per-node'"), ("--jobname", "'--job-name'"), ("--nod", "'--nodes'")]
 )
 def test_the_option_that_goes_on_as_the_typed_one_is_the_nearest(toolkit, typed: str, meant: str) -> None:
     said = toolkit("submit", toolkit.job("true"), typed, "9")

@@ -55,3 +55,21 @@ def test_a_file_name_that_is_no_job_name(tmp_path):
         'Fix: write name = "my_job" in [job], or give -J my_job'
     )
     assert resolve_job(path, site=None, environ={"SBATCH_JOB_NAME": "mine"}).job.name == "mine"
+
+
+def test_a_name_without_its_ending_is_the_file_in_this_folder(jobs, tmp_path):
+    (tmp_path / "trainlm.toml").touch()
+    with pytest.raises(NotFoundError, match=r"no such file\. Fix: write \./trainlm\.toml$"):
+        find_job("trainlm")
+
+
+@pytest.mark.parametrize(("path", "said"), [("/dev/null", "is no regular file"), ("jobs/", "is a folder")])
+def test_what_is_there_and_no_file(jobs, path, said):
+    with pytest.raises(ToolkitError, match=rf"{said}, and no job file\. Fix: give the path of a job file"):
+        find_job(path)
+
+
+def test_a_mark_before_the_first_letter_is_no_part_of_the_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[job]\nentry = ["true"]\n', encoding="utf-8-sig")
+    assert resolve_job(path, site=None, environ={}).job.entry == ["true"]

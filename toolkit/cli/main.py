@@ -216,7 +216,7 @@ def _with_help(error: click.ClickException) -> str:
         options = [name for one in context.command.params for name in one.opts]
         if "--set" in options and (here := OF_SBATCH.get(error.option_name)):
             return f"No such option {error.option_name!r}. Fix: {here}; see `{context.command_path} --help`"
-        # `--gpus` is nearer to --gpus-per-node than to --runs, whatever click counts.
+        # `--gpu` is nearer to --gpus-per-node than to --runs, whatever click counts.
         if longer := [name for name in options if name.startswith(error.option_name)]:
             text = f"No such option {error.option_name!r}. Did you mean {' or '.join(map(repr, longer))}?"
     if not context:

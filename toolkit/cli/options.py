@@ -46,6 +46,7 @@ OF_SBATCH = {
     "--mem": "`--set job.mem_gb_per_node=GIB`",
     "--gres": "`--gpus-per-node COUNT`, which the site writes as its Slurm wants it",
     "-G": "`--gpus-per-node COUNT`, for each node",
+    "--gpus": "`--gpus-per-node COUNT`, for each node",
     "--gpus-per-task": "`--gpus-per-node COUNT`, for all ranks of a node",
     "--ntasks-per-gpu": "`--ntasks-per-node COUNT`, and `--gpus-per-node COUNT`",
     "--mail-user": "`--set notify.mail=ADDRESS`",

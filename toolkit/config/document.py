@@ -35,7 +35,7 @@ def read_document(path: Path) -> Document:
         ToolkitError: it cannot be read, is not UTF-8, or is not TOML.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")  # Windows' editors write a mark first
     except FileNotFoundError as error:
         raise NotFoundError("no such file", where=str(path), fix="give the path of a TOML file") from error
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import toolkit.jobs
-from toolkit.errors import NotFoundError
+from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.find import typed_path
 
 
@@ -19,12 +19,16 @@ def find_job(name_or_path: str) -> Path:
 
     Raises:
         NotFoundError: neither a file nor a shipped job; the message names the nearest.
+        ToolkitError: the path is a folder, a device or a pipe.
     """
     from toolkit.config.table import nearest  # the checks of tables are heavy, and names alone need none
 
     path = typed_path(name_or_path)
     if path.is_file():
         return path.absolute()
+    if path.exists() and ("/" in name_or_path or name_or_path.endswith(".toml")):
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise ToolkitError(f"is {kind}, and no job file", where=str(path.absolute()), fix="give the path of a job file")
     shipped = shipped_jobs()
     if name_or_path in shipped:
         return shipped[name_or_path]
@@ -33,6 +37,9 @@ def find_job(name_or_path: str) -> Path:
         close = nearest(path.stem, beside)  # their common ending makes no two names alike
         fix = f"give {path.parent / close[0]}.toml" if close else "give the path of a job file"
         raise NotFoundError("there is no such job file", where=str(path.absolute()), fix=fix)
+    if (beside_it := path.with_name(f"{path.name}.toml")).is_file():
+        fix = f"write ./{beside_it}"
+        raise NotFoundError(f"there is no shipped job {name_or_path!r} and no such file", fix=fix)
     close = nearest(name_or_path, shipped)
     fix = (
         f"write {close[0]!r}"
