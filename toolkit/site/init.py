@@ -240,6 +240,10 @@ def _partition(one: PartitionLimits, nodes: Sequence[Node]) -> Table:
     ):
         if any(counts):
             _fact(table, key, max(counts), "scontrol show node", _spread(counts))
+            if key == "gpus_per_node":
+                table.add(
+                    tomlkit.comment("Jobs here ask for them all; one without GPUs says gpus_per_node = 0 in [job].")
+                )
     if features := _features(nodes):
         table.add(tomlkit.comment(f"Features, from scontrol show node: {features}; `constraint` asks for one."))
     table.add(tomlkit.nl())
