@@ -11,6 +11,8 @@ import pytest
 from toolkit.batch.efficiency import count
 from toolkit.batch.efficiency.own import usage_of
 from toolkit.batch.efficiency.steps import steps_made
+from toolkit.batch.efficiency.told import Share
+from toolkit.batch.efficiency.words import _cpu_time, _line
 from toolkit.batch.request import request_of
 from toolkit.config.layers import resolve_job
 from toolkit.metrics.checkpoints import SaveRecord
@@ -283,3 +285,8 @@ def test_accounting_has_a_life_for_each_component(tmp_path):
     requests = [request_of(one) for one in job.components]
     lives = [AccountedLife(f"7+{number}", "COMPLETED", 60, None, 1, 4, 0, None, 1.0, GIB) for number in (0, 1)]
     assert count._memory([], lives, [], requests).used == 4 * GIB
+
+
+def test_short_times_have_digits_enough_for_their_share():
+    assert _line(Share(0.22, 1.0), _cpu_time) == "0.22 CPU-seconds of 1.00 CPU-seconds (22%)"
+    assert _line(Share(120.4, 7200.0), _cpu_time) == "120 CPU-seconds of 2.00 CPU-hours (2%)"

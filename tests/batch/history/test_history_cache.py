@@ -8,7 +8,7 @@ import sqlite3
 import pytest
 from queued_runs import claim, end_attempt, submitted
 
-from toolkit.batch.history import asking
+from toolkit.batch.history import asking, listing
 from toolkit.batch.settle import close_submission
 from toolkit.rundir.claims import claim_attempt
 
@@ -48,6 +48,12 @@ def test_what_has_ended_is_read_once(toolkit, squeue, ended, reads):
     assert told(toolkit, "--since", "2100-01-01") == [] and len(told(toolkit, "--since", "1d")) == 2
     assert toolkit.ok("status", "--live", "--json").count("run_id") == 1
     assert reads.count(ended.run_id) == 1
+
+
+def test_what_takes_long_is_counted_and_nothing_is_said_of_none(toolkit, squeue, ended, monkeypatch):
+    monkeypatch.setattr(listing, "SLOW_S", 0.0)
+    said = toolkit("history").err
+    assert "1 run was read in " in said and "left to look at" not in said
 
 
 def test_a_run_that_is_resumed_lives_in_every_question(toolkit, squeue, ended):

@@ -66,7 +66,9 @@ def _line(resource: Share, in_unit: Callable[[float], str]) -> str:
 
 
 def _cpu_time(seconds: float) -> str:
-    return f"{seconds:.0f} CPU-seconds" if seconds < 3600 else f"{seconds / 3600:.2f} CPU-hours"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.2f} CPU-hours"
+    return f"{seconds:.0f} CPU-seconds" if seconds >= 100 else f"{seconds:.2f} CPU-seconds"
 
 
 def _seconds(seconds: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from toolkit.batch.history.cache import changed_ns, end_of, status_of
 from toolkit.batch.run_status import RunStatus
+from toolkit.errors import counted
 from toolkit.rundir.files import not_permitted
 from toolkit.rundir.find import has_begun, run_named
 from toolkit.rundir.index import PAGE, Entry, RunIndex
@@ -79,12 +80,14 @@ class _Walk:
             looked += len(page)
             if self._is_enough():
                 break
-            if not said and self.read and time.monotonic() - began > SLOW_S:
-                say(f"reading runs that the cache does not hold yet; {self.index.count() - looked} are left to look at")
+            left = self.index.count() - looked
+            if not said and left > 0 and self.read and time.monotonic() - began > SLOW_S:
+                are = "is" if left == 1 else "are"
+                say(f"reading runs that the cache does not hold yet; {counted(left, 'run')} {are} left to look at")
                 said = True
         if self.read and (taken_s := time.monotonic() - began) > SLOW_S:
             kept = f"; {self.index.path} remembers those that have ended" if self.index.path else ""
-            say(f"{self.read} runs were read in {taken_s:.1f} s{kept}")
+            say(f"{counted(self.read, 'run')} {'was' if self.read == 1 else 'were'} read in {taken_s:.1f} s{kept}")
 
     def _is_enough(self) -> bool:
         asks_for_all = len(self.states) == len(RunState)
