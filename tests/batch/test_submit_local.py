@@ -173,3 +173,30 @@ def test_code_of_a_repository_is_recorded(toolkit) -> None:
     toolkit.ok("render", job)
     code = json.loads(newest(toolkit.runs).record.read_text())["code"]
     assert code["clean"] is False and "+# changed" in code["diff"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("toolkit.batch.submission", "make_record"),  # in the middle of the making
+        ("toolkit.batch.executors", "LocalScriptExecutor"),  # the run is made, and nobody has its script
+    ],
+)
+def test_an_interrupt_before_the_start_leaves_nothing(toolkit, monkeypatch, owner: str, name: str) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{owner}.{name}", interrupt)
+    said = toolkit("submit", toolkit.job("true"))
+    assert (said.code, said.err.strip()) == (130, "toolkit: interrupted")
+    assert not list(toolkit.runs.iterdir())
+
+
+def test_an_interrupt_of_the_start_keeps_the_run(toolkit, monkeypatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("toolkit.batch.executors.start_local", interrupt)
+    said = toolkit("submit", toolkit.job("true"))
+    run = newest(toolkit.runs)
+    assert said.code == 130 and f"`toolkit status {run.run_id}` says whether it lives" in said.err

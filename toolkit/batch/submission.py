@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +48,10 @@ class Submitted:
     start: int
     job_id: str
     cluster: str = ""
+
+
+class HandoverInterruptedError(KeyboardInterrupt):
+    """Ctrl-C while a script was handed over: its job may be there, and needs the folder."""
 
 
 def slurm_of(job: ResolvedJob, *, echo: bool = False) -> Slurm:
@@ -94,7 +99,7 @@ def create(
         record = make_record(job, command=sys.argv, code=code, rerun_of=repeats.run_id if repeats else "")
         record |= record_of(after)
         write_json(run.record, record)  # last: what has a record is a run
-    except (ToolkitError, OSError):
+    except BaseException:  # Ctrl-C as well: nothing was submitted
         discard_run(run)
         raise
     return run
@@ -108,18 +113,37 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
         ToolkitError: the run directory cannot be written; nothing was handed over.
         UnsettledError: nobody knows whether Slurm took the job; `status` and `resume` ask again.
     """
-    from toolkit.batch.executors import LocalScriptExecutor, submit_to_slurm  # submitit is heavy
+    from toolkit.batch.executors import LocalScriptExecutor  # submitit is heavy
 
     script = run.script(start)
     if not uses_slurm(job):
-        job_id = LocalScriptExecutor(run, script).submit_script().job_id
-        close_submission(run, start, job_id)
+        executor = LocalScriptExecutor(run, script)
+        with _handing_over(f"the start was interrupted; `toolkit status {run.run_id}` says whether it lives"):
+            job_id = executor.submit_script().job_id
+            close_submission(run, start, job_id)
         return Submitted(run, start, job_id)
     if shutil.which("srun") is None:
         raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
     if not job.scheduler.conf:
         check_exported_conf(os.environ)
     _warn_of_variables()
+    with _handing_over(f"sbatch was interrupted; `toolkit status {run.run_id}` finds its job"):
+        job_id = _submit_to_slurm(run, job, start, echo=echo)
+    return Submitted(run, start, job_id, job.job.cluster)
+
+
+@contextmanager
+def _handing_over(words: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        say(words)
+        raise HandoverInterruptedError from interrupt
+
+
+def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool) -> str:
+    from toolkit.batch.executors import submit_to_slurm  # submitit is heavy
+
     token = token_of(run.run_id, start)
     try:
         opened = open_submission(run, start, token, process_started=process_start_ticks(os.getpid()))
@@ -134,14 +158,11 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
             fix=f"the run is kept: ask `toolkit status {run.run_id}` twice, {SETTLE_S:.0f} s apart; where Slurm has no "
             f"such job, `toolkit resume {run.run_id}` submits it",
         ) from error
-    except KeyboardInterrupt:
-        say(f"sbatch was interrupted; `toolkit status {run.run_id}` finds its job")
-        raise
     except ToolkitError:
         opened.unlink(missing_ok=True)
         raise
     close_submission(run, start, job_id, parts)
-    return Submitted(run, start, job_id, job.job.cluster)
+    return job_id
 
 
 def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Submitted:
@@ -155,6 +176,11 @@ def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Su
     except UnsettledError:
         raise  # the job may be in the queue, and needs its folder
     except ToolkitError:
+        discard_run(run)
+        raise
+    except HandoverInterruptedError:
+        raise
+    except KeyboardInterrupt:  # nobody has the script yet
         discard_run(run)
         raise
 

@@ -346,10 +346,12 @@ def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirecto
         for folder in _folders_of(run):
             make_folder(folder)
         write_text(run.secret, secrets.token_hex(32) + "\n", mode=0o600)  # the owner's alone, whatever the access
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C as well
         if run is not None:
             discard_run(run)
-        raise cannot_write(error, what="cannot make a run directory", where=runs) from error
+        if isinstance(error, OSError):
+            raise cannot_write(error, what="cannot make a run directory", where=runs) from error
+        raise
     return run
 
 
