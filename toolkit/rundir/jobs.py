@@ -38,10 +38,13 @@ def start_of_job(run: RunDirectory, job_id: str) -> int:
 def _readable(run: RunDirectory) -> list[tuple[int, str]]:
     """The starts and their jobs, from the files that are not damaged."""
     found = []
-    for path in (*run.path.glob("submitted-*.json"), *run.starts.glob("*/claim.json")):
-        start = start_of(path) if path.parent == run.path else int(path.parent.name)
+    for path in run.path.glob("submitted-*.json"):
         with suppress(DamagedFileError, OSError):  # another file may tell
-            found += [(start, job_id) for job_id in _ids_in(read_json(path))]
+            found += [(start_of(path), job_id) for job_id in _ids_in(read_json(path))]
+    for number in run.start_numbers():
+        with suppress(DamagedFileError, OSError):
+            claim = read_claim(run, number)
+            found += [(number, claim.job_id)] if claim is not None else []
     return found
 
 
