@@ -76,7 +76,10 @@ def _slurm_of(run: RunDirectory, *, echo: bool) -> Slurm | None:
 
 
 def _newest_job(run: RunDirectory) -> str:
-    return next(reversed(readable_job_ids(run)), "").partition("_")[0]
+    try:
+        return next(reversed(readable_job_ids(run)), "").partition("_")[0]
+    except PermissionError:  # another user's
+        return ""
 
 
 def _is_run(path: Path) -> bool:
