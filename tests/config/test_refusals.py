@@ -303,6 +303,7 @@ def test_a_function_that_is_not_there(tmp_path, resolve, source, message):
         ("-c2", "cpus_per_rank = "), ("--time=1", "time = "), ("-t 1", "time = "), ("-pshort", "partition = "),
         ("-A x", "account = "), ("--qos=x", "qos = "), ("-a 0-3", "array = "), ("-J x", "name = "), ("--requeue", "requeue = true"),
         ("--no-requeue", "requeue = false"), ("--signal=B:USR1@60", "warn_s = "), ("--open-mode=truncate", "leave it out"),
+        ("--partit=short", "partition = "), ("--acco x", "account = "), ("--no-req", "requeue = false"),
     ],
 )  # fmt: skip
 def test_an_sbatch_option_that_another_key_sets_is_refused_with_that_key(tmp_path, resolve, option, key):

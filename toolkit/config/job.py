@@ -55,9 +55,11 @@ def check_sbatch_options(options: list[str]) -> list[str]:
             raise ValueError("holds an option that does not start with '-'")
         if not is_one_option(option):
             raise refuse_value((), f"{option!r} holds more than one option", ONE_OPTION_FIX)
+        word = re.split(r"[=\s]", option.strip(), maxsplit=1)[0]
         for name, letter, fix in _ELSEWHERE:
             is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
-            if is_bare or value_of(option, name, letter) is not None:
+            is_cut = len(word) > len("--") and f"--{name}".startswith(word)  # sbatch takes the beginning of a name, too
+            if is_bare or is_cut or value_of(option, name, letter) is not None:
                 raise refuse_value((), f"{option!r} would win over what is said elsewhere", fix)
     return options
 
