@@ -37,7 +37,7 @@ def find_job(name_or_path: str) -> Path:
         close = nearest(path.stem, beside)  # their common ending makes no two names alike
         fix = f"give {path.parent / close[0]}.toml" if close else "give the path of a job file"
         raise NotFoundError("there is no such job file", where=str(path.absolute()), fix=fix)
-    if (beside_it := path.with_name(f"{path.name}.toml")).is_file():
+    if (beside_it := Path(f"{path}.toml")).is_file():
         fix = f"write ./{beside_it}"
         raise NotFoundError(f"there is no shipped job {name_or_path!r} and no such file", fix=fix)
     close = nearest(name_or_path, shipped)
