@@ -316,14 +316,15 @@ def test_an_sbatch_option_that_another_key_sets_is_refused_with_that_key(tmp_pat
     "option",
     ["--time-min=1", "--nodefile=x", "--nodelist=n1", "-w n1", "-x n1", "--exclude=n1", "-C gpu", "--comment=a", "--mem=500M",
      "--requeue-not-known=1", "--ntasks-per-core=1", "-H", "-o x", "-d afterok:5", "-vv", "--gres gpu:1", "--comment=a b - c",
-     "--nice=-5", "--comment 'a --time=5'"],
+     "--nice=-5", "--comment 'a --time=5'",
+     "--comment=try -x --time=5"],
 )  # fmt: skip
 def test_other_sbatch_options_are_passed_on(resolve, option):
     assert resolve(f'sbatch = ["{option}"]').job.sbatch == [option]
 
 
 @pytest.mark.parametrize(
-    "text", ["--exclusive --time=2-0 --nodes=9", "--exclusive -N 9", "--gres gpu:1 -t5", "--gres=gpu:1 --nodes=9", "-H -N9", "-HN9"]
+    "text", ["--exclusive --time=2-0 --nodes=9", "--exclusive -N 9", "--gres gpu:1 -t5", "-H -N9", "-HN9"]
 )  # fmt: skip
 def test_a_second_option_in_one_text_would_pass_every_check_and_is_refused(tmp_path, resolve, text):
     said = message_of(tmp_path, lambda: resolve(f'sbatch = ["{text}"]'))

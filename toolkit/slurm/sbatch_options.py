@@ -13,7 +13,7 @@ _SWITCHES = "bhHIkOQsuvVW"  # letters without a value
 _JOINED = re.compile(rf"-[{_SWITCHES}]+(?![{_SWITCHES}])[A-Za-z]")  # `-HN9` is `-H -N 9`
 
 ONE_OPTION_FIX = (
-    'write each option as a text of its own; a value that holds such a word stands in quotes: --comment "a -b"'
+    "write each option as a text of its own; a value that holds such a word stands behind `=`: --comment=a -b"
 )
 # Where the components of a heterogeneous job are said, for those who look among sbatch's options.
 COMPONENTS_ELSEWHERE = "the components of a heterogeneous job are tables of the job file"
@@ -37,10 +37,12 @@ def value_of(option: str, name: str, letter: str = "") -> str | None:
 def is_one_option(text: str) -> bool:
     """Whether a text is one option, maybe with its value. What sbatch takes for a second one, nobody else looks at.
 
-    A value with a word that looks like an option stands in quotes behind a blank: `--comment "a -b"`.
+    Behind `=` all is the value, which is quoted whole. Behind a blank a value with a word that looks like an option stands
+    in quotes: `--comment "a -b"`.
     """
-    words = text.split() if "=" in text.partition(" ")[0] else _words(text)
-    return not _JOINED.match(text) and not any(map(_OPTION.match, words[1:]))
+    if "=" in text.partition(" ")[0]:
+        return True
+    return not _JOINED.match(text) and not any(map(_OPTION.match, _words(text)[1:]))
 
 
 def begins_component(option: str) -> bool:
