@@ -32,10 +32,14 @@ TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 JOB = '[job]\nname = "array_submit"\nentry = ["true"]\ntime = "5"\nsbatch = [{options}]\n[restart]\ncrashes = 0\n'
 OURS = """
 import sys, time
-from toolkit.batch import bad_nodes, chain, executors, submission
-from toolkit.batch.preflight import look
-from toolkit.batch.sweep import sweep
-from toolkit.cli import preflight, submit
+from toolkit.submission import excluded_nodes as bad_nodes
+from toolkit.submission import chain
+from toolkit.submission import executors
+from toolkit.submission import submit_run as submission
+from toolkit.submission.preflight import checks as look
+from toolkit.submission.sweep import sweep
+from toolkit.cli import preflight
+from toolkit.cli import submit
 from toolkit.cli.main import cli
 from toolkit.site import detect
 

@@ -10,11 +10,11 @@ from fuzz_cases import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.batch.living import slurm_word
 from toolkit.cli.parse import reader_of
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
+from toolkit.runs.status.slurm_state import state_from_slurm
 from toolkit.slurm.job_facts import of_jobs, outlived, read_sacct, read_squeue
 from toolkit.slurm.records import UnreadableError
 from toolkit.slurm.states import run_state
@@ -176,7 +176,7 @@ def test_a_run_without_a_result_is_never_complete(data, state):
         facts = of_jobs(read_squeue(data.draw(damaged(text) | st.just(text)), MARK), ["1001"])
     except UnreadableError as error:
         facts = error
-    word = slurm_word(RunDirectory(Path("/nowhere/job/run")), "1001", facts)
+    word = state_from_slurm(RunDirectory(Path("/nowhere/job/run")), "1001", facts)
     assert word[0] is not RunState.COMPLETED
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.batch.settle import close_submission
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir import index, known
 from toolkit.rundir.claims import claim_attempt, claim_start
@@ -17,6 +16,7 @@ from toolkit.rundir.files import write_json
 from toolkit.rundir.find import find_run
 from toolkit.rundir.index import RunIndex
 from toolkit.rundir.layout import create_run
+from toolkit.runs.status.reconcile_submission import close_submission
 
 ENDED = {
     **json.loads((Path(__file__).parents[2] / "docs" / "samples" / "attempt_exit.json").read_text()),

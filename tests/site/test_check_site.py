@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from slurm_of_a_site import install
 
-from toolkit.batch import site_check
-from toolkit.batch.follow import Follower
-from toolkit.batch.site_check import _Begun, _judge
 from toolkit.rundir.states import RunState
+from toolkit.runs.follow.follow import Follower
 from toolkit.site.findings import Finding, Probe
 from toolkit.site.load import load_site
+from toolkit.upkeep import site_check
+from toolkit.upkeep.site_check import _Begun, _judge
 
 SITE = """[network]
 interface = "ib0"

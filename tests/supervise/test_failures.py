@@ -10,7 +10,8 @@ from toolkit import supervise
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json, write_json
 from toolkit.rundir.states import Cause
-from toolkit.supervise.failures import clean, first_failure, silent_end
+from toolkit.supervise.failures import first_failure, silent_end
+from toolkit.terminal.printable import clean
 
 
 @pytest.fixture

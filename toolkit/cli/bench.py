@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.bench_step import step
-from toolkit.cli.named import RUN
 from toolkit.cli.options import echo_log, runs_option
+from toolkit.cli.param_types import RUN
 from toolkit.errors import CheckFailedError, ToolkitError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _wrong(found: Measurement) -> int:
 
 def _stored(result: str, runs: Path | None) -> Measurement:
     """What a run, or a file, has."""
-    from toolkit.cli.options import find
+    from toolkit.cli.places import find
     from toolkit.metrics.collectives import FILE, read_measurement
     from toolkit.rundir.find import typed_path
 
@@ -205,11 +205,11 @@ def _measure(world: World, request: BenchRequest, *, as_json: bool) -> Measureme
 
 def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_json: bool) -> tuple[Measurement, int]:
     """Run the job of this name here: (what it measured, its exit code)."""
-    from toolkit.batch.submission import create
-    from toolkit.cli.asked import AskedJob
-    from toolkit.cli.here import follow_here, resolve_here
+    from toolkit.cli.job_request import AskedJob
+    from toolkit.cli.run_foreground import follow_here, resolve_here
     from toolkit.config.shipped import shipped_jobs
     from toolkit.metrics.collectives import FILE, read_measurement
+    from toolkit.submission.submit_run import create
 
     try:
         if ranks is not None:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.asked import AskedJob
-from toolkit.cli.named import JOB, RUN, SITE
-from toolkit.cli.options import echo_log, find, job_options, runs_option
+from toolkit.cli.job_request import AskedJob
+from toolkit.cli.options import echo_log, job_options, runs_option
+from toolkit.cli.param_types import JOB, RUN, SITE
+from toolkit.cli.places import find
 from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ def _stored(result: str, runs: Path | None) -> StepProfile:
 
 def _measured(asked: AskedJob, steps: int, warmup: int) -> tuple[StepProfile, int]:
     """Run the job for so many steps: (what its steps took, its exit code)."""
-    from toolkit.batch.submission import create
-    from toolkit.cli.here import follow_here, resolve_here
+    from toolkit.cli.run_foreground import follow_here, resolve_here
     from toolkit.metrics.step_profile import FILE, read_profile
+    from toolkit.submission.submit_run import create
 
     for name, value, least in (("--steps", steps, 1), ("--warmup", warmup, 0)):
         if value < least:

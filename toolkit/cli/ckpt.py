@@ -17,11 +17,11 @@ from toolkit.cli.ckpt_places import all_folders, changing, committed_folders, ma
 from toolkit.cli.ckpt_print import reading_bar, size, speed
 from toolkit.cli.ckpt_prune import prune
 from toolkit.cli.ckpt_show import show
-from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import json_option, runs_option
-from toolkit.cli.table import print_table
+from toolkit.cli.param_types import RUN_OR_STEP
 from toolkit.errors import CHECK_FAILED, OWN_FAILURE, ToolkitError
 from toolkit.talk import plain
+from toolkit.terminal.table import print_table
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.folder.listing import Summary

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.ckpt_places import another_named, manifest_to_take, one_folder, refuse_empty
-from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import runs_option
+from toolkit.cli.param_types import RUN_OR_STEP
 from toolkit.errors import ToolkitError
 from toolkit.talk import say
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.cli.options import site_runs
+from toolkit.cli.places import site_runs
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 from toolkit.talk import say
 

@@ -12,8 +12,8 @@ import click
 
 from toolkit.cli.ckpt_places import changing, folder_of, with_step
 from toolkit.cli.ckpt_print import size
-from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.param_types import RUN_OR_STEP
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
 from toolkit.talk import plain, say
 
@@ -116,7 +116,7 @@ def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | N
             message = "is of no run, which would say what is kept"
             raise ToolkitError(message, where=str(place.directory), fix="give --keep-last")
         return Retention(**given), None
-    from toolkit.batch.submission import recorded_job
+    from toolkit.runs.record.job import recorded_job
 
     settings = recorded_job(place.run.whole).checkpoint
     return replace(Retention.of(settings), **given), Path(settings.source) if settings.source else None
@@ -130,8 +130,8 @@ def _refuse_living(place: Place, *, echo: bool) -> None:
     """
     if place.run is None:
         return
-    from toolkit.batch.state import run_status
     from toolkit.rundir.states import RunState
+    from toolkit.runs.status.state import run_status
 
     status = run_status(place.run, echo=echo)
     if not status.state.final and status.state is not RunState.CREATED:

@@ -13,8 +13,8 @@ import click
 
 from toolkit.cli.ckpt_places import manifest_of, one_folder
 from toolkit.cli.ckpt_print import print_out, reading_bar, shortened, size
-from toolkit.cli.named import RUN_OR_STEP
 from toolkit.cli.options import json_option, runs_option
+from toolkit.cli.param_types import RUN_OR_STEP
 from toolkit.errors import CHECK_FAILED, CheckFailedError
 from toolkit.talk import plain
 

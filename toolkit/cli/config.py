@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.asked import AskedJob
-from toolkit.cli.named import JOB, SITE
+from toolkit.cli.job_request import AskedJob
 from toolkit.cli.options import print_command_option
+from toolkit.cli.param_types import JOB, SITE
 from toolkit.talk import say
 
 if TYPE_CHECKING:

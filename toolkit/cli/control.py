@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.named import RUN
-from toolkit.cli.options import find, print_command_option, runs_option
+from toolkit.cli.options import print_command_option, runs_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find
 
 
 @click.command()
@@ -20,7 +21,7 @@ def save(run: str, runs: Path | None, echo: bool) -> None:
     \b
     toolkit save last
     """
-    from toolkit.batch.control import ask_for
+    from toolkit.runs.requests.control import ask_for
 
     status = ask_for(find(run, runs, to="save"), "save", echo=echo)
     click.echo(f"run {status.run_id} saves at its next step boundary (`toolkit ckpt ls {status.run_id}`)")
@@ -36,7 +37,7 @@ def stop(run: str, runs: Path | None, echo: bool) -> None:
     \b
     toolkit stop last
     """
-    from toolkit.batch.control import ask_for, what_follows_a_stop
+    from toolkit.runs.requests.control import ask_for, what_follows_a_stop
 
     directory = find(run, runs, to="stop")
     ask_for(directory, "stop", echo=echo)
@@ -54,7 +55,7 @@ def requeue(run: str, runs: Path | None, echo: bool) -> None:
     toolkit requeue last
     toolkit requeue 123_4
     """
-    from toolkit.batch.control import requeue_run
+    from toolkit.runs.requests.control import requeue_run
 
     status = requeue_run(find(run, runs, to="requeue"), echo=echo)
     click.echo(f"run {status.run_id}: job {status.full_job_id} goes back into the queue ({status.reason})")

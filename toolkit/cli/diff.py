@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.named import RUN
-from toolkit.cli.options import find, json_option, print_command_option, runs_option
+from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find
 
 if TYPE_CHECKING:
-    from toolkit.batch.compare import Comparison, Row
+    from toolkit.runs.compare import Comparison, Row
 
 _LONGEST = 60  # letters of one value in a line; --json has all of it
 
@@ -32,8 +33,8 @@ def diff(a: str, b: str, runs: Path | None, as_json: bool, echo: bool, with_code
     toolkit diff 20261120-142233-9f3a last
     toolkit diff last_3 last_4
     """
-    from toolkit.batch.compare import changed_lines, compare_runs, job_of
-    from toolkit.supervise.failures import clean
+    from toolkit.runs.compare import changed_lines, compare_runs, job_of
+    from toolkit.terminal.printable import clean
 
     one, other = find(a, runs), find(b, runs)
     if with_code:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.named import SITE
-from toolkit.cli.options import json_option, print_command_option, runs_option, site_runs
+from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.param_types import SITE
+from toolkit.cli.places import site_runs
 
 
 @click.command()
@@ -23,9 +24,9 @@ def doctor(site: str | None, runs: Path | None, as_json: bool, echo: bool) -> in
     toolkit doctor
     toolkit doctor --json
     """
-    from toolkit.batch.doctor import ERROR, OK, examine
     from toolkit.errors import CHECK_FAILED
-    from toolkit.supervise.failures import clean
+    from toolkit.terminal.printable import clean
+    from toolkit.upkeep.doctor import ERROR, OK, examine
 
     signs = []
     for sign in examine(site_runs(runs), site_name=site, echo=echo):

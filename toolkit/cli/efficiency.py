@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.named import RUN
-from toolkit.cli.options import find, json_option, print_command_option, runs_option
+from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find
 
 
 @click.command()
@@ -22,8 +23,8 @@ def efficiency(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
     \b
     toolkit efficiency last
     """
-    from toolkit.batch.efficiency.count import efficiency_of
-    from toolkit.batch.efficiency.words import lines_of
+    from toolkit.runs.efficiency.count import efficiency_of
+    from toolkit.runs.efficiency.rendering import lines_of
 
     told = efficiency_of(find(run, runs), echo=echo)
     if as_json:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.named import RUN
-from toolkit.cli.options import find, json_option, print_command_option, runs_option
+from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find
 from toolkit.talk import plain
 
 
@@ -24,7 +25,7 @@ def explain(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
     toolkit explain last
     toolkit explain 123_4
     """
-    from toolkit.batch.explain.explain import explain_run, lines_of
+    from toolkit.runs.explain.explain import explain_run, lines_of
 
     told = explain_run(find(run, runs), echo=echo)
     if as_json:

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.ages import Moment
-from toolkit.cli.each import for_each, refuse_at_last
-from toolkit.cli.letters import is_plain
-from toolkit.cli.named import RUN
-from toolkit.cli.options import echo_log, find, folder_of_runs, json_option, print_command_option, runs_option
-from toolkit.cli.table import print_table
+from toolkit.cli.batch_errors import for_each, refuse_at_last
+from toolkit.cli.options import echo_log, json_option, print_command_option, runs_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find, folder_of_runs
 from toolkit.errors import InterruptedWaitError, ToolkitError
 from toolkit.rundir.states import RunState
 from toolkit.talk import say
+from toolkit.terminal.character_set import is_plain
+from toolkit.terminal.table import print_table
 
 if TYPE_CHECKING:
-    from toolkit.batch.run_status import RunStatus
     from toolkit.rundir.layout import RunDirectory
+    from toolkit.runs.status.run_status import RunStatus
 
 
 STATE = click.Choice([state.value for state in RunState])
@@ -32,7 +33,7 @@ task_option = click.option("--task", type=click.IntRange(min=0), metavar="T", he
 
 def _part(run: str, task: int | None, runs: Path | None, *, to: str = "") -> RunDirectory:
     """RUN, or with --task that task of it; `to` as of `find`."""
-    from toolkit.batch.state import require_task
+    from toolkit.runs.status.state import require_task
 
     directory = find(run, runs, to=to)
     if task is not None:
@@ -91,7 +92,7 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, l
     toolkit status 123 124_7
     toolkit status --live
     """
-    from toolkit.batch.history.listing import living_runs
+    from toolkit.runs.history.listing import living_runs
 
     if live and run:
         raise click.UsageError("--live is all runs that live; leave out RUN")
@@ -120,10 +121,10 @@ def _named_statuses(
     names: Sequence[str], runs: Path | None, *, echo: bool
 ) -> tuple[list[RunStatus], list[ToolkitError]]:
     """The status of each run that is named, and what is wrong with the others."""
-    from toolkit.batch.history.asking import told_of
+    from toolkit.runs.history.asking import cached_statuses
 
     directories, refused = for_each(names, lambda name: find(name, runs))
-    told = told_of(directories, echo=echo).values()
+    told = cached_statuses(directories, echo=echo).values()
     refused += [one for one in told if isinstance(one, ToolkitError)]
     return [one for one in told if not isinstance(one, ToolkitError)], refused
 
@@ -159,10 +160,10 @@ def logs(
     toolkit logs 123_4 --rank all -n 20
     toolkit logs last --failed -n 50
     """
-    from toolkit.batch.follow import Follower
-    from toolkit.batch.log_choice import LogChoice, choose_logs
-    from toolkit.batch.logs import in_blocks, read_by_time, read_logs
-    from toolkit.batch.state import require_submitted
+    from toolkit.runs.follow.follow import Follower
+    from toolkit.runs.logs.log_choice import LogChoice, choose_logs
+    from toolkit.runs.logs.logs import in_blocks, read_by_time, read_logs
+    from toolkit.runs.status.state import require_submitted
 
     if sum((bool(rank), bool(nodes), failed)) > 1:
         raise click.UsageError("give one of --rank, --node and --failed")
@@ -203,8 +204,8 @@ def wait(run: str, runs: Path | None, echo: bool) -> None:
     \b
     toolkit wait last && toolkit ckpt ls last
     """
-    from toolkit.batch.follow import follow_to_end
-    from toolkit.batch.state import require_submitted
+    from toolkit.runs.follow.follow import follow_to_end
+    from toolkit.runs.status.state import require_submitted
 
     directory = find(run, runs)
     require_submitted(directory)
@@ -231,8 +232,8 @@ def cancel(run: tuple[str, ...], runs: Path | None, echo: bool, task: int | None
 
 def _cancel(directory: RunDirectory, *, echo: bool) -> str:
     """Ask a run, or a task, to end; what follows."""
-    from toolkit.batch.cancel import cancel_run, cancel_task, what_follows
-    from toolkit.supervise.failures import clean
+    from toolkit.runs.requests.cancel import cancel_run, cancel_task, what_follows
+    from toolkit.terminal.printable import clean
 
     number, whole = directory.task_number, directory.whole
     status = cancel_run(whole, echo=echo) if number is None else cancel_task(whole, number, echo=echo)
@@ -240,7 +241,7 @@ def _cancel(directory: RunDirectory, *, echo: bool) -> str:
 
 
 def _tree(statuses: Sequence[RunStatus], *, as_json: bool) -> None:
-    from toolkit.batch.history.tree import lines_of, tree_of
+    from toolkit.runs.history.tree import lines_of, tree_of
 
     roots = tree_of(statuses)
     if as_json:
@@ -271,8 +272,8 @@ def history(
     toolkit history -n 10
     toolkit history --state failed --since 7d
     """
-    from toolkit.batch.history.listing import list_runs
     from toolkit.rundir.layout import new_run_id
+    from toolkit.runs.history.listing import list_runs
 
     statuses = list_runs(
         folder_of_runs(runs), job=job_name, states=[RunState(state) for state in states],

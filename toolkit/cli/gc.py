@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.ages import Age
-from toolkit.cli.options import folder_of_runs, json_option, print_command_option, runs_option
+from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.places import folder_of_runs
 
 if TYPE_CHECKING:
-    from toolkit.batch.leftovers import Leftover
+    from toolkit.upkeep.leftovers import Leftover
 
 
 @click.command()
@@ -39,7 +40,7 @@ def gc(
     toolkit gc --dry-run
     toolkit gc --older-than 30d --keep-checkpoints
     """
-    from toolkit.batch.leftovers import find_leftovers
+    from toolkit.upkeep.leftovers import find_leftovers
 
     if keep_checkpoints and older_than is None:
         raise click.UsageError("--keep-checkpoints is of --older-than")
@@ -79,9 +80,9 @@ def _ask(found: Sequence[Leftover], *, yes: bool) -> None:
 
 def _remove(found: Sequence[Leftover]) -> int:
     """Remove one after the other; 1 where one stayed, which is said."""
-    from toolkit.batch.leftovers import remove
     from toolkit.errors import CHECK_FAILED, ToolkitError
     from toolkit.talk import say
+    from toolkit.upkeep.leftovers import remove
 
     left = 0
     for one in found:

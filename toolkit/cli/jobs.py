@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.named import SHIPPED_JOB
 from toolkit.cli.options import json_option
+from toolkit.cli.param_types import SHIPPED_JOB
 
 
 @click.group()

@@ -23,7 +23,7 @@ from toolkit.talk import say
 # name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "submit": ("toolkit.cli.submit", "submit", "Submit a job."),
-    "run": ("toolkit.cli.here", "run", "Run a job here and now."),
+    "run": ("toolkit.cli.run_foreground", "run", "Run a job here and now."),
     "render": ("toolkit.cli.submit", "render", "Print a job's Slurm script."),
     "preflight": ("toolkit.cli.submit", "preflight", "Would a job run, and what may it cost?"),
     "resume": ("toolkit.cli.resume", "resume", "Continue a run from its newest checkpoint."),
@@ -202,7 +202,7 @@ def _say(text: str) -> None:
 def _with_way_out(error: ToolkitError) -> ToolkitError:
     if not isinstance(error, DamagedFileError):
         return error
-    from toolkit.batch.damaged import with_way_out
+    from toolkit.runs.status.damaged import with_way_out
 
     return with_way_out(error)
 

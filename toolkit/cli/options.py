@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,11 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from toolkit.cli.named import PARTITION
+from toolkit.cli.param_types import PARTITION
 
 if TYPE_CHECKING:
     from toolkit.config.origins import Flag
-    from toolkit.rundir.layout import RunDirectory
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -151,62 +149,9 @@ def runs_option(function: Command) -> Command:
     )(function)
 
 
-def site_runs(runs: Path | None) -> Path:
-    """RUNS for commands that follow runs: --runs > TOOLKIT_RUNS > the site's > ./runs."""
-    from toolkit.rundir.find import runs_folder
-
-    named = runs is not None or os.environ.get("TOOLKIT_RUNS")
-    return runs_folder(runs, os.environ, "" if named else runs_of_site())
-
-
-def runs_of_site() -> str:
-    """RUNS of the site that this is; "" where it names none."""
-    from toolkit.config.expand import expand_path
-    from toolkit.errors import ToolkitError
-    from toolkit.site.detect import detect_site
-
-    try:
-        site = detect_site().site
-    except ToolkitError:  # no site is known here; the runs in this folder can still be followed
-        return ""
-    return expand_path(site, "runs", os.environ)
-
-
-def folder_of_runs(named: Path | None) -> Path:
-    """RUNS. One that --runs names must be there; the others come with the first run."""
-    from toolkit.errors import NotFoundError
-
-    folder = site_runs(named)
-    if named is not None and not folder.is_dir():
-        raise NotFoundError("there is no such folder", where=str(folder), fix="name the folder of all runs with --runs")
-    return folder
-
-
-def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
-    """The run directory that RUN names. A verb, `to`="cancel", is not for what names less than a run or a task."""
-    from toolkit.rundir.find import NoRunError, find_run
-    from toolkit.rundir.layout import RunDirectory
-    from toolkit.rundir.run_names import refuse_part
-
-    if to:
-        refuse_part(run, to)
-    folder = site_runs(runs)
-    try:
-        found = RunDirectory(find_run(run, folder))
-    except NoRunError as error:
-        from toolkit.batch.no_run import known_otherwise
-
-        raise known_otherwise(run, folder) or error from None
-    if found.task_number is not None:
-        from toolkit.batch.state import require_task
-
-        require_task(found)
-    return found
-
-
 def echo_log(text: str, *, err: bool = False) -> None:
     """Print what a program wrote, with its newline: as it is into a file or a pipe, without harmful escapes on a terminal."""
-    from toolkit.batch.logs import for_terminal
+    from toolkit.runs.logs.logs import for_terminal
 
     written = text.encode("utf-8", "surrogateescape")
     if (sys.stderr if err else sys.stdout).isatty():

@@ -15,11 +15,11 @@ from toolkit.errors import CHECK_FAILED, ToolkitError, all_of
 from toolkit.talk import say
 
 if TYPE_CHECKING:
-    from toolkit.batch.cost import Cost
-    from toolkit.batch.preflight.finding import Finding
     from toolkit.config.resolved import ResolvedJob
     from toolkit.config.site import Site
     from toolkit.rundir.layout import RunDirectory
+    from toolkit.submission.cost import Cost
+    from toolkit.submission.preflight.finding import Finding
 
 # What a refusal is called where it does not end the command.
 FORCED = "passed over (--force)"
@@ -31,7 +31,7 @@ def look_first(
     runs: Path | None,
     *,
     site: Site | None = None,
-    once: Sequence[str] = (),
+    extra_sbatch_options: Sequence[str] = (),
     run: RunDirectory | None = None,
     instead: str = "",
     echo: bool = False,
@@ -48,9 +48,9 @@ def look_first(
     Raises:
         ToolkitError: what was found can never run; each refusal is a line.
     """
-    from toolkit.batch.preflight.look import look
+    from toolkit.submission.preflight.checks import look
 
-    found = look(job, runs, site=site, once=once, run=run, echo=echo)
+    found = look(job, runs, site=site, extra_sbatch_options=extra_sbatch_options, run=run, echo=echo)
     for one in found.silent:
         say(f"not looked at, {one}")
     for finding in found.warnings:
@@ -67,24 +67,24 @@ def look_first(
 
 def tell_cost(cost: Cost | None) -> None:
     """Say on stderr what a job that is handed over may cost."""
-    from toolkit.batch.cost import in_words
+    from toolkit.submission.cost import in_words
 
     if cost is not None:
         say(in_words(cost))
 
 
 def print_preflight(
-    job: ResolvedJob, runs: Path, *, site: Site, once: Sequence[str], as_json: bool, echo: bool
+    job: ResolvedJob, runs: Path, *, site: Site, extra_sbatch_options: Sequence[str], as_json: bool, echo: bool
 ) -> None:
     """The answer of `preflight`; the command ends with 1 where something is refused."""
-    from toolkit.batch.beginning import check_beginning
-    from toolkit.batch.cost import in_words
-    from toolkit.batch.preflight.look import look
-    from toolkit.batch.secrets import check_secrets
+    from toolkit.submission.cost import in_words
+    from toolkit.submission.entry_checks import check_beginning
+    from toolkit.submission.preflight.checks import look
+    from toolkit.submission.secrets import check_secrets
 
-    check_beginning(job, once)
+    check_beginning(job, extra_sbatch_options)
     check_secrets(job, os.environ)
-    found = look(job, runs, site=site, once=once, echo=echo)
+    found = look(job, runs, site=site, extra_sbatch_options=extra_sbatch_options, echo=echo)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=1))
     else:

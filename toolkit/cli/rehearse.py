@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.named import RUN
-from toolkit.cli.options import find, json_option, print_command_option, runs_option
+from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find
 from toolkit.talk import say
 
 if TYPE_CHECKING:
-    from toolkit.batch.failures_on_purpose import CutOff
-    from toolkit.batch.rehearse import Injected
     from toolkit.rundir.layout import RunDirectory
+    from toolkit.runs.rehearse.fault_injection import CutOff
+    from toolkit.runs.rehearse.rehearse import Injected
 
 
 @click.command()
@@ -42,9 +43,9 @@ def rehearse(
     toolkit rehearse last preempt
     toolkit rehearse last kill-rank 3
     """
-    from toolkit.batch.failures_on_purpose import choose
-    from toolkit.batch.rehearse import lines_of, require_stepping
-    from toolkit.batch.rehearse import rehearse as follow
+    from toolkit.runs.rehearse.fault_injection import choose
+    from toolkit.runs.rehearse.rehearse import lines_of, require_stepping
+    from toolkit.runs.rehearse.rehearse import rehearse as follow
 
     if rank is not None and failure != "kill-rank":
         raise click.UsageError(f"{failure} takes no rank; leave out {rank}, or say kill-rank {rank}")
@@ -61,8 +62,8 @@ def rehearse(
 
 def _ask(run: RunDirectory, failure: str, *, yes: bool) -> None:
     """Nobody's live run fails by a slip of the hand."""
-    from toolkit.batch.rehearse import require_stepping, what_is_at_stake
     from toolkit.errors import ToolkitError
+    from toolkit.runs.rehearse.rehearse import require_stepping, what_is_at_stake
 
     if yes:
         return
@@ -74,10 +75,10 @@ def _ask(run: RunDirectory, failure: str, *, yes: bool) -> None:
 
 def _cut_off(run: RunDirectory) -> CutOff | None:
     """How to cut a node off: the dev cluster can, no other cluster lets its users."""
-    from toolkit.batch.rehearse import Injected
-    from toolkit.batch.submission import recorded_job
     from toolkit.devcluster import cluster
     from toolkit.devcluster.layout import make_layout
+    from toolkit.runs.record.job import recorded_job
+    from toolkit.runs.rehearse.rehearse import Injected
 
     conf = Path(recorded_job(run).scheduler.conf).expanduser()
     folder = conf.parent.parent

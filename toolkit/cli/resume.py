@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.here import live_here, shape_of_allocation
-from toolkit.cli.named import CHECKPOINT, RUN, SITE
-from toolkit.cli.options import find, flags_of, job_options, print_command_option, runs_option, sbatch_options_of
+from toolkit.cli.options import flags_of, job_options, print_command_option, runs_option, sbatch_options_of
+from toolkit.cli.param_types import CHECKPOINT, RUN, SITE
+from toolkit.cli.places import find
+from toolkit.cli.run_foreground import live_here, shape_of_allocation
 from toolkit.cli.submit import after_option, announce, follow, force_option, parents_of, parsable_option, wait_option
 
 if TYPE_CHECKING:
-    from toolkit.batch.parents import Parent
-    from toolkit.batch.resume import NextStart
-    from toolkit.batch.submission import Submitted
     from toolkit.config.resolved import ResolvedJob
     from toolkit.rundir.layout import RunDirectory
+    from toolkit.runs.record.parents import Parent
+    from toolkit.submission.resume import NextStart
+    from toolkit.submission.submit_run import Submitted
 
 
 @click.command()
@@ -77,12 +78,12 @@ def _prepare(
     job_gone: bool, echo: bool,
 ) -> NextStart:  # fmt: skip
     """The next start of a run, which can begin: `here` needs an allocation where there is Slurm."""
-    from toolkit.batch.allocation import check_here
-    from toolkit.batch.resume import Changes, prepare_resume, take_back
-    from toolkit.batch.submission import recorded_job
     from toolkit.config.amend import nodes_after
     from toolkit.errors import ToolkitError
+    from toolkit.runs.record.job import recorded_job
     from toolkit.site.detect import choose_site
+    from toolkit.submission.allocation import check_here
+    from toolkit.submission.resume import Changes, prepare_resume, undo_resume
 
     recorded = recorded_job(part)
     chosen = choose_site(site).site if site else None
@@ -98,32 +99,37 @@ def _prepare(
         if here:
             check_here(prepared.job, os.environ, resumed=part.run_id)
     except ToolkitError:
-        take_back(prepared)
+        undo_resume(prepared)
         raise
     return prepared
 
 
 def _hand_over(prepared: NextStart, values: dict[str, Any], *, force: bool, echo: bool) -> Submitted:
     """Submit the next start of a run; where it is refused, the run is as it was."""
-    from toolkit.batch.resume import take_back
-    from toolkit.batch.submission import submit as hand_over
-    from toolkit.batch.submission import uses_slurm
     from toolkit.cli.preflight import FORCED, look_first, tell_cost
     from toolkit.errors import OwnFailureError, ToolkitError
+    from toolkit.runs.record.job import uses_slurm
     from toolkit.slurm.commands import NoAnswerError
+    from toolkit.submission.resume import undo_resume
+    from toolkit.submission.submit_run import submit as hand_over
 
     options = sbatch_options_of(values, for_sbatch=uses_slurm(prepared.job))
     part = prepared.part
     try:
         cost = look_first(
-            prepared.job, part.whole.path.parents[1], once=options, run=part, instead=FORCED if force else "", echo=echo
+            prepared.job,
+            part.whole.path.parents[1],
+            extra_sbatch_options=options,
+            run=part,
+            instead=FORCED if force else "",
+            echo=echo,
         )
         tell_cost(cost)
         return hand_over(prepared.part.whole, prepared.job, prepared.number, echo=echo)
     except (NoAnswerError, OwnFailureError):
         raise  # the job may be in the queue
     except ToolkitError:
-        take_back(prepared)
+        undo_resume(prepared)
         raise
 
 
@@ -148,11 +154,12 @@ def rerun(
     toolkit rerun last
     toolkit rerun last --set train.seed=1 --wait
     """
-    from toolkit.batch.rerun import job_to_repeat, sweep_to_repeat
-    from toolkit.batch.submission import create, first_job, submit_new, uses_slurm
     from toolkit.cli.preflight import FORCED, look_first, tell_cost
     from toolkit.config.amend import nodes_after
+    from toolkit.runs.record.job import first_job, uses_slurm
     from toolkit.site.detect import choose_site
+    from toolkit.submission.rerun import job_to_repeat, sweep_to_repeat
+    from toolkit.submission.submit_run import create, submit_new
 
     before = find(run, runs)
     chosen = choose_site(site).site if site else None
@@ -161,8 +168,10 @@ def rerun(
     options = sbatch_options_of(values, for_sbatch=uses_slurm(job))
     folder = before.whole.path.parents[1]
     sweep = sweep_to_repeat(before, job, chosen)
-    cost = look_first(job, folder, site=chosen, once=options, instead=FORCED if force else "", echo=echo)
-    repeated = create(job, folder, once=options, repeats=before, sweep=sweep)
+    cost = look_first(
+        job, folder, site=chosen, extra_sbatch_options=options, instead=FORCED if force else "", echo=echo
+    )
+    repeated = create(job, folder, extra_sbatch_options=options, repeats=before, sweep=sweep)
     tell_cost(cost)
     announce(submit_new(repeated, job, echo=echo), parsable=parsable)
     if wait:

@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from toolkit.cli.asked import AskedJob
-from toolkit.cli.each import for_each, refuse_at_last
-from toolkit.cli.named import JOB, SESSION, SITE
+from toolkit.cli.batch_errors import for_each, refuse_at_last
+from toolkit.cli.job_request import AskedJob
 from toolkit.cli.options import job_options, json_option, print_command_option
+from toolkit.cli.param_types import JOB, SESSION, SITE
 from toolkit.talk import say
 
 
@@ -49,9 +49,9 @@ def start(
     """
     from importlib.resources import files
 
-    from toolkit.batch.session.files import check_name
-    from toolkit.batch.session.session import await_grant, check_request, ending_of, request_session
     from toolkit.cli.preflight import FORCED, look_first, tell_cost
+    from toolkit.session.files import check_name
+    from toolkit.session.session import await_grant, check_request, ending_of, request_session
     from toolkit.site.detect import choose_site
     from toolkit.site.partitions import resolve_on
 
@@ -85,10 +85,10 @@ def list_sessions(as_json: bool, echo: bool) -> None:
     \b
     toolkit session ls
     """
-    from toolkit.batch.session.files import all_sessions
-    from toolkit.batch.session.session import ending_of, states_of
-    from toolkit.cli.table import print_table
+    from toolkit.session.files import all_sessions
+    from toolkit.session.session import ending_of, states_of
     from toolkit.slurm.times import format_slurm_time
+    from toolkit.terminal.table import print_table
 
     known = states_of(all_sessions(), echo=echo)
     if as_json:
@@ -126,8 +126,8 @@ def execute(name: str, command: tuple[str, ...], nodes: int | None, ntasks: int 
     toolkit session exec dev -- hostname
     toolkit session exec dev -n 1 -- python train.py --debug
     """
-    from toolkit.batch.session.session import running_session
-    from toolkit.batch.session.steps import step_argv, step_environment
+    from toolkit.session.session import running_session
+    from toolkit.session.steps import step_argv, step_environment
 
     known = running_session(name, echo=echo)
     _become(step_argv(known, command, nodes=nodes, ntasks=ntasks), step_environment(known), echo=echo)
@@ -144,9 +144,9 @@ def attach(name: str, node: str | None, new: bool, echo: bool) -> None:
     \b
     toolkit session attach dev
     """
-    from toolkit.batch.session.session import running_session
-    from toolkit.batch.session.steps import lasting_shell, node_of, shell_argv, step_environment
     from toolkit.errors import ToolkitError
+    from toolkit.session.session import running_session
+    from toolkit.session.steps import lasting_shell, node_of, shell_argv, step_environment
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ToolkitError(
@@ -177,8 +177,8 @@ def notebook(name: str, port: int | None, node: str | None, login: str | None, e
     \b
     toolkit session notebook dev
     """
-    from toolkit.batch.session.notebook import start_notebook
-    from toolkit.batch.session.session import running_session
+    from toolkit.session.notebook import start_notebook
+    from toolkit.session.session import running_session
 
     found = start_notebook(running_session(name, echo=echo), port=port, named=node)
     click.echo(f"Jupyter runs on {found.node}, until `toolkit session stop {name}`. On your own machine:", err=True)
@@ -195,8 +195,8 @@ def stop(name: tuple[str, ...], echo: bool) -> None:
     \b
     toolkit session stop dev
     """
-    from toolkit.batch.session.files import find_session
-    from toolkit.batch.session.session import end_session
+    from toolkit.session.files import find_session
+    from toolkit.session.session import end_session
 
     def give_back(word: str) -> None:
         one = find_session(word)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.asked import AskedJob
-from toolkit.cli.named import JOB, PARTITION, SITE
-from toolkit.cli.options import job_options, json_option, print_command_option, runs_option, site_runs
-from toolkit.cli.table import print_table
+from toolkit.cli.job_request import AskedJob
+from toolkit.cli.options import job_options, json_option, print_command_option, runs_option
+from toolkit.cli.param_types import JOB, PARTITION, SITE
+from toolkit.cli.places import site_runs
 from toolkit.talk import say
+from toolkit.terminal.table import print_table
 
 if TYPE_CHECKING:
     from toolkit.site.partitions import Candidate
@@ -157,10 +158,10 @@ def check(
     """
     from dataclasses import asdict
 
-    from toolkit.batch.site_check import Wanted, check_site
     from toolkit.errors import CHECK_FAILED
     from toolkit.site.detect import choose_site
     from toolkit.site.proof import save_proof
+    from toolkit.upkeep.site_check import Wanted, check_site
 
     wanted = Wanted(partitions=partitions, account=account, time=time, runs=runs, wait_s=wait_s, echo=echo)
     proof = check_site(choose_site(name).site, wanted, lambda told: click.echo(told, err=True))
@@ -250,9 +251,9 @@ def bad_nodes_command(runs: Path | None, node: str | None, as_json: bool) -> Non
     """
     from dataclasses import asdict
 
-    from toolkit.batch.bad_nodes import describe
     from toolkit.errors import NotFoundError
     from toolkit.rundir.bad_nodes import bad_nodes, forget_bad_node, sites_with_bad_nodes
+    from toolkit.submission.excluded_nodes import describe
 
     folder = site_runs(runs)
     sites = sites_with_bad_nodes(folder)

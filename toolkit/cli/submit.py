@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.asked import AskedJob, asks_for_job
-from toolkit.cli.letters import is_plain
-from toolkit.cli.named import RUN
-from toolkit.cli.options import Command, find, json_option, print_command_option
+from toolkit.cli.job_request import AskedJob, asks_for_job
+from toolkit.cli.options import Command, json_option, print_command_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find
 from toolkit.talk import say
+from toolkit.terminal.character_set import is_plain
 
 if TYPE_CHECKING:
-    from toolkit.batch.parents import Parent
-    from toolkit.batch.submission import Submitted
     from toolkit.config.resolved import ResolvedJob
     from toolkit.config.site import Site
     from toolkit.rundir.layout import RunDirectory
+    from toolkit.runs.record.parents import Parent
+    from toolkit.submission.submit_run import Submitted
 
 wait_option = click.option("--wait", is_flag=True, help="Follow the run to its end; the exit code is the job's.")
 parsable_option = click.option("--parsable", is_flag=True, help="Print `JOB_ID;RUN_ID` alone.")
@@ -74,7 +75,7 @@ def announce(submitted: Submitted, *, parsable: bool) -> None:
 
 
 def follow(run: RunDirectory, *, echo: bool) -> None:
-    from toolkit.batch.follow import follow_to_end
+    from toolkit.runs.follow.follow import follow_to_end
 
     sys.exit(follow_to_end(run, echo=echo, plain=is_plain()))
 
@@ -100,9 +101,9 @@ def submit(
     toolkit submit my_job.toml --sweep train.lr=1e-3,3e-4 --sweep args.layers=2,4
     toolkit submit my_job.toml --after last:ok
     """
-    from toolkit.batch.submission import submit_new
     from toolkit.cli.preflight import FORCED, RENDERED
     from toolkit.rundir.layout import discard_run
+    from toolkit.submission.submit_run import submit_new
 
     instead = RENDERED if dry_run else FORCED if force else ""
     resolved, run = _new(asked, sweeps, grid, after, instead=instead, echo=echo)
@@ -120,10 +121,11 @@ def _new(
     asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], *, instead: str, echo: bool,
 ) -> tuple[ResolvedJob, RunDirectory]:  # fmt: skip
     """A job with the values of its sweep and the runs that it follows, and its run directory."""
-    from toolkit.batch.submission import create, uses_slurm
-    from toolkit.batch.sweep.sweep import array_of, read_sweep_options, resolve_sweep, warn_of_unread
     from toolkit.cli.preflight import look_first, tell_cost
+    from toolkit.runs.record.job import uses_slurm
     from toolkit.site.detect import choose_site
+    from toolkit.submission.submit_run import create
+    from toolkit.submission.sweep.sweep import array_of, read_sweep_options, resolve_sweep, warn_of_unread
 
     rows = read_sweep_options(sweeps, grid)
     if rows:
@@ -135,8 +137,8 @@ def _new(
     warn_of_unread(resolved, rows)
     folder = asked.runs_folder(resolved)
     parents = parents_of(after, folder, resolved, echo=echo)
-    cost = look_first(resolved, folder, site=chosen, once=options, instead=instead, echo=echo)
-    run = create(resolved, folder, once=options, sweep=swept, after=parents)
+    cost = look_first(resolved, folder, site=chosen, extra_sbatch_options=options, instead=instead, echo=echo)
+    run = create(resolved, folder, extra_sbatch_options=options, sweep=swept, after=parents)
     tell_cost(cost)
     return resolved, run
 
@@ -145,7 +147,7 @@ def parents_of(after: tuple[str, ...], runs: Path | None, job: ResolvedJob, *, e
     """The runs that a job is to follow."""
     if not after:
         return []  # without the imports, which take as long as a question to Slurm
-    from toolkit.batch.chain import find_parents
+    from toolkit.submission.chain import find_parents
 
     return find_parents(after, job, lambda name: find(name, runs), echo=echo)
 
@@ -178,11 +180,13 @@ def preflight(asked: AskedJob, as_json: bool, echo: bool) -> None:
     toolkit preflight train_lm
     toolkit preflight my_job.toml -N 4 -t 2:00:00 --json
     """
-    from toolkit.batch.submission import uses_slurm
     from toolkit.cli.preflight import print_preflight
+    from toolkit.runs.record.job import uses_slurm
     from toolkit.site.detect import choose_site
 
     chosen = choose_site(asked.site).site
     resolved = _resolve(asked, chosen, echo=echo)
     options = asked.sbatch_options(for_sbatch=uses_slurm(resolved))
-    print_preflight(resolved, asked.runs_folder(resolved), site=chosen, once=options, as_json=as_json, echo=echo)
+    print_preflight(
+        resolved, asked.runs_folder(resolved), site=chosen, extra_sbatch_options=options, as_json=as_json, echo=echo
+    )

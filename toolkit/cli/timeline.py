@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.letters import has_unicode, is_plain
-from toolkit.cli.named import RUN
-from toolkit.cli.options import find, json_option, print_command_option, runs_option
+from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find
+from toolkit.terminal.character_set import has_unicode, is_plain
 
 
 @click.command()
@@ -26,8 +27,8 @@ def timeline(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
     toolkit timeline last
     toolkit timeline 123_4 --json
     """
-    from toolkit.batch.timeline.picture import Pen, lines_of
-    from toolkit.batch.timeline.timeline import timeline_of
+    from toolkit.runs.timeline.picture import Pen, lines_of
+    from toolkit.runs.timeline.timeline import timeline_of
 
     found = timeline_of(find(run, runs), echo=echo)
     if as_json:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.asked import AskedJob
-from toolkit.cli.named import JOB
+from toolkit.cli.job_request import AskedJob
 from toolkit.cli.options import mesh_options
+from toolkit.cli.param_types import JOB
 from toolkit.cli.topo_check import check
 from toolkit.cli.topo_plot import plot
 from toolkit.cli.topo_show import show

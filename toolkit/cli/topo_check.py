@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.named import RUN
-from toolkit.cli.options import find, runs_option
+from toolkit.cli.options import runs_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find
 from toolkit.talk import say
 
 if TYPE_CHECKING:

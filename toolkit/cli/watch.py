@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.letters import has_unicode, is_plain
-from toolkit.cli.named import RUN
-from toolkit.cli.options import find, folder_of_runs, json_option, print_command_option, runs_option
+from toolkit.cli.options import json_option, print_command_option, runs_option
+from toolkit.cli.param_types import RUN
+from toolkit.cli.places import find, folder_of_runs
 from toolkit.errors import InterruptedWaitError
 from toolkit.talk import say
+from toolkit.terminal.character_set import has_unicode, is_plain
 
 if TYPE_CHECKING:
-    from toolkit.batch.watch.progress import Progress
-    from toolkit.batch.watch.watch import Watch
+    from toolkit.runs.follow.progress import Progress
+    from toolkit.runs.follow.watch import Watch
 
 PERIOD_S = 1.0
 # Without a terminal: how often a line is printed of a run that only goes on.
@@ -38,9 +39,9 @@ def watch(run: str | None, runs: Path | None, as_json: bool, echo: bool) -> None
     """
     from rich.console import Console
 
-    from toolkit.batch.follow import exit_code_of, report_end
-    from toolkit.batch.state import require_submitted
-    from toolkit.batch.watch.watch import Watch
+    from toolkit.runs.follow.follow import exit_code_of, report_end
+    from toolkit.runs.follow.watch import Watch
+    from toolkit.runs.status.state import require_submitted
 
     directory = find(run, runs) if run is not None else None
     if directory is not None:
@@ -68,8 +69,8 @@ def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
     from rich.console import Console
     from rich.live import Live
 
-    from toolkit.batch.cursor import given_back
-    from toolkit.batch.watch.words import screen_of
+    from toolkit.runs.follow.rendering import screen_of
+    from toolkit.terminal.cursor import given_back
 
     console = Console()
     if as_json or not console.is_terminal:
@@ -89,7 +90,7 @@ def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
 
 def _print_lines(watched: Watch, *, as_json: bool) -> list[Progress]:
     """A line for each run when its state or attempt has changed, and now and then while it goes on."""
-    from toolkit.batch.watch.words import line_of
+    from toolkit.runs.follow.rendering import line_of
 
     told: dict[str, tuple[object, str, float]] = {}
     while True:

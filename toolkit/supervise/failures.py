@@ -33,6 +33,7 @@ from toolkit.supervise.symptoms import (
     Symptom,
     sight,
 )
+from toolkit.terminal.printable import clean
 
 LAST_LINES = 8
 LINES_SEARCHED = 60  # for what a program says before it explains at length
@@ -53,12 +54,6 @@ _CONSEQUENCE = re.compile(
 # How srun and Open MPI name a rank that died. Hydra names the first process it knows, whichever died.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
 _SIGNAL = re.compile(r"signal (\d+)")
-# ECMA-48: each sequence begins with ESC and a letter, or with the one control character (0x80 to 0x9f) for both.
-_ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
-    r"|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,6 @@ class AttemptEnd:
     symptom: str = ""
     evidence: list[tuple[str, str]] = field(default_factory=list)
     cannot_pass: bool = False
-
-
-def clean(line: str) -> str:
-    """A log line without terminal escapes and control characters, so that quoting it is safe."""
-    return _ESCAPES.sub("", line)
 
 
 def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:

@@ -1,0 +1,114 @@
+"""`explain` of runs on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+from whole_checkpoints import make_whole_checkpoint
+
+from toolkit.rundir.claims import read_claim
+
+PAGES = Path(__file__).parents[3] / "docs"
+
+
+def explain(toolkit, run) -> dict:
+    return json.loads(toolkit.ok("explain", run.run_id, "--json"))
+
+
+def documented(page: str, title: str) -> set[str]:
+    """The first column of the table below a heading."""
+    section = (PAGES / page).read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+    return set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+
+
+def test_the_json_is_what_the_page_says(toolkit) -> None:
+    run = toolkit.submit(toolkit.job("true"))
+    toolkit.ok("wait", run.run_id)
+    assert set(explain(toolkit, run)) == documented("explain.md", "JSON")
+
+
+def test_every_symptom_stands_on_the_page() -> None:
+    from toolkit.runs.explain.causes import _ENDS
+    from toolkit.supervise.symptoms import SYMPTOMS
+
+    words = documented("explain.md", "Symptoms")
+    assert {symptom.word for symptom in SYMPTOMS} | set(_ENDS) <= words
+
+
+def test_a_failed_program_is_quoted_without_its_colours(toolkit) -> None:
+    job = toolkit.job("printf 'loading\\n\\033[31mno data\\033[0m\\n'; exit 3", more="[restart]\ncrashes = 0\n")
+    run = toolkit.submit(job)
+    assert toolkit("wait", run.run_id).code == 3
+    told = explain(toolkit, run)
+    assert (told["symptom"], told["rank"]) == ("exit_code", 0)
+    quoted = {"source": "attempts/000/logs/rank-0.log", "line": "no data"}
+    assert quoted in told["evidence"]
+    assert told["follows"] == "nothing by itself (restart.crashes = 0 is spent)"
+    text = toolkit.ok("explain", run.run_id)
+    assert "\x1b" not in text
+    assert "attempts/000/logs/rank-0.log: no data" in text and f"`toolkit resume {run.run_id}`" in text
+
+
+def test_an_error_of_several_lines_makes_up_no_line_of_its_own(toolkit) -> None:
+    (toolkit.folder / "work.py").write_text("raise ValueError('bad \\x1b[2J\\ndo        `rm -r ~`')\n")
+    job = toolkit.folder / "work.toml"
+    job.write_text("[job]\nentry = 'work.py'\n[restart]\ncrashes = 0\n")
+    assert toolkit("run", job).code == 1
+    said = toolkit.ok("explain", "last").splitlines()
+    assert "\x1b" not in "".join(said) and [line for line in said if line.startswith("do ")] == [
+        "do        mend the program"
+    ]
+
+
+def test_bad_steps_that_the_guard_let_pass_are_told(toolkit) -> None:
+    run = toolkit.submit(toolkit.job("true", more='[train]\nguard = "skip"\n'))
+    toolkit.ok("wait", run.run_id)
+    for step, bad in ((5, 0), (10, 2)):
+        make_whole_checkpoint(run.checkpoints, step, state={"extra": {"guard": {"losses": [], "bad_steps": bad}}})
+        told = [quoted for quoted in explain(toolkit, run)["evidence"] if "guard" in quoted["line"]]
+        assert bool(told) == bool(bad)
+    assert told[0]["source"] == "checkpoints/step-00000010/manifest.json"
+    assert told[0]["line"] == f"the guard found 2 bad steps; the log names each: `toolkit logs {run.run_id} --rank 0`"
+    (run.checkpoints / "step-00000010" / "manifest.json").write_text("{}")
+    assert explain(toolkit, run)["state"] == "completed"
+
+
+def test_what_has_not_run_is_explained_too(toolkit, wait_until) -> None:
+    toolkit.ok("render", toolkit.job("true", name="rendered"))
+    (folder,) = toolkit.runs.glob("rendered/*")
+    told = json.loads(toolkit.ok("explain", folder.name, "--json"))
+    assert (told["symptom"], str(folder / "job.sbatch") in told["actions"][0]) == ("not_submitted", True)
+    run = toolkit.submit(toolkit.job("sleep 60", name="lives"))
+    wait_until(lambda: run.attempt_numbers() and run.attempt(0).rank_file(0).exists())
+    told = explain(toolkit, run)
+    assert (told["symptom"], "report no steps" in told["why"]) == ("running", True)
+    os.kill(read_claim(run, 0).pid, signal.SIGKILL)
+    wait_until(lambda: explain(toolkit, run)["state"] == "lost")
+    assert explain(toolkit, run)["symptom"] == "supervisor_lost"
+    toolkit.ok("explain", run.run_id)
+
+
+def test_nothing_is_promised_of_a_program_that_saves_by_itself(toolkit) -> None:
+    done = toolkit.submit(toolkit.job("true", name="done"))
+    toolkit.ok("wait", done.run_id)
+    assert explain(toolkit, done)["actions"] == []
+    failed = toolkit.submit(toolkit.job("exit 3", name="failed", more="[restart]\ncrashes = 0\n"))
+    toolkit("wait", failed.run_id)
+    last = explain(toolkit, failed)["actions"][-1]
+    assert last == f"`toolkit resume {failed.run_id}` starts it again; what it saved itself is its own business"
+    (done.checkpoints / "step-00000010").mkdir()
+    assert "ckpt ls" in explain(toolkit, done)["actions"][0]
+
+
+def test_what_waits_for_somebody_to_mend_it_is_not_just_started_again(toolkit) -> None:
+    words = "check_MPIR_CVAR_PMI_VERSION(167):  Runtime environment uses unsupported PMI version PMIx. Aborting."
+    run = toolkit.submit(toolkit.job(f"echo '{words}'; exit 16", more="[restart]\ncrashes = 2\n"))
+    toolkit("wait", run.run_id)
+    told = explain(toolkit, run)
+    assert told["symptom"] == "wrong_pmi" and told["evidence"][0]["line"] == words
+    assert told["actions"][-1].startswith(f"once that is mended, `toolkit resume {run.run_id}`")
+    assert run.attempt_numbers() == [0]

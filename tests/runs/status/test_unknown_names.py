@@ -1,0 +1,64 @@
+"""What is said of a run whose directory is gone while Slurm still has its job: a small program stands for squeue."""
+
+import shutil
+
+import pytest
+from queued_runs import submitted
+
+from toolkit.errors import NotFoundError
+from toolkit.rundir.session_names import sessions_folder
+from toolkit.runs.follow.follow import Follower
+
+pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
+RUN = "20261120-142233-9f3a"
+
+
+@pytest.fixture
+def queue(squeue, tmp_path, monkeypatch):
+    """A function that says which jobs are in the queue: (array's id, own id, state, comment)."""
+    monkeypatch.setenv("TOOLKIT_SITE", "devcluster")
+
+    def say(*rows):
+        lines = "".join("\\037".join(row) + "\\n" for row in rows)
+        (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+
+    return say
+
+
+@pytest.mark.parametrize("command", ["status", "cancel", "logs", "explain", "wait", "watch", "resume"])
+def test_its_job_is_named_with_what_ends_it(toolkit, queue, command):
+    queue(("6", "6", "RUNNING", ""), ("7", "9", "RUNNING", f"toolkit:{RUN}:0 and words of a user"))
+    for name in ("7", "7_1", "9", RUN, RUN[:13], f"train_lm/{RUN}"):
+        said = toolkit(command, name)
+        assert said.code == 4, said
+        assert f"job 7 (RUNNING) is in the queue, and the directory of its run {RUN} is not here" in said.err
+        assert "Fix: `scancel 7` ends it; where the run lies in another folder, name that one with --runs" in said.err
+
+
+def test_a_job_of_something_else_is_called_so(toolkit, queue):
+    queue(("6", "6", "PENDING", "(null)"), ("8", "8", "RUNNING", "toolkit:session:dev"), ("9", "9", "COMPLETED", ""))
+    assert "job 6 (PENDING) is in the queue, and is no run of the toolkit's" in toolkit("status", "6").err
+    assert "`scancel -M far 6` ends it; `scontrol -M far show job 6` shows it" in toolkit("cancel", "6;far").err
+    said = toolkit("status", "8").err
+    assert "job 8 (RUNNING) is no run, but session dev. Fix: `toolkit session stop dev`, or `scancel 8`" in said
+    sessions_folder().joinpath("dev.json").touch()
+    assert "dev is a session, and no run. Fix: `toolkit run JOB --session dev` runs on" in toolkit("resume", "dev").err
+    for name in ("9", RUN):  # what has ended, and what Slurm does not know
+        assert "no run" in (told := toolkit("status", name).err) and "queue" not in told
+
+
+def test_who_follows_a_run_is_told_that_it_was_removed(toolkit, squeue, queue):
+    run = submitted(toolkit, "7", "run7")
+    squeue(("7", "RUNNING", "None"))
+    follower = Follower(run)
+    assert follower.look().state == "running"
+    shutil.rmtree(run.path)
+    queue(("7", "7", "RUNNING", f"toolkit:{run.run_id}:0"))
+    follower._asked_at = float("-inf")
+    with pytest.raises(NotFoundError) as error:
+        follower.look()
+    assert "`scancel 7` ends it" in error.value.fix
+    queue()
+    with pytest.raises(NotFoundError) as error:
+        follower.look()
+    assert error.value.message == f"the directory of run {run.run_id} was removed" and error.value.fix

@@ -1,1 +1,0 @@
-"""The code of a run: kept at submit, and repeated."""

@@ -1,1 +1,0 @@
-"""After a run: what it used of what it asked for, and which flags to change."""

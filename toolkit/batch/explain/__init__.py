@@ -1,1 +1,0 @@
-"""Why a run is in the state that it is in."""

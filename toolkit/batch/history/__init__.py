@@ -1,1 +1,0 @@
-"""All runs below RUNS."""

@@ -1,1 +1,0 @@
-"""Sessions: allocations with a name."""

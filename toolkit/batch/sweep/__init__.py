@@ -1,1 +1,0 @@
-"""Arrays whose tasks have values of their own."""

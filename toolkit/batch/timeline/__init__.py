@@ -1,1 +1,0 @@
-"""The life of a run as a picture: what it did with its time, and what happened to it."""

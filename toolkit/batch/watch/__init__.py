@@ -1,1 +1,0 @@
-"""How far runs are, again and again until they end."""

@@ -1,0 +1,145 @@
+"""The values that TAB completes: runs, steps, jobs, sites, sessions, partitions."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+NEWEST = 50  # runs that are offered before anything of one is typed, and whose states are looked up
+
+
+MOST = 5000  # of those that begin as typed
+
+
+SINFO_S = 0.1
+
+
+_UNQUOTED = re.compile(r"[\w.,/~+@%-]+")
+
+
+def _plain(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
+def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """`last` and the newest runs; of those that begin as typed more. A shell that shows help gets name and state."""
+    from toolkit.rundir.find import state_on_disk
+    from toolkit.rundir.known import known_runs
+
+    folder = _folder_of_runs(ctx)
+    if "/" in incomplete:
+        return [CompletionItem(incomplete, type="dir")]
+    found = _plain(["last"], incomplete)
+    with known_runs(folder) as known:
+        for place, run in enumerate(islice(known.beginning(incomplete), MOST if incomplete else NEWEST)):
+            state = f" {state_on_disk(run)}" if place < NEWEST else ""
+            found.append(CompletionItem(run.run_id, help=f"{run.job_name}{state}"))
+    return found
+
+
+def _folder_of_runs(ctx: click.Context) -> Path:
+    """RUNS as of the command. Which the site's is takes long to find out, and is remembered while no site file changes."""
+    from toolkit.cli.places import runs_of_site
+    from toolkit.rundir.find import runs_folder
+
+    named = ctx.params.get("runs")
+    if named or os.environ.get("TOOLKIT_RUNS"):
+        return runs_folder(named, os.environ)
+    remembered = _remembered()
+    if not remembered.exists():
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        remembered.write_text(runs_of_site(), encoding="utf-8")
+    return runs_folder(None, os.environ, remembered.read_text(encoding="utf-8"))
+
+
+def _remembered() -> Path:
+    """The file for a machine, an environment and the site files as they are now."""
+    import hashlib
+    import platform
+
+    from toolkit.site.files import site_files
+
+    files = [(str(path), path.stat().st_mtime_ns) for path in site_files().values()]
+    said = [os.environ.get(name) for name in ("TOOLKIT_SITE", "SLURM_CONF", "SLURM_CLUSTER_NAME", "PATH", "USER")]
+    digest = hashlib.sha256(repr([platform.node(), files, said]).encode()).hexdigest()[:16]
+    return Path.home() / ".cache" / "toolkit" / f"runs-{digest}"
+
+
+def runs_or_steps(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """A run, or with a colon behind it one of its steps."""
+    name, colon, step = incomplete.partition(":")
+    return _steps(ctx, name, step, before=f"{name}:") if colon else runs(ctx, incomplete)
+
+
+def steps_of_run(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """The steps that the RUN of the same line has saved. Where an option lacks its value, click leaves RUN unread."""
+    return _steps(ctx, ctx.params.get("run") or next(iter(ctx.args), "last"), incomplete)
+
+
+def _steps(ctx: click.Context, run: str, typed: str, *, before: str = "") -> list[CompletionItem]:
+    """The newest step first."""
+    from toolkit.rundir.find import find_run
+    from toolkit.rundir.layout import RunDirectory, step_of
+
+    saved = RunDirectory(find_run(run, _folder_of_runs(ctx))).committed_checkpoints()
+    steps = [str(step_of(path)) for path in reversed(saved)]
+    return [CompletionItem(before + step) for step in steps if step.startswith(typed)]
+
+
+def jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Names of shipped jobs, and job files. The shell itself goes into folders, and quotes what must be."""
+    from toolkit.rundir.find import typed_path
+
+    typed, slash, name = incomplete.rpartition("/")
+    found = [] if slash else shipped(ctx, incomplete)
+    beside = typed_path(typed + slash or ".")
+    for entry in sorted(beside.iterdir()) if beside.is_dir() else ():
+        is_meant = entry.name.startswith(name) and not (entry.name.startswith(".") and not name)
+        if is_meant and (entry.suffix == ".toml" or entry.is_dir()):
+            found.append(CompletionItem(typed + slash + entry.name + "/" * entry.is_dir()))
+    if all(item.value.endswith("/") for item in found) or not all(_UNQUOTED.fullmatch(item.value) for item in found):
+        return [CompletionItem(incomplete, type="file")]
+    return found
+
+
+def shipped(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Names of shipped jobs."""
+    from toolkit.config.shipped import shipped_jobs
+
+    return _plain(shipped_jobs(), incomplete)
+
+
+def sites(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Names of sites; also the path of a site file."""
+    from toolkit.site.files import site_files
+
+    return _plain(site_files(), incomplete) or [CompletionItem(incomplete, type="file")]
+
+
+def sessions(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Names of sessions."""
+    from toolkit.rundir.session_names import session_names
+
+    return _plain(session_names(), incomplete)
+
+
+def partitions(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """The partitions that the named site's file has; where none is named or it has none, those of this cluster."""
+    from toolkit.errors import ToolkitError
+    from toolkit.site.files import partitions_in
+    from toolkit.slurm.commands import Slurm
+
+    named = ctx.params.get("site") or os.environ.get("TOOLKIT_SITE")
+    known = partitions_in(named) if named else []
+    if not known:
+        try:
+            known = Slurm(timeout_s=SINFO_S).call(["sinfo", "--noheader", "--format=%R"]).split()
+        except ToolkitError:  # no Slurm here, or a slow one: there is nothing to offer but what the site chooses
+            known = []
+    return _plain([*dict.fromkeys(known), "auto"], incomplete)

@@ -1,0 +1,191 @@
+"""In what two runs differ: configuration, code, versions, and what came of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.config.amend import with_values
+from toolkit.config.origins import Flag
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.secrets import shown, shown_origin, shown_tables
+from toolkit.metrics.training import last_record
+from toolkit.rundir.files import read_json, read_json_or_none
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.sweep import values_of_task
+from toolkit.runs.record.code_snapshot import Snapshot, differences, read_snapshot
+from toolkit.runs.record.job import jobs_of_starts
+from toolkit.runs.status.state import run_status
+
+_VERSIONS = ("toolkit", "python", "interpreter", "host")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that two runs have, each in its own way; None on a side that lacks it."""
+
+    key: str
+    a: Any
+    b: Any
+    origin_a: str = ""  # of configuration: where the value came from
+    origin_b: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs, or tasks of runs. Of the results all are kept, of the rest what differs."""
+
+    a: str
+    b: str
+    configuration: list[Row]
+    code: list[Row]
+    versions: list[Row]
+    result: list[Row]
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented JSON of `diff --json`."""
+        told = asdict(self)
+        for section in ("code", "versions", "result"):
+            told[section] = [{name: row[name] for name in ("key", "a", "b")} for row in told[section]]
+        return told
+
+
+def compare_runs(a: RunDirectory, b: RunDirectory, *, echo: bool = False) -> Comparison:
+    """Compare two runs, or tasks of array runs, as their ranks were last started, or are to be started."""
+    jobs = job_of(a), job_of(b)
+    records = read_json(a.record), read_json(b.record)
+    return Comparison(
+        a.run_id,
+        b.run_id,
+        _configuration(*jobs),
+        [*_repository(*(record["code"] for record in records)), *_files(*map(code_of, jobs))],
+        _differing(*map(_versions, records)),
+        [Row(key, was, is_now) for key, was, is_now in _pairs(_result(a, echo=echo), _result(b, echo=echo))],
+    )
+
+
+def job_of(run: RunDirectory) -> ResolvedJob:
+    """The job that the ranks of the last start read, a task's with its values of a sweep; before the first start that of
+    the last submission which the task is in.
+
+    The records tell it: a task that is done keeps no `job.json`.
+    """
+    submitted, starts = jobs_of_starts(run), run.start_numbers()
+    if starts:
+        first = max(first for first in submitted if first <= starts[-1])
+    else:
+        has_it = (first for first, job in submitted.items() if run.task_number in (job.job.tasks or ()))
+        first = max(has_it, default=max(submitted))
+    values = values_of_task(run) or {}
+    return with_values(submitted[first], {key: Flag(value, "sweep.json") for key, value in values.items()})
+
+
+def code_of(job: ResolvedJob) -> tuple[Path, Snapshot] | None:
+    """The copy of the code that ranks start from, and its list; None where they start from the job's folder."""
+    folder = job.code_directory
+    snapshot = read_snapshot(folder) if folder is not None else None
+    return (folder, snapshot) if folder is not None and snapshot is not None else None
+
+
+def changed_lines(a: ResolvedJob, b: ResolvedJob) -> Iterator[str]:
+    """A unified diff of the copied files that differ; of one that is no text its name alone."""
+    before, after = code_of(a), code_of(b)
+    if before is None or after is None:
+        return
+    for name in differences(before[1], after[1]):
+        was, is_now = _lines(before[0] / name), _lines(after[0] / name)
+        if was is None or is_now is None:
+            yield f"{name}: no text"
+        else:
+            yield from difflib.unified_diff(was, is_now, f"a/{name}", f"b/{name}", lineterm="")
+
+
+def _lines(path: Path) -> list[str] | None:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return []
+    except UnicodeDecodeError:
+        return None
+
+
+def _configuration(a: ResolvedJob, b: ResolvedJob) -> list[Row]:
+    def of_side(job: ResolvedJob) -> dict[str, Any]:
+        return {key: value for key, value in job.values() if value != {}}  # what stands in a table has keys of its own
+
+    def row(key: str, was: Any, is_now: Any) -> Row:
+        return Row(key, shown(key, was), shown(key, is_now), _origin(a, key, was), _origin(b, key, is_now))
+
+    return [row(*pair) for pair in _pairs(of_side(a), of_side(b)) if pair[1] != pair[2]]
+
+
+def _origin(job: ResolvedJob, key: str, value: Any) -> str:
+    """Where a value came from; "" where there is none, and of what no layer sets, such as the job file itself."""
+    if value is None or key in ResolvedJob.model_fields:
+        return ""
+    known = shown_origin(key, job.origin(key))
+    return f"{known.layer} {known.detail}".strip()
+
+
+def _repository(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
+    def of_side(code: Mapping[str, Any]) -> dict[str, Any]:
+        changes = {True: "none", False: "kept"}.get(code.get("clean"), "unknown")  # type: ignore[arg-type]
+        changes = "not kept" if "diff_left_out" in code else changes
+        return {"commit": code.get("commit"), "uncommitted changes": changes, "diff": code.get("diff")}
+
+    rows = _differing(of_side(a), of_side(b))
+    # The diff itself may be long: that it is another one is enough here.
+    return [
+        Row("uncommitted changes", "kept", "kept, others") if row.key == "diff" else row for row in rows if _tells(row)
+    ]
+
+
+def _tells(row: Row) -> bool:
+    """A diff on one side alone is told by `uncommitted changes`."""
+    return row.key != "diff" or (row.a is not None and row.b is not None)
+
+
+def _files(a: tuple[Path, Snapshot] | None, b: tuple[Path, Snapshot] | None) -> list[Row]:
+    if a is None or b is None:
+        told = ["none" if side is None else side[1].digest for side in (a, b)]
+        return [] if told[0] == told[1] else [Row("copy of the job's folder", *told)]
+
+    def digest(snapshot: Snapshot, name: str) -> str | None:
+        return snapshot.files[name].sha256 if name in snapshot.files else None
+
+    return [Row(name, digest(a[1], name), digest(b[1], name)) for name in differences(a[1], b[1])]
+
+
+def _versions(record: Mapping[str, Any]) -> dict[str, Any]:
+    environment = {f"environment.{name}": value for name, value in record["environment"].items()}
+    return {**{name: record[name] for name in _VERSIONS}, **shown_tables(environment)}
+
+
+def _result(run: RunDirectory, *, echo: bool) -> dict[str, Any]:
+    status = run_status(run, echo=echo)
+    ends = [end for number in run.attempt_numbers() if (end := read_json_or_none(run.attempt(number).exit_file))]
+    newest = last_record(run.metrics / "train.jsonl")
+    return {
+        "state": status.state.value,
+        "exit_code": status.exit_code,
+        "nodes": status.nodes,
+        "ranks": status.ranks,
+        "starts": status.starts,
+        "attempts": status.attempts,
+        "step": status.step,
+        "loss": newest.loss if newest else None,
+        "tokens_per_s": newest.tokens_per_s if newest else None,
+        "seconds": round(sum(end["seconds"] for end in ends), 3) if ends else None,
+    }
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
+    return [Row(key, was, is_now) for key, was, is_now in _pairs(a, b) if was != is_now]
+
+
+def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    for key in dict.fromkeys([*a, *b]):
+        yield key, a.get(key), b.get(key)

@@ -1,0 +1,75 @@
+"""A run's efficiency in words: each resource, used of asked, then the flags to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import median_low
+
+from toolkit.errors import counted
+from toolkit.runs.efficiency.report import Efficiency, Share
+from toolkit.slurm.times import format_slurm_time
+
+_GIB = 2**30
+
+
+def lines_of(told: Efficiency) -> Iterator[str]:
+    """The answer for people: each resource, used of asked, then the flags to change."""
+    status, steps = told.status, told.steps
+    job = f" (job {status.full_job_id})" if status.job_id else ""
+    shape = f"{counted(status.starts, 'start')}, {counted(status.attempts, 'attempt')}"
+    yield f"{status.job_name} {status.run_id}{job} is {status.state.value}, {shape}"
+    yield f"took      {told.node_hours:.2f} node-hours" + (
+        f", {told.gpu_hours:.2f} GPU-hours" if told.gpu_hours else ""
+    )
+    yield f"walltime  {_line(told.walltime_s, _seconds)}"
+    peak = f", at most {told.cpus_peak:.1f} of a node at once" if told.cpus_peak is not None else ""
+    yield f"CPU       {_line(told.cpu_s, _cpu_time)}{peak}"
+    yield from _of_tasks({one.task: one.cpu_share or 0.0 for one in told.tasks}, lambda share: f"{share:.0%}")
+    mean = f", {_in_gib(told.memory_mean_bytes)} on average" if told.memory_mean_bytes is not None else ""
+    yield f"memory    {_line(told.memory_bytes, _in_gib)}{mean}"
+    yield from _of_tasks({one.task: one.memory_peak_bytes for one in told.tasks}, _in_gib)
+    if told.gpus is not None:
+        memory = f"{told.gpus.memory_peak_bytes / _GIB:.1f} of {told.gpus.memory_bytes / _GIB:.1f} GiB"
+        busy = f"{told.gpus.utilisation:.0%} busy (at most {told.gpus.utilisation_peak:.0%})"
+        yield f"GPUs      {busy}, {told.gpus.idle} of {told.gpus.count} never; {memory} of the fullest"
+    elif told.gpu_hours:
+        yield "GPUs      unknown"
+    if steps is not None:
+        again = "; the others were made again" if steps.useful < steps.made else ""
+        yield f"steps     {steps.useful} of {steps.made} counted ({steps.useful / steps.made:.0%}){again}"
+    else:
+        yield "steps     unknown"
+    yield f"counted   by {told.source}"
+    for number, advice in enumerate(told.advice):
+        yield f"{'' if number else 'change':<10}{advice.flag}: {advice.why}"
+    if not told.advice:
+        yield "change    nothing that could be told from this"
+
+
+def _of_tasks(used: dict[int, float], in_unit: Callable[[float], str]) -> Iterator[str]:
+    """Of an array's tasks the one in the middle and the one with most: what one task needs is asked for all of them."""
+    if len(used) > 1:
+        task, most = max(used.items(), key=lambda item: item[1])
+        yield f"{'':<10}half of {len(used)} tasks at most {in_unit(median_low(used.values()))}; task {task} most, {in_unit(most)}"
+
+
+def _in_gib(count: float) -> str:
+    return f"{count / _GIB:.2f} GiB"
+
+
+def _line(resource: Share, in_unit: Callable[[float], str]) -> str:
+    if resource.used is None:
+        return "unknown"
+    if resource.asked is None or resource.share is None:
+        return f"{in_unit(resource.used)}; how much was given is unknown"
+    return f"{in_unit(resource.used)} of {in_unit(resource.asked)} ({resource.share:.0%})"
+
+
+def _cpu_time(seconds: float) -> str:
+    if seconds >= 3600:
+        return f"{seconds / 3600:.2f} CPU-hours"
+    return f"{seconds:.0f} CPU-seconds" if seconds >= 100 else f"{seconds:.2f} CPU-seconds"
+
+
+def _seconds(seconds: float) -> str:
+    return format_slurm_time(round(seconds))

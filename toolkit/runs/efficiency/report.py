@@ -1,0 +1,90 @@
+"""What is told of a run's efficiency. Seconds and bytes; None is unknown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toolkit.runs.status.run_status import RunStatus
+
+
+@dataclass(frozen=True)
+class Share:
+    """A resource: what was used and what was asked for, in one unit. None is unknown."""
+
+    used: float | None = None
+    asked: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        return None if self.used is None or not self.asked else self.used / self.asked
+
+
+@dataclass(frozen=True)
+class GpuUsage:
+    """The GPUs of all nodes over the last attempt: shares of time and bytes; an idle one was never busy."""
+
+    count: int
+    idle: int
+    utilisation: float
+    utilisation_peak: float
+    memory_peak_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A flag of `toolkit submit` and `resume` that asks for what is needed, and why."""
+
+    flag: str
+    why: str
+
+
+@dataclass(frozen=True)
+class StepsMade:
+    """Steps of all attempts, and those of them that the run has come forward by."""
+
+    made: int
+    useful: int
+
+
+@dataclass(frozen=True)
+class TaskUsage:
+    """One task of an array by its samples: its longest start, all its CPU time, its node that had most memory."""
+
+    task: int
+    walltime_s: float
+    cpu_share: float | None
+    memory_peak_bytes: float
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """A run, or a task. Seconds and bytes.
+
+    `walltime_s` is of the longest start, `cpu_s` of all together, `memory_bytes` of the node that had most, and
+    `memory_mean_bytes` of the one that had most on average. `cpus_peak` is how many CPUs of one node were busy at once,
+    between two looks. `source` says who counted: "sacct" or "own samples". `gpus` is None where nobody could count.
+    """
+
+    status: RunStatus
+    source: str
+    walltime_s: Share
+    cpu_s: Share
+    cpus_peak: float | None
+    memory_bytes: Share
+    memory_mean_bytes: float | None
+    gpus: GpuUsage | None
+    steps: StepsMade | None
+    node_hours: float
+    gpu_hours: float
+    tasks: tuple[TaskUsage, ...] = ()
+    advice: tuple[Advice, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented JSON of `efficiency --json`."""
+        value = asdict(self)
+        del value["status"]
+        for name in ("walltime_s", "cpu_s", "memory_bytes"):
+            value[name]["share"] = getattr(self, name).share
+        return {"run_id": self.status.run_id, "state": self.status.state.value, **value}

@@ -1,0 +1,36 @@
+"""The cause of an attempt's end as one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolkit.rundir.layout import AttemptDirectory
+from toolkit.runs.requests.control import requeue_asked_at
+from toolkit.runs.status.rehearsal_notes import reason_of
+from toolkit.supervise.symptoms import symptom_named
+
+# Why an attempt ended that did not fail, in words.
+_ENDS = {
+    "completed": "every rank came to its end",
+    "walltime": "its walltime was over",
+    "preempted": "other jobs took its nodes",
+    "stopped": "it was asked to save and end",
+    "cancelled": "it was cancelled",
+    "stalled": "no rank made a step for too long",
+    "node_lost": "a node failed",
+    "supervisor_failed": "the supervisor could not go on",
+}
+
+
+def cause_in_words(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
+    """What an attempt's record says happened, in one sentence."""
+    if asked_at := requeue_asked_at(attempt, end):
+        return f"you asked for it: `toolkit requeue` at {asked_at}"
+    known = symptom_named(str(end.get("symptom") or ""))
+    means = known.means if known is not None and not known.plain else _ENDS.get(end["cause"], "")
+    said = reason_of(attempt, end).removeprefix(f"ended on request ({end['cause']})").removeprefix("; ")
+    if not said:
+        return means
+    if end.get("rank") is not None and f"rank {end['rank']} " not in said:
+        said = f"rank {end['rank']} on {end['host']}: {said}"
+    return said if not means or means in said else f"{means}: {said}"

@@ -1,0 +1,343 @@
+"""Why a run has ended: by its own record, else by what Slurm and the logs say of a job that left none."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.rundir.claims import read_claim
+from toolkit.rundir.disk_space import why_full
+from toolkit.rundir.files import read_json_or_none, tail_text
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.rank_logs import find_log
+from toolkit.rundir.states import ENDINGS, Cause, RunState
+from toolkit.rundir.task_files import read_begun
+from toolkit.runs.explain.causes import cause_in_words
+from toolkit.runs.explain.model import Evidence, Explanation, quote_file
+from toolkit.runs.logs.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
+from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.job_facts import JobFacts
+from toolkit.slurm.partitions import UnusableNode, unusable_nodes
+from toolkit.slurm.states import base_state
+from toolkit.supervise.launch import is_foreign
+from toolkit.supervise.symptoms import OUT_OF_MEMORY, Sighting, Symptom, sight, symptom_named
+from toolkit.terminal.printable import clean
+
+LINES_SHOWN = 4
+LOG_LINES = 40
+
+_TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lost", "collective_timeout", "stalled")
+
+
+def explain_ended(run: RunDirectory, status: RunStatus, *, echo: bool = False) -> Explanation:
+    """A run of which nothing more will come by itself."""
+    attempt = run.last_attempt()
+    end = read_json_or_none(attempt.exit_file) if attempt is not None else None
+    if status.source == "exit.json" and attempt is not None and end is not None:
+        return _by_record(run, status, attempt, end, echo=echo)
+    return _without_record(run, status, echo=echo)
+
+
+def _by_record(
+    run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, end: dict[str, Any], *, echo: bool
+) -> Explanation:
+    """The supervisor wrote down what happened."""
+    symptom = str(end.get("symptom") or end["cause"])
+    if end["cause"] == "cancelled":
+        return _cancelled(run, status, echo=echo)
+    why = cause_in_words(attempt, end)
+    evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
+    if symptom in _TELL_LAST_LINES or not evidence:
+        evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
+    spent = end["decision"] if ENDINGS[Cause(end["cause"])].budget else ""
+    return Explanation(
+        symptom, why, follows=f"nothing by itself ({spent})" if spent else "", evidence=evidence,
+        actions=_next_steps(run, status, end), rank=end.get("rank"), host=end.get("host"),
+    )  # fmt: skip
+
+
+def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: dict[str, Any], told: list[str]) -> list[Evidence]:
+    """What the culprit, or the launcher, printed last, without what was `told` already."""
+    path = attempt.launcher_log if end.get("rank") is None else find_log(attempt, end["rank"])
+    if end["cause"] == "stalled":
+        path = attempt.errors  # where each rank stands, from the stacks in it
+    lines = end.get("last_lines") or []
+    new = [line for line in lines if line.strip(" ^~") and not any(line.strip() in one for one in told)]
+    return [quote_file(run, path, line) for line in new[-LINES_SHOWN:]]
+
+
+def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None) -> list[str]:
+    """The fix, how to look closer, and how to go on from the newest checkpoint."""
+    if status.state is RunState.COMPLETED:
+        listed = [f"`toolkit ckpt ls {run.run_id}` lists its checkpoints"] if run.committed_checkpoints() else []
+        return listed + _with_more_patience(run, status)
+    fix = str((end or {}).get("fix") or "")
+    steps = [fix] if fix else []
+    if end is not None and end.get("rank") is not None:
+        steps.append(f"`toolkit logs {run.run_id} --rank {end['rank']}` shows all that this rank said")
+    if f"toolkit resume {run.run_id}" not in fix:
+        newest = _newest_checkpoint(run)
+        begin = f"goes on from {newest}" if newest else "begins again: there is no checkpoint"
+        if not run.start_numbers():
+            begin = "submits it again: nothing of it has begun"
+        elif not newest and is_foreign(recorded_job(run).job.entry):
+            begin = "starts it again; what it saved itself is its own business"
+        symptom = symptom_named(str((end or {}).get("symptom")))
+        mended = "once that is mended, " if symptom is not None and symptom.lasting else ""
+        steps.append(f"{mended}`toolkit resume {run.run_id}` {begin}")
+    return steps
+
+
+def _with_more_patience(run: RunDirectory, status: RunStatus) -> list[str]:
+    """How a run goes on that stopped early."""
+    patience = recorded_job(run).train.early_stop_patience
+    if status.stopped_early and patience:
+        more = f"--set train.early_stop_patience={2 * patience}"
+        return [f"`toolkit resume {run.run_id} {more}` goes on, with more patience"]
+    return []
+
+
+def _newest_checkpoint(run: RunDirectory) -> str:
+    return max((path.name for path in run.committed_checkpoints()), default="")
+
+
+def _cancelled(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
+    """By whom? `toolkit cancel` leaves a file; Slurm's accounting knows the user; else it stays open."""
+    if run.is_asked("cancel"):
+        # What was asked of a whole array counts for its tasks.
+        asked = next(path for part in (run, run.whole) if (path := part.control / "cancel").exists())
+        moment = asked.read_text(encoding="utf-8").strip()
+        return Explanation(
+            "cancelled", f"`toolkit cancel` asked for it at {moment}",
+            evidence=[quote_file(run, asked, moment)], actions=_next_steps(run, status, None),
+        )  # fmt: skip
+    job = _ask(run, status, echo=echo)
+    if job is not None and job.cancelled_by is not None:
+        who = "you" if job.cancelled_by == os.getuid() else f"user {_user_name(job.cancelled_by)}"
+        why = f"{who} cancelled it with scancel, not with `toolkit cancel`"
+    else:
+        why = "scancel or an administrator cancelled it, not `toolkit cancel`; by whom is known only where Slurm keeps accounts"
+    evidence = [Evidence(job.source, _as_line(job))] if job is not None else []
+    return Explanation("cancelled_by_other", why, evidence=evidence, actions=_next_steps(run, status, None))
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"with uid {uid}"
+
+
+def _ask(run: RunDirectory, status: RunStatus, *, echo: bool) -> JobFacts | None:
+    job = recorded_job(run)
+    if not uses_slurm(job) or status.job_id.startswith("local-") or not status.job_id:
+        return None
+    slurm = slurm_of(job, echo=echo)
+    try:
+        known = slurm.jobs([status.job_id]).get(status.job_id)
+    except (NotFoundError, SchedulerRefusedError):  # `run_status` has said so already
+        return None
+    if known is None:
+        return None
+    known = replace(known, state=base_state(known.state))
+    return _with_canceller(slurm, known) if known.state == "CANCELLED" and known.cancelled_by is None else known
+
+
+def _with_canceller(slurm: Slurm, job: JobFacts) -> JobFacts:
+    """A cancelled job, by whom where accounting tells it; nothing else knows."""
+    try:
+        accounted = slurm.accounted([job.job_id]).get(job.job_id)
+    except SchedulerRefusedError:
+        return job
+    if accounted is None or accounted.cancelled_by is None:
+        return job
+    return replace(job, cancelled_by=accounted.cancelled_by, source="sacct")
+
+
+def _as_line(job: JobFacts) -> str:
+    """The job's row as a quotation."""
+    by = f" by {job.cancelled_by}" if job.cancelled_by is not None else ""
+    return " ".join(word for word in (job.job_id, job.state + by, job.reason, job.exit_code, job.nodes) if word)
+
+
+@dataclass(frozen=True)
+class _Traces:
+    """What is left of a job that wrote down no result: Slurm's word, its log, and what the log's end shows."""
+
+    run: RunDirectory
+    status: RunStatus
+    job: JobFacts | None
+    log: JobLog
+    log_file: Path | None  # the log, where it can be read
+    seen: Symptom | None
+    evidence: list[Evidence]
+    starts: int  # supervisors of this job that have begun
+
+    @property
+    def claimed(self) -> bool:
+        return self.starts > 0
+
+    @property
+    def never_began(self) -> bool:
+        """True where Slurm restarted the job more often than its script ran, as far as anybody wrote that down."""
+        if self.job is None or not self.job.restarts:
+            return False
+        begun = last_life_begun(self.log_file) if self.log_file is not None else self.starts - 1
+        return begun is not None and self.job.restarts > begun
+
+    @property
+    def steps(self) -> list[str]:
+        return _next_steps(self.run, self.status, None)
+
+    @property
+    def attempt(self) -> AttemptDirectory | None:
+        """The job's last attempt; those of earlier jobs say nothing of this one."""
+        attempt = self.run.last_attempt()
+        if attempt is None or not self.claimed:
+            return None
+        begun = read_begun(attempt)
+        return attempt if begun is None or begun["job_id"] == own_job_id(self.run, self.status.job_id) else None
+
+    def tell(self, symptom: str, why: str, *actions: str, more: Sequence[Evidence] = ()) -> Explanation:
+        return Explanation(symptom, why, evidence=[*self.evidence, *more], actions=[*actions, *self.steps])
+
+    def tell_seen(self, symptom: Symptom) -> Explanation:
+        fix = {"fix": symptom.fix.format(run=self.run.run_id)}
+        return Explanation(
+            symptom.word, symptom.means, evidence=self.evidence, actions=_next_steps(self.run, self.status, fix)
+        )
+
+
+def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
+    """No attempt left a final word: Slurm's, the log's and the disk's are all there is."""
+    if status.state is RunState.CANCELLED:
+        return _cancelled(run, status, echo=echo)
+    left = _traces(run, status, _ask(run, status, echo=echo))
+    told = _by_slurms_word(left, left.job) if left.job is not None else None
+    if told is None and left.seen is not None:
+        told = left.tell_seen(left.seen)
+    return told or _by_silence(left)
+
+
+def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Traces:
+    evidence = [Evidence(job.source, _as_line(job)) if job is not None else Evidence(status.source, _fact_of(status))]
+    log = job_log(run, status.job_id)
+    file = log.readable
+    if not status.job_id:  # nobody knows the job, but its log may be there
+        file = max(run.whole.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime, default=None)
+    claims = (read_claim(run, number) for number in run.start_numbers())
+    starts = sum(claim is not None and claim.job_id == own_job_id(run, status.job_id) for claim in claims)
+    left = _Traces(run, status, job, log, file, None, evidence, starts)
+    if left.never_began:
+        return left  # what stands in the log is of an earlier life
+    seen, line = _sight_log(file)
+    if line and file is not None:
+        evidence.append(quote_file(run, file, line))
+    return replace(left, seen=seen.symptom if seen is not None else None)
+
+
+def _fact_of(status: RunStatus) -> str:
+    """The reason without what to do, which stands below."""
+    return status.reason.partition("; `toolkit resume`")[0]
+
+
+def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
+    """What the states and reasons of Slurm mean where the run itself said nothing."""
+    if job.state == "OUT_OF_MEMORY" or job.reason == "OutOfMemory":
+        return left.tell_seen(OUT_OF_MEMORY)
+    if job.state == "NODE_FAIL" or job.reason == "NodeDown":
+        down = _down_now(left.run, job.nodes)
+        why = f"{', '.join(node.name for node in down) or 'a node'} of {job.nodes or 'the job'} failed"
+        return left.tell(
+            "node_lost", why, more=[Evidence("sinfo", f"{node.name} {node.state}: {node.reason}") for node in down]
+        )
+    if job.state in ("TIMEOUT", "DEADLINE"):
+        more = f"`toolkit resume {left.run.run_id} -t TIME` with more time"
+        return left.tell("walltime", "Slurm ended it at its time limit", more)
+    if job.state == "PREEMPTED":
+        return left.tell("preempted", "other jobs took its nodes")
+    if job.state == "BOOT_FAIL":
+        return left.tell("node_lost", "its nodes did not come up")
+    if job.state == "FAILED" and left.log_file is None and not left.log.redirected and not left.claimed:
+        return _never_started(left.run, job, left.evidence)
+    if left.never_began:
+        return left.tell(
+            "never_began", f"Slurm requeued it, and could not start its script again (restart {job.restarts})"
+        )
+    return None
+
+
+def _by_silence(left: _Traces) -> Explanation:
+    """Neither Slurm nor the log says why; what is missing does."""
+    run = left.run
+    if (full := full_disk(run.whole.path)) is not None:
+        why = "the run's file system is full, so that not even the result could be written"
+        first, *others = left.steps
+        return Explanation(
+            "disk_full", why, evidence=[*left.evidence, full], actions=["make room, then " + first, *others]
+        )
+    if not left.status.job_id and left.log_file is None:
+        return left.tell("submission_broken", _fact_of(left.status))
+    place = f"its log is where -o put it: {left.log.place}"
+    elsewhere = [f"{place}; where there is none, Slurm could not open it on the node"] if left.log.redirected else []
+    if left.job is None and left.log_file is None and not left.claimed:
+        why = "Slurm has forgotten the job, and no supervisor of it began: it was cancelled in the queue, or could not start"
+        return left.tell("forgotten", why, *elsewhere, f"check that compute nodes see {run.whole.path}")
+    attempt = left.attempt
+    if attempt is None or (left.job is not None and left.job.state == "FAILED" and attempt.exit_file.exists()):
+        return left.tell(
+            "supervisor_failed", "the job's script or the supervisor ended with an error before a result was written",
+            *(elsewhere or [f"`toolkit logs {run.run_id}` shows the error"]),
+        )  # fmt: skip
+    return left.tell(
+        "supervisor_lost", "the supervisor vanished before it could write down a result: killed, or its host is gone"
+    )
+
+
+def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
+    """Which of a job's nodes still do not serve; those that came back are not told."""
+    if not nodes:
+        return []
+    try:
+        return unusable_nodes(slurm_of(recorded_job(run)), nodes=nodes)
+    except SchedulerRefusedError:  # it answered a moment ago, and this is only a detail
+        return []
+
+
+def _never_started(run: RunDirectory, job: JobFacts, evidence: list[Evidence]) -> Explanation:
+    """slurmd could not open the log or run the script: nothing of ours was there to say so."""
+    where = job.nodes or "its node"
+    look = f": `srun -w {shlex.quote(job.nodes)} ls -d {shlex.quote(str(run.whole.path))}`" if job.nodes else ""
+    return Explanation(
+        "no_log_folder",
+        f"Slurm could not open the job's log on {where}: the run's folder was not there at the start",
+        evidence=[*evidence, Evidence("run directory", str(run.whole.path))],
+        actions=[
+            f"check that the folder is on a file system that {where} sees{look}",
+            f"submit it again with --runs on such a file system, or `toolkit resume {run.run_id}` once it is back",
+        ],
+    )
+
+
+def full_disk(path: Path) -> Evidence | None:
+    """How little room a full file system has."""
+    full = why_full(path)
+    return Evidence("df", full) if full else None
+
+
+def _sight_log(log: Path | None) -> tuple[Sighting | None, str]:
+    """A symptom in the job's log, or its last line, which is the best that is known."""
+    lines = [clean(line) for line in of_last_life(tail_text(log, LOG_LINES))] if log is not None else []
+    seen = sight(lines)
+    if seen is not None:
+        return seen, seen.line.partition("; it would say: ")[0]
+    told = [line for line in lines if line.strip()]
+    return None, told[-1] if told else ""

@@ -1,0 +1,143 @@
+"""Why a run is in the state it is in, what follows by itself, and what to do now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from toolkit.errors import ToolkitError, counted
+from toolkit.rundir.files import read_json_or_none, read_lines
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.rundir.sweep import in_words
+from toolkit.runs.explain.array import explain_array
+from toolkit.runs.explain.chain import explain_broken_chain
+from toolkit.runs.explain.ended import explain_ended
+from toolkit.runs.explain.model import Evidence, Explanation, Waiting, quote_file
+from toolkit.runs.explain.running import explain_living
+from toolkit.runs.explain.waiting import explain_waiting
+from toolkit.runs.record.job import recorded_job
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.state import run_status
+from toolkit.slurm.reasons import CanStart
+from toolkit.terminal.printable import clean
+
+LAST_EVENTS = 5
+
+
+def explain_run(run: RunDirectory, *, echo: bool = False) -> Explanation:
+    """Read everything that says something about a run: its files, then Slurm."""
+
+    status = run_status(run, echo=echo)
+    if (broken := explain_broken_chain(run, status)) is not None:
+        told = broken
+    elif status.tasks is not None and status.state is not RunState.CREATED:
+        told = explain_array(run, status, echo=echo)
+    elif status.state.final:
+        told = explain_ended(run, status, echo=echo)
+    elif status.state is RunState.PENDING:
+        told = explain_waiting(run, status, echo=echo)
+    else:
+        told = explain_living(run, status)
+    evidence = [*told.evidence, *_validated(run, status), *_guarded(run), *_rehearsals(run, status)]
+    return replace(told, status=status, events=last_events(run), evidence=evidence)
+
+
+def _validated(run: RunDirectory, status: RunStatus) -> list[Evidence]:
+    """How good the model was at last, where the run looked."""
+    return [quote_file(run, run.metrics / "validation.jsonl", status.validated)] if status.validated else []
+
+
+def _guarded(run: RunDirectory) -> list[Evidence]:
+    """How many bad steps `train.guard` has found, as the newest checkpoint counts them."""
+    from toolkit.checkpoint.format.layout import MANIFEST
+    from toolkit.checkpoint.format.manifest_file import read_body
+
+    newest = run.committed_checkpoints()[-1:]
+    if not newest or recorded_job(run).train.guard == "off":
+        return []
+    try:
+        bad = read_body(newest[0])["state"]["extra"]["guard"]["bad_steps"]
+    except (ToolkitError, OSError, KeyError, TypeError):  # damaged, which `ckpt verify` tells, or of another guard
+        return []
+    which = f"; the log names {'it' if bad == 1 else 'each'}: `toolkit logs {run.run_id} --rank 0`"
+    return [quote_file(run, newest[0] / MANIFEST, f"the guard found {counted(bad, 'bad step')}{which}")] if bad else []
+
+
+def _rehearsals(run: RunDirectory, status: RunStatus) -> list[Evidence]:
+    """Failures that were no accidents: what `toolkit rehearse` did to the attempt that is explained.
+
+    Of a living attempt that is also the one before it; what was done to earlier ones explains nothing now.
+    """
+    said = []
+    for attempt in map(run.attempt, run.attempt_numbers()[-2:]):
+        explained = attempt == run.last_attempt() or not _has_ended(run, status)
+        if explained and (word := read_json_or_none(attempt.rehearsed)) is not None:
+            told = f"{word['failure']} was rehearsed at {word['time']}: {word['done']}"
+            said.append(quote_file(run, attempt.rehearsed, told))
+    return said
+
+
+def _has_ended(run: RunDirectory, status: RunStatus) -> bool:
+    """True where the last attempt is over, whatever follows it."""
+    last = run.last_attempt()
+    return status.state.final or (last is not None and last.exit_file.exists())
+
+
+def last_events(run: RunDirectory, count: int = LAST_EVENTS) -> list[dict[str, Any]]:
+    """The last events of the run, oldest first, each with its attempt."""
+    found: list[dict[str, Any]] = []
+    for number in reversed(run.attempt_numbers()):
+        of_attempt = [{"attempt": number, **event} for event in read_lines(run.attempt(number).events)]
+        found = of_attempt + found
+        if len(found) >= count:
+            break
+    return found[-count:]
+
+
+def lines_of(told: Explanation) -> Iterator[str]:
+    """The explanation for people: what, why, what follows, what to do."""
+    status = told.status
+    assert status is not None  # `explain_run` lays it in
+    job = f" (job {status.full_job_id})" if status.job_id else ""
+    job += f" with {in_words(status.values)}" if status.values else ""
+    step = f", step {status.step}" if status.step is not None else ""
+    yield f"{status.job_name} {status.run_id}{job} is {status.state.value}{step}"
+    yield f"why       {told.why}"
+    for quoted in told.evidence:
+        line = clean(quoted.line).replace("\n", " ")
+        yield (f"          {quoted.source} says so" if line in told.why else f"          {quoted.source}: {line}")
+    if told.waiting is not None:
+        yield f"start     {_start_in_words(told.waiting)}"
+    if told.events:
+        yield "events    " + "; ".join(_event_in_words(event) for event in told.events[-3:])
+    yield f"follows   {told.follows or 'nothing by itself'}"
+    for number, action in enumerate(told.actions):
+        yield f"{'' if number else 'do':<10}{action}"
+
+
+def _start_in_words(waiting: Waiting) -> str:
+    if waiting.can_start is CanStart.NEVER:
+        return "never, as it stands"
+    expected = (
+        f"expected at {_local(waiting.estimated_start)}" if waiting.estimated_start else "Slurm expects no time yet"
+    )
+    if waiting.can_start is CanStart.UNKNOWN:
+        return f"unknown; {expected}"
+    if waiting.not_before is not None:
+        return f"not before {_local(waiting.not_before)}"
+    return f"{'it will' if waiting.can_start is CanStart.YES else 'not before that has changed'}; {expected}"
+
+
+def _event_in_words(event: dict[str, Any]) -> str:
+    details = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("attempt", "time", "event"))
+    return f"{_local(event['time'])} {event['event']} {details}".strip()
+
+
+def _local(moment: str) -> str:
+    """A UTC time as the reader's clock shows it; the day only when it is not today's."""
+    then = datetime.fromisoformat(moment).astimezone()
+    today = then.date() == datetime.now(UTC).astimezone().date()
+    return f"{then:%H:%M:%S}" if today else f"{then:%Y-%m-%d %H:%M:%S}"

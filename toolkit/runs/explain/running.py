@@ -1,0 +1,108 @@
+"""What a run is doing that neither waits in the queue nor has ended, and what happened to it before."""
+
+from __future__ import annotations
+
+import shlex
+import time
+
+from toolkit.rundir.files import read_json, read_json_or_none
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import Next, RunState
+from toolkit.rundir.task_files import read_begun
+from toolkit.runs.explain.causes import cause_in_words
+from toolkit.runs.explain.model import Evidence, Explanation, quote_file
+from toolkit.runs.record.job import recorded_job, uses_slurm
+from toolkit.runs.requests.control import requeue_asked_at
+from toolkit.runs.status.rehearsal_notes import reason_of
+from toolkit.runs.status.restarts import FOLLOWS
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.slurm_state import started_on
+from toolkit.supervise.launch import is_foreign
+
+QUIET_S = 60.0  # a step that takes longer is worth a word
+
+
+def explain_living(run: RunDirectory, status: RunStatus) -> Explanation:
+    """A run that is created, running, being cancelled, or of which nobody knows."""
+    if status.state is RunState.CREATED:
+        shell = "sbatch" if uses_slurm(recorded_job(run)) else "bash"
+        return Explanation(
+            "not_submitted", "it was rendered, and nobody submitted it",
+            actions=[f"`{shell} {shlex.quote(str(run.script(0)))}`"],
+        )  # fmt: skip
+    if status.state is RunState.UNKNOWN:
+        return Explanation("no_answer", status.reason, follows="unknown", actions=[_who_knows(run, status)])
+    if status.state is RunState.CANCELLING:
+        return Explanation(
+            "cancelling", "a cancel was asked; its ranks save and leave", evidence=[Evidence(status.source, status.reason)],
+            follows="it ends by itself, at the latest when Slurm kills it", actions=[f"`toolkit wait {run.run_id}`"],
+        )  # fmt: skip
+    return _running(run)
+
+
+def _who_knows(run: RunDirectory, status: RunStatus) -> str:
+    """Slurm may answer later; of a run without a scheduler only the host that it lives on knows."""
+    if not status.job_id.startswith("local-"):
+        return "ask again later"
+    return f"on {started_on(run, status.job_id)}: `toolkit explain {run.run_id}`"
+
+
+def _running(run: RunDirectory) -> Explanation:
+    attempt = run.last_attempt()
+    actions = [
+        f"`toolkit logs {run.run_id} -f`",
+        f"`toolkit rehearse {run.run_id} preempt` tries whether it would survive",
+    ]
+    if attempt is None:
+        return Explanation("starting", "the supervisor is starting", follows="it starts the ranks", actions=actions[:1])
+    if attempt.exit_file.exists():
+        return between_attempts(run, attempt)
+    before = _earlier_ends(run, attempt)
+    begun = read_begun(attempt)
+    wanted = begun["ranks"] if begun is not None else 0
+    here = sum(1 for _ in attempt.ranks.glob("rank-*.json"))
+    silent_s = _silent_s(attempt)
+    job = recorded_job(run)
+    stall_s = job.restart.stall_s
+    follows = "it goes on to its end" + (", unless it fails as before" if before else "")
+    if silent_s is None:
+        why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, no step is reported yet"
+        if here == wanted and is_foreign(job.job.entry):
+            why = f"attempt {attempt.number} of {wanted} ranks runs; scripts and executables report no steps"
+        actions = actions[:1]
+    elif silent_s > QUIET_S:
+        why = f"attempt {attempt.number} of {wanted} ranks has made no step for {silent_s:.0f} s"
+        follows = f"after {stall_s} s without a step (restart.stall_s) the attempt is ended as stalled"
+    else:
+        why = f"attempt {attempt.number} of {wanted} ranks makes steps; the last one {silent_s:.0f} s ago"
+    return Explanation("running", why, follows=follows, evidence=before, actions=actions)
+
+
+def between_attempts(run: RunDirectory, attempt: AttemptDirectory) -> Explanation:
+    """A run whose last attempt is over and another one follows, in this life of its job or in the next."""
+    ended = read_json(attempt.exit_file)
+    return Explanation(
+        str(ended.get("symptom") or ended["cause"]), cause_in_words(attempt, ended), follows=f"{FOLLOWS.get(Next(ended['next']), 'it ends')} ({ended['decision']})",
+        evidence=_earlier_ends(run, attempt), rank=ended.get("rank"), host=ended.get("host"),
+        actions=[f"`toolkit logs {run.run_id} -f`"],
+    )  # fmt: skip
+
+
+def _silent_s(attempt: AttemptDirectory) -> float | None:
+    try:
+        return max(0.0, time.time() - attempt.heartbeat.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+
+
+def _earlier_ends(run: RunDirectory, last: AttemptDirectory) -> list[Evidence]:
+    """How the attempts before the last one ended, the newest two."""
+    ends = []
+    for number in run.attempt_numbers():
+        attempt = run.attempt(number)
+        end = read_json_or_none(attempt.exit_file)
+        if number < last.number and end is not None:
+            step = f" at step {end['step']}" if end["step"] is not None else ""
+            said = cause_in_words(attempt, end) if requeue_asked_at(attempt, end) else reason_of(attempt, end)
+            ends.append(quote_file(run, attempt.exit_file, f"{end['cause']}{step}: {said}"))
+    return ends[-2:]

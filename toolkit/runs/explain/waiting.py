@@ -1,0 +1,189 @@
+"""Why a run waits in the queue, with the numbers that Slurm's reason leaves out, and whether it can ever start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.runs.explain.causes import cause_in_words
+from toolkit.runs.explain.model import Evidence, Explanation, Waiting
+from toolkit.runs.explain.running import between_attempts
+from toolkit.runs.record.job import recorded_job, slurm_of
+from toolkit.runs.record.parents import parents_of
+from toolkit.runs.requests.control import requeue_asked_at
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.slurm.clusters import in_words
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.job_facts import JobFacts, base_of
+from toolkit.slurm.partitions import PartitionRow, UnusableNode, partition_rows, unusable_nodes
+from toolkit.slurm.reasons import CanStart, pending_reason, reason_name
+from toolkit.slurm.states import run_state
+
+_NODES_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What is added to a reason: numbers in words, the lines that show them, a better action."""
+
+    words: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    actions: tuple[str, ...] = ()
+    can_start: CanStart | None = None
+
+
+def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False) -> Explanation:
+    """A run that is pending; also one whose supervisor is only starting."""
+    if status.job_id.startswith("local-"):
+        return Explanation("starting", status.reason, follows="its ranks start within seconds")
+    slurm = slurm_of(recorded_job(run), echo=echo)
+    job_id = _waiting_job(status)
+    try:
+        waits = slurm.jobs([job_id]).get(job_id)
+    except (NotFoundError, SchedulerRefusedError) as error:
+        return Explanation("no_answer", f"Slurm does not answer: {error.message}", actions=[error.fix])
+    if waits is None or not waits.state:
+        said = waits.reason if waits is not None else f"it does not know job {job_id} any more"
+        return Explanation("no_answer", f"Slurm says nothing of its state: {said}", actions=["ask again later"])
+    last = run.last_attempt()
+    if run_state(waits.state) is RunState.RUNNING and last is not None and last.exit_file.exists():
+        return between_attempts(run, last)  # Slurm has not put it back into the queue yet
+    if waits.state == "CONFIGURING" or run_state(waits.state) is not RunState.PENDING:
+        return Explanation(
+            "starting", f"Slurm says {waits.state}: its nodes are being prepared", follows="it starts by itself"
+        )
+    return _pending(slurm, run, waits)
+
+
+def _waiting_job(status: RunStatus) -> str:
+    """Of an array the first task that waits."""
+    tasks = [task.job_id for task in status.tasks or () if task.state is RunState.PENDING]
+    return (tasks or [status.job_id])[0]
+
+
+def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
+    """Slurm's reason in words, with its numbers, and whether the job can ever start."""
+    name = reason_name(waits.reason or "None")
+    reason = pending_reason(waits.reason or "None", names_nodes=bool(waits.required_nodes))
+    detail = _detail(slurm, run, waits, name)
+    can_start = detail.can_start or reason.can_start
+    start = _as_utc(waits.start_time)
+    names = {"job": base_of(waits.job_id), "run": run.run_id, "partition": waits.partition}
+    actions = [*detail.actions, *([reason.fix.format(**names)] if reason.fix else [])]
+    actions = [in_words(action, waits.cluster) for action in actions]
+    words = f"{reason.words}: {detail.words}" if detail.words else reason.words
+    return Explanation(
+        f"pending_{name}",
+        f"{words} ({name})",
+        follows="" if can_start is CanStart.NEVER else "Slurm starts it by itself",
+        actions=actions or [f"wait; `toolkit wait {run.run_id}` tells when it starts"],
+        evidence=[Evidence("squeue", f"{waits.job_id} {waits.state} {waits.reason}".strip()), *detail.evidence],
+        waiting=Waiting(
+            name, can_start, not_before=start if name == "BeginTime" else None,
+            estimated_start=None if can_start is CanStart.NEVER else start,
+        ),
+    )  # fmt: skip
+
+
+def _detail(slurm: Slurm, run: RunDirectory, job: JobFacts, reason: str) -> Detail:
+    """What can be added to a reason; where sinfo does not answer, squeue's word stands alone."""
+    try:
+        return _DETAILS[reason](slurm, run, job) if reason in _DETAILS else Detail()
+    except (NotFoundError, SchedulerRefusedError):
+        return Detail()
+
+
+def _time_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+    limits = partition_rows(slurm, job.partition)
+    allowed = ", ".join(f"{one.name} allows {one.time_limit}" for one in limits)
+    lower = [
+        f"`scontrol update JobId={base_of(job.job_id)} TimeLimit={one.time_limit}` asks for as much as it allows"
+        for one in limits[:1]
+    ]
+    return Detail(f"the job asks for {job.time_limit}, {allowed}", actions=tuple(lower))
+
+
+def _node_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+    limits = partition_rows(slurm, job.partition)
+    words = ", ".join(f"{one.name} has {one.nodes}" + _largest(one) for one in limits)
+    down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
+    return Detail(f"the job asks for {job.node_count}, {words}", down.evidence)
+
+
+def _largest(partition: PartitionRow) -> str:
+    """`1-2` and `2` are sinfo's words for a partition's smallest and largest job."""
+    most = partition.job_size.rpartition("-")[2]
+    return "" if most == "infinite" else f" and allows {most} a job"
+
+
+def _resources(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+    counts = []
+    for one in partition_rows(slurm, job.partition):
+        busy, idle, other, total = (one.node_states.split("/") + [""] * 4)[:4]
+        counts.append(f"of the {total} nodes of {one.name} {busy} are in use, {idle} idle, {other} down or drained")
+    down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
+    return Detail(f"the job asks for {job.node_count}; {', '.join(counts)}", down.evidence)
+
+
+def _required_nodes(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+    named = re.search(r"UnavailableNodes:(\S+)", job.reason)
+    nodes = named[1] if named else job.required_nodes
+    return _down_nodes(unusable_nodes(slurm, partition="" if nodes else job.partition, nodes=nodes))
+
+
+def _down_nodes(nodes: list[UnusableNode]) -> Detail:
+    words = ", ".join(f"{node.name} is {node.state.rstrip('*')}" for node in nodes[:_NODES_SHOWN])
+    evidence = [
+        Evidence("sinfo", f"{node.name} {node.state}: {node.reason} ({node.user}, {node.since})")
+        for node in nodes[:_NODES_SHOWN]
+        if node.reason
+    ]
+    more = f" and {len(nodes) - _NODES_SHOWN} more" if len(nodes) > _NODES_SHOWN else ""
+    return Detail(words + more, tuple(evidence))
+
+
+def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+    """`afterok:6(failed)`: the kind, the job, its run where `--after` named one, and how it stands."""
+    words = []
+    runs = {number: parent.run_id for parent in parents_of(run) for number in parent.job_id.split(":")}
+    for kind, other, stands in re.findall(r"(\w+):(\d+(?:_(?:\d+|\*))?)(?:\+\d+)?(?:\((\w+)\))?", job.dependency):
+        whose = f" (run {runs[base]})" if (base := other.partition("_")[0]) in runs else ""
+        words.append(f"{kind}:{other}{whose} " + ("has become impossible" if stands == "failed" else "is open"))
+    return Detail(", ".join(words) or job.dependency)
+
+
+def _begin_time(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
+    """Also how Slurm holds back a job that was requeued a moment ago."""
+    last = run.last_attempt()
+    end = read_json_or_none(last.exit_file) if last is not None else None
+    if last is not None and end is not None and not end["final"]:
+        why = cause_in_words(last, end) if requeue_asked_at(last, end) else end["cause"]
+        return Detail(f"it was requeued ({why}), and Slurm holds a requeued job back for a while")
+    return Detail()
+
+
+def _as_utc(local: str) -> str | None:
+    """Slurm prints the cluster's local time, which is this host's."""
+    try:
+        return datetime.fromisoformat(local).astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except ValueError:
+        return None
+
+
+_DETAILS: dict[str, Callable[[Slurm, RunDirectory, JobFacts], Detail]] = {
+    "PartitionTimeLimit": _time_limit,
+    "PartitionNodeLimit": _node_limit,
+    "Resources": _resources,
+    "Nodes_required_for_job_are_DOWN": _resources,
+    "ReqNodeNotAvail": _required_nodes,
+    "NodeDown": _required_nodes,
+    "Dependency": _dependency,
+    "DependencyNeverSatisfied": _dependency,
+    "BeginTime": _begin_time,
+}

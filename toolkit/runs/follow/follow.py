@@ -1,0 +1,204 @@
+"""Wait for a run, and tell how far it is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from toolkit.errors import OWN_FAILURE, InterruptedWaitError, counted
+from toolkit.metrics.training import TrainRecord, last_record
+from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import ENDINGS, RunState
+from toolkit.runs.status.restarts import RestartNews
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.slurm_state import RECORD_SOURCE
+from toolkit.runs.status.state import run_status
+from toolkit.terminal.cursor import given_back
+from toolkit.terminal.plain_bar import WIDTH, PlainBarColumn
+from toolkit.terminal.printable import clean
+
+# How often the files of the run directory are looked at.
+MARKER_PERIOD_S = 0.5
+# Slurm: first and longest pause between two questions.
+QUERY_PERIODS_S = (2.0, 60.0)
+# How long an end that only Slurm tells must last: a file that another host wrote is seen late (NFS caches 3 s at least).
+SETTLE_S = 3.0
+# The same where Slurm calls the job completed: then a result is on its way. A file that was not there at the last look
+# stays so until NFS looks at its folder again, 30 s to 60 s later by default (nfs(5), acdirmin and acdirmax).
+RESULT_S = 60.0
+# How often a line of progress is printed where there is no terminal.
+LINE_PERIOD_S = 5.0
+# Who tells a state that is not the run's own word: of a job that it still knows, and of one that it has forgotten.
+_OF_A_JOB, _OF_SLURM = ("squeue", "sacct"), ("squeue", "sacct", "Slurm")
+
+
+def exit_code_of(status: RunStatus) -> int:
+    """The job's exit code: what the supervisor decided, else what the final state stands for."""
+    if status.exit_code is not None:
+        return status.exit_code
+    for ending in ENDINGS.values():
+        if ending.final_state is status.state and ending.exit_code is not None:
+            return ending.exit_code
+    return OWN_FAILURE
+
+
+def settle_s(status: RunStatus) -> float:
+    """How long the end of a run, or of the last of its tasks, must last before it is believed."""
+    told = [(task.state, task.source) for task in status.tasks or ()] or [(status.state, status.source)]
+    if any(state is RunState.LOST and source in _OF_A_JOB for state, source in told):
+        return RESULT_S
+    return SETTLE_S if any(source in _OF_SLURM for _, source in told) else 0.0
+
+
+@dataclass
+class Follower:
+    """Follows one run until its end, asking Slurm ever more rarely and the run's own files all the time."""
+
+    run: RunDirectory
+    console: Console = field(default_factory=lambda: Console(stderr=True))
+    echo: bool = False  # each command of Slurm's
+    _pause_s: float = QUERY_PERIODS_S[0]
+    _asked_at: float = float("-inf")
+    _status: RunStatus | None = None
+    _marks: tuple[int, ...] = ()
+    _marked_at: float = float("-inf")
+    _ended_at: float | None = None
+
+    def wait(self) -> RunStatus:
+        """Block until the run has ended."""
+        last_state, told, told_at = None, "", float("-inf")
+        restarts, stuck = RestartNews(self.run), False
+        with self._bar() as (bar, task):
+            while True:
+                status = self.look()
+                for line in restarts.new():
+                    self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+                record = last_record(self.run.metrics / "train.jsonl")
+                text = self._describe(status, record)
+                if bar is not None and task is not None:
+                    done, total = (record.step, record.steps) if record else (0, None)
+                    bar.update(task, description=text, completed=done, total=total)
+                elif status.state is not last_state or (text != told and time.monotonic() - told_at >= LINE_PERIOD_S):
+                    told, told_at = text, time.monotonic()
+                    self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+                if status.cannot_start and not stuck:
+                    self.console.print(
+                        f"it cannot start as it stands: `toolkit explain {self.run.run_id}`",
+                        highlight=False, markup=False, soft_wrap=True,
+                    )  # fmt: skip
+                last_state, stuck = status.state, stuck or status.cannot_start
+                if self._has_settled(status):
+                    return status
+                time.sleep(MARKER_PERIOD_S)
+
+    def look(self) -> RunStatus:
+        """A status that is at most a pause old, and new when the run's own files have changed."""
+        now = time.monotonic()
+        marks = self._marks
+        if now - self._marked_at >= MARKER_PERIOD_S:
+            marks, self._marked_at = _marks(self.run), now
+        moved = marks != self._marks
+        local = self._status is not None and self._status.job_id.startswith("local-")
+        if self._status is None or moved or local or now - self._asked_at >= self._pause_s:
+            fresh = run_status(self.run, echo=self.echo)
+            if moved or (self._status is not None and fresh.state is not self._status.state):
+                self._pause_s = QUERY_PERIODS_S[0]
+            else:
+                self._pause_s = min(self._pause_s * 1.5, QUERY_PERIODS_S[1])
+            self._status, self._asked_at, self._marks = fresh, now, marks
+        return self._status
+
+    def is_over(self) -> bool:
+        """True once the run has ended, and the end has lasted."""
+        return self._has_settled(self.look())
+
+    def _has_settled(self, status: RunStatus) -> bool:
+        """An end that only Slurm tells must last: the run's own word may be on its way through the file system."""
+        if not status.state.final:
+            self._ended_at = None  # it lives again, as after a requeue
+            return False
+        self._ended_at = time.monotonic() if self._ended_at is None else self._ended_at
+        return time.monotonic() - self._ended_at >= settle_s(status)
+
+    def _describe(self, status: RunStatus, record: TrainRecord | None) -> str:
+        head = f"{status.job_name} {status.state.value}"
+        if status.tasks is not None:
+            return f"{head}: {clean(status.reason)}"
+        attempt = self.run.last_attempt()
+        if status.state is RunState.RUNNING and attempt is None:
+            return f"{head}: the supervisor is starting"
+        if status.state is RunState.RUNNING and attempt is not None:
+            if record is None or record.attempt < attempt.number:
+                begun = sum(1 for _ in attempt.ranks.glob("rank-*.json"))
+                return f"{head}: {begun} of {counted(status.ranks, 'rank')} started"
+            return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
+        if status.state is RunState.COMPLETED and record is not None:
+            return f"{head}: step {record.step}/{record.steps}, loss {record.loss:.3f}"
+        if status.state.final and settle_s(status) == RESULT_S:
+            return f"{head}: waiting for the result of a job that Slurm calls completed"
+        if status.state.final:
+            return head  # the reason is told by `report_end`
+        return f"{head}: {status.reason}"
+
+    @contextmanager
+    def _bar(self) -> Iterator[tuple[Progress | None, TaskID | None]]:
+        if not self.console.is_terminal:
+            yield None, None
+            return
+        drawn = BarColumn(bar_width=WIDTH) if self.console.color_system else PlainBarColumn()
+        columns = (TextColumn("{task.description}", markup=False), drawn, TimeElapsedColumn())
+        with given_back(), Progress(*columns, console=self.console, refresh_per_second=4) as bar:
+            yield bar, bar.add_task("", total=None)
+
+
+def _marks(run: RunDirectory) -> tuple[int, ...]:
+    """What changes when a start or an attempt of the run, or of one of its tasks, begins or ends."""
+    files = (
+        "submitted-*.json",
+        "starts/*/claim.json",
+        "starts/*/end.json",
+        "attempts/*/start.json",
+        "attempts/*/exit.json",
+    )
+    return tuple(sum(1 for _ in run.path.glob(below + name)) for below in ("", "tasks/*/") for name in files)
+
+
+def follow_to_end(run: RunDirectory, *, echo: bool = False, plain: bool = False) -> int:
+    """Wait for a run's end and report it; the exit code is the job's. `plain` draws without colours, in ASCII.
+
+    Raises:
+        InterruptedWaitError: Ctrl-C, which ends only the wait.
+    """
+    follower = Follower(run, Console(stderr=True, color_system=None if plain else "auto"), echo=echo)
+    try:
+        status = follower.wait()
+    except KeyboardInterrupt:
+        raise InterruptedWaitError(
+            f"the run goes on; `toolkit wait {run.run_id}` follows it again, `toolkit cancel {run.run_id}` ends it"
+        ) from None
+    report_end(status, run, follower.console)
+    return exit_code_of(status)
+
+
+def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
+    """After a failure: the rank, the reason and its last lines, as the supervisor wrote them down where it did."""
+    if status.state is RunState.COMPLETED:
+        return
+    attempt = run.last_attempt() if status.source == RECORD_SOURCE else None
+    end = read_json_or_none(attempt.exit_file) if attempt else None
+    console.print(
+        f"run {status.run_id} is {status.state.value}: {clean(status.reason)}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    for line in (end or {}).get("last_lines", []):
+        console.print(f"    | {clean(line)}", markup=False, highlight=False, soft_wrap=True)
+    if end and end.get("fix"):
+        console.print(f"fix: {clean(end['fix'])}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,164 @@
+"""How far a run is: its step, how fast, when it ends beside the walltime, its loss, its last save and its ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from toolkit.errors import NotFoundError
+from toolkit.metrics.checkpoints import SaveRecord
+from toolkit.metrics.record_search import samples_of
+from toolkit.metrics.records import last_of
+from toolkit.metrics.training import TrainRecord
+from toolkit.rundir.files import tail_text
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory, step_of
+from toolkit.rundir.states import RunState
+from toolkit.rundir.tail import last_lines
+from toolkit.runs.logs.log_choice import LogChoice, choose_logs
+from toolkit.runs.logs.logs import for_terminal
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.slurm.job_facts import JobFacts
+from toolkit.terminal.printable import clean
+
+RECENT_RECORDS = 30  # over which the rate is taken
+CURVE_POINTS = 40
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run at one moment. What is not known, or means nothing of such a run, is None.
+
+    steps_per_s: over the last records of this attempt, saves included. ends_in_s: until the last step, at that rate.
+    walltime_left_s: until Slurm ends the allocation. losses: from all over the run. saved_age_s: since the end of the last
+    save. silent_s: since the last sign of a step. last_line: of what a run that tells no steps wrote.
+    """
+
+    status: RunStatus
+    attempt: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    steps_per_s: float | None = None
+    tokens_per_s: float | None = None
+    ends_in_s: float | None = None
+    walltime_left_s: float | None = None
+    loss: float | None = None
+    losses: tuple[float, ...] = ()
+    saved_step: int | None = None
+    saved_age_s: float | None = None
+    ranks_started: int | None = None
+    ranks_failed: int = 0
+    silent_s: float | None = None
+    last_line: str = ""
+
+    @property
+    def spare_s(self) -> float | None:
+        """How long before the walltime it ends; negative where the walltime comes first."""
+        if self.ends_in_s is None or self.walltime_left_s is None:
+            return None
+        return self.walltime_left_s - self.ends_in_s
+
+    def as_json(self) -> str:
+        """A line of `watch --json`, as docs/contract.md has it."""
+        told: dict[str, Any] = {
+            "time": datetime.now().astimezone().isoformat(timespec="seconds"), "run_id": self.status.run_id,
+            "job_name": self.status.job_name, "state": self.status.state.value, "reason": self.status.reason,
+            "ranks": self.status.ranks,
+        }  # fmt: skip
+        without = asdict(replace(self, losses=()))
+        told |= {name: value for name, value in without.items() if name not in ("status", "losses")}
+        told["loss"] = self.loss if self.loss is not None and math.isfinite(self.loss) else None
+        return json.dumps(
+            {
+                key: round(value, 3) if isinstance(value, float) and key != "loss" else value
+                for key, value in told.items()
+            }
+        )
+
+
+def progress_of(run: RunDirectory, status: RunStatus, facts: JobFacts | None) -> Progress:
+    """How far a run is by its own files; of `facts`, which are Slurm's, the end of the allocation."""
+    attempt = run.last_attempt()
+    if status.tasks is not None or attempt is None or status.state is RunState.PENDING:
+        return Progress(status, attempt=attempt.number if attempt is not None else None, step=status.step)
+    now = time.time()
+    found = Progress(
+        status, attempt=attempt.number, step=status.step, ranks_started=_started(attempt, status.ranks),
+        ranks_failed=sum(1 for _ in attempt.errors.glob("rank-*.json")), silent_s=_age_s(attempt, now),
+        walltime_left_s=_left_s(facts, now) if not status.state.final else None, **_saved(run, now),
+    )  # fmt: skip
+    recent = _recent(run)
+    if not recent:
+        return replace(found, last_line=_last_line(run))
+    curve = samples_of(run.metrics / "train.jsonl", TrainRecord.from_line, CURVE_POINTS)
+    last = recent[-1]
+    found = replace(found, steps=last.steps, loss=last.loss, losses=(*(one.loss for one in curve), last.loss))
+    if (
+        last.attempt != attempt.number or status.state.final
+    ):  # of the attempt before: it says nothing of this one's pace
+        return found
+    rate = _rate([one for one in recent if one.attempt == attempt.number])
+    left = max(0, last.steps - max(last.step, status.step or 0))
+    return replace(
+        found, steps_per_s=rate, tokens_per_s=last.tokens_per_s if last.tokens else None, ends_in_s=left / rate
+    )
+
+
+def _recent(run: RunDirectory) -> list[TrainRecord]:
+    found = []
+    for line in tail_text(run.metrics / "train.jsonl", RECENT_RECORDS):
+        with suppress(ValueError, KeyError, TypeError):  # half a line, at the end or at the beginning of what was read
+            found.append(TrainRecord.from_line(line))
+    return found
+
+
+def _rate(records: Sequence[TrainRecord]) -> float:
+    first, last = records[0], records[-1]
+    seconds = (datetime.fromisoformat(last.time) - datetime.fromisoformat(first.time)).total_seconds()
+    return (last.step - first.step) / seconds if seconds > 0 < last.step - first.step else 1 / max(last.seconds, 1e-9)
+
+
+def _started(attempt: AttemptDirectory, ranks: int) -> int:
+    """The ranks that have begun. Once steps are made all have, and nobody need list thousands of files."""
+    return ranks if attempt.heartbeat.exists() else sum(1 for _ in attempt.ranks.glob("rank-*.json"))
+
+
+def _age_s(attempt: AttemptDirectory, now: float) -> float | None:
+    try:
+        return max(0.0, now - attempt.heartbeat.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+
+
+def _left_s(facts: JobFacts | None, now: float) -> float | None:
+    try:
+        return max(0.0, datetime.fromisoformat(facts.end_time).timestamp() - now) if facts is not None else None
+    except ValueError:  # "N/A", of a job without a limit
+        return None
+
+
+def _saved(run: RunDirectory, now: float) -> dict[str, Any]:
+    committed = run.committed_checkpoints()
+    if not committed:
+        return {}
+    last = last_of(run.metrics / "checkpoints.jsonl", SaveRecord.from_line)
+    known = last is not None and last.step == step_of(committed[-1])
+    return {
+        "saved_step": step_of(committed[-1]),
+        "saved_age_s": max(0.0, now - last.ended_at) if known and last is not None else None,
+    }
+
+
+def _last_line(run: RunDirectory) -> str:
+    """Of rank 0's log, else of the job's; "" before there is any."""
+    for choice in (LogChoice(rank="0"), LogChoice()):
+        with suppress(NotFoundError):
+            part = choose_logs(run, choice)[-1]
+            for line in last_lines(part.path, 1, shown=part.shown, unfinished=True).lines:
+                return clean(for_terminal(line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")))
+    return ""

@@ -1,0 +1,93 @@
+"""The runs that are watched: looked at by their files all the time, and by Slurm at most once in 10 s."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.runs.follow.follow import settle_s
+from toolkit.runs.follow.progress import Progress, progress_of
+from toolkit.runs.history.asking import ask_once, jobs_of
+from toolkit.runs.history.listing import living_runs
+from toolkit.runs.record.job import recorded_job, slurm_of
+from toolkit.runs.status.damaged import unreadable
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.slurm_state import Answer
+from toolkit.runs.status.state import ids_to_ask, last_step, run_status
+from toolkit.slurm.commands import Slurm
+
+SLURM_PERIOD_S = 10.0  # between two questions to a cluster
+LIST_PERIOD_S = 60.0  # between two looks for runs that are new
+
+
+@dataclass
+class Watch:
+    """Some runs, or all that live below `all_of`."""
+
+    runs: list[RunDirectory]
+    all_of: Path | None = None
+    echo: bool = False
+    _statuses: dict[RunDirectory, RunStatus] = field(default_factory=dict)
+    _answers: dict[Slurm, Answer] = field(default_factory=dict)
+    _asked_at: float = float("-inf")
+    _listed_at: float = float("-inf")
+    _ended_at: dict[RunDirectory, float] = field(default_factory=dict)
+
+    def look(self) -> list[Progress]:
+        """How far each run is now.
+
+        Raises:
+            ToolkitError: the files of the one run are damaged; of several, one that is hides no other.
+        """
+        now = time.monotonic()
+        if self.all_of is not None and now - self._listed_at >= LIST_PERIOD_S:
+            self._listed_at = self._asked_at = now  # the list asks Slurm, too
+            self._take_new(self.all_of)
+        if now - self._asked_at >= SLURM_PERIOD_S:
+            self._asked_at, self._answers = now, ask_once(jobs_of(self.runs), echo=self.echo)
+        return [self._look_at(run) for run in self.runs]
+
+    def _take_new(self, folder: Path) -> None:
+        """Watch all that live there. Of a damaged run, and of one of another host, nobody here will ever know more."""
+        for status in living_runs(folder, echo=self.echo):
+            is_readable = bool(status.ranks)
+            if status.state is not RunState.UNKNOWN or (is_readable and status.job_id[:1].isdigit()):
+                self._statuses[RunDirectory(Path(status.path))] = status
+        self.runs = list(self._statuses)
+
+    def _look_at(self, run: RunDirectory) -> Progress:
+        try:
+            job = recorded_job(run)
+            answer = self._answers.get(slurm_of(job), {})
+            if run in self._statuses and self._is_new(run, job, answer):
+                status = replace(self._statuses[run], step=last_step(run))
+            else:
+                status = run_status(run, answer, echo=self.echo)
+            self._statuses[run] = status
+            return progress_of(run, status, None if isinstance(answer, ToolkitError) else answer.get(status.job_id))
+        except ToolkitError as error:
+            if self.all_of is None:
+                raise
+            return Progress(unreadable(run, error))
+
+    def _is_new(self, run: RunDirectory, job: ResolvedJob, answer: Answer) -> bool:
+        """A job that Slurm was not asked for yet: the state that was known of its run has to do until it is."""
+        return not isinstance(answer, ToolkitError) and not set(ids_to_ask(run, job)) <= set(answer)
+
+    def are_over(self, found: list[Progress]) -> bool:
+        """True once every run has ended, and its end has lasted as long as it must to be believed."""
+        now = time.monotonic()
+        for one, run in zip(found, self.runs, strict=True):
+            if not one.status.state.final:
+                self._ended_at.pop(run, None)  # it lives again, as after a requeue
+            elif run not in self._ended_at:
+                self._ended_at[run] = now
+        return all(
+            run in self._ended_at and now - self._ended_at[run] >= settle_s(one.status)
+            for one, run in zip(found, self.runs, strict=True)
+        )

@@ -1,0 +1,138 @@
+"""All runs below RUNS, the newest first, with one question to each cluster for all that still live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from toolkit.errors import counted
+from toolkit.rundir.files import not_permitted
+from toolkit.rundir.find import has_begun, run_named
+from toolkit.rundir.index import PAGE, Entry, RunIndex
+from toolkit.rundir.jobs import job_ids
+from toolkit.rundir.known import may_be_run
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.runs.history.cache import changed_ns, end_of, status_of
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.talk import say
+
+SLOW_S = 1.0  # what takes longer is told
+
+
+def list_runs(
+    runs: Path, *, job: str = "", states: Collection[RunState] = (), since: str = "", limit: int = 0, echo: bool = False
+) -> list[RunStatus]:
+    """The status of each run, newest first.
+
+    `job` filters by job name, `states` by state, `since` by the run id, which begins with the time in UTC; `limit` 0
+    lists all. How a run ended is remembered in a cache; those that live are asked for, each cluster once.
+    """
+    words = [state.value for state in states] if states else None
+    with closing(RunIndex(runs)) as index:
+        walk = _Walk(index, frozenset(states or RunState), limit)
+        walk.over(index.newest(job=job, since=since, states=words, first=limit or PAGE))
+        found = [*walk.told, *(one for one in _ask(walk.living, echo=echo) if one.state in walk.states)]
+        keep(
+            index, ((status, walk.changed[Path(status.path)]) for status in found if Path(status.path) in walk.changed)
+        )
+    found.sort(key=lambda status: status.job_name)
+    found.sort(key=lambda status: status.run_id, reverse=True)
+    return found[:limit] if limit else found
+
+
+def living_runs(runs: Path, *, echo: bool = False) -> list[RunStatus]:
+    """The status of each run that was submitted and has not ended, newest first."""
+    living = {state for state in RunState if not state.final}
+    begun = list_runs(runs, states=living, echo=echo)
+    return [status for status in begun if _has_begun(RunDirectory(Path(status.path)))]
+
+
+def _has_begun(run: RunDirectory) -> bool:
+    try:
+        return has_begun(run)
+    except PermissionError:  # another user's, of which nobody here will know
+        return False
+
+
+@dataclass
+class _Walk:
+    """From the newest run to the oldest, until `limit` are found that are in one of `states`.
+
+    `told` are those that tell it themselves; of the `living` Slurm has to be asked. `changed` is when a run last did.
+    """
+
+    index: RunIndex
+    states: frozenset[RunState]
+    limit: int
+    told: list[RunStatus] = field(default_factory=list)
+    living: list[RunDirectory] = field(default_factory=list)
+    changed: dict[Path, int] = field(default_factory=dict)
+    read: int = 0
+
+    def over(self, pages: Iterable[Sequence[Entry]]) -> None:
+        began, said, looked = time.monotonic(), False, 0
+        for page in pages:
+            self._take(page)
+            looked += len(page)
+            if self._is_enough():
+                break
+            left = self.index.count() - looked
+            if not said and left > 0 and self.read and time.monotonic() - began > SLOW_S:
+                are = "is" if left == 1 else "are"
+                say(f"reading runs that the cache does not hold yet; {counted(left, 'run')} {are} left to look at")
+                said = True
+        if self.read and (taken_s := time.monotonic() - began) > SLOW_S:
+            kept = f"; {self.index.path} remembers those that have ended" if self.index.path else ""
+            say(f"{counted(self.read, 'run')} {'was' if self.read == 1 else 'were'} read in {taken_s:.1f} s{kept}")
+
+    def _is_enough(self) -> bool:
+        asks_for_all = len(self.states) == len(RunState)
+        return bool(self.limit) and len(self.told) + (len(self.living) if asks_for_all else 0) >= self.limit
+
+    def _take(self, page: Sequence[Entry]) -> None:
+        fresh = []
+        for entry in page:
+            status = status_of(self.index.runs, entry)
+            if status is None:
+                status = self._read(run_named(self.index.runs, entry.name))
+                fresh += [status] if status is not None else []
+            if status is not None and status.state in self.states:
+                self.told.append(status)
+        keep(self.index, ((status, self.changed.pop(Path(status.path), 0)) for status in fresh))
+
+    def _read(self, run: RunDirectory) -> RunStatus | None:
+        """The status of a run whose own files tell it; None of one that may live, or is none."""
+        if not may_be_run(run):
+            return None
+        self.read += 1
+        from toolkit.runs.history.asking import own_status  # what reads a job is heavy, and seldom wanted
+        from toolkit.runs.status.damaged import unreadable
+
+        try:
+            self.changed[run.path] = changed_ns(run.path)
+        except PermissionError as error:  # another user's
+            return unreadable(run, not_permitted(error))
+        status = own_status(run)
+        if status is None:
+            self.living.append(run)
+        return status
+
+
+def _ask(runs: Sequence[RunDirectory], *, echo: bool) -> list[RunStatus]:
+    if not runs:
+        return []
+    from toolkit.runs.history.asking import statuses_of
+
+    return statuses_of(runs, echo=echo)
+
+
+def keep(index: RunIndex, found: Iterable[tuple[RunStatus, int]]) -> None:
+    """Remember those that have ended for good, each with `changed_ns` of before it was read, and the jobs that they were."""
+    ended = [end for status, changed in found if (end := end_of(status, changed)) is not None]
+    if ended:
+        index.keep(ended)
+        index.keep_jobs((end.name, job_ids(run_named(index.runs, end.name))) for end in ended)

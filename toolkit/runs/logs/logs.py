@@ -1,0 +1,183 @@
+"""Reading logs line by line: from their end, from their beginning, in the order of time, and as they grow."""
+
+from __future__ import annotations
+
+import heapq
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+
+from toolkit.errors import CheckFailedError, NotFoundError
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.tail import LONGEST_LINE_BYTES, SEARCHED_BYTES, last_lines
+from toolkit.runs.logs.log_choice import LogChoice, LogPart, choose_logs
+from toolkit.terminal.printable import clean
+
+FOLLOW_PERIOD_S = 0.3
+BLOCK_LETTERS = 1 << 16
+SEARCHED_LINES = 1000  # of each log, for a time
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+# The time of a line, near its beginning: 2026-11-22T17:53:28.120Z, or as Python's logging writes it, with "," for ".".
+_TIME = re.compile(
+    r"^.{0,40}?(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,6})\d*)?(Z|[+-]\d\d:?\d\d)?", re.ASCII
+)
+
+
+def for_terminal(line: str) -> str:
+    """A program's line as a terminal may have it: its colours, without other escapes, which could move the cursor, set
+    the title or answer as a keyboard. Of a progress bar's many states the last one stays.
+    """
+    parts = _COLOUR.split(line.rstrip("\r").rpartition("\r")[2])  # every second part is a colour
+    shown = "".join(part if place % 2 else clean(part) for place, part in enumerate(parts))
+    return shown + "\x1b[0m" if len(parts) > 1 else shown
+
+
+@dataclass
+class LogReader:
+    """Reads what was appended to some logs since the last look.
+
+    Lines come whole, each with its newline. One of more than 1 MiB comes in pieces, of which the last one has it. Bytes
+    that are no UTF-8 are kept as `surrogateescape` has them.
+    """
+
+    offsets: dict[Path, int] = field(default_factory=dict)
+    _inside: dict[Path, bool] = field(default_factory=dict)  # the line that goes on, and whether it is shown
+
+    def read(self, parts: Iterable[LogPart], *, to_the_end: bool = False) -> Iterator[str]:
+        """`to_the_end` also takes a last line without its end, where nothing more will come."""
+        for part in parts:
+            with part.path.open("rb") as stream:
+                stream.seek(self.offsets.get(part.path, 0))
+                while line := stream.readline(LONGEST_LINE_BYTES):
+                    ended = line.endswith(b"\n")
+                    if not ended and len(line) < LONGEST_LINE_BYTES and not to_the_end:
+                        break
+                    self.offsets[part.path] = self.offsets.get(part.path, 0) + len(line)
+                    text = self._piece(part, line.decode("utf-8", "surrogateescape").removesuffix("\n"), last=ended)
+                    if text is not None:
+                        yield text + ("\n" if ended or len(line) < LONGEST_LINE_BYTES else "")
+
+    def _piece(self, part: LogPart, piece: str, *, last: bool) -> str | None:
+        """What is shown of a line, or of a piece of one: the first one decides whether it is shown, and has the label."""
+        if (inside := self._inside.get(part.path)) is not None:
+            text = piece if inside else None
+        else:
+            text = part.shown(piece)
+            inside = text is not None
+        if last:
+            self._inside.pop(part.path, None)
+        else:
+            self._inside[part.path] = inside
+        return text
+
+    def read_last(self, part: LogPart, lines: int, *, to_the_end: bool, say: Callable[[str], object]) -> Iterator[str]:
+        """The last lines of a log; what is appended from now on is for `read`."""
+        tail = last_lines(part.path, lines, shown=part.shown, unfinished=to_the_end)
+        self.offsets[part.path] = tail.end
+        if tail.gave_up:
+            say(
+                f"{part.path}: {len(tail.lines)} of {lines} lines were found in the last {SEARCHED_BYTES >> 20} MiB, "
+                "or behind a line of more than 1 MiB; without -n the whole log is read"
+            )
+        yield from (line + "\n" for line in tail.lines)
+
+
+def read_logs(
+    run: RunDirectory,
+    choice: LogChoice,
+    *,
+    lines: int,
+    follow: bool,
+    over: Callable[[], bool],
+    say: Callable[[str], object],
+) -> Iterator[str]:
+    """The last `lines` lines of each log (0: all), then, with `follow`, what is added until `over()`.
+
+    `follow` waits for a log that is not there yet. `say` is told what is not complete.
+
+    Raises:
+        NotFoundError: there is no such log, and none can come any more.
+    """
+    reader = LogReader()
+    first = True
+    while True:
+        done = not follow or over()  # asked before the read: what was written before the end is still printed
+        try:
+            parts = choose_logs(run, choice)
+        except NotFoundError:
+            if done:
+                raise
+            parts = []
+        for part in parts:
+            if first and lines:
+                yield from reader.read_last(part, lines, to_the_end=done, say=say)
+            else:
+                yield from reader.read([part], to_the_end=done)
+        if done:
+            return
+        first = first and not parts
+        time.sleep(FOLLOW_PERIOD_S)
+
+
+def read_by_time(parts: Sequence[LogPart], *, lines: int, say: Callable[[str], object]) -> Iterator[str]:
+    """The last `lines` lines of all logs together (0: all), in the order of the times that they begin with.
+
+    A line without one stays behind the line before it.
+
+    Raises:
+        CheckFailedError: no line has a time.
+    """
+
+    def texts(part: LogPart) -> Iterator[str]:
+        if lines:
+            return LogReader().read_last(part, lines, to_the_end=True, say=say)
+        return LogReader().read([part], to_the_end=True)
+
+    if not any(_time_of(line) for part in parts for line in islice(texts(part), SEARCHED_LINES)):
+        raise CheckFailedError(
+            "no line begins with a time, such as 2026-11-22 17:53:28, so nothing tells their order",
+            where=str(parts[0].path.parent),
+            fix="leave out --by-time; -f shows lines as they come",
+        )
+    in_order = heapq.merge(*(_timed(texts(part)) for part in parts), key=lambda timed: timed[0])
+    yield from (line for _, line in (deque(in_order, maxlen=lines) if lines else in_order))
+
+
+def in_blocks(lines: Iterable[str]) -> Iterator[str]:
+    """The same text in larger pieces, which are written in less time."""
+    block: list[str] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size > BLOCK_LETTERS:
+            yield "".join(block)
+            block, size = [], 0
+    if block:
+        yield "".join(block)
+
+
+def _timed(lines: Iterable[str]) -> Iterator[tuple[float, str]]:
+    latest = 0.0
+    for line in lines:
+        latest = max(latest, _time_of(line))
+        yield latest, line
+
+
+def _time_of(line: str) -> float:
+    """Seconds since the epoch; 0 where the line has no time. One without a zone is of this host's."""
+    match = _TIME.match(line)
+    if match is None:
+        return 0.0
+    year, month, day, clock, fraction, zone = match.groups()
+    try:
+        return datetime.fromisoformat(
+            f"{year}-{month}-{day}T{clock}.{(fraction or '0').ljust(6, '0')}{zone or ''}"
+        ).timestamp()
+    except ValueError:
+        return 0.0

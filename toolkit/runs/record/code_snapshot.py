@@ -1,0 +1,270 @@
+"""A copy of the job's folder, taken when a start is submitted: what is edited while it waits does no harm.
+
+Copied is what git tracks or would add, or every file where there is no repository. Everything else, such as data and
+environments, is there as a link to where it lies, so that a script finds what it has beside itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from toolkit.config.entry import files_of_entry
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import CheckFailedError, ToolkitError
+from toolkit.rundir.files import make_folder, mode_of_files_in, read_json_or_none, write_json
+from toolkit.runs.record.repository import new_and_tracked_files
+from toolkit.talk import say
+
+MOST_FILES = 5000  # copies and links, which take a second on a slow file system
+MOST_BYTES = 100 * 2**20
+LARGEST_FILE_BYTES = 10 * 2**20  # code is smaller, data is linked
+COPIERS = 8  # a network file system answers many at once
+_NEVER = frozenset({".git", ".hg", ".svn", "__pycache__"})
+# What says that a folder is an environment, a cache, or somebody's run, and no code.
+_MARKS = ("pyvenv.cfg", "CACHEDIR.TAG", "record.json")
+
+
+@dataclass(frozen=True)
+class CodeFile:
+    """One copied file; a link within the folder has the digest of where it leads."""
+
+    sha256: str
+    bytes: int
+    executable: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was copied, by its path in the folder, and what is linked."""
+
+    source: Path
+    files: Mapping[str, CodeFile]
+    linked: Sequence[str]
+
+    @property
+    def digest(self) -> str:
+        """One digest of all copied files."""
+        known = {name: (file.sha256, file.executable) for name, file in sorted(self.files.items())}
+        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+    def summary(self, folder: str) -> dict[str, Any]:
+        """What `record.json` says of it."""
+        size = sum(file.bytes for file in self.files.values())
+        return {"folder": folder, "files": len(self.files), "bytes": size, "digest": self.digest}
+
+
+class _TooLargeError(Exception):
+    """The folder holds more than a snapshot may."""
+
+
+def take_snapshot(job: ResolvedJob, target: Path, runs: Path) -> Snapshot | str:
+    """Copy the code that the ranks of `job` start from to the new folder `target` of a run; or why that is not done.
+
+    With `snapshot = "auto"`, a job whose entry names nothing in its folder has no code there.
+
+    Raises:
+        ToolkitError: the job wants its folder copied, and it holds too much; or a file cannot be read or written.
+    """
+    wanted = job.job.snapshot
+    entry = files_of_entry(job)
+    if wanted == "none" or (wanted == "auto" and not entry):
+        return "not asked for" if wanted == "none" else "the entry names no file of the job's folder"
+    folder = job.job_directory
+    try:
+        secret = _secret_files(job)
+        names = [name for name in _names(folder, runs, entry) if _real(folder / name) not in secret]
+        copied, linked = _sorted_out(folder, names, runs, entry)
+    except _TooLargeError as error:
+        said = f"{folder} {error}: too much for a snapshot"
+        where = job.origin("job.snapshot").place("job.snapshot")
+        if wanted == "copy":
+            raise ToolkitError(said, where=where, fix=_FIX) from None
+        say(f"{said}; the ranks start from the folder as it is then. Fix: {_FIX}")
+        return str(error)
+    return _keep(_write(folder, target, copied, linked), target)
+
+
+_FIX = 'move data out of it, name it in .gitignore, or write snapshot = "none" into [job]'
+
+
+def _secret_files(job: ResolvedJob) -> set[Path]:
+    """What [env] secrets reads values from: linked, so that they are written down nowhere else."""
+    paths = [one.removeprefix("file:") for one in job.env.secrets.values() if one.startswith("file:")]
+    return {_real(job.job_directory / Path(path).expanduser()) for path in paths}
+
+
+def list_of(folder: Path) -> Path:
+    """The file that lists a snapshot, beside it."""
+    return folder.with_name(f"{folder.name}.json")
+
+
+def read_snapshot(folder: Path) -> Snapshot | None:
+    """The snapshot in a run's folder; None where none was taken."""
+    said = read_json_or_none(list_of(folder))
+    if said is None:
+        return None
+    files = {name: CodeFile(file["sha256"], file["bytes"], file["executable"]) for name, file in said["files"].items()}
+    return Snapshot(Path(said["source"]), files, said["linked"])
+
+
+def repeat_snapshot(source: Path, target: Path) -> Snapshot:
+    """Copy a run's snapshot to another run.
+
+    Raises:
+        CheckFailedError: a file of it is not what it was when it was taken.
+    """
+    snapshot = read_snapshot(source)
+    assert snapshot is not None
+    names = [name for name in snapshot.files if (source / name).is_file()]
+    links = {name: str(snapshot.source / name) for name in snapshot.linked}
+    copied = _write(source, target, names, links).files
+    altered = sorted(name for name, file in snapshot.files.items() if copied.get(name) != file)
+    if altered:
+        raise CheckFailedError(
+            f"{', '.join(altered[:3])}{' and more' if altered[3:] else ''} is not what was submitted",
+            where=str(source),
+            fix="restore it, or `toolkit submit` the job as it is now",
+        )
+    return _keep(snapshot, target)
+
+
+def differences(before: Snapshot, after: Snapshot) -> dict[str, str]:
+    """The files that two snapshots do not share, each `changed`, `added` or `removed` on the way from `before`."""
+    found = {}
+    for name in sorted({*before.files, *after.files}):
+        if name not in before.files:
+            found[name] = "added"
+        elif name not in after.files:
+            found[name] = "removed"
+        elif before.files[name] != after.files[name]:
+            found[name] = "changed"
+    return found
+
+
+def remove_snapshot(folder: Path) -> None:
+    """Take a snapshot away that no start will use."""
+    list_of(folder).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _names(folder: Path, runs: Path, entry: Sequence[str]) -> list[str]:
+    """The files to copy, relative to the folder; those that the entry names always, also where git ignores them."""
+    listed = new_and_tracked_files(folder, leave_out=runs)
+    names = _walk(folder, runs) if listed is None else _code_among(listed, folder, runs)
+    return list(dict.fromkeys([*entry, *names]))
+
+
+def _code_among(listed: Sequence[str], folder: Path, runs: Path) -> Iterator[str]:
+    """What git lists, without the files of runs that nobody told it to ignore."""
+    known: dict[PurePosixPath, bool] = {PurePosixPath(): False}
+
+    def is_left_out(inside: PurePosixPath) -> bool:
+        if inside not in known:
+            known[inside] = is_left_out(inside.parent) or _is_no_code(folder / inside, runs)
+        return known[inside]
+
+    return (name for name in listed if not is_left_out(PurePosixPath(name).parent))
+
+
+def _walk(folder: Path, runs: Path) -> Iterator[str]:
+    """Every file below a folder that is in no repository, but for environments, caches, runs and hidden folders."""
+    seen = 0
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in sorted(folders) if name[0] != "." and not _is_no_code(Path(place, name), runs)]
+        seen += len(files)
+        if seen > MOST_FILES:
+            raise _TooLargeError(f"has more than {MOST_FILES} files")
+        yield from (str(Path(place, name).relative_to(folder)) for name in sorted(files))
+
+
+def _is_no_code(folder: Path, runs: Path) -> bool:
+    return folder == runs or folder.name in _NEVER or any((folder / mark).exists() for mark in _MARKS)
+
+
+def _sorted_out(
+    folder: Path, names: Sequence[str], runs: Path, entry: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """(the files to copy, where each link beside them leads). What the entry names is copied whatever its size.
+
+    Raises:
+        _TooLargeError: there are too many of them.
+    """
+    copied, size = [], 0
+    for name in names:
+        path = folder / name
+        if path.is_file() and (name in entry or path.stat().st_size <= LARGEST_FILE_BYTES):
+            copied.append(name)
+            size += path.stat().st_size
+    if size > MOST_BYTES:
+        raise _TooLargeError(f"has {size / 2**20:.0f} MiB of files, more than {MOST_BYTES // 2**20}")
+    made = {PurePosixPath(name) for name in copied}
+    folders = {PurePosixPath(), *(parent for name in made for parent in name.parents)}
+    linked = {}
+    for inside in sorted(folders):
+        for found in os.scandir(folder / inside):
+            beside = inside / found.name
+            if found.name in _NEVER or beside in made or beside in folders or Path(found.path) == runs:
+                continue
+            linked[str(beside)] = found.path
+    if len(copied) + len(linked) > MOST_FILES:
+        raise _TooLargeError(f"has {len(copied) + len(linked)} files, more than {MOST_FILES}")
+    return copied, linked
+
+
+def _write(folder: Path, target: Path, names: Sequence[str], linked: Mapping[str, str]) -> Snapshot:
+    """Copy the files and make the links."""
+    make_folder(target)
+    for inside in sorted({parent for name in [*names, *linked] for parent in PurePosixPath(name).parents[:-1]}):
+        (target / inside).mkdir()
+        (target / inside).chmod(stat.S_IMODE(target.stat().st_mode))  # the umask does not decide who can read
+    mode = mode_of_files_in(target)
+
+    def copy(name: str) -> CodeFile | None:
+        source = folder / name
+        try:
+            data, executable = source.read_bytes(), os.access(source, os.X_OK)
+        except FileNotFoundError:  # it was removed this moment
+            return None
+        (target / name).write_bytes(data)
+        (target / name).chmod(mode | 0o100 if executable else mode)
+        return CodeFile(hashlib.sha256(data).hexdigest(), len(data), executable)
+
+    with ThreadPoolExecutor(COPIERS) as pool:
+        files = {name: file for name, file in zip(names, pool.map(copy, names), strict=True) if file is not None}
+    for name, leads_to in linked.items():
+        (target / name).symlink_to(leads_to)
+    _turn_inward(folder, target, [*files, *linked])
+    return Snapshot(folder, files, sorted(linked))
+
+
+def _turn_inward(folder: Path, target: Path, names: Iterable[str]) -> None:
+    """Have what was a link from one place in the folder to another lead to that place's copy, where there is one."""
+    for name in names:
+        link, copy = folder / name, target / name
+        if link.is_symlink() and _leads_inside(link, folder) and (copy.parent / link.readlink()).exists():
+            copy.unlink()
+            copy.symlink_to(link.readlink())
+
+
+def _keep(snapshot: Snapshot, target: Path) -> Snapshot:
+    """Write the list of a snapshot that is whole."""
+    write_json(list_of(target), {**asdict(snapshot), "source": str(snapshot.source)})
+    return snapshot
+
+
+def _real(path: Path) -> Path:
+    """As `Path.resolve`, which raises on a link that leads to itself."""
+    return Path(os.path.realpath(path))
+
+
+def _leads_inside(link: Path, folder: Path) -> bool:
+    return not link.readlink().is_absolute() and _real(link).is_relative_to(_real(folder))

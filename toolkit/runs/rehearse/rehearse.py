@@ -1,0 +1,312 @@
+"""Rehearse a failure: let it happen to a live run now, follow the run until it goes on, and say what that cost.
+
+docs/rehearse.md says for each failure what exactly is done. Everything is read from the run's own files; their times
+and this host's must agree to within a second for the parts to be right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from toolkit.errors import CheckFailedError, counted
+from toolkit.metrics.training import last_record
+from toolkit.rundir.files import read_json_or_none, read_lines, utc_now, write_json
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.rundir.task_files import read_begun
+from toolkit.runs.status.restarts import follows
+from toolkit.runs.status.state import run_status, state_from_record
+
+POLL_S = 0.3
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a failure cost. Seconds by the wall clock; None for what was not reached.
+
+    steps: done when the failure came. next_attempt: the one that goes on. resumed_at: steps done when the run began to
+    step again. detect_s: from the failure until the attempt was over, saving included. queue_s: until the next attempt
+    began. start_s: until its last rank had started. first_step_s: until it was at its first step. repeat_s: until a step
+    was done that was not done before, by this attempt or, should it fail too, by a later one. lost_s: the sum.
+    """
+
+    run_id: str
+    failure: str
+    done: str
+    cause: str
+    attempt: int
+    next_attempt: int
+    steps: int
+    resumed_at: int
+    steps_repeated: int
+    detect_s: float
+    queue_s: float
+    start_s: float
+    first_step_s: float
+    repeat_s: float | None
+    lost_s: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented JSON of `rehearse --json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A failure that has happened. `in_queue` is called again and again between two starts, until it returns True."""
+
+    done: str
+    in_queue: Callable[[], bool] = lambda: True
+
+
+# Lets the failure happen; leaving the block undoes what must not outlast the rehearsal.
+Inject = Callable[[], AbstractContextManager[Injected]]
+
+
+class RunEndedError(CheckFailedError):
+    """The run has ended, and nothing more of it will come by itself."""
+
+    def __init__(self, run: RunDirectory, state: RunState, before: str, reason: str) -> None:
+        super().__init__(
+            f"the run ended ({state.value}) before {before}: {reason}",
+            where=str(run.path),
+            fix=f"`toolkit explain {run.run_id}`",
+        )
+        self.state = state
+
+
+class RehearsalTimeoutError(CheckFailedError):
+    """The run lives, and has not come as far as was waited for."""
+
+
+def rehearse(
+    run: RunDirectory, failure: str, inject: Inject, *, timeout_s: float, tell: Callable[[str], None]
+) -> Rehearsal:
+    """Let the failure happen and follow the run until it has done a new step, or has come to its end.
+
+    Raises:
+        RunEndedError: the run did not survive, or was completed before it stepped again.
+        TimeOverError: it did not step again in `timeout_s`.
+        CheckFailedError: the run is not stepping.
+    """
+    before = require_stepping(run)
+    begun = time.time()
+    with inject() as injected:
+        tell(injected.done)
+        _leave_word(before, failure, injected.done, tell)
+        watch = _Watch(run, before, begun + timeout_s)
+        over = _until_over(watch, tell)
+        again = _until_stepping(watch, injected.in_queue, tell)
+        # The heartbeat lags behind; what was resumed had been done.
+        steps = max(over.steps, again.first_step)
+        attempt, passed = _until_new_step(watch, again.attempt, steps, tell)
+    failed_at = _asked_at(before, begun) if failure == "walltime" else begun
+    return Rehearsal(
+        run.run_id, failure, injected.done, over.cause, before.number, attempt.number,
+        steps, again.first_step, steps - again.first_step,
+        detect_s=_gap(failed_at, over.time), queue_s=_gap(over.time, again.began), start_s=_gap(again.began, again.ranks_at),
+        first_step_s=_gap(again.ranks_at, again.first_at), repeat_s=None if passed is None else _gap(again.first_at, passed),
+        lost_s=None if passed is None else _gap(failed_at, passed),
+    )  # fmt: skip
+
+
+def _leave_word(attempt: AttemptDirectory, failure: str, done: str, tell: Callable[[str], None]) -> None:
+    """So that `explain` can say that this failure was no accident."""
+    try:
+        write_json(attempt.rehearsed, {"failure": failure, "done": done, "time": utc_now()})
+    except OSError as error:  # the failure has happened, and is worth following all the same
+        tell(f"cannot write {attempt.rehearsed}: {error.strerror}; `toolkit explain` will not know of the rehearsal")
+
+
+def require_stepping(run: RunDirectory) -> AttemptDirectory:
+    """The attempt that makes steps now.
+
+    Raises:
+        CheckFailedError: the run does not run, or has not made a step yet.
+    """
+    status = run_status(run)
+    if status.tasks is not None:
+        raise CheckFailedError(
+            f"run {run.run_id} is an array, and a failure happens to one task",
+            fix=f"`toolkit rehearse {run.run_id}_T ...` with the number of a task as T",
+        )
+    attempt = run.last_attempt()
+    if status.state is not RunState.RUNNING or attempt is None or attempt.exit_file.exists():
+        raise CheckFailedError(
+            f"run {run.run_id} is {status.state.value}; only a running one can be rehearsed",
+            where=str(run.path),
+            fix=f"`toolkit status {run.run_id}`; rehearse it when it makes steps",
+        )
+    if not attempt.heartbeat.exists():
+        raise CheckFailedError(
+            f"run {run.run_id} has not made a step in attempt {attempt.number}",
+            where=str(attempt.heartbeat),
+            fix="wait for its first step; scripts and executables that never call `world.should_stop` have none",
+        )
+    return attempt
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """Looks at the run's files until `deadline`, in seconds since the epoch."""
+
+    run: RunDirectory
+    before: AttemptDirectory
+    deadline: float
+
+    def ticks(self, what: str) -> Iterator[None]:
+        """Go on until the caller has seen `what`.
+
+        Raises:
+            RunEndedError: the run has ended.
+            TimeOverError: the time is over.
+        """
+        while True:
+            ended = state_from_record(self.run)  # before the look: what was done before the end is still seen
+            yield
+            if ended is not None:
+                raise RunEndedError(self.run, ended.state, what, ended.reason)
+            if time.time() > self.deadline:
+                status = run_status(self.run)
+                if status.state.final:  # Slurm says so, or the process table: it left no word of its own
+                    raise RunEndedError(self.run, status.state, what, status.reason)
+                raise RehearsalTimeoutError(
+                    f"gave up before {what}; the run is {status.state.value} ({status.reason})",
+                    where=str(self.run.path),
+                    fix=f"`toolkit wait {self.run.run_id}` follows it on, or give a longer --timeout",
+                )
+            time.sleep(POLL_S)
+
+
+@dataclass(frozen=True)
+class _Over:
+    """The end of the attempt that failed: the steps done until then, the moment, the cause."""
+
+    steps: int
+    time: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class _Again:
+    """The attempt that steps again: when it began, when its last rank had started, and its first step with the moment."""
+
+    attempt: AttemptDirectory
+    began: float
+    ranks_at: float
+    first_step: int
+    first_at: float
+
+
+def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
+    attempt = watch.before
+    steps = steps_done(watch.run, attempt)
+    for _ in watch.ticks("the attempt was over"):
+        if _later(watch) is None:  # the records of the next attempt would hide this one's
+            steps = max(steps, steps_done(watch.run, attempt))
+        end = read_json_or_none(attempt.exit_file)
+        if end is not None:
+            tell(f"attempt {attempt.number} ended at step {steps}: {end['cause']}; {follows(end)}")
+            return _Over(steps, _epoch(end["time"]), end["cause"])
+        later = _later(watch)
+        if later is not None and (begun := read_begun(later)) is not None:
+            # Its supervisor was lost with it, and nobody wrote down the end.
+            return _Over(steps, _epoch(begun["time"]), "supervisor_lost")
+    raise AssertionError("ticks never ends by itself")
+
+
+def _until_stepping(watch: _Watch, in_queue: Callable[[], bool], tell: Callable[[str], None]) -> _Again:
+    told, settled = -1, False
+    for _ in watch.ticks("the next attempt made a step"):
+        settled = settled or in_queue()
+        attempt = _later(watch)
+        begun = read_begun(attempt) if attempt is not None else None
+        if attempt is None or begun is None:
+            continue
+        if attempt.number > told:
+            told = attempt.number
+            tell(
+                f"attempt {attempt.number} begins on {counted(begun['nodes'], 'node')} with {counted(begun['ranks'], 'rank')}"
+            )
+        beat = read_json_or_none(attempt.heartbeat)
+        if beat is not None:
+            ranks = [read_json_or_none(path) for path in attempt.ranks.glob("rank-*.json")]
+            started = _epoch(begun["time"])
+            last = max((_epoch(rank["time"]) for rank in ranks if rank is not None), default=started)
+            tell(f"attempt {attempt.number} makes steps")
+            return _Again(attempt, started, last, int(beat["step"]), _epoch(beat["time"]))
+    raise AssertionError("ticks never ends by itself")
+
+
+def _until_new_step(
+    watch: _Watch, attempt: AttemptDirectory, steps: int, tell: Callable[[str], None]
+) -> tuple[AttemptDirectory, float | None]:
+    """The attempt that did a step that had not been done before, and when; None when the time was over first, or when
+    the run was completed: nothing was left to do.
+    """
+    try:
+        for _ in watch.ticks(f"step {steps + 1}"):
+            last = _later(watch) or attempt
+            if last.number > attempt.number and last.start_file.exists():
+                tell(f"attempt {attempt.number} ended too; attempt {last.number} follows")
+                attempt = last
+            beat = read_json_or_none(attempt.heartbeat)
+            if beat is not None and beat["step"] > steps:
+                return attempt, _epoch(beat["time"])
+    except RehearsalTimeoutError as error:
+        tell(str(error))
+    except RunEndedError as error:
+        if error.state is not RunState.COMPLETED:
+            raise
+        tell(error.message)
+    return attempt, None
+
+
+def _later(watch: _Watch) -> AttemptDirectory | None:
+    last = watch.run.last_attempt()
+    return last if last is not None and last.number > watch.before.number else None
+
+
+def steps_done(run: RunDirectory, attempt: AttemptDirectory) -> int:
+    """The steps that anybody wrote down of an attempt: the heartbeat is at most one a second, and lags behind."""
+    beat, record = read_json_or_none(attempt.heartbeat), last_record(run.metrics / "train.jsonl")
+    of_records = record.step if record is not None and record.attempt == attempt.number else 0
+    return max(int(beat["step"]) if beat is not None else 0, of_records)
+
+
+def _asked_at(attempt: AttemptDirectory, otherwise: float) -> float:
+    """When the supervisor was warned of the walltime: what came before was no loss."""
+    asked = [event["time"] for event in read_lines(attempt.events) if event["event"] == "stop_requested"]
+    return _epoch(asked[0]) if asked else otherwise
+
+
+def _epoch(moment: str) -> float:
+    return datetime.fromisoformat(moment).astimezone(UTC).timestamp()
+
+
+def _gap(first: float, second: float) -> float:
+    return round(max(0.0, second - first), 1)
+
+
+def lines_of(cost: Rehearsal) -> Iterator[str]:
+    """The rehearsal for people."""
+    yield f"survived  {cost.failure}: attempt {cost.attempt} ended as {cost.cause}, attempt {cost.next_attempt} goes on"
+    yield f"steps     {cost.steps} were done, it went on from {cost.resumed_at}: {cost.steps_repeated} repeated"
+    repeat = "" if cost.repeat_s is None else f" + repeat {cost.repeat_s}"
+    whole = "no new step" if cost.lost_s is None else f"{cost.lost_s} s lost"
+    yield (
+        f"seconds   {whole}: detect and save {cost.detect_s} + queue {cost.queue_s} + start {cost.start_s} "
+        f"+ first step {cost.first_step_s}{repeat}"
+    )
+
+
+def what_is_at_stake(run: RunDirectory, attempt: AttemptDirectory) -> str:
+    """What the run would fall back to, for the question before the failure."""
+    kept = run.committed_checkpoints()
+    fallback = f"its newest checkpoint is {kept[-1].name}" if kept else "it has no checkpoint yet"
+    return f"{run.job_name} {run.run_id} is at step {steps_done(run, attempt)}; {fallback}"

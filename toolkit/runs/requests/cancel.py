@@ -1,0 +1,121 @@
+"""Cancel a run: say so in `control/`, and tell Slurm where it holds the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from toolkit.errors import CheckFailedError, DamagedFileError, NotFoundError, SchedulerRefusedError
+from toolkit.rundir.files import utc_now, write_text
+from toolkit.rundir.find import newest_record
+from toolkit.rundir.known import is_over
+from toolkit.rundir.layout import RunDirectory, make_task
+from toolkit.rundir.parts import newest_parts
+from toolkit.rundir.states import RunState
+from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of
+from toolkit.runs.status.damaged import cancel_in_queue
+from toolkit.runs.status.reconcile_submission import last_open_start, tasks_in
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.state import newest_job_id, run_status
+
+
+def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
+    """Ask a whole run to end: ranks save at the next step boundary and leave.
+
+    Raises:
+        CheckFailedError: the run has already ended.
+    """
+    try:
+        status = run_status(run, echo=echo)
+    except DamagedFileError as error:
+        return _cancel_damaged(run, error, echo=echo)
+    if status.state.final or status.state is RunState.CREATED:
+        raise CheckFailedError(
+            f"run {run.run_id} is {status.state.value}; there is nothing to cancel",
+            where=str(run.path),
+            fix="`toolkit history` shows which runs live",
+        )
+    for part in (run, *_begun_tasks(run, status)):
+        write_text(part.control / "cancel", utc_now() + "\n")
+    # A local supervisor sees the file within a second. A signal could hit it before it hears signals, or, on
+    # another host, hit another process. In somebody's allocation the run ends, not the allocation. A job that is being
+    # submitted has no id yet: its supervisor finds the file before it starts a rank.
+    if last_open_start(run) is None and not is_interactive(run):
+        job_id = newest_job_id(run)
+        if not job_id.startswith("local-"):
+            with _outage_in_words(run, job_id):
+                slurm_of(recorded_job(run), echo=echo).cancel([part.job_id for part in newest_parts(run)] or [job_id])
+    return run_status(run, echo=echo)
+
+
+def _cancel_damaged(run: RunDirectory, error: DamagedFileError, *, echo: bool) -> RunStatus:
+    if is_over(run):
+        raise error
+    for part in run.with_tasks():
+        write_text(part.control / "cancel", utc_now() + "\n")
+    with _outage_in_words(run, "of it"):
+        return cancel_in_queue(run, error, echo=echo)
+
+
+@contextmanager
+def _outage_in_words(run: RunDirectory, job_id: str) -> Iterator[None]:
+    """For what tells Slurm, once the request is written.
+
+    Raises:
+        SchedulerRefusedError, NotFoundError: what stands all the same, and how to see it through.
+    """
+    try:
+        yield
+    except (SchedulerRefusedError, NotFoundError) as error:
+        error.message = (
+            f"run {run.run_id} was asked to save and end, and its ranks do so at their next step; Slurm was not told to "
+            f"end job {job_id}: {error.message}"
+        )
+        error.where = str(run.path)
+        error.fix = (
+            f"once Slurm answers, `toolkit cancel {run.run_id}` takes the job out of the queue, where it waits; "
+            "one that begins before ends without a rank. Where its cluster is gone for ever, "
+            f"`toolkit resume {run.whole.run_id} --site OTHER --job-gone` goes on elsewhere"
+        )
+        raise
+
+
+def _begun_tasks(run: RunDirectory, status: RunStatus) -> list[RunDirectory]:
+    """The tasks that live, or that an open submission starts again, and that have a folder: the others see the run's."""
+    if status.tasks is None:
+        living = tasks_in(newest_record(run))
+    else:
+        living = frozenset(task.task for task in status.tasks if not task.state.final)
+    return [run.task(number) for number in run.task_numbers() if number in living]
+
+
+def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatus:
+    """Ask one task of an array run to end, also one that has not begun.
+
+    Raises:
+        CheckFailedError: the task has already ended.
+    """
+    state = run_status(run.task(task), echo=echo).state
+    if state.final or state is RunState.CREATED:
+        raise CheckFailedError(
+            f"task {task} of run {run.run_id} is {state.value}; there is nothing to cancel",
+            where=str(run.path),
+            fix=f"`toolkit status {run.run_id}` shows which tasks live",
+        )
+    # Slurm forgets a task that it cancels in the queue at once; and one that begins this moment sees the file.
+    write_text(make_task(run, task).control / "cancel", utc_now() + "\n")
+    if last_open_start(run) is None:
+        job_id = newest_job_id(run.task(task))
+        with _outage_in_words(run.task(task), job_id):
+            slurm_of(recorded_job(run), echo=echo).cancel([job_id])
+    return run_status(run.task(task), echo=echo)
+
+
+def what_follows(status: RunStatus) -> str:
+    """What becomes of a run, or of a task, that was asked to end, in one line."""
+    if status.state.final:
+        return f"run {status.run_id} is {status.state.value}"
+    asked = f"run {status.run_id} was asked to save and end"
+    if status.state is RunState.UNKNOWN:
+        return f"{asked} ({status.reason}); a job of it that begins later ends before its first rank"
+    return f"{asked}; `toolkit wait {status.run_id}` waits for it"

@@ -1,0 +1,116 @@
+"""Ask a living run for something: to save, to save and stop, or to go back into the queue; and who asked for the latter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolkit.errors import CheckFailedError
+from toolkit.rundir.files import utc_now, write_text
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.parts import newest_parts
+from toolkit.rundir.states import RunState
+from toolkit.rundir.task_files import read_begun
+from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of, uses_slurm
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.state import run_status
+from toolkit.supervise.launch import is_foreign
+
+
+def ask_for(run: RunDirectory, request: str, *, echo: bool = False) -> RunStatus:
+    """Write `control/save` or `control/stop`; the ranks look within 5 s, and act at their next step boundary.
+
+    Raises:
+        CheckFailedError: the run is not running, or no rank of it would ever look whether it is to save.
+    """
+    status = _require_running(run, f"so it cannot {request}", echo=echo)
+    if request == "save" and _is_foreign(run) and not _reports_steps(run):
+        raise CheckFailedError(
+            f"run {run.run_id} is a script or an executable, which saves by itself: nobody looks for a request to save",
+            where=str(run.path),
+            fix="a script that calls world.should_stop and world.should_save can be asked once it has made a step",
+        )
+    for part in run.with_tasks():
+        write_text(part.control / request, utc_now() + "\n")
+    return status
+
+
+def what_follows_a_stop(run: RunDirectory) -> str:
+    """What becomes of a run that was asked to stop, in one line."""
+    resume = f"`toolkit resume {run.run_id}`"
+    if _is_foreign(run):
+        return f"run {run.run_id} gets TERM now, and is killed when its time to save is over; {resume} starts it again"
+    return f"run {run.run_id} saves at its next step boundary and ends; {resume} continues it"
+
+
+def _is_foreign(run: RunDirectory) -> bool:
+    return is_foreign(recorded_job(run).job.entry)
+
+
+def _reports_steps(run: RunDirectory) -> bool:
+    """True of a script that uses `toolkit.world` as a training loop does."""
+    attempts = (part.last_attempt() for part in run.with_tasks())
+    return any(attempt is not None and attempt.heartbeat.exists() for attempt in attempts)
+
+
+def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
+    """Have Slurm end the run's job and put it back into the queue; ranks save first, within KillWait.
+
+    Of an array that holds for the tasks that run: those that wait or have ended stay as they are.
+
+    Raises:
+        CheckFailedError: the run is not running in a job of Slurm's, or no longer.
+        SchedulerRefusedError: Slurm does not requeue it.
+    """
+    status = _require_running(run, "so there is nothing to requeue", echo=echo)
+    job = recorded_job(run)
+    if not uses_slurm(job) or status.job_id.startswith("local-"):
+        raise CheckFailedError(
+            f"run {run.run_id} is in no queue: it runs on {job.site.name}",
+            fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
+        )
+    if is_interactive(run):
+        raise CheckFailedError(
+            f"run {run.run_id} is in no queue: it lives in the allocation {status.job_id}",
+            fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
+        )
+    if not job.job.requeue:
+        raise CheckFailedError(
+            f"run {run.run_id} may not be requeued: job.requeue is false",
+            where=str(run.path),
+            fix=f"`toolkit stop {run.run_id}`, then `toolkit resume {run.run_id}`",
+        )
+    asked_at = utc_now()
+    for job_id in [part.job_id for part in newest_parts(run)] or [status.job_id]:
+        slurm_of(job, echo=echo).requeue(job_id)
+    for part in run.with_tasks():
+        before = part.control / "requeue"
+        write_text(before, (before.read_text(encoding="utf-8") if before.exists() else "") + asked_at + "\n")
+    after = run_status(run, echo=echo)
+    if after.state.final:  # Slurm says nothing of what it leaves alone
+        raise CheckFailedError(
+            f"run {run.run_id} is {after.state.value}: it ended before Slurm could requeue it",
+            where=str(run.path),
+            fix=f"`toolkit resume {run.run_id}` starts it again",
+        )
+    return after
+
+
+def requeue_asked_at(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
+    """When `toolkit requeue` asked for what ended an attempt, which Slurm calls a preemption; "" where nobody did."""
+    asked = attempt.run.control / "requeue"
+    begun = read_begun(attempt)
+    if end["cause"] != "preempted" or begun is None or not asked.exists():
+        return ""
+    times = asked.read_text(encoding="utf-8").split()
+    return next((time for time in times if begun["time"] <= time <= end["time"]), "")
+
+
+def _require_running(run: RunDirectory, so: str, *, echo: bool) -> RunStatus:
+    status = run_status(run, echo=echo)
+    if status.state is not RunState.RUNNING:
+        raise CheckFailedError(
+            f"run {run.run_id} is {status.state.value}, {so}",
+            where=str(run.path),
+            fix="`toolkit status --live` shows which runs live",
+        )
+    return status

@@ -1,0 +1,153 @@
+"""Submissions that broke off: what was written before sbatch, and how the job is found again by its token."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.rundir.claims import read_claim
+from toolkit.rundir.files import read_json_or_none, utc_now, write_json
+from toolkit.rundir.find import array_in, newest_record
+from toolkit.rundir.layout import RunDirectory, start_of
+from toolkit.rundir.parts import Part, parts_in, record_of_parts, slurm_id
+from toolkit.rundir.states import RunState
+from toolkit.runs.status.slurm_state import StateReport
+from toolkit.slurm.array import parse_array
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token, token_of
+from toolkit.supervise.allocation import process_start_ticks
+
+
+@dataclass(frozen=True)
+class OpenSubmission:
+    """A start that was handed to sbatch without an answer. `certain`: no job of it exists, and none is on its way."""
+
+    start: int
+    certain: bool
+    reason: str
+
+
+def close_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence[Part] = ()) -> None:
+    """Write down which job a start has become; also in the tasks that it starts again, whose last word it outdates.
+
+    `parts` are those of an array that Slurm holds in several.
+    """
+    again = tasks_in(newest_record(run)) if run.task_numbers() else ()
+    for task in run.task_numbers():
+        if task in again:
+            write_json(run.task(task).submitted(start), _submitted(start, slurm_id(parts, job_id, task)))
+    write_json(run.submitted(start), _submitted(start, job_id) | record_of_parts(parts))
+    if start:
+        run.lived_again.touch(mode=0o600)
+    run.submitting(start).unlink(missing_ok=True)
+
+
+def _submitted(start: int, job_id: str) -> dict[str, Any]:
+    return {"job_id": job_id, "start": start, "time": utc_now()}
+
+
+def tasks_in(record: Path) -> frozenset[int]:
+    """The tasks of an array as `record.json` or `resumed-SSS.json` has them.
+
+    Raises:
+        ToolkitError: the file is damaged.
+    """
+    array = array_in(record)
+    try:
+        return frozenset(parse_array(array)) if array else frozenset()
+    except ValueError as error:
+        raise ToolkitError(
+            f"the record is damaged: {error}", where=f"{record}:job.array", fix="submit the job anew"
+        ) from error
+
+
+def last_open_start(run: RunDirectory) -> int | None:
+    """The start whose submission has no end yet; None where every later one is known."""
+    opened = max(_numbers(run, "submitting"), default=-1)
+    return opened if opened > max(_numbers(run, "submitted"), default=-1) else None
+
+
+def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
+    """Ask for the job of a submission that broke off, and write it down where it is found.
+
+    None where nothing is open any more.
+    """
+    start = last_open_start(run)
+    if start is None:
+        return None
+    path = run.submitting(start)
+    record = read_json_or_none(path)
+    if record is None:
+        return None  # settled by somebody else in this moment
+    claim = read_claim(run, start)
+    try:
+        job_id = claim.job_id if claim is not None else find_by_token(slurm, record["token"])
+    except (SchedulerRefusedError, NotFoundError) as error:
+        if record.pop("absent_since", None) is not None:
+            write_json(path, record)
+        said = f"nobody knows whether Slurm took start {start}: {error.message}"
+        return OpenSubmission(start, False, said)
+    if job_id is not None and _is_under_way(record) and record.get("parts"):
+        return OpenSubmission(start, False, f"start {start} is being submitted in {len(record['parts'])} parts")
+    if job_id is not None:
+        close_submission(run, start, job_id, _found_parts(run, start, parts_in(record), job_id, slurm))
+        return None
+    if _is_under_way(record):
+        doing = f"start {start} is being submitted by process {record['pid']} on {record['host']}"
+        return OpenSubmission(start, False, doing)
+    broken = f"the submission of start {start} broke off, and Slurm knows no job with the comment {record['token']}"
+    since = record.get("absent_since")
+    if since is None:  # a slurmctld that has just gone on may still have the request before it
+        write_json(path, {**record, "absent_since": time.time()})
+    if since is None or time.time() - since < SETTLE_S:
+        return OpenSubmission(start, False, f"{broken} yet; ask again after {SETTLE_S:.0f} s")
+    return OpenSubmission(start, True, broken)
+
+
+def _found_parts(run: RunDirectory, start: int, planned: Sequence[Part], first_job: str, slurm: Slurm) -> list[Part]:
+    """The parts of an array that Slurm took before the submission broke off; the tasks of others are lost."""
+    tokens = (token_of(run.run_id, start, number) for number in range(1, len(planned)))
+    found = [first_job, *(find_by_token(slurm, token) for token in tokens)]
+    return (
+        [replace(part, job_id=job_id) for part, job_id in zip(planned, found, strict=True) if job_id] if planned else []
+    )
+
+
+def was_given_by_hand(run: RunDirectory, slurm: Slurm) -> bool:
+    """True where a rendered script waits in the queue because somebody gave it to sbatch; this is written down."""
+    try:
+        job_id = find_by_token(slurm, token_of(run.run_id, 0))
+    except (SchedulerRefusedError, NotFoundError):
+        return False
+    if job_id is not None:
+        close_submission(run, 0, job_id)
+    return job_id is not None
+
+
+def state_from_submission(opened: OpenSubmission | None, job_id: str) -> StateReport | None:
+    """The word of a run with an open submission; None where its earlier jobs say what it is."""
+    if opened is None or (opened.certain and job_id):
+        return None
+    if opened.certain:
+        return StateReport(RunState.LOST, f"{opened.reason}; `toolkit resume` submits the run", "Slurm")
+    return StateReport(RunState.UNKNOWN, opened.reason, "none")
+
+
+def _is_under_way(record: dict[str, Any]) -> bool:
+    if record["host"] == socket.gethostname():
+        try:
+            return process_start_ticks(record["pid"]) == record["process_started"]
+        except ProcessLookupError:
+            return False
+    age = datetime.now(UTC) - datetime.fromisoformat(record["time"])
+    return age.total_seconds() < 2 * PATIENCE_S  # another host's processes cannot be seen
+
+
+def _numbers(run: RunDirectory, word: str) -> list[int]:
+    return [start_of(path) for path in run.path.glob(f"{word}-*.json")]

@@ -1,0 +1,79 @@
+"""What a name may stand for that no run has: a job that Slurm has without its run's directory, or a session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.run_names import parse_run_name
+from toolkit.rundir.session_names import session_names
+from toolkit.site.commands import slurm_of_site
+from toolkit.site.detect import detect_site
+from toolkit.slurm.clusters import in_words, named
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.marked import MarkedJob, marked_jobs
+from toolkit.slurm.states import run_state
+
+_QUESTION_S = 10.0
+
+
+def known_otherwise(name: str, runs: Path) -> NotFoundError | None:
+    """What to say of a name that no run below RUNS has, where it is a session's, or the user's own queue knows it.
+
+    None where it does not, or where Slurm does not answer: then nothing more is known than that there is no run.
+    """
+    if name in session_names():
+        fix = f"`toolkit run JOB --session {name}` runs on its nodes, `toolkit session stop {name}` gives them back"
+        return NotFoundError(f"{name} is a session, and no run", where=str(runs), fix=fix)
+    parts = parse_run_name(name)
+    if parts is None or parts.run == "last":
+        return None
+    slurm = slurm_here(parts.cluster)
+    if slurm is None:
+        return None
+    try:
+        living = [job for job in marked_jobs(slurm) if not run_state(job.state).final]
+    except (SchedulerRefusedError, NotFoundError):
+        return None
+    run_id = parts.run.rpartition("/")[2]
+    found = [job for job in living if (parts.job_id in job.ids if parts.job_id else job.run_id.startswith(run_id))]
+    return _found(found[0], parts.cluster, runs) if found else None
+
+
+def vanished(run: RunDirectory) -> NotFoundError:
+    """What to say of a run whose directory was removed while a command was at it."""
+    whole = run.whole
+    return known_otherwise(whole.run_id, whole.path.parents[1]) or NotFoundError(
+        f"the directory of run {whole.run_id} was removed",
+        where=str(whole.path),
+        fix="`squeue --me` shows whether a job of it still lives; `toolkit history` lists the runs that are there",
+    )
+
+
+def slurm_here(cluster: str = "", *, echo: bool = False) -> Slurm | None:
+    """Slurm's commands as the site that this is has them; None where there is none."""
+    try:
+        scheduler = detect_site().site.scheduler
+    except ToolkitError:  # no site is known here, so none that could be asked
+        return None
+    return (
+        replace(slurm_of_site(scheduler, cluster=cluster, echo=echo), timeout_s=_QUESTION_S)
+        if scheduler.kind == "slurm"
+        else None
+    )
+
+
+def _found(job: MarkedJob, cluster: str, runs: Path) -> NotFoundError:
+    what = f"job {named(job.job_id, cluster)} ({job.state})"
+    if job.session:
+        what += f" is no run, but session {job.session}"
+        fix = f"`toolkit session stop {job.session}`, or `scancel {job.job_id}`"
+    elif job.run_id:
+        what += f" is in the queue, and the directory of its run {job.run_id} is not here"
+        fix = f"`scancel {job.job_id}` ends it; where the run lies in another folder, name that one with --runs"
+    else:
+        what += " is in the queue, and is no run of the toolkit's"
+        fix = f"`scancel {job.job_id}` ends it; `scontrol show job {job.job_id}` shows it"
+    return NotFoundError(what, where=str(runs), fix=in_words(fix, cluster))

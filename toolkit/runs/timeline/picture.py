@@ -1,0 +1,163 @@
+"""A timeline drawn with letters: a bar for each row, what happened below it, and a legend."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import click
+
+from toolkit.runs.timeline.life import Mark, What
+from toolkit.runs.timeline.timeline import Row, Timeline
+from toolkit.terminal.printable import clean
+
+NARROWEST, WIDEST = 60, 200
+MOST_EVENTS = 20
+_NAME, _END = 14, 14  # letters of a row's name and end at most
+_DAY_S = 86400.0
+
+# Of each: with Unicode, without, the colour.
+_GLYPHS = {
+    What.WAITING: ("·", ".", "bright_black"), What.STARTING: ("░", "-", "yellow"), What.STEPS: ("█", "=", "green"),
+    What.SAVING: ("▓", "s", "blue"), What.LOST: ("▒", "x", "red"),
+}  # fmt: skip
+_WORDS = {
+    What.WAITING: "in the queue", What.STARTING: "starting", What.STEPS: "running", What.SAVING: "saving",
+    What.LOST: "lost steps",
+}  # fmt: skip
+_LETTERS = {
+    "completed": "E", "crashed": "C", "stalled": "S", "refused": "F", "launch_failed": "L", "supervisor_failed": "V",
+    "supervisor_lost": "V", "node_lost": "N", "node_unfit": "U", "walltime": "W", "preempted": "P", "stopped": "T",
+    "cancelled": "X", "resumed": "R", "killed": "K", "ended": "e",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pen:
+    """How a terminal can be drawn on. `width` in columns."""
+
+    width: int
+    unicode: bool
+    colour: bool
+
+    def glyph(self, what: What) -> str:
+        unicode, ascii_letter, colour = _GLYPHS[what]
+        return self.paint(unicode if self.unicode else ascii_letter, colour)
+
+    def paint(self, text: str, colour: str) -> str:
+        return click.style(text, fg=colour) if self.colour else text
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Columns of moments."""
+
+    began: float
+    seconds: float
+    columns: int
+
+    def column(self, moment: float) -> int:
+        return min(self.columns - 1, max(0, int((moment - self.began) / self.seconds * self.columns)))
+
+    def moment(self, column: float) -> float:
+        return self.began + column * self.seconds / self.columns
+
+
+def lines_of(timeline: Timeline, pen: Pen) -> Iterator[str]:
+    """The picture, its lines at most as wide as the pen says; only what happened is told in lines of any length."""
+    status, spent = timeline.status, timeline.ended - timeline.began
+    yield f"{status.job_name} {status.run_id}: {status.state.value}" + (f", {_span(spent)}" if spent else "")
+    if not timeline.rows:
+        yield clean(status.reason)
+        return
+    names = min(_NAME, max(len(row.name) for row in timeline.rows))
+    ends = min(_END, max(len(row.end) for row in timeline.rows))
+    columns = min(WIDEST, max(NARROWEST, pen.width)) - names - ends - 2
+    scale = _Scale(timeline.began, max(spent, 1e-3), columns)
+    yield " " * (names + 1) + _axis(scale)
+    for row in timeline.rows:
+        name = row.name if len(row.name) <= names else row.name[: names - 1] + "~"
+        yield f"{name:{names}} {_bar(row, scale, pen)} {row.end[:ends]}".rstrip()
+        if row.marks:
+            yield (" " * (names + 1) + _marks(row.marks, scale)).rstrip()
+    yield from _legend(timeline, pen)
+    yield from textwrap.wrap(_where_the_time_went(timeline), scale.columns + names + ends + 2)
+    yield from _events(timeline)
+
+
+def _axis(scale: _Scale) -> str:
+    """Times of this host's zone, as many as have room."""
+    form = "%H:%M:%S" if scale.seconds < _DAY_S else "%m-%d %H:%M"
+    length = len(datetime.now().strftime(form))
+    count = max(1, (scale.columns - length) // (length + 6))
+    line = ""
+    for number in range(count + 1):
+        column = number * (scale.columns - length) // count
+        at = scale.moment(column) if number < count else scale.began + scale.seconds
+        line = line.ljust(column) + datetime.fromtimestamp(at).strftime(form)
+    return line
+
+
+def _bar(row: Row, scale: _Scale, pen: Pen) -> str:
+    """In each column what took most of its time; the wait in the queue only where there was nothing else."""
+    taken: list[dict[What, float]] = [{} for _ in range(scale.columns)]
+    for span in row.spans:
+        for column in range(scale.column(span.began), scale.column(span.ended) + 1):
+            seconds = min(span.ended, scale.moment(column + 1)) - max(span.began, scale.moment(column))
+            if seconds > 0:
+                taken[column][span.what] = taken[column].get(span.what, 0.0) + seconds
+    return "".join(
+        pen.glyph(max(cell, key=lambda what: (what is not What.WAITING, cell[what]))) if cell else " " for cell in taken
+    )
+
+
+def _marks(marks: Sequence[Mark], scale: _Scale) -> str:
+    """A letter for each; where two fall into one column, the later one has the next that is free."""
+    line = [" "] * (scale.columns + len(marks))
+    for mark in sorted(marks, key=lambda mark: mark.time):
+        column = scale.column(mark.time)
+        while line[column] != " ":
+            column += 1
+        line[column] = _LETTERS.get(mark.what, "?")
+    return "".join(line)
+
+
+def _legend(timeline: Timeline, pen: Pen) -> Iterator[str]:
+    whats = {span.what for row in timeline.rows for span in row.spans}
+    marks = {mark.what for row in timeline.rows for mark in row.marks}
+    bars = [f"{pen.glyph(what)} {_WORDS[what]}" for what in What if what in whats]
+    letters = [f"{letter} {what.replace('_', ' ')}" for what, letter in _LETTERS.items() if what in marks]
+    yield ""
+    yield "  ".join(bars)
+    if letters:
+        yield "  ".join(letters)
+
+
+def _where_the_time_went(timeline: Timeline) -> str:
+    spent = timeline.seconds
+    whole = sum(spent.values()) or 1.0
+    told = [f"{_WORDS[what]} {_span(s)} ({100 * s / whole:.0f} %)" for what, s in spent.items() if s]
+    return f"{_span(whole)}: {', '.join(told)}" + (", all tasks together" if timeline.status.tasks else "")
+
+
+def _events(timeline: Timeline) -> Iterator[str]:
+    events = sorted(((mark, row) for row in timeline.rows for mark in row.marks), key=lambda one: one[0].time)
+    if timeline.status.tasks is not None:  # of many tasks those that went well are no news
+        events = [(mark, row) for mark, row in events if mark.what != "completed"]
+    if events:
+        yield ""
+    if len(events) > MOST_EVENTS:
+        yield f"the last {MOST_EVENTS} of {len(events)} events; --json has all"
+    for mark, row in events[-MOST_EVENTS:]:
+        yield clean(f"{datetime.fromtimestamp(mark.time):%m-%d %H:%M:%S} {row.name}: {mark.words}".replace("\n", " "))
+
+
+def _span(seconds: float) -> str:
+    """ "12 s", "3 min 20 s", "4 h 5 min", "2 d 3 h"."""
+    for size, name, small, small_name in ((_DAY_S, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            more = int(seconds % size // small)
+            return f"{int(seconds // size)} {name}" + (f" {more} {small_name}" if more else "")
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -1,0 +1,113 @@
+"""Where sessions are written down: `~/.toolkit/sessions/NAME.json`, so that any shell on any login node finds them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.table import nearest
+from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.rundir.files import read_json, utc_now, write_json
+from toolkit.rundir.session_names import session_names, sessions_folder
+from toolkit.slurm.clusters import named
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Session:
+    """An allocation with a name. `job` has its shape and everything of its site."""
+
+    name: str
+    job_id: str
+    created: str
+    job: ResolvedJob
+
+    @property
+    def full_job_id(self) -> str:
+        """The job's id with its cluster, where that is another one than the site's."""
+        return named(self.job_id, self.job.job.cluster)
+
+    def file(self, suffix: str) -> Path:
+        """A file of this session: `NAME.log` and so on."""
+        return session_file(self.name, suffix)
+
+    def write(self) -> None:
+        """Write it down, for its owner alone."""
+        value = {"schema": 1, "name": self.name, "job_id": self.job_id, "created": self.created}
+        write_json(self.file("json"), value | {"job": self.job.model_dump(mode="json", by_alias=True)}, mode=0o600)
+
+    def forget(self) -> None:
+        """Remove all its files."""
+        for path in sessions_folder().glob(f"{self.name}.*"):
+            if path.name.removeprefix(f"{self.name}.") in _SUFFIXES:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+# log: what salloc says; shell-log: of the step that keeps a shell; the others are the notebook's. None has a dot, which a
+# name may have: files of sessions `a` and `a.shell` are never the same.
+_SUFFIXES = frozenset({"json", "log", "shell-log", "notebook-log", "token", "jupyter"})
+
+
+def session_file(name: str, suffix: str) -> Path:
+    """A file of the session `name`."""
+    return sessions_folder() / f"{name}.{suffix}"
+
+
+def new_session(name: str, job_id: str, job: ResolvedJob) -> Session:
+    """Write down a session whose job Slurm has."""
+    session = Session(name, job_id, utc_now(), job)
+    session.write()
+    return session
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be a file's name.
+
+    Raises:
+        ToolkitError: it is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise ToolkitError(
+            f"{name!r} is no name of a session",
+            where="--name",
+            fix="1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first",
+        )
+
+
+def all_sessions() -> list[Session]:
+    """Every session that is written down, the oldest first."""
+    return sorted(map(_read, sessions_folder().glob("*.json")), key=lambda session: session.created)
+
+
+def find_session(name: str) -> Session:
+    """The session that a user names.
+
+    Raises:
+        NotFoundError: there is none of this name; the nearest is given.
+    """
+    path = session_file(name, "json") if _NAME.fullmatch(name) else None
+    if path is None or not path.exists():
+        near = nearest(name, session_names())
+        fix = (
+            f"did you mean {near[0]}" if near else "`toolkit session ls` lists them; `toolkit session start` makes one"
+        )
+        raise NotFoundError(f"there is no session {name!r}", where=str(sessions_folder()), fix=fix)
+    return _read(path)
+
+
+def _read(path: Path) -> Session:
+    value = read_json(path)
+    try:
+        return Session(value["name"], value["job_id"], value["created"], ResolvedJob.model_validate(value["job"]))
+    except (KeyError, TypeError, ValidationError) as error:
+        raise ToolkitError(
+            "another version of toolkit wrote it, or it is damaged",
+            where=str(path),
+            fix="remove it; `squeue --me` shows the jobs that you have, `scancel JOBID` ends one",
+        ) from error

@@ -1,0 +1,298 @@
+"""Sessions: an allocation of `salloc --no-shell` with a name, which no terminal ends."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from os import environ as os_environ
+from typing import Any
+
+from toolkit.config.component_checks import refuse_components
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.site import Site
+from toolkit.errors import CheckFailedError, InterruptedWaitError, NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.rundir.files import open_append
+from toolkit.rundir.find import typed_path
+from toolkit.rundir.states import RunState
+from toolkit.runs.record.job import site_of, slurm_of, uses_slurm
+from toolkit.session.files import Session, find_session, new_session, session_file
+from toolkit.slurm.clusters import has_no_address
+from toolkit.slurm.commands import NoAnswerError, Slurm
+from toolkit.slurm.hostlist import expand_hostlist
+from toolkit.slurm.job_facts import JobFacts
+from toolkit.slurm.reasons import CanStart, pending_reason
+from toolkit.slurm.refusals import refusal_of
+from toolkit.slurm.states import run_state
+from toolkit.slurm.submit import without_job
+from toolkit.slurm.times import printed_limit_s
+from toolkit.submission.script import allocation_options
+from toolkit.talk import say
+
+WARN_S = 600.0
+ANSWER_S = 60.0  # for salloc to say which job it has asked for
+POLL_S = 0.2
+QUESTION_PERIOD_S = 5.0  # between two questions to Slurm of why a session waits
+_JOB = re.compile(r"^salloc: (?:Pending|Granted) job allocation (\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class SessionState:
+    """A session at one moment. `left_s` is None without a limit, or where it does not run."""
+
+    session: Session
+    state: RunState
+    reason: str
+    nodes: list[str]
+    left_s: float | None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state.final
+
+    @property
+    def ends_soon(self) -> bool:
+        return self.state is RunState.RUNNING and self.left_s is not None and self.left_s < WARN_S
+
+    def as_json(self) -> dict[str, Any]:
+        """One of the list that `session ls --json` prints."""
+        return {
+            "name": self.session.name, "job_id": self.session.job_id, "state": self.state.value, "reason": self.reason,
+            "site": self.session.job.site.name, "cluster": self.session.job.job.cluster, "nodes": self.nodes,
+            "left_s": self.left_s, "created": self.session.created,
+        }  # fmt: skip
+
+
+def request_session(job: ResolvedJob, name: str, *, echo: bool = False) -> tuple[Session, subprocess.Popen[bytes]]:
+    """Ask Slurm for an allocation of a job's shape; returns once the queue has it.
+
+    The process is salloc, which lives on its own until the allocation is granted.
+
+    Raises:
+        SchedulerRefusedError: Slurm refuses.
+    """
+    slurm = slurm_of(job, echo=echo)
+    argv = [
+        "salloc",
+        "--no-shell",
+        f"--job-name={job.job.name}",
+        f"--comment=toolkit:session:{name}",
+        *allocation_options(job),
+    ]
+    log = session_file(name, "log")
+    log.unlink(missing_ok=True)
+    process = slurm.begin(argv, base=without_job(os_environ), output=open_append(log))
+    deadline = time.monotonic() + ANSWER_S
+    try:
+        while True:
+            ended = process.poll() is not None  # before the log is read: its last words count
+            if found := _JOB.search(said := log.read_text(errors="replace")):
+                break
+            if ended:
+                raise _refused(slurm, said, process.returncode)
+            if time.monotonic() > deadline:
+                raise NoAnswerError(
+                    f"salloc named no job within {ANSWER_S:.0f} s",
+                    where=str(log),
+                    fix="`scontrol ping` says whether Slurm is up",
+                )
+            time.sleep(POLL_S)
+    except BaseException:
+        process.terminate()  # salloc then takes its request back
+        log.unlink(missing_ok=True)
+        raise
+    return new_session(name, found[1], job), process
+
+
+def check_request(job: ResolvedJob, name: str) -> None:
+    """Refuse what is no session before Slurm is asked.
+
+    Raises:
+        CheckFailedError: there is a session of this name.
+        ToolkitError: the site has no scheduler, or the job is an array or has components.
+    """
+    _check_job(job)
+    _check_free(name)
+
+
+def _check_job(job: ResolvedJob) -> None:
+    if not uses_slurm(job):
+        raise ToolkitError(
+            f"site {job.site.name} has no scheduler to ask for nodes",
+            where=job.origin("site.name").place("site.name"),
+            fix="`toolkit run JOB` runs here and now, or --site with the name of a cluster",
+        )
+    refuse_components(job, "a session has nodes of one shape", "leave the components out")
+    if job.job.array:
+        raise ToolkitError(
+            "a session is one allocation, and an array is many",
+            where=job.origin("job.array").place("job.array"),
+            fix="leave it out, or --set job.array=",
+        )
+
+
+def _check_free(name: str) -> None:
+    try:
+        known = state_of(find_session(name))
+    except NotFoundError:
+        return
+    if not known.has_ended:
+        raise CheckFailedError(
+            f"there is a session {name} already, job {known.session.job_id} ({known.reason})",
+            where=str(known.session.file("json")),
+            fix=f"give another --name, or `toolkit session stop {name}`",
+        )
+    known.session.forget()
+
+
+def _refused(slurm: Slurm, said: str, code: int) -> ToolkitError:
+    words, fix = refusal_of("\n".join(line for line in said.splitlines() if "error" in line or "Unable" in line))
+    if has_no_address(said):
+        return slurm.unknown_cluster(words)
+    return SchedulerRefusedError(f"salloc: {words or f'exit code {code}'}", fix=fix)
+
+
+def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callable[[str], object]) -> SessionState:
+    """Wait until the session has its nodes; `tell` hears why it waits. Ctrl-C gives it up.
+
+    Raises:
+        SchedulerRefusedError: the request ended without nodes.
+        InterruptedWaitError: it was given up.
+    """
+    asked_at, told = float("-inf"), ""
+    try:
+        while process.poll() is None:
+            if time.monotonic() - asked_at > QUESTION_PERIOD_S:
+                asked_at, known = time.monotonic(), state_of(session)
+                if known.state is RunState.PENDING and known.reason != told:
+                    told = known.reason
+                    tell(told)
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        end_session(session)
+        raise InterruptedWaitError(
+            f"session {session.name} was given up: job {session.full_job_id} is cancelled"
+        ) from None
+    if process.returncode:
+        said = session.file("log").read_text(errors="replace")
+        session.forget()
+        raise _refused(slurm_of(session.job), said, process.returncode)
+    return state_of(session)
+
+
+def end_session(session: Session, *, echo: bool = False) -> None:
+    """Give a session's nodes back, or its place in the queue, and forget it."""
+    slurm_of(session.job, echo=echo).cancel([session.job_id])
+    session.forget()
+
+
+def state_of(session: Session) -> SessionState:
+    """What Slurm says of a session now."""
+    return states_of([session])[0]
+
+
+def states_of(sessions: Sequence[Session], *, echo: bool = False) -> list[SessionState]:
+    """What Slurm says of some sessions, with one question to each cluster."""
+    clusters: dict[Slurm, list[Session]] = {}
+    for session in sessions:
+        clusters.setdefault(slurm_of(session.job), []).append(session)
+    known: dict[str, SessionState] = {}
+    for cluster, members in clusters.items():
+        slurm = replace(cluster, echo=echo)
+        try:
+            facts = slurm.jobs(session.job_id for session in members)
+        except (SchedulerRefusedError, NotFoundError) as error:
+            silent = f"Slurm does not answer: {error.message}"
+            known |= {one.name: SessionState(one, RunState.UNKNOWN, silent, [], None) for one in members}
+            continue
+        known |= {one.name: _state(one, facts.get(one.job_id)) for one in members}
+    return [known[session.name] for session in sessions]
+
+
+def _state(session: Session, fact: JobFacts | None) -> SessionState:
+    if fact is None:
+        return SessionState(session, RunState.LOST, f"Slurm does not know job {session.job_id} any more", [], None)
+    state = run_state(fact.state)
+    reason = f"Slurm: {fact.state}"
+    if state is RunState.PENDING:
+        reason += _why_it_waits(fact)
+    if state is not RunState.RUNNING:
+        return SessionState(session, state, reason, [], None)
+    return SessionState(session, state, reason, expand_hostlist(fact.nodes), printed_limit_s(fact.time_left))
+
+
+def _why_it_waits(fact: JobFacts) -> str:
+    known = pending_reason(fact.reason or "None", names_nodes=bool(fact.required_nodes))
+    said = f" ({fact.reason}): {known.words}"
+    if known.can_start is CanStart.NEVER:
+        return f"{said}; it never starts as it is"
+    return said + (f"; expected to start at {fact.start_time}" if fact.start_time else "")
+
+
+def running_session(name: str, *, echo: bool = False) -> SessionState:
+    """A session that has its nodes; one that ends soon is warned of.
+
+    Raises:
+        NotFoundError: there is none of this name.
+        CheckFailedError: it waits, or has ended, and is forgotten then.
+    """
+    known = states_of([find_session(name)], echo=echo)[0]
+    if known.has_ended:
+        known.session.forget()
+        raise CheckFailedError(
+            f"session {name} has ended ({known.reason})", fix=f"`toolkit session start --name {name}` makes another"
+        )
+    if known.state is not RunState.RUNNING or not known.nodes:
+        raise CheckFailedError(
+            f"session {name} has no nodes ({known.reason})", fix="wait: `toolkit session ls` shows when it has some"
+        )
+    if known.ends_soon:
+        say(f"{ending_of(known)}")
+    return known
+
+
+def ending_of(known: SessionState) -> str:
+    """When a session ends, in words."""
+    assert known.left_s is not None
+    end = time.strftime("%H:%M", time.localtime(time.time() + known.left_s))
+    return f"session {known.session.name} ends in {known.left_s / 60:.0f} min, at {end}; save what you need"
+
+
+def enter(name: str, environ: MutableMapping[str, str], *, echo: bool = False) -> Site:
+    """Let this process be in a session's allocation, as in the shell of a salloc; returns its site.
+
+    Raises:
+        as `running_session`.
+    """
+    known = running_session(name, echo=echo)
+    job, nodes = known.session.job, len(known.nodes)
+    slurm = slurm_of(job, echo=echo)
+    cpus = int(slurm.call(["squeue", "--noheader", f"--jobs={known.session.job_id}", "--Format=NumCPUs"])) // nodes
+    ranks = job.job.ranks_per_node
+    outside = without_job(environ)
+    for variable in [variable for variable in environ if variable not in outside]:
+        del environ[variable]
+    hosts = ",".join(known.nodes)
+    environ.update({
+        "SLURM_JOB_ID": known.session.job_id, "SLURM_JOBID": known.session.job_id,
+        "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_NODELIST": hosts, "SLURM_NODELIST": hosts,
+        "SLURM_NTASKS": str(nodes * ranks), "SLURM_NPROCS": str(nodes * ranks), "SLURM_TASKS_PER_NODE": f"{ranks}(x{nodes})",
+        "SLURM_JOB_CPUS_PER_NODE": f"{cpus}(x{nodes})",
+        "SLURM_OVERLAP": "1",  # a shell or a notebook of the session holds CPUs, too
+    })  # fmt: skip
+    if job.job.partition:
+        environ["SLURM_JOB_PARTITION"] = job.job.partition
+    if slurm.configuration:
+        environ["SLURM_CONF"] = slurm.configuration
+    if slurm.cluster:
+        environ["SLURM_CLUSTERS"] = slurm.cluster
+    return site_of_session(known.session)
+
+
+def site_of_session(session: Session) -> Site:
+    """The site that a session is on, as its file says now, with the slurm.conf that the session was made with."""
+    site, conf = site_of(session.job), session.job.scheduler.conf
+    return site if site.scheduler.conf == conf else site.with_conf(typed_path(conf), "the session's")

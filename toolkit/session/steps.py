@@ -1,0 +1,133 @@
+"""Steps in a session's allocation: a command on all of its nodes, a shell on one, and a shell that outlives a terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from toolkit.errors import OwnFailureError, ToolkitError, counted
+from toolkit.rundir.files import open_append, tail_text
+from toolkit.runs.record.job import slurm_of
+from toolkit.session.session import SessionState
+from toolkit.slurm.clusters import for_cluster
+from toolkit.slurm.submit import without_job
+
+KEEPER_S = 20.0  # for a step to begin
+# Of a node: where its tmux would open its socket, and whether there is a tmux at all.
+_LOOK = 'command -v tmux >/dev/null || exit 9; [ -S "${TMUX_TMPDIR:-/tmp}/tmux-$(id -u)/$0" ]'
+_KEEP = 'tmux -L "$0" new-session -d -s "$1" && while tmux -L "$0" has-session 2>/dev/null; do sleep 2; done'
+# A shell around tmux's client: proctrack/linuxproc does not see a process with a space in its name, as "tmux: client",
+# so that Slurm could not end its step, and would drain the node ("Kill task failed").
+_ATTACH = 'tmux -L "$0" attach-session -t "$1"; exit $?'
+_NO_TMUX = 9
+
+
+def step_argv(
+    known: SessionState, command: Sequence[str], *, nodes: int | None = None, ntasks: int | None = None
+) -> list[str]:
+    """srun of a command as the session's job would start its ranks: as many, with the site's MPI.
+
+    Args:
+        nodes: fewer than the session has.
+        ntasks: tasks in all, instead of the session's on each node.
+
+    Raises:
+        ToolkitError: the session has fewer nodes.
+    """
+    job = known.session.job
+    if nodes is not None and nodes > len(known.nodes):
+        raise ToolkitError(
+            f"the session has {counted(len(known.nodes), 'node')}",
+            where=f"-N {nodes}",
+            fix=f"-N {len(known.nodes)}, or leave it out",
+        )
+    ranks = job.job.ranks_per_node
+    if nodes is None:
+        nodes = len(known.nodes) if ntasks is None else min(len(known.nodes), ntasks)
+    shape = [f"--ntasks={ntasks}"] if ntasks else [f"--ntasks={nodes * ranks}", f"--ntasks-per-node={ranks}"]
+    mpi = [f"--mpi={job.launcher.mpi}"] if job.launcher.mpi else []
+    cpus = [f"--cpus-per-task={job.job.cpus_per_rank}"]
+    return [*_inside(known), f"--nodes={nodes}", *shape, *cpus, *mpi, *job.launcher.options, *command]
+
+
+def shell_argv(known: SessionState, command: Sequence[str], *, node: str, on_terminal: bool = False) -> list[str]:
+    """srun of one command on one node, beside whatever runs there."""
+    terminal = ["--pty"] if on_terminal else []
+    return [*_inside(known), "--nodes=1", "--ntasks=1", f"--nodelist={node}", *terminal, *command]
+
+
+def _inside(known: SessionState) -> list[str]:
+    return for_cluster(["srun", f"--jobid={known.session.job_id}", "--overlap"], known.session.job.job.cluster)
+
+
+def step_environment(known: SessionState, **more: str) -> dict[str, str]:
+    """The environment of a step: this shell's, with what the site sets for ranks."""
+    job = known.session.job
+    environment = slurm_of(job).environment(without_job(os.environ))
+    library = {"MPI4PY_LIBMPI": job.launcher.libmpi} if job.launcher.libmpi else {}
+    return {**library, **job.site_env.vars, **job.network.vars, **job.env.vars, **environment, **more}
+
+
+def node_of(known: SessionState, named: str | None) -> str:
+    """The node that is named, or the session's first one.
+
+    Raises:
+        ToolkitError: it is none of the session's.
+    """
+    if named is None or named in known.nodes:
+        return named or known.nodes[0]
+    raise ToolkitError(
+        f"{named} is no node of session {known.session.name}", where="--node", fix=f"one of {', '.join(known.nodes)}"
+    )
+
+
+def lasting_shell(known: SessionState, node: str) -> list[str]:
+    """The argv of a terminal in the session's tmux on a node, which is started where it does not run.
+
+    A step of its own keeps it, under an srun that no terminal ends. [] where the node has no tmux.
+
+    Raises:
+        OwnFailureError: the tmux does not come up.
+    """
+    socket = f"toolkit-{known.session.job_id}"
+    if (code := _look(known, node, socket)) == _NO_TMUX:
+        return []
+    if code:
+        keep = shell_argv(known, ["sh", "-c", _KEEP, socket, known.session.name], node=node)
+        begin_step(known, keep, "shell-log", step_environment(known))
+        deadline = time.monotonic() + KEEPER_S
+        while _look(known, node, socket):
+            if time.monotonic() > deadline:
+                log = known.session.file("shell-log")
+                said = " ".join(tail_text(log, 3))
+                raise OwnFailureError(
+                    f"no tmux came up on {node} in {KEEPER_S:.0f} s: {said}",
+                    where=str(log),
+                    fix="--new opens a shell without it",
+                )
+    return shell_argv(known, ["sh", "-c", _ATTACH, socket, known.session.name], node=node, on_terminal=True)
+
+
+def _look(known: SessionState, node: str, socket: str) -> int:
+    argv = shell_argv(known, ["sh", "-c", _LOOK, socket], node=node)
+    return subprocess.run(
+        argv, env=step_environment(known), stdin=subprocess.DEVNULL, capture_output=True, check=False
+    ).returncode  # fmt: skip
+
+
+def begin_step(
+    known: SessionState, argv: Sequence[str], log: str, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a step that lives on when this terminal is gone; what it prints goes to a file of the session."""
+    path = known.session.file(log)
+    path.unlink(missing_ok=True)
+    descriptor = open_append(path)
+    try:
+        return subprocess.Popen(
+            argv, env=dict(environment), stdin=subprocess.DEVNULL, stdout=descriptor, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,141 @@
+"""The allocation that `toolkit run` finds itself in, as salloc's variables tell it: nodes, tasks, CPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from toolkit.config.component_checks import refuse_components
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError, counted
+from toolkit.runs.record.job import uses_slurm
+from toolkit.slurm.clusters import cluster_of_allocation
+
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+# What a step or an array task says of itself. Of salloc's own interactive step nothing is in the way: it holds no CPUs.
+_OF_STEP = re.compile(
+    r"SLURM_(STEP|SRUN_COMM|CPU_BIND|MEM_BIND|ARRAY_).*|PMIX?_.*"
+    r"|SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NTASKS|NPROCS|TASKS_PER_NODE|NNODES|NODELIST|MPI_TYPE)"
+)
+_INTERACTIVE_STEP = "4294967290"
+
+
+def environment_of_allocation(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment as the allocation's owner has it, also where we run inside a step of it (`srun --pty bash`).
+
+    srun takes many of a step's variables as its own options, and a step that we run in holds CPUs: ours overlaps it.
+    """
+    if environ.get("SLURM_STEP_ID", _INTERACTIVE_STEP) == _INTERACTIVE_STEP:
+        return {name: value for name, value in environ.items() if not name.startswith("SLURM_ARRAY_")}
+    kept = {name: value for name, value in environ.items() if not _OF_STEP.fullmatch(name)}
+    # Open MPI reads the nodes and their slots here; salloc without a number of tasks counts the CPUs, too.
+    of_job = {
+        "SLURM_NODELIST": "SLURM_JOB_NODELIST", "SLURM_NNODES": "SLURM_JOB_NUM_NODES",
+        "SLURM_TASKS_PER_NODE": "SLURM_JOB_CPUS_PER_NODE",
+    }  # fmt: skip
+    whole = {name: environ[source] for name, source in of_job.items() if source in environ}
+    return {**kept, **whole, "SLURM_OVERLAP": "1"}
+
+
+def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
+    """The nodes of the allocation that we are in; a run here takes all of them.
+
+    Raises:
+        ToolkitError: `asked`, which is -N, is another number.
+    """
+    given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+    if asked not in (None, given):
+        raise ToolkitError(
+            f"the allocation {environ['SLURM_JOB_ID']} has {counted(int(given), 'node')}, and a run here takes all of them",
+            where=f"-N {asked}",
+            fix=f"leave -N out, or `salloc -N {asked} toolkit run ...`",
+        )
+    return given
+
+
+def cluster_here(environ: Mapping[str, str], asked: str | None) -> str:
+    """The cluster of the allocation that we are in, by the name that a run on it records; "" for the site's own.
+
+    Raises:
+        ToolkitError: `asked`, which is -M, is another one.
+    """
+    given = cluster_of_allocation(environ)
+    own = given or environ.get("SLURM_CLUSTER_NAME", "")
+    if asked not in (None, given, own):
+        raise ToolkitError(
+            f"the allocation {environ['SLURM_JOB_ID']} is on cluster {own or 'of this site'}, and a run here is on its nodes",
+            where=f"-M {asked}",
+            fix=f"leave -M out, or `salloc -M {asked} toolkit run ...`",
+        )
+    return given
+
+
+def tasks_per_node(environ: Mapping[str, str]) -> str | None:
+    """The tasks on each node that salloc was asked for; None where it was not asked, or where nodes differ."""
+    if "SLURM_NTASKS" not in environ:  # then SLURM_TASKS_PER_NODE only counts the CPUs
+        return None
+    counts = set(_counts(environ.get("SLURM_TASKS_PER_NODE", "")))
+    return str(counts.pop()) if len(counts) == 1 else None
+
+
+def check_here(job: ResolvedJob, environ: Mapping[str, str], *, resumed: str = "") -> None:
+    """Can the job run here and now? On a Slurm cluster it needs an allocation that is large enough.
+
+    Raises:
+        ToolkitError: there is no allocation, or it has too few CPUs; srun would say neither with numbers.
+    """
+    if not uses_slurm(job):
+        return
+    table = job.job
+    queued = f"`toolkit resume {resumed}`" if resumed else "`toolkit submit ...`"
+    here = f"toolkit resume {resumed} --here" if resumed else "toolkit run ..."
+    if table.array:
+        raise ToolkitError(
+            "the tasks of an array are jobs of their own, and this allocation is one",
+            where=job.origin("job.array").place("job.array"),
+            fix=queued if resumed else f"{queued}, or --set job.array= for one task of no number",
+        )
+    if table.repeat > 1:
+        raise ToolkitError(
+            f"{table.repeat} jobs in turn are jobs of their own, and this allocation is one",
+            where=job.origin("job.repeat").place("job.repeat"),
+            fix=f"{queued}, or --repeat 1",
+        )
+    refuse_shapes(job, queued)
+    if int(environ.get("SLURM_HET_SIZE") or 1) > 1:
+        raise ToolkitError(
+            f"the allocation {environ['SLURM_JOB_ID']} has {environ['SLURM_HET_SIZE']} components, and a run here has one",
+            fix="`toolkit submit` a job with a [[component]] for each, or `salloc` one component",
+        )
+    wanted = f"salloc -N {table.nodes} --ntasks-per-node {table.ranks_per_node}"
+    wanted += f" -c {table.cpus_per_rank}" if table.cpus_per_rank > 1 else ""
+    if not environ.get("SLURM_JOB_ID"):
+        raise ToolkitError(
+            f"site {job.site.name} is a Slurm cluster and there is no allocation here",
+            fix=f"{queued}, `{wanted} {here}`, or --site local",
+        )
+    needed = table.ranks_per_node * table.cpus_per_rank
+    given = min(_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")), default=needed)
+    if needed > given:
+        fits = given // table.cpus_per_rank
+        raise ToolkitError(
+            f"{counted(table.ranks_per_node, 'rank')} x {counted(table.cpus_per_rank, 'CPU')} = {needed} CPUs per node, but the "
+            f"allocation {environ['SLURM_JOB_ID']} has {given}",
+            where=job.origin("job.ranks_per_node").place("job.ranks_per_node"),
+            fix=(f"--ntasks-per-node {fits}, or " if fits else "") + f"`{wanted} {here}`",
+        )
+
+
+def refuse_shapes(job: ResolvedJob, fix: str) -> None:
+    """Refuse a job with components.
+
+    Raises:
+        ToolkitError: it has some.
+    """
+    refuse_components(job, f"a run here has one shape, and the job has {len(job.components)} components", fix)
+
+
+def _counts(text: str) -> list[int]:
+    """Slurm's count of each node: `2(x3),1` is 2, 2, 2, 1."""
+    return [int(count) for count, times in _COUNT.findall(text) for _ in range(int(times or 1))]

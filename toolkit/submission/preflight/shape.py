@@ -1,0 +1,82 @@
+"""A request against itself: GPUs and ranks that do not divide, a walltime that may not be meant, an array's numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import counted
+from toolkit.runs.record.request import Request
+from toolkit.slurm.records import whole_number
+from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
+from toolkit.submission.preflight.finding import About, Finding
+from toolkit.submission.sweep.split import slices_of
+
+_MINUTES = re.compile(r"[0-9]+")
+_MINUTES_AND_SECONDS = re.compile(r"([0-9]+):([0-9]+)")
+_DAYS_AND_HOURS = re.compile(r"[0-9]+-([0-9]+)(?::.*)?")
+_HOURS_OF_A_DAY = 24
+
+
+def check_shape(job: ResolvedJob, request: Request) -> Iterator[Finding]:
+    """What needs no cluster to be seen."""
+    yield from _ranks_and_gpus(About(job, "ranks_per_gpu"), request)
+    if request.has_time:
+        yield from _walltime(About(job, "walltime"), job.job.time)
+
+
+def against_array_limits(job: ResolvedJob, settings: Mapping[str, str]) -> Iterator[Finding]:
+    """The numbers of an array's tasks, against slurm.conf."""
+    tasks, size = job.job.tasks, whole_number(settings.get("MaxArraySize"))
+    if tasks is None or not (slices := slices_of(tasks, size)):
+        return
+    yield About(job, "array").note(
+        "job.array",
+        f"task {max(tasks)} is beyond one array, whose numbers stay below {size} (MaxArraySize)",
+        f"none is needed: `toolkit submit` makes {counted(len(slices), 'array')} of one run",
+    )
+
+
+def _ranks_and_gpus(about: About, request: Request) -> Iterator[Finding]:
+    ranks, gpus = request.ranks_per_node, request.gpus_per_node
+    if not gpus or ranks == gpus:
+        return
+    asked = f"{counted(ranks, 'rank')} and {counted(gpus, 'GPU')} on each node"
+    if ranks % gpus and gpus % ranks:
+        fix = f"ranks_per_node = {gpus}, or gpus_per_node = {ranks}"
+        yield about.refuse("job.ranks_per_node", f"{asked} do not divide each other", fix)
+    elif ranks > gpus:
+        yield about.note(
+            "job.ranks_per_node",
+            f"{asked}: {ranks // gpus} ranks share each, which NCCL refuses",
+            f"ranks_per_node = {gpus}",
+        )
+    else:
+        yield about.note(
+            "job.gpus_per_node",
+            f"{asked}: a rank of ours uses one, so {gpus - ranks} idle unless the program takes several",
+            f"gpus_per_node = {ranks}",
+        )
+
+
+def _walltime(about: About, time: str) -> Iterator[Finding]:
+    """Times that people write as hours and Slurm reads as minutes: `1:30`, `24`; and hours that make further days."""
+    reads = f"Slurm reads {time} as"
+    if (match := _MINUTES_AND_SECONDS.fullmatch(time)) and int(match[1]) <= 2 * _HOURS_OF_A_DAY:
+        minutes, seconds = int(match[1]), int(match[2])
+        said = counted(minutes, "minute") + (f" and {counted(seconds, 'second')}" if seconds else "")
+        yield about.warn(
+            "job.time",
+            f"{reads} {said}",
+            f'time = "{meant_as_hours(time)}" for hours and minutes, "0:{time}" where it is meant',
+        )
+    elif _MINUTES.fullmatch(time) and int(time) and int(time) % _HOURS_OF_A_DAY == 0 and int(time) <= 72:
+        fix = f'time = "{meant_as_hours(time)}" for hours, "0:{time}:00" where it is meant'
+        yield about.warn("job.time", f"{reads} {time} minutes", fix)
+    elif (match := _DAYS_AND_HOURS.fullmatch(time)) and int(match[1]) >= _HOURS_OF_A_DAY:
+        yield about.warn(
+            "job.time",
+            f"{reads} {format_slurm_time(parse_slurm_time(time))}: behind the days stand hours",
+            "write days-hours:minutes:seconds",
+        )

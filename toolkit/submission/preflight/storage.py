@@ -1,0 +1,152 @@
+"""Do the nodes see what the job needs, and is there room for it? What mounts, the site file and quotas tell."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import ToolkitError
+from toolkit.rundir.disk_space import Mount, mount_of
+from toolkit.rundir.layout import RunDirectory
+from toolkit.slurm.hostlist import expand_hostlist
+from toolkit.submission.preflight.cluster import Cluster
+from toolkit.submission.preflight.finding import About, Finding
+
+# Folders that each host has for itself, by convention and by most sites' configuration.
+_PRIVATE = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run")))
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_ON_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs"})
+_FEWEST_FILES = 1000
+_LEAST_BYTES = 1 << 30
+_ANOTHER = "another folder with --runs or TOOLKIT_RUNS"
+_QUOTA_S = 2.0
+_QUOTA_LINE = re.compile(
+    r"^\s*(\S+)\s+(\d+)(\*?)\s+(\d+)\s+(\d+)\s+(?:(none|-|\d+days?|\d+:\d+)\s+)?(\d+)(\*?)\s+(\d+)\s+(\d+)(?:\s+(none))?",
+    re.ASCII,
+)
+
+
+def check_shared(job: ResolvedJob, runs: Path, cluster: Cluster | None) -> Iterator[Finding]:
+    """Paths that every node must see, on file systems that only this host has."""
+    about = About(job, "shared")
+    if cluster is not None and _is_only_node(cluster):
+        return
+    paths = {"RUNS": runs, "the job's folder": job.job_directory, "the ranks' Python": Path(sys.prefix)}
+    told: set[Mount] = set()
+    for name, path in paths.items():
+        mount = mount_of(path)
+        if mount is None or mount in told or _is_known_shared(job, path):
+            continue
+        private = next((folder for folder in _PRIVATE if path.resolve().is_relative_to(folder)), None)
+        fix = "move it to a folder that all nodes see" + (", or give one with --runs" if name == "RUNS" else "")
+        if mount.kind in _IN_MEMORY or private is not None:
+            where = f"in this host's memory ({mount.kind})" if mount.kind in _IN_MEMORY else f"below {private}"
+            what = f"{name} is {path}, {where}, which other hosts have for themselves"
+            # Where this host is a node, or nobody knows the nodes, it may be meant.
+            known = cluster is not None and cluster.shapes
+            yield about.refuse(str(path), what, fix) if known else about.warn(str(path), what, fix)
+        elif mount.kind in _ON_DISKS:
+            told.add(mount)
+            yield about.note(
+                str(path),
+                f"{name} lies on a disk of this host ({mount.kind} at {mount.point}), which nodes see only where it is exported",
+                "where it is, nothing; paths.runs of the site file says so for its folder",
+            )
+
+
+def check_room(job: ResolvedJob, runs: Path, run: RunDirectory | None = None) -> Iterator[Finding]:
+    """Is there room below RUNS for the run's files, and for the next checkpoints where their size is known?"""
+    about, folder = About(job, "room"), _existing(runs)
+    found = os.statvfs(folder)
+    if not found.f_blocks:  # no file system for files, such as /proc
+        return
+    if not os.access(folder, os.W_OK | os.X_OK):  # also false, even for root, where it is mounted read-only
+        told = "you cannot write here" if folder.is_dir() else "is no folder"
+        yield about.refuse(str(folder), told, f"give {_ANOTHER}")
+        return
+    free_bytes, free_files = found.f_bavail * found.f_frsize, found.f_favail
+    newest = max((one for one in run.committed_checkpoints()), default=None) if run is not None else None
+    expected = _size_of(newest) if newest is not None else None
+    if expected is not None and free_bytes < 2 * expected:  # a save is whole before an older one goes
+        yield about.refuse(
+            str(folder),
+            f"{_in_gb(free_bytes)} are free, and a checkpoint takes {_in_gb(expected)}: a save and the one before it need twice that",
+            f"make room there, or give {_ANOTHER}",
+        )
+    elif free_bytes < _LEAST_BYTES:
+        say = about.warn if free_bytes else about.refuse
+        yield say(str(folder), f"only {_in_gb(free_bytes)} are free", f"make room there, or give {_ANOTHER}")
+    if found.f_files and free_files < _FEWEST_FILES:
+        yield about.refuse(
+            str(folder),
+            f"there is room for {free_files} more files only",
+            "remove files, or give another folder with --runs",
+        )
+    yield from _quota(about, folder)
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    # Path.exists raises for a name that is too long: whoever makes the folder says so.
+    return next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110
+
+
+def _is_known_shared(job: ResolvedJob, path: Path) -> bool:
+    """The site file says of these two that all nodes see them."""
+    return any(folder and path.absolute().is_relative_to(folder) for folder in (job.paths.runs, job.paths.scratch))
+
+
+def _is_only_node(cluster: Cluster) -> bool:
+    """Submission and ranks are on one host."""
+    names: Sequence[str] = [shape.names for shape in cluster.shapes or ()]
+    if len(names) != 1 or cluster.shapes is None or cluster.shapes[0].nodes != 1:
+        return False
+    try:
+        return expand_hostlist(names[0]) == [socket.gethostname().partition(".")[0]]
+    except ToolkitError:
+        return False
+
+
+def _size_of(checkpoint: Path) -> int:
+    return sum(path.stat().st_size for path in checkpoint.iterdir() if path.is_file())
+
+
+def _quota(about: About, folder: Path) -> Iterator[Finding]:
+    """What quota(1) says of the file system of a folder; silent where it is not installed or does not answer."""
+    mount = mount_of(folder)
+    if mount is None or shutil.which("quota") is None:
+        return
+    try:
+        done = subprocess.run(["quota", "--no-wrap"], capture_output=True, text=True, timeout=_QUOTA_S, check=False)
+    except subprocess.TimeoutExpired:
+        yield about.note(
+            str(folder), f"quota did not answer in {_QUOTA_S:.0f} s", "look yourself, with your site's command"
+        )
+        return
+    for line in done.stdout.splitlines():
+        match = _QUOTA_LINE.match(line)
+        if match is None or match[1] != mount.device:
+            continue
+        for used, over, soft, hard, grace, what in (
+            (int(match[2]), match[3], int(match[4]), int(match[5]), match[6], "KiB"),
+            (int(match[7]), match[8], int(match[9]), int(match[10]), match[11], "files"),
+        ):
+            said = f"you have {used} of {hard or soft} {what} on {mount.device}"
+            if hard and used >= hard:
+                yield about.refuse(str(folder), f"{said}: nothing more can be written", "remove files")
+            elif over and grace == "none":
+                what = f"{said}: above the soft limit of {soft}, and its time of grace is over: nothing more can be written"
+                yield about.refuse(str(folder), what, "remove files")
+            elif over:
+                yield about.warn(str(folder), f"{said}: above the soft limit of {soft}", "remove files")
+
+
+def _in_gb(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"

@@ -1,0 +1,371 @@
+"""Resume: a new Slurm job of the same run, maybe of another shape, from its newest or a named checkpoint."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolkit.config.amend import amend_job, move_job
+from toolkit.config.entry import files_of_entry
+from toolkit.config.origins import Flag
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.site import Site
+from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
+from toolkit.rundir.bad_nodes import runs_of
+from toolkit.rundir.files import utc_now, write_json, write_text
+from toolkit.rundir.find import array_in
+from toolkit.rundir.layout import RunDirectory, start_of
+from toolkit.rundir.states import RunState
+from toolkit.rundir.sweep import read_sweep
+from toolkit.runs.record.code_snapshot import remove_snapshot
+from toolkit.runs.record.job import recorded_job, sbatch_words, site_of
+from toolkit.runs.record.parents import Parent, dependency_options, record_of
+from toolkit.runs.status.reconcile_submission import tasks_in
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.state import require_submitted, run_status
+from toolkit.slurm.submit import SETTLE_S
+from toolkit.submission.code import NewCode, is_rerun
+from toolkit.submission.entry_checks import (
+    check_arguments,
+    check_bench,
+    check_codec,
+    check_data,
+    check_guard,
+    check_source,
+    check_whole,
+)
+from toolkit.submission.excluded_nodes import nodes_to_exclude
+from toolkit.submission.resumable import check_components, check_site, check_tasks
+from toolkit.submission.resume_checks import check_steps_left
+from toolkit.submission.script import render_script
+from toolkit.submission.secrets import check_secrets
+from toolkit.submission.sweep.sweep import resolve_again
+from toolkit.talk import say
+
+SILENCE_S = 600.0  # who has written nothing for so long may be called gone
+
+
+@dataclass(frozen=True)
+class NextStart:
+    """A start of a run that is written down and not yet handed over, and what was put away for it."""
+
+    part: RunDirectory  # the run, or the task that is resumed alone
+    number: int
+    job: ResolvedJob
+    requests: Mapping[Path, str]  # what was asked of the lives before, by its file
+    closed: Sequence[Path]  # `lost.json` of starts whose supervisor vanished
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a resume has other than the start before it.
+
+    `settings` and `flags` replace recorded values, as for a submit; `sbatch` are options of this submission alone;
+    `checkpoint` is a step number, a folder's name or a path, None for the newest that verifies; `site` is another one
+    than before, or the same with what its file says now. `same_code` starts from the code of the start before, not from what
+    the job's folder holds now; `after` are the runs that this start follows. `job_gone`: its user says that the run's old job ended
+    with its cluster, which cannot be asked.
+    """
+
+    settings: Sequence[str] = ()
+    flags: Mapping[str, Flag] = field(default_factory=dict)
+    sbatch: Sequence[str] = ()
+    checkpoint: str | None = None
+    site: Site | None = None
+    same_code: bool = False
+    after: Sequence[Parent] = ()
+    job_gone: bool = False
+
+
+def prepare_resume(run: RunDirectory, changes: Changes | None = None, *, echo: bool = False) -> NextStart:
+    """Write the script of the run's next start. Where it is not submitted after all, `take_back` undoes everything.
+
+    A task of an array is resumed as an array of that task alone, which is a start of its whole run.
+
+    Raises:
+        CheckFailedError: the run still lives, nobody knows whether it does, it was never submitted, or another
+            resume is submitting it.
+        NotFoundError: there is no such checkpoint.
+        ToolkitError: a value is wrong, or the site cannot serve the new shape.
+    """
+    changes = changes or Changes()
+    require_submitted(run)
+    number = _next_number(run.whole)
+    # After the count: a resume that was done in between is seen here or at the claim.
+    status = _require_ended(run.whole, job_gone=changes.job_gone, echo=echo)
+    source = find_checkpoint(run, changes.checkpoint) if changes.checkpoint is not None else None
+    if source is not None:
+        check_whole(source, where="--from")  # before newer ones are set aside for it
+    job = _changed_job(run, status, changes, source)
+    sweep = read_sweep(run)
+    task_overrides = (
+        resolve_again(job, changes.site or site_of(job), sweep).task_overrides if sweep is not None else None
+    )
+    code = NewCode(job, run.whole, number)
+    job = code.job
+    try:
+        _claim_number(run.whole, number, job, code.record, changes.after)
+    except BaseException:
+        code.discard()
+        raise
+    code.put_in_place()
+    parts = run.with_tasks()
+    prepared = NextStart(run, number, job, _requests_of(parts), _lost_starts_of(parts))
+    try:
+        excluded = nodes_to_exclude(job, runs_of(run.whole))
+        options = [*changes.sbatch, *dependency_options(changes.after, [*sbatch_words(job), *changes.sbatch])]
+        script = render_script(
+            job, run.whole, number, excluded=excluded, extra_sbatch_options=options, task_overrides=task_overrides
+        )
+        write_text(run.whole.script(number), script, mode=0o700)
+    except (ToolkitError, OSError):
+        undo_resume(prepared)
+        raise
+    if source is not None:
+        archive_newer_checkpoints(run, source, number)
+    _put_away(prepared)
+    return prepared
+
+
+def _next_number(whole: RunDirectory) -> int:
+    """The number behind that of every start that was submitted, or begun by any part of the run."""
+    submitted = map(start_of, whole.path.glob("submitt*-*.json"))
+    begun = [part.start_numbers() for part in whole.with_tasks()]
+    return max([-1, *submitted, *(number for numbers in begun for number in numbers)]) + 1
+
+
+def _require_ended(whole: RunDirectory, *, job_gone: bool, echo: bool) -> RunStatus:
+    """Of an array all tasks must have ended: those that wait know their job only from the run's newest submission."""
+    status = run_status(whole, echo=echo)
+    if job_gone and status.state is RunState.UNKNOWN:
+        _require_silence(whole)
+    elif not status.state.final:
+        raise CheckFailedError(
+            f"run {whole.run_id} is {status.state.value} ({status.reason})", fix=_fix_of_living(whole, status)
+        )
+    return status
+
+
+def _require_silence(whole: RunDirectory) -> None:
+    """Refuse a run that wrote something a moment ago, whoever says that it is gone.
+
+    A job that comes back all the same is fenced off: it may not begin a start any more, nor go on with an older one.
+    """
+    watched = [place for part in whole.with_tasks() for place in _written_by_living(part)]
+    newest = max(watched, key=lambda path: path.stat().st_mtime, default=None)
+    silent_s = time.time() - newest.stat().st_mtime if newest is not None else float("inf")
+    if newest is not None and silent_s < SILENCE_S:
+        raise CheckFailedError(
+            f"run {whole.run_id} lives: it wrote {newest.relative_to(whole.path)} {silent_s:.0f} s ago",
+            where="--job-gone",
+            fix=f"`toolkit cancel {whole.run_id}`, and again once it has written nothing for {SILENCE_S:.0f} s",
+        )
+
+
+def _written_by_living(part: RunDirectory) -> list[Path]:
+    """What its ranks and its supervisor write: logs, heartbeats, numbers."""
+    places = ("slurm-*.out", "metrics/*", "starts/*/*", "attempts/*/*", "attempts/*/logs/*")
+    return [path for place in places for path in part.path.glob(place) if path.is_file()]
+
+
+def _fix_of_living(whole: RunDirectory, status: RunStatus) -> str:
+    if status.state is RunState.UNKNOWN:  # one more answer may tell that Slurm has no such job
+        return (
+            f"ask `toolkit status {whole.run_id}` again after {SETTLE_S:.0f} s, or `toolkit cancel {whole.run_id}`; where its "
+            f"cluster is gone for ever, `toolkit resume {whole.run_id} --site OTHER --job-gone`"
+        )
+    return f"wait for it, or `toolkit cancel {whole.run_id}`"
+
+
+def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source: Path | None) -> ResolvedJob:
+    recorded = recorded_job(run)
+    if changes.same_code:
+        _require_copy(run, recorded)
+    elif not is_rerun(run):
+        recorded = recorded.model_copy(update={"code_directory": None})
+    check_site(run, recorded, changes.site)
+    check_components(run, recorded, [*changes.flags, *(setting.partition("=")[0] for setting in changes.settings)])
+    named = "job.array" in changes.flags or any(setting.startswith("job.array=") for setting in changes.settings)
+    flags = ({} if named else _tasks_to_resume(run, recorded, status)) | dict(changes.flags)
+    before = move_job(recorded, changes.site, os.environ) if changes.site is not None else recorded
+    job = amend_job(before, site=changes.site or site_of(recorded), settings=changes.settings, flags=flags)
+    check_tasks(run, recorded, job)
+    check_data(job, changes.sbatch)
+    check_codec(job)
+    check_arguments(job)
+    check_bench(job)
+    check_guard(job, has_checkpoint=source is not None or _has_checkpoints(run))
+    check_secrets(job, os.environ)
+    if source is None:
+        if job.checkpoint.source != recorded.checkpoint.source or not _has_checkpoints(run):
+            check_source(job, changes.sbatch)
+    else:
+        job = _begun_from(job, run, source)
+    if recorded.job.tasks is None or run.task_number is not None:  # tasks have steps of their own
+        ended = status if run.task_number is None else run_status(run)
+        completed = ended.state is RunState.COMPLETED
+        check_steps_left(run, recorded, job, source, completed=completed)
+        if completed:
+            _tell_of_completed(run, source)
+    return job
+
+
+def _tell_of_completed(run: RunDirectory, source: Path | None) -> None:
+    """A script may have more to do, which only the user knows; that it begins anew is seldom what was meant."""
+    newest = source or next(iter(run.committed_checkpoints()[-1:]), None)
+    begins = f"goes on from {newest.name}" if newest is not None else "begins anew, since it has no checkpoint"
+    say(
+        f"run {run.run_id} is completed; it {begins}, in the same folder. `toolkit rerun {run.run_id}` repeats it as a "
+        "run of its own"
+    )
+
+
+def _require_copy(run: RunDirectory, recorded: ResolvedJob) -> None:
+    if recorded.code_directory is None and files_of_entry(recorded):
+        raise CheckFailedError(
+            f"run {run.whole.run_id} kept no copy of its code",
+            where="--same-code",
+            fix=f"look at {recorded.job_directory} yourself, and leave --same-code out",
+        )
+
+
+def _begun_from(job: ResolvedJob, run: RunDirectory, source: Path) -> ResolvedJob:
+    """The job with a named checkpoint to begin from."""
+    # Without an origin of its own: the next resume takes the newest checkpoint again.
+    update: dict[str, Any] = {"source": str(source)}
+    if source.is_relative_to(run.path.resolve()):  # it goes on, also where it began with another run's weights
+        update |= {"take": "all", "without": []}
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update=update)})
+
+
+def _has_checkpoints(run: RunDirectory) -> bool:
+    """Where there are some, a run goes on from its own, whatever became of the one that it began with."""
+    return any(part.committed_checkpoints() for part in run.with_tasks())
+
+
+def _requests_of(parts: Sequence[RunDirectory]) -> dict[Path, str]:
+    flags = [part.control / flag for part in parts for flag in ("stop", "cancel")]
+    return {flag: flag.read_text(encoding="utf-8") for flag in flags if flag.exists()}
+
+
+def _lost_starts_of(parts: Sequence[RunDirectory]) -> list[Path]:
+    """The `lost.json` that starts without a word of their end lack: the supervisor vanished, and their job is over."""
+    starts = (part.start(number) for part in parts for number in part.start_numbers())
+    return [
+        start / "lost.json"
+        for start in starts
+        if not any((start / name).exists() for name in ("end.json", "lost.json"))
+    ]
+
+
+def _put_away(prepared: NextStart) -> None:
+    """What was asked of the lives before does not count for the next one, and each of them is over."""
+    for flag in prepared.requests:
+        flag.unlink(missing_ok=True)
+    for path in prepared.closed:
+        write_json(path, {"time": utc_now(), "note": "closed by resume: its job was over"})
+
+
+def _tasks_to_resume(run: RunDirectory, recorded: ResolvedJob, status: RunStatus) -> dict[str, Flag]:
+    """The array of one task, or of those that are not completed, where the user named none.
+
+    Raises:
+        CheckFailedError: all of them are completed.
+    """
+    if recorded.job.tasks is None:
+        return {}
+    if run.task_number is not None:
+        return {"job.array": Flag(str(run.task_number), "the task that is resumed")}
+    tasks = status.tasks or ()
+    left = [task.task for task in tasks if task.state is not RunState.COMPLETED]
+    if not left:
+        numbers = sorted(task.task for task in tasks)
+        everything = array_in(run.record) if numbers == sorted(tasks_in(run.record)) else ",".join(map(str, numbers))
+        raise CheckFailedError(
+            f"all {len(tasks)} tasks of run {run.run_id} are completed; there is nothing to resume",
+            where=str(run.path),
+            fix=f"`toolkit resume {run.run_id} --set job.array={everything}` runs all of them again",
+        )
+    if left == sorted(recorded.job.tasks):
+        return {}
+    at_once = f"%{recorded.job.tasks.at_once}" if recorded.job.tasks.at_once else ""
+    if len(left) < len(tasks):
+        say(f"{len(left)} of {len(tasks)} tasks go on; completed ones stay as they are")
+    return {"job.array": Flag(",".join(map(str, left)) + at_once, "the tasks that are not completed")}
+
+
+def _claim_number(
+    run: RunDirectory, start: int, job: ResolvedJob, code: Mapping[str, Any], after: Sequence[Parent]
+) -> None:
+    """Write `resumed-SSS.json` whole and only once: of two resumes at the same time one has the start."""
+    path = run.resumed(start)
+    draft = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    resumed = {"time": utc_now(), "job": job.model_dump(mode="json", by_alias=True), "code": code}
+    write_json(draft, resumed | record_of(after))
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise CheckFailedError(
+            f"start {start} of run {run.run_id} is being submitted by another resume",
+            where=str(path),
+            fix=f"`toolkit status {run.run_id}`; remove this file if that resume was killed",
+        ) from None
+    finally:
+        draft.unlink()
+
+
+def undo_resume(prepared: NextStart) -> None:
+    """Undo what `prepare_resume` did for a start that was refused; nothing of it must last.
+
+    A checkpoint that it set aside stays so where its name is taken again.
+    """
+    part, start = prepared.part, prepared.number
+    for flag, words in prepared.requests.items():
+        if not flag.exists():
+            write_text(flag, words)
+    for path in prepared.closed:
+        path.unlink(missing_ok=True)
+    suffix = f".aside-{start:03}"
+    for aside in sorted(part.checkpoints.glob(f"step-*{suffix}")):
+        path = aside.with_name(aside.name.removesuffix(suffix))
+        if not path.exists():
+            aside.rename(path)
+            say(f"{aside.name} is {path.name} again")
+    part.whole.script(start).unlink(missing_ok=True)
+    remove_snapshot(part.whole.code(start))
+    part.whole.resumed(start).unlink(missing_ok=True)  # last: it is the claim of the number
+
+
+def find_checkpoint(run: RunDirectory, name: str) -> Path:
+    """A checkpoint by step, folder name or path."""
+    candidates = [Path(name), run.checkpoints / name]
+    if name.isdigit():
+        candidates.append(run.checkpoints / f"step-{int(name):08}")
+    for path in candidates:
+        if (path / "manifest.json").exists():
+            return path.resolve()
+    there = ", ".join(path.name for path in run.committed_checkpoints())
+    raise NotFoundError(
+        f"no checkpoint {name!r}",
+        where=str(run.checkpoints),
+        fix=f"there are: {there}" if there else "this run has none",
+    )
+
+
+def archive_newer_checkpoints(run: RunDirectory, source: Path, start: int) -> None:
+    """Rename the run's checkpoints that are newer than `source`, so that ranks go on from it; nothing is deleted.
+
+    Of another run's checkpoint none of this run's is known to be older, so all are set aside. `start` is the start
+    that begins from `source`.
+    """
+    inside = source.parent == run.checkpoints.resolve()
+    for path in run.committed_checkpoints():
+        if not inside or path.name > source.name:
+            aside = path.with_name(f"{path.name}.aside-{start:03}")
+            path.rename(aside)
+            say(f"the run goes on from {source}; {path.name} is now {aside.name}")

@@ -1,0 +1,214 @@
+"""The rendered script, which is the submitted script: directives, the site's lines, one last line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from toolkit.config.job import JobTable
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import OWN_FAILURE, ToolkitError
+from toolkit.rundir.layout import RunDirectory
+from toolkit.runs.record.job import sbatch_words
+from toolkit.slurm.sbatch_options import excluded_nodes, value_of
+from toolkit.slurm.submit import comment_of, token_of
+
+# Shell patterns of the variables that a job inherits; everything else comes from the site and the job.
+KEPT = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "TERM", "HOSTNAME", "PWD",
+    "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    "SLURM_*", "SLURMD_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+    "PMI_*", "PMIX_*", "MODULEPATH", "MODULESHOME", "MODULES_*", "LMOD_*", "__LMOD_*",
+    "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION",
+)  # fmt: skip
+_PLAIN = re.compile(r"[A-Za-z0-9_./:=,@%+\[\]-]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def render_script(
+    job: ResolvedJob, run: RunDirectory, start: int, *, excluded: Sequence[str] = (), extra_sbatch_options: Sequence[str] = (),
+    task_overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:  # fmt: skip
+    """The script of one submission of a run whose first start is `start`; it leaves out some nodes more.
+
+    `extra_sbatch_options` are options of sbatch for this submission alone, which no later one of the run has; `task_overrides` is what each task
+    of a sweep lays over the job.
+
+    Raises:
+        ToolkitError: a value holds a control character, or a name to pass is no variable name.
+    """
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    template = environment.from_string(files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8"))
+    return template.render(
+        directives=[quote_directive(option) for option in directives(job, run, start, excluded, extra_sbatch_options)],
+        run_id=run.run_id,
+        job_name=job.job.name,
+        site=job.site.name,
+        run_directory_comment=_check_path(run),
+        start=start,
+        is_array=bool(job.job.array),
+        kept=[
+            *KEPT,
+            *(_variable(name) for name in [*job.env.passed, *job.env.secrets_of_shell, *_webhook_variable(job)]),
+        ],
+        modules=bool(job.site_env.modules),
+        site_lines=site_lines(job),
+        python=shlex.quote(sys.executable),
+        run_directory=shlex.quote(str(run.path)),
+        job=job.to_json() if task_overrides is None else _with_sweep(job.to_json(), task_overrides),
+    )
+
+
+def _with_sweep(job: str, task_overrides: Mapping[str, Mapping[str, Any]]) -> str:
+    """The job's line of JSON with one more key."""
+    return f'{job[:-1]},"sweep":{json.dumps(task_overrides)}}}'
+
+
+def directives(
+    job: ResolvedJob,
+    run: RunDirectory,
+    start: int,
+    excluded: Sequence[str] = (),
+    extra_sbatch_options: Sequence[str] = (),
+) -> list[str]:
+    """sbatch's long options, one a directive, unquoted; of a heterogeneous job those of its first component come first.
+
+    Slurm hands on to all components what is the job's, such as its name and its dependencies.
+    """
+    first, *others = job.components
+    options = [*_of_whole_job(first, run, start, excluded), *extra_sbatch_options]
+    for one in others:
+        options += ["hetjob", *_nodes_and_ranks(one.job), _requeue(one.job)]
+        options += [*_wanted(one, excluded), *_other_words(one)]
+    return options
+
+
+def _of_whole_job(job: ResolvedJob, run: RunDirectory, start: int, excluded: Sequence[str]) -> list[str]:
+    table, words = job.job, sbatch_words(job)
+    options = [
+        f"--job-name={table.name}",
+        f"--output={str(run.path).replace('%', '%%')}/slurm-{'%A_%a' if table.array or table.repeat > 1 else '%j'}.out",
+        "--open-mode=append",
+        f"--comment={comment_of(token_of(run.run_id, start), words)}",
+        *_nodes_and_ranks(table),
+        _requeue(table),
+        f"--signal=B:USR2@{job.restart.warn_s}",
+    ]
+    if table.cluster:
+        options.append(f"--clusters={table.cluster}")
+    if table.array:
+        options.append(f"--array={table.array}")
+    if table.repeat > 1:
+        options.append(f"--array=1-{table.repeat}%1")
+    if job.notify.mail:
+        options += [f"--mail-user={','.join(job.notify.mail)}", f"--mail-type={','.join(job.notify.mail_on)}"]
+    options += _wanted(job, excluded)
+    return [*options, *_other_words(job)]
+
+
+def _requeue(table: JobTable) -> str:
+    return "--requeue" if table.requeue else "--no-requeue"
+
+
+def _webhook_variable(job: ResolvedJob) -> list[str]:
+    return [job.notify.webhook_variable] if job.notify.webhook_variable else []
+
+
+def allocation_options(job: ResolvedJob) -> list[str]:
+    """salloc's long options for the nodes that a job would get."""
+    return [*_nodes_and_ranks(job.job), *_wanted(job, ()), *_other_words(job)]
+
+
+def _other_words(job: ResolvedJob) -> list[str]:
+    """What site and job ask for beside our options. Two of theirs are joined with ours: behind them they would win, and
+    the token or the bad nodes be lost.
+    """
+    joined = (("comment", ""), ("exclude", "x"))
+    return [word for word in sbatch_words(job) if all(value_of(word, *names) is None for names in joined)]
+
+
+def _wanted(job: ResolvedJob, excluded: Sequence[str]) -> list[str]:
+    """What nodes must have, and where they are."""
+    table = job.job
+    wanted = {
+        "--time": table.time, "--partition": table.partition, "--account": table.account, "--qos": table.qos,
+        "--constraint": table.constraint, "--nodelist": table.nodelist, "--exclude": excluded_nodes(table.exclude, sbatch_words(job), excluded),
+        "--mem": f"{table.mem_gb_per_node}G" if table.mem_gb_per_node else "",
+    }  # fmt: skip
+    gpus = [job.gpu.request.replace("{count}", str(table.gpus_per_node))] if table.gpus_per_node else []
+    return [*gpus, *(f"{name}={value}" for name, value in wanted.items() if value)]
+
+
+def _nodes_and_ranks(table: JobTable) -> list[str]:
+    """Options that make room for the ranks of each node.
+
+    With tasks for each node Slurm counts those of the fewest nodes, and gives no node more than they fill (seen with
+    22.05: two of four idle nodes for 2-4). Of a range only CPUs are asked for; the step names its tasks itself.
+    """
+    if "-" in str(table.nodes):
+        return [f"--nodes={table.nodes}", f"--mincpus={table.ranks_per_node * table.cpus_per_rank}"]
+    return [
+        f"--nodes={table.nodes}",
+        f"--ntasks-per-node={table.ranks_per_node}",
+        f"--cpus-per-task={table.cpus_per_rank}",
+    ]
+
+
+def quote_directive(option: str) -> str:
+    """One option as a `#SBATCH` line holds it; sbatch's quoting is its own, not the shell's."""
+    _refuse_control(option, "an sbatch option")
+    if _PLAIN.fullmatch(option):
+        return option
+    name, equals, value = option.partition("=")
+    if not equals or " " in name:
+        return option  # `-p main`, `-D "/my data/x=1"`: the user wrote option and value apart, and quoted it
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{name}="{escaped}"'
+
+
+def site_lines(job: ResolvedJob) -> list[str]:
+    """Shell lines that the site wants before anything runs: modules, set-up, variables.
+
+    One that fails ends the job: ranks would otherwise meet the wrong MPI or CUDA, and nobody would know why.
+    """
+    table = job.site_env
+    lines = [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}") for name in table.modules]
+    lines += [_or_end(line, line) for line in table.setup]
+    lines += [f"export {_variable(name)}={shlex.quote(value)}" for name, value in table.vars.items()]
+    return lines
+
+
+def _or_end(line: str, told: str) -> str:
+    said = shlex.quote(f"toolkit: this line of the site file failed: {told}")
+    return f"{{ {line}\n}} || {{ echo {said} >&2; exit {OWN_FAILURE}; }}"
+
+
+def _variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise ToolkitError(f"{name!r} is no variable name", where="[env]", fix="use letters, digits and _")
+    return name
+
+
+def _check_path(run: RunDirectory) -> str:
+    """Slurm expands no %j in a log's path that holds a backslash, and files are named in UTF-8."""
+    path = _refuse_control(str(run.path), "the run directory")
+    if "\\" in path or any("\ud800" <= letter <= "\udfff" for letter in path):
+        raise ToolkitError(
+            f"the run directory {path!a} holds a backslash or bytes that are no UTF-8",
+            fix="give another folder with --runs",
+        )
+    return path
+
+
+def _refuse_control(text: str, what: str) -> str:
+    if any(unicodedata.category(letter) == "Cc" for letter in text):
+        raise ToolkitError(f"{what} holds a control character: {text!a}", fix="remove it")
+    return text

@@ -1,0 +1,176 @@
+"""From a resolved job to a run, and from a run to a job in the queue or in the background."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.rundir.files import cannot_write, write_json, write_text
+from toolkit.rundir.layout import RunDirectory, create_run, discard_run
+from toolkit.rundir.submissions import open_submission
+from toolkit.rundir.sweep import write_sweep
+from toolkit.runs.record.job import sbatch_words, slurm_of, uses_slurm
+from toolkit.runs.record.parents import Parent, dependency_options, record_of
+from toolkit.runs.status.reconcile_submission import close_submission
+from toolkit.site.detect import check_exported_conf
+from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
+from toolkit.submission.code import keep_code, repeat_code
+from toolkit.submission.entry_checks import check_beginning
+from toolkit.submission.excluded_nodes import nodes_to_exclude
+from toolkit.submission.record import make_record
+from toolkit.submission.script import render_script
+from toolkit.submission.secrets import check_secrets, warn_of_likely_secrets
+from toolkit.submission.sweep.sweep import ResolvedSweep
+from toolkit.supervise.allocation import process_start_ticks
+from toolkit.talk import say
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run whose start `start` was handed over as `job_id`, to another cluster where one is named."""
+
+    run: RunDirectory
+    start: int
+    job_id: str
+    cluster: str = ""
+
+
+class HandoverInterruptedError(KeyboardInterrupt):
+    """Ctrl-C while a script was handed over: its job may be there, and needs the folder."""
+
+
+def create(
+    job: ResolvedJob, runs: Path, *, here: bool = False, extra_sbatch_options: Sequence[str] = (), sweep: ResolvedSweep | None = None,
+    after: Sequence[Parent] = (), repeats: RunDirectory | None = None,
+) -> RunDirectory:  # fmt: skip
+    """Make the run directory of a new run, with its code, its script and its record.
+
+    `here` is for nodes that are given already; `extra_sbatch_options` are options of sbatch for this submission alone; `sweep` has the
+    values of each task; `after` are the runs that this one follows; the code is that of the run that this one `repeats`.
+
+    Raises:
+        ToolkitError, OSError: the ranks could not begin, read or save as the job says, the script cannot be rendered, or
+            the folder cannot be written; no run is left behind.
+    """
+    check_beginning(job, extra_sbatch_options)
+    check_secrets(job, os.environ)
+    warn_of_likely_secrets(job)
+    run = create_run(runs, job.job.name, access=job.paths.access)
+    try:
+        job, code = keep_code(job, run, runs) if repeats is None else repeat_code(job, run, repeats)
+        excluded = [] if here else nodes_to_exclude(job, runs)
+        task_overrides = sweep.task_overrides if sweep is not None else None
+        options = [*extra_sbatch_options, *dependency_options(after, [*sbatch_words(job), *extra_sbatch_options])]
+        write_text(
+            run.script(0),
+            render_script(job, run, 0, excluded=excluded, extra_sbatch_options=options, task_overrides=task_overrides),
+            mode=0o700,
+        )
+        file = job.job_file if repeats is None else repeats.job_file
+        write_text(run.job_file, file.read_text(encoding="utf-8"))
+        if sweep is not None:
+            write_sweep(run, sweep.sweep)
+        record = make_record(job, command=sys.argv, code=code, rerun_of=repeats.run_id if repeats else "")
+        record |= record_of(after)
+        write_json(run.record, record)  # last: what has a record is a run
+    except BaseException:  # Ctrl-C as well: nothing was submitted
+        discard_run(run)
+        raise
+    return run
+
+
+def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = False) -> Submitted:
+    """Hand the script of a run over to Slurm, or start it in the background where there is none.
+
+    Raises:
+        SchedulerRefusedError: sbatch said no.
+        ToolkitError: the run directory cannot be written; nothing was handed over.
+        UnsettledError: nobody knows whether Slurm took the job; `status` and `resume` ask again.
+    """
+    from toolkit.submission.executors import LocalScriptExecutor  # submitit is heavy
+
+    script = run.script(start)
+    if not uses_slurm(job):
+        executor = LocalScriptExecutor(run, script)
+        with _handing_over(f"the start was interrupted; `toolkit status {run.run_id}` says whether it lives"):
+            job_id = executor.submit_script().job_id
+            close_submission(run, start, job_id)
+        return Submitted(run, start, job_id)
+    if shutil.which("srun") is None:
+        raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
+    if not job.scheduler.conf:
+        check_exported_conf(os.environ)
+    _warn_of_variables()
+    with _handing_over(f"sbatch was interrupted; `toolkit status {run.run_id}` finds its job"):
+        job_id = _submit_to_slurm(run, job, start, echo=echo)
+    return Submitted(run, start, job_id, job.job.cluster)
+
+
+@contextmanager
+def _handing_over(words: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        say(words)
+        raise HandoverInterruptedError from interrupt
+
+
+def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool) -> str:
+    from toolkit.submission.executors import submit_to_slurm  # submitit is heavy
+
+    token = token_of(run.run_id, start)
+    try:
+        opened = open_submission(run, start, token, process_started=process_start_ticks(os.getpid()))
+    except OSError as error:
+        raise cannot_write(error) from error
+    try:
+        job_id, parts = submit_to_slurm(run, job, start, slurm_of(job, echo=echo))
+    except UnsettledError as error:
+        raise UnsettledError(
+            error.message,
+            where=str(run.path),
+            fix=f"the run is kept: ask `toolkit status {run.run_id}` twice, {SETTLE_S:.0f} s apart; where Slurm has no "
+            f"such job, `toolkit resume {run.run_id}` submits it",
+        ) from error
+    except ToolkitError:
+        opened.unlink(missing_ok=True)
+        raise
+    close_submission(run, start, job_id, parts)
+    return job_id
+
+
+def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Submitted:
+    """Submit a run that was just created; where it is refused, nothing of it stays.
+
+    Raises:
+        as `submit`.
+    """
+    try:
+        return submit(run, job, 0, echo=echo)
+    except UnsettledError:
+        raise  # the job may be in the queue, and needs its folder
+    except ToolkitError:
+        discard_run(run)
+        raise
+    except HandoverInterruptedError:
+        raise
+    except KeyboardInterrupt:  # nobody has the script yet
+        discard_run(run)
+        raise
+
+
+def _warn_of_variables() -> None:
+    """sbatch's own variables without a key of ours would win over the script, so they are kept from it, and named."""
+    from toolkit.config.layers import SBATCH_SWITCHES, SBATCH_VARIABLES
+
+    known = {*SBATCH_VARIABLES, *SBATCH_SWITCHES}
+    for name in sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in known):
+        option = "--" + name.removeprefix("SBATCH_").lower().replace("_", "-")
+        say(f"{name} is not used; write {option}={os.environ[name]} into job.sbatch")

@@ -1,0 +1,165 @@
+"""Sweeps: one array whose tasks are the same job with other values, from `--sweep` and from files of values.
+
+Every combination is resolved and checked when it is submitted, so that no task meets on a node what could have been
+refused here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.config.amend import vary_job
+from toolkit.config.origins import Flag
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.site import Site
+from toolkit.config.texts import TABLES
+from toolkit.errors import ToolkitError, counted
+from toolkit.rundir.sweep import Sweep, in_words
+from toolkit.submission.entry_checks import check_arguments, check_guard
+from toolkit.submission.sweep.grid import read_grid
+from toolkit.submission.sweep.rows import Row, overlap, product, rows_of_option
+from toolkit.supervise.launch import is_foreign
+from toolkit.talk import say
+
+
+def read_sweep_options(options: Sequence[str], grid: Path | None) -> list[Row]:
+    """The tasks that `--sweep KEY=V1,V2` and `--grid FILE` ask for together: the product of all of them; [] for none.
+
+    Raises:
+        ToolkitError: a key or a value is wrong, a key is given twice, or there are too many tasks.
+        NotFoundError: there is no such file.
+    """
+    factors: list[list[Row]] = [read_grid(grid)] if grid is not None else []
+    factors += [rows_of_option(option) for option in options]
+    _refuse_repeated(factors)
+    return product(factors, where="--sweep") if factors else []
+
+
+def _refuse_repeated(factors: Sequence[Sequence[Row]]) -> None:
+    seen: dict[str, str] = {}
+    for factor in factors:
+        keys = {key: flag.name for row in factor for key, flag in row.items()}
+        for key, place in keys.items():
+            for other, before in seen.items():
+                if overlap(key, other):
+                    raise ToolkitError(
+                        f"{key} is swept a second time, after {before}", where=place, fix="give its values in one place"
+                    )
+        seen |= keys
+
+
+# Tables that only functions of ours are called with.
+_FOR_FUNCTIONS = frozenset({"args", "train", "data", "parallel"})
+
+
+def warn_of_unread(job: ResolvedJob, rows: Sequence[Row]) -> None:
+    """Say which swept keys a script or a program is not told of, so that its tasks would all be the same."""
+    if not is_foreign(job.job.entry):
+        return
+    places = {key: flag.name for row in reversed(rows) for key, flag in row.items()}
+    for key, place in sorted(places.items()):
+        table, _, name = key.partition(".")
+        if table in _FOR_FUNCTIONS:
+            say(
+                f"warning: {place}: the entry is no `file.py:function`, so its tasks find {key} only in the file that "
+                f"TOOLKIT_RESOLVED_JOB names. Fix: sweep a variable, env.vars.{name.upper().replace('.', '_')}"
+            )
+
+
+def array_of(rows: Sequence[Row], asked: str | None) -> str:
+    """The array of a sweep: all of its tasks, or those that -a names; `%4` alone is all of them, 4 at a time."""
+    everything = f"0-{len(rows) - 1}" if len(rows) > 1 else "0"
+    if not asked or asked.startswith("%"):
+        return everything + (asked or "")
+    return asked
+
+
+@dataclass(frozen=True)
+class ResolvedSweep:
+    """A sweep whose tasks were checked. `laid` is what the script lays over the job for each task of its array, by
+    number: the swept values, and what follows from them.
+    """
+
+    sweep: Sweep
+    task_overrides: Mapping[str, Mapping[str, Any]]
+
+
+def resolve_sweep(job: ResolvedJob, site: Site, rows: Sequence[Row]) -> ResolvedSweep:
+    """Resolve and check every task of the job's array.
+
+    Raises:
+        ToolkitError: a task is wrong; it is named by its number and its values.
+    """
+    keys = tuple(dict.fromkeys(key for row in rows for key in row))
+    sweep = Sweep(keys, tuple(_json_of(row) for row in rows))
+    return ResolvedSweep(sweep, _laid_over(job, site, rows, sweep))
+
+
+def resolve_again(job: ResolvedJob, site: Site, sweep: Sweep) -> ResolvedSweep:
+    """As `resolve_sweep`, for a recorded sweep whose job a resume may have changed.
+
+    Raises:
+        ToolkitError: a task is wrong, or a swept key was set for all tasks, which would change nothing.
+    """
+    for key in sweep.keys:
+        if (origin := job.origin(key)).detail.startswith("--set "):
+            raise ToolkitError(
+                f"{key} is swept, and each task has its own value", where=origin.detail,
+                fix="leave it out, or submit a run of its own for this value",
+            )  # fmt: skip
+    rows = [
+        {key: Flag(value, f"sweep.json: {in_words({key: value})}") for key, value in one.items()} for one in sweep.tasks
+    ]
+    return ResolvedSweep(sweep, _laid_over(job, site, rows, sweep))
+
+
+def _laid_over(job: ResolvedJob, site: Site, rows: Sequence[Row], sweep: Sweep) -> dict[str, dict[str, Any]]:
+    numbers = list(job.job.tasks or ())
+    _check_numbers(job, numbers, len(rows))
+    base = _tables_of(job, TABLES)
+    task_overrides: dict[str, dict[str, Any]] = {}
+    resolved = vary_job(job, site, [rows[number] for number in numbers])
+    for number in numbers:
+        try:
+            task = next(resolved)
+            check_arguments(task)
+            check_guard(task)
+        except ToolkitError as error:
+            for one in (error, *error.others):
+                one.where = f"task {number} ({in_words(sweep.tasks[number])}): {one.where}"
+            raise
+        touched = {key.partition(".")[0] for key in rows[number]}
+        task_overrides[str(number)] = {
+            key: value for key, value in _tables_of(task, touched).items() if base.get(key) != value
+        }
+    return task_overrides
+
+
+def _tables_of(job: ResolvedJob, tables: Iterable[str]) -> dict[str, Any]:
+    """`table.key` and its value, as JSON has it."""
+    dumped = job.model_dump(mode="json", by_alias=True, include=set(tables))
+    return {f"{table}.{key}": value for table, keys in dumped.items() for key, value in keys.items()}
+
+
+def _json_of(row: Row) -> dict[str, Any]:
+    """The values as JSON has them: TOML's dates become texts, as in [args]."""
+    return {
+        key: flag.value
+        if isinstance(flag.value, str | int | float)
+        else json.loads(json.dumps(flag.value, default=str))
+        for key, flag in row.items()
+    }
+
+
+def _check_numbers(job: ResolvedJob, numbers: Sequence[int], tasks: int) -> None:
+    beyond = next((number for number in numbers if number >= tasks), None)
+    if beyond is not None:
+        raise ToolkitError(
+            f"the sweep has {counted(tasks, 'task')}, from 0 on, and {job.job.array} names task {beyond}",
+            where=job.origin("job.array").place("job.array"),
+            fix=f"name tasks from 0 to {tasks - 1}",
+        )

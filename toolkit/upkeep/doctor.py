@@ -1,0 +1,308 @@
+"""Is all well here: Python and its libraries, MPI, torch, Slurm, the site, the folder of runs, and this host's limits.
+
+Each question is answered for itself: one that fails hides no other. What could crash or hang is asked in a process of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from toolkit.config.expand import expand_path
+from toolkit.config.site import Site
+from toolkit.errors import ToolkitError
+from toolkit.rundir.disk_space import mount_of
+from toolkit.site.commands import slurm_of_site
+from toolkit.site.detect import choose_site
+from toolkit.site.proof import checked_in_words
+from toolkit.slurm.commands import Slurm, TimedOutError
+from toolkit.slurm.limits import cluster_settings
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+NEEDED, USEFUL = ("sbatch", "srun", "squeue", "scancel", "scontrol"), ("sinfo", "sacct")
+OLDEST_SLURM = (22, 5)  # the oldest that tests run on
+IMPORT_TIMEOUT_S = 120.0
+MUNGE_TIMEOUT_S = 10.0
+SLOW_ANSWER_S = 5.0
+CLOCK_OFF_S = 2.0
+FREE_BYTES = 2**30
+OPEN_FILES = 4096
+# File systems that only this host sees; /proc/filesystems has no such word.
+_OWN_DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs", "f2fs")
+_FIRST_GPU = Path("/dev/nvidia0")
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*>=\s*([\d.]+)(?P<extra>\s*;.*extra)?")
+_TORCH = """
+import json, torch
+told = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": torch.cuda.device_count(), "nccl": None}
+if told["cuda"] and torch.distributed.is_nccl_available():
+    told["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+print(json.dumps(told))
+"""
+_MPI = """
+import json, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(json.dumps({"library": MPI.Get_library_version().split(chr(10))[0].strip(chr(0)), "mpi4py": mpi4py.__version__}))
+"""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One answer: `level` is "ok", "warning" or "error"; `fix` is what to do where it is not ok."""
+
+    check: str
+    level: str
+    detail: str
+    fix: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(runs: Path, *, site_name: str | None = None, echo: bool = False) -> Iterator[CheckResult]:
+    """Every answer, as it comes."""
+    yield _python()
+    yield from _libraries()
+    yield _mpi()
+    yield from _torch()
+    try:
+        detected = choose_site(site_name)
+    except ToolkitError as error:
+        yield CheckResult("site", ERROR, _in_words(error), error.fix)
+        uses_slurm = shutil.which("sbatch") is not None
+        told_by_site = ""
+        slurm = Slurm(echo=echo)
+    else:
+        yield _site(detected.site, detected.reason)
+        uses_slurm = detected.site.scheduler.kind == "slurm"
+        told_by_site = expand_path(detected.site, "runs", os.environ)
+        slurm = slurm_of_site(detected.site.scheduler, echo=echo)
+    if uses_slurm:
+        yield from _slurm(slurm)
+    is_told = bool(told_by_site) and runs.absolute().is_relative_to(told_by_site)  # that nodes see it
+    yield from _folder_of_runs(runs, asks_nodes=uses_slurm and not is_told)
+    yield from _limits()
+
+
+def _in_words(error: ToolkitError) -> str:
+    return f"{error.where}: {error.message}" if error.where else error.message
+
+
+def _python() -> CheckResult:
+    return CheckResult("python", OK, f"{platform.python_version()}, {sys.executable}")
+
+
+def _libraries() -> Iterator[CheckResult]:
+    """The libraries that this package asks for, against the versions that it asks for."""
+    found = []
+    for requirement in metadata.requires("toolkit") or ():
+        match = _REQUIREMENT.match(requirement)
+        if match is None or match["extra"]:
+            continue
+        name, wanted = match[1], match[2]
+        install = f"`{sys.executable} -m pip install '{name}>={wanted}'`"
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield CheckResult("libraries", ERROR, f"{name} is not installed", install)
+            continue
+        if _numbers(version) < _numbers(wanted):
+            yield CheckResult("libraries", ERROR, f"{name} {version} is older than {wanted}", install)
+        else:
+            found.append(f"{name} {version}")
+    yield CheckResult("libraries", OK, ", ".join(found))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def _mpi() -> CheckResult:
+    told, said = _ask_python(_MPI)
+    if told is None:
+        fix = "load the site's MPI module, or `pip install 'toolkit[mpi]'`; jobs of one rank need none"
+        return CheckResult("mpi", WARNING, f"mpi4py finds no MPI library: {said}", fix)
+    launcher = shutil.which("mpirun")
+    return CheckResult("mpi", OK, f"{told['library']}, mpi4py {told['mpi4py']}, mpirun {launcher or 'is not on PATH'}")
+
+
+def _torch() -> Iterator[CheckResult]:
+    told, said = _ask_python(_TORCH)
+    if told is None:
+        yield CheckResult(
+            "torch", WARNING, f"cannot be imported: {said}", "`pip install 'toolkit[train]'` to train with torch"
+        )
+        return
+    if told["cuda"] is None:
+        detail, level, fix = f"{told['version']}, for CPUs alone", OK, ""
+        if _FIRST_GPU.exists():
+            level, fix = WARNING, "install torch for CUDA: this host has an NVIDIA GPU"
+    else:
+        detail = (
+            f"{told['version']}, CUDA {told['cuda']}, NCCL {told['nccl'] or 'is missing'}, {told['gpus']} GPUs here"
+        )
+        level = OK if told["nccl"] else WARNING
+        fix = "" if told["nccl"] else "install a torch with NCCL: GPUs of several ranks need it"
+    yield CheckResult("torch", level, detail, fix)
+
+
+def _ask_python(program: str) -> tuple[dict[str, Any] | None, str]:
+    """What a program of this Python prints as JSON; None and why not."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program], capture_output=True, text=True, errors="replace",
+            timeout=IMPORT_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, f"no answer in {IMPORT_TIMEOUT_S:.0f} s"
+    try:
+        value: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        lines = done.stderr.strip().splitlines()
+        return None, lines[-1] if lines else f"exit code {done.returncode}"
+    return value, ""
+
+
+def _site(site: Site, reason: str) -> CheckResult:
+    detail = f"{site.name} ({reason}), {checked_in_words(site)}"
+    if site.scheduler.kind != "slurm" or checked_in_words(site).startswith("checked"):
+        return CheckResult("site", OK, detail)
+    return CheckResult("site", WARNING, detail, "`toolkit site check` proves it")
+
+
+def _slurm(slurm: Slurm) -> Iterator[CheckResult]:
+    missing = [name for name in NEEDED if shutil.which(name) is None]
+    if missing:
+        yield CheckResult(
+            "slurm", ERROR, f"not on PATH: {', '.join(missing)}", "load Slurm's module, or install its client"
+        )
+        return
+    without = [name for name in USEFUL if shutil.which(name) is None]
+    if without:
+        yield CheckResult(
+            "slurm", WARNING, f"not on PATH: {', '.join(without)}", "ended jobs and idle nodes are told without it"
+        )
+    try:
+        yield _version(slurm)
+        yield from _controller(slurm)
+    except TimedOutError as error:
+        yield CheckResult(
+            "controller", ERROR, error.message, "slurmctld or munged hangs: the site's support can restart it"
+        )
+    except ToolkitError as error:
+        yield CheckResult(
+            "controller", ERROR, _in_words(error), error.fix or "the site's support knows what this means"
+        )
+
+
+def _version(slurm: Slurm) -> CheckResult:
+    version = slurm.call(["scontrol", "--version"]).strip()
+    if _numbers(version)[:2] < OLDEST_SLURM:
+        return CheckResult(
+            "slurm", WARNING, f"{version} is older than 22.05, the oldest that is tested", "expect differences"
+        )
+    return CheckResult("slurm", OK, f"{version}, {shutil.which('sbatch')}")
+
+
+def _controller(slurm: Slurm) -> Iterator[CheckResult]:
+    """The controller's answers; the second one needs this user to be known, which munge proves."""
+    began = time.monotonic()
+    ping = " ".join(slurm.call(["scontrol", "ping"]).split())
+    slurm.call(["squeue", "--me", "--noheader"])
+    taken_s = time.monotonic() - began
+    if taken_s > SLOW_ANSWER_S:
+        fix = "ask less often; a busy controller drops requests"
+        yield CheckResult("controller", WARNING, f"{ping}; it took {taken_s:.1f} s", fix)
+    else:
+        yield CheckResult("controller", OK, f"{ping}; {taken_s:.2f} s")
+    # Of the cluster of this host, whose munge the commands use, also where the site is another one.
+    settings = cluster_settings(replace(slurm, cluster=""))
+    if settings.get("AuthType") == "auth/munge":
+        yield _munge(settings)
+
+
+def _munge(settings: Mapping[str, str]) -> CheckResult:
+    socket = re.search(r"socket=([^,\s]+)", settings.get("AuthInfo", ""))
+    if shutil.which("munge") is None or shutil.which("unmunge") is None:
+        return CheckResult("munge", OK, "its commands are not here; Slurm has answered with it")
+    where = ["-S", socket[1]] if socket else []
+    try:
+        done = subprocess.run(
+            ["sh", "-c", 'munge -n "$@" | unmunge "$@"', "sh", *where], capture_output=True, text=True,
+            timeout=MUNGE_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return CheckResult("munge", ERROR, f"no answer in {MUNGE_TIMEOUT_S:.0f} s", "restart munged on this host")
+    status = re.search(r"^STATUS:\s*(.*)$", done.stdout, re.MULTILINE)
+    if status is not None and status[1].startswith("Success"):
+        return CheckResult("munge", OK, f"a credential was made and read{f' at {socket[1]}' if socket else ''}")
+    said = status[1] if status else (done.stderr.strip().splitlines() or ["no answer"])[-1]
+    return CheckResult("munge", ERROR, said, "start munged, and compare its key and the clock with the controller's")
+
+
+def _folder_of_runs(runs: Path, *, asks_nodes: bool) -> Iterator[CheckResult]:
+    """RUNS, or the folder that it will be made in; `asks_nodes` where nobody has said that nodes see it."""
+    name = "--runs, TOOLKIT_RUNS or [paths] runs of the site"
+    place = next(folder for folder in (runs, *runs.parents) if folder.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor-") as probe:
+            probe.write(b"x")
+            probe.flush()
+            os.fsync(probe.fileno())
+            off_s = os.fstat(probe.fileno()).st_mtime - time.time()
+    except OSError as error:
+        room = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        fix = f"{room}name another folder by {name}"
+        yield CheckResult("runs", ERROR, f"{place}: cannot be written: {error.strerror}", fix)
+        return
+    mount, free = mount_of(place), shutil.disk_usage(place).free
+    kind = mount.kind if mount is not None else "unknown file system"
+    detail = f"{runs}, {kind}, {free / 2**30:,.1f} GiB free"
+    if free < FREE_BYTES:
+        yield CheckResult("runs", ERROR, detail, f"make room, or name another folder by {name}")
+    elif asks_nodes and kind in _OWN_DISKS:
+        yield CheckResult(
+            "runs", WARNING, f"{detail}: a disk of this host", f"nodes must see it: name a shared folder by {name}"
+        )
+    else:
+        yield CheckResult("runs", OK, detail)
+    if abs(off_s) > CLOCK_OFF_S:
+        fix = "have this host's clock set (chrony, ntpd): times of files decide who is late"
+        yield CheckResult("clock", WARNING, f"the clock of {place} is {off_s:+.1f} s off this host's", fix)
+    else:
+        yield CheckResult("clock", OK, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')}, as that of {place}")
+
+
+def _limits() -> Iterator[CheckResult]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
+        most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+        fix = (
+            f"`ulimit -n {OPEN_FILES}`" if most == "unlimited" or hard >= OPEN_FILES else "ask for more in limits.conf"
+        )
+        yield CheckResult("limits", WARNING, f"open files: {soft} of {most}; many data workers need more", fix)
+    else:
+        yield CheckResult("limits", OK, f"open files: {'unlimited' if soft == resource.RLIM_INFINITY else soft}")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    has_fabric = any(Path("/sys/class/infiniband").glob("*"))
+    if locked == resource.RLIM_INFINITY:
+        yield CheckResult("limits", OK, "locked memory: unlimited")
+    elif has_fabric:
+        fix = "`ulimit -l unlimited`, or PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+        yield CheckResult("limits", WARNING, f"locked memory: {locked // 1024} KiB, and RDMA pins more", fix)
+    else:
+        yield CheckResult("limits", OK, f"locked memory: {locked // 1024} KiB; no RDMA device is here that needs more")

@@ -1,0 +1,227 @@
+"""What lies below RUNS and nobody needs: runs that never started, what cut off saves left behind, and old runs.
+
+Nothing of a run that lives, or may live, is ever found here; no run that another one continues from; and nothing that
+changed within the last hour, which somebody may be writing or typing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from toolkit.checkpoint.format.layout import aside_of
+from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
+from toolkit.rundir.files import read_json
+from toolkit.rundir.find import listed, run_named
+from toolkit.rundir.known import may_be_run
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.runs.history.listing import list_runs
+from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
+from toolkit.runs.status.state import run_status
+from toolkit.slurm.submit import find_by_token, token_of
+from toolkit.talk import say
+
+QUIET_S = 3600.0
+# A folder that a removal gave this name first, so that nobody takes half a run for one.
+REMOVING = ".removing-"
+_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+_OF_SAVES = {
+    "part": "a save that was cut off",
+    "stale": "a save that was given up",
+    "removed": "a checkpoint, half deleted",
+    "bad": "a checkpoint that was found damaged",
+}
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A folder that may go, of which run it is, and why."""
+
+    path: Path
+    run_id: str
+    why: str
+    size_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+
+def find_leftovers(
+    runs: Path, *, older_than: timedelta | None = None, keep_checkpoints: bool = False, echo: bool = False
+) -> list[Leftover]:
+    """What may go, by run, the newest first.
+
+    `older_than` finds whole runs that ended so long ago, too; with `keep_checkpoints` not those that have a checkpoint.
+    """
+    found = [*_half_made(runs), *_half_removed(runs)]
+    old, unknown, young = [], [], 0
+    for status in list_runs(runs, echo=echo):
+        run = RunDirectory(Path(status.path))
+        if not os.access(run.path, os.R_OK | os.W_OK | os.X_OK):
+            continue  # another user's
+        quiet_s = _quiet_s(run)
+        if quiet_s < QUIET_S:
+            young += older_than is not None and status.state.final and quiet_s > older_than.total_seconds()
+            continue
+        if status.state is RunState.CREATED:
+            never = _never_started(run, echo=echo)
+            if never:
+                found.append(_leftover(run.path, run.run_id, "rendered and never started"))
+            elif never is None:
+                unknown.append(run.run_id)
+        elif status.state is RunState.UNKNOWN:
+            unknown.append(run.run_id)
+        elif status.state.final and older_than is not None and _quiet_s(run) > older_than.total_seconds():
+            old.append((run, status))
+        elif status.state.final:
+            found += _of_saves(run)
+    chosen = [(run, status) for run, status in old if not (keep_checkpoints and _has_checkpoint(run))]
+    needed = _needed_by_others(runs, {run.run_id for run, _ in chosen}) if chosen else frozenset()
+    for run, status in old:
+        if (run, status) in chosen and run.run_id not in needed:
+            days = _quiet_s(run) / 86400
+            found.append(_leftover(run.path, run.run_id, f"{status.state.value} {days:.0f} days ago"))
+        else:
+            found += _of_saves(run)
+    if young:
+        say(f"left alone, since something changed in them within the last hour: {counted(young, 'run')} that ended")
+    if unknown:
+        runs_in_words = counted(len(unknown), "run")
+        say(f"left alone, since Slurm does not say what became of it: {runs_in_words}, such as {unknown[0]}")
+    return sorted(found, key=lambda one: one.run_id, reverse=True)
+
+
+def remove(leftover: Leftover) -> None:
+    """Remove one, unless its run lives again by now.
+
+    Raises:
+        ToolkitError: it does; or the files may not be removed.
+    """
+    run = RunDirectory(leftover.path)
+    is_run = run.record.exists()
+    if is_run:
+        _refuse_living(run)
+    try:
+        gone = leftover.path.with_name(f"{REMOVING}{leftover.path.name.removeprefix(REMOVING)}")
+        leftover.path.rename(gone)
+        shutil.rmtree(gone)
+        if is_run:
+            run.lived_again.unlink(missing_ok=True)
+            with suppress(OSError):  # the job has other runs
+                run.path.parent.rmdir()
+    except FileNotFoundError:
+        return  # somebody else removed it
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot remove it: {error.strerror}", where=str(error.filename), fix="ask the owner of the folder"
+        ) from error
+
+
+def _refuse_living(run: RunDirectory) -> None:
+    status = run_status(run)
+    if not status.state.final and not (status.state is RunState.CREATED and _never_started(run)):
+        raise ToolkitError(f"is {status.state.value} by now, and stays", where=str(run.path))
+
+
+def _half_made(runs: Path) -> Iterator[Leftover]:
+    """Folders of runs whose making broke off: without a record, and nothing has begun in them."""
+    for name in listed(runs):
+        run = run_named(runs, name)
+        if not _RUN_ID.fullmatch(name.run_id) or may_be_run(run) or _quiet_s(run) < QUIET_S:
+            continue
+        if not run.start_numbers() and not run.attempt_numbers():
+            yield _leftover(run.path, name.run_id, "its making broke off")
+
+
+def _half_removed(runs: Path) -> Iterator[Leftover]:
+    for path in runs.glob(f"*/{REMOVING}*"):
+        yield _leftover(path, path.name.removeprefix(REMOVING), "its removal broke off")
+
+
+def _never_started(run: RunDirectory, *, echo: bool = False) -> bool | None:
+    """True unless somebody gave the script to sbatch by hand; None where Slurm does not say."""
+    job = recorded_job(run)
+    if not uses_slurm(job):
+        return True
+    try:
+        return find_by_token(slurm_of(job, echo=echo), token_of(run.run_id, 0)) is None
+    except (SchedulerRefusedError, NotFoundError):
+        return None
+
+
+def _of_saves(run: RunDirectory) -> Iterator[Leftover]:
+    for part in run.with_tasks():
+        for folder in sorted(part.checkpoints.glob("step-*.*")):
+            aside = aside_of(folder)
+            if aside is not None and aside[1] in _OF_SAVES and time.time() - _changed(folder) > QUIET_S:
+                yield _leftover(folder, run.run_id, _OF_SAVES[aside[1]])
+
+
+def _has_checkpoint(run: RunDirectory) -> bool:
+    return any(part.committed_checkpoints() for part in run.with_tasks())
+
+
+def _needed_by_others(runs: Path, going: set[str]) -> frozenset[str]:
+    """Those of the runs that go which the job of one that stays names, as where it begins, or through another one."""
+    names = {name.run_id: _named_in(run_named(runs, name)) for name in listed(runs)}
+    needed: set[str] = set()
+    stays = names.keys() - going
+    while stays:
+        named = set().union(*(names[run_id] for run_id in stays))
+        stays = (named & going) - needed
+        needed |= stays
+    return frozenset(needed)
+
+
+def _named_in(run: RunDirectory) -> set[str]:
+    """The runs that a run's records name, the code's changes and the environment apart."""
+    found: set[str] = set()
+    for path in (run.record, *run.path.glob("resumed-*.json")):
+        try:
+            told = read_json(path)
+        except (FileNotFoundError, ToolkitError):
+            continue  # no record, or a damaged one, which `status` names
+        kept = {key: value for key, value in told.items() if key not in ("code", "environment")}
+        found |= set(_RUN_ID.findall(json.dumps(kept)))
+    return found - {run.run_id}
+
+
+def _quiet_s(run: RunDirectory) -> float:
+    """For how long nothing was put into a run's folders, nor into its last attempts' and checkpoints'."""
+    folders = []
+    for part in run.with_tasks():
+        attempt = part.last_attempt()
+        folders += [part.path, part.attempts, part.starts, part.control, part.checkpoints]
+        folders += [attempt.path, attempt.heartbeat] if attempt is not None else []
+    return time.time() - max(map(_changed, folders))
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _leftover(path: Path, run_id: str, why: str) -> Leftover:
+    return Leftover(path, run_id, why, _size_bytes(path))
+
+
+def _size_bytes(folder: Path) -> int:
+    """Bytes of the files in a folder; what goes away meanwhile counts nothing."""
+    size = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                size += Path(place, name).lstat().st_size
+    return size

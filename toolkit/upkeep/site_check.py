@@ -1,0 +1,258 @@
+"""Prove a site file: a short job in each partition, whose ranks report what they find."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolkit.config.expand import expand_path
+from toolkit.config.layers import resolve_job
+from toolkit.config.origins import Flag
+from toolkit.config.shipped import find_job
+from toolkit.config.site import PartitionTable, Site
+from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
+from toolkit.rundir.find import runs_folder
+from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.states import RunState
+from toolkit.runs.explain.explain import explain_run
+from toolkit.runs.follow.follow import Follower
+from toolkit.runs.requests.cancel import cancel_run
+from toolkit.runs.status.run_status import RunStatus
+from toolkit.site.commands import slurm_of_site
+from toolkit.site.files import site_files
+from toolkit.site.findings import BAD, Finding, Probe, Report, judge_limits, judge_reports
+from toolkit.site.proof import Proof, make_proof
+from toolkit.slurm.cluster import ClusterFacts, closed_by, cluster_facts
+from toolkit.slurm.limits import PartitionLimits
+from toolkit.slurm.times import format_slurm_time
+from toolkit.submission.submit_run import create, submit_new
+
+LINE = "site-probe: "  # what jobs/site_probe.py puts before its report
+NODES, RANKS_PER_NODE = 2, 2
+LOOK_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user of `site check` says: partitions (all without any), account, the probes' walltime where it is not that
+    of the shipped job, RUNS, and how long to wait for each.
+    """
+
+    partitions: Sequence[str] = ()
+    account: str = ""
+    time: str = ""
+    runs: Path | None = None
+    wait_s: float = 600.0
+    echo: bool = False
+
+
+@dataclass
+class _Begun:
+    """A partition under probe."""
+
+    probe: Probe
+    run: RunDirectory
+    follower: Follower
+    time_s: int | None
+
+    @property
+    def shared_file(self) -> Path:
+        """What rank 0 of the probe writes."""
+        return Path(self.probe.folder) / f".site-probe-{self.probe.token}"
+
+
+def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Proof:
+    """Probe the partitions of a site, all at the same time; `tell` hears what goes on.
+
+    Partitions may share nodes, and one preempt another: a probe that was preempted is begun again when the others are
+    through, as long as each such turn lets at least one of them through.
+
+    Raises:
+        ToolkitError: the site has no scheduler, or no partition of that name.
+        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+    """
+    if site.scheduler.kind == "local":
+        raise ToolkitError(
+            f"site {site.name} has no scheduler that could be probed", fix="`toolkit run mpi_hello` tries this machine"
+        )
+    cluster = cluster_facts(slurm_of_site(site.scheduler, echo=wanted.echo))
+    found: dict[str, list[Finding]] = {}
+    lives: list[PartitionLimits] = []
+    for name in _names(site, wanted, cluster):
+        live, said = cluster.partitions.get(name), site.partitions.get(name, PartitionTable())
+        found[name] = [judge_limits(name, said, live, cluster.nodes_of(name))]
+        lives += [live] if live is not None else []
+    while lives:
+        begun = [one for live in lives if (one := _begin(site, wanted, live, found[live.name], tell))]
+        ended = _await_all(site, begun, wanted, tell)
+        taken = {name for name, findings in ended if findings is None}
+        for name, findings in ended:
+            if findings is not None:
+                found[name] += findings
+            elif len(taken) == len(begun):  # no probe of ours is left that could have taken its nodes
+                found[name].append(_taken_by_others(site, name))
+        lives = [live for live in lives if live.name in taken] if len(taken) < len(begun) else []
+    return make_proof(site, slurm=cluster.version, cluster=cluster.name, partitions=found)
+
+
+def _taken_by_others(site: Site, name: str) -> Finding:
+    return Finding(
+        "ranks", "unknown", "other jobs preempted the probe, which had no other one beside it that could",
+        f"when the cluster is less busy: `toolkit site check {_name_of(site)} --partition {name}`",
+    )  # fmt: skip
+
+
+def _name_of(site: Site) -> str:
+    """What a command knows a site by: its name, or its file where the name means none, or another one."""
+    known = site_files().get(site.name)
+    return site.name if known is not None and known.resolve() == site.file.resolve() else shlex.quote(str(site.file))
+
+
+def _names(site: Site, wanted: Wanted, cluster: ClusterFacts) -> list[str]:
+    """The partitions to probe: those that are named, else the site file's, else those that are up and open."""
+    open_ones = [one.name for one in cluster.partitions.values() if one.state == "UP" and not closed_by(one)]
+    known = list(site.partitions) or open_ones
+    for name in wanted.partitions:
+        if name not in known:
+            raise NotFoundError(f"site {site.name} has no partition {name!r}", fix=f"--partition {' or '.join(known)}")
+    return list(wanted.partitions) or known
+
+
+def _begin(
+    site: Site, wanted: Wanted, live: PartitionLimits, findings: list[Finding], tell: Callable[[str], object]
+) -> _Begun | None:
+    """Submit one partition's probe; what keeps it from being submitted is a finding."""
+    if live.state != "UP":
+        findings.append(Finding("ranks", "unknown", f"the partition is {live.state}", "ask again when it is up"))
+        return None
+    limits = site.partitions.get(live.name, PartitionTable())
+    most = min(filter(None, (limits.max_nodes, live.max_nodes, live.total_nodes)), default=1)
+    nodes = max(min(NODES, most), live.min_nodes)
+    token, runs = secrets.token_hex(6), runs_folder(wanted.runs, os.environ, site.paths.runs)
+    flags = {
+        "job.partition": Flag(live.name, "--partition"),
+        "job.nodes": Flag(nodes, "-N"),
+        **({"job.account": Flag(wanted.account, "-A")} if wanted.account else {}),
+        **({"job.time": Flag(wanted.time, "-t")} if wanted.time else {}),
+    }
+    try:
+        folder = _shared_folder(site, runs)
+        job = resolve_job(
+            find_job("site_probe"), site=site, environ=os.environ, flags=flags,
+            argv=["--token", token, "--folder", str(folder)],
+        )  # fmt: skip
+        run = create(job, runs)
+        submitted = submit_new(run, job, echo=wanted.echo)
+    except ToolkitError as error:
+        findings.append(Finding("ranks", "unknown", f"not submitted: {error.message}", error.fix))
+        return None
+    tell(f"{live.name}: job {submitted.job_id}, run {run.run_id}")
+    probe = Probe(live.name, nodes, RANKS_PER_NODE, job.job.gpus_per_node, token, str(folder))
+    return _Begun(probe, run, Follower(run), job.job.time_s)
+
+
+def _shared_folder(site: Site, runs: Path) -> Path:
+    """Where rank 0 writes and the others read: the site's scratch, else RUNS."""
+    scratch = expand_path(site, "scratch", os.environ)
+    return Path(scratch) if scratch else runs
+
+
+def _await_all(
+    site: Site, begun: Sequence[_Begun], wanted: Wanted, tell: Callable[[str], object]
+) -> list[tuple[str, list[Finding] | None]]:
+    """Follow all probes to their ends; one that is late, or can never begin, is cancelled, and so are all on Ctrl-C.
+
+    There are no findings of one that was preempted.
+    """
+    open_ones: list[_Begun] = list(begun)
+    done: list[tuple[str, list[Finding] | None]] = []
+    deadline = time.monotonic() + wanted.wait_s
+    try:
+        while open_ones:
+            for one in list(open_ones):
+                if one.follower.is_over():
+                    findings: list[Finding] | None = _judge(site, one, one.follower.look())
+                elif time.monotonic() > deadline or one.follower.look().cannot_start:
+                    findings = [_give_up(one, one.follower.look(), wanted.wait_s)]
+                else:
+                    continue
+                open_ones.remove(one)
+                one.shared_file.unlink(missing_ok=True)
+                tell(f"{one.probe.partition}: {_in_words(findings)}")
+                done.append((one.probe.partition, findings))
+            if open_ones:
+                time.sleep(LOOK_PERIOD_S)
+    except KeyboardInterrupt:
+        for one in open_ones:
+            _cancel(one)
+            one.shared_file.unlink(missing_ok=True)
+        raise
+    return done
+
+
+def _in_words(findings: Sequence[Finding] | None) -> str:
+    if findings is None:
+        return "preempted"
+    bad = [finding.check for finding in findings if finding.state in BAD]
+    return f"{', '.join(bad)} not passed" if bad else "passed"
+
+
+def _give_up(one: _Begun, status: RunStatus, wait_s: float) -> Finding:
+    _cancel(one)
+    why = "can never begin" if status.cannot_start else f"had not ended after {wait_s:.0f} s"
+    return Finding(
+        "ranks", "unknown", f"the probe {why}, and is cancelled: {status.reason}",
+        "ask again when the partition is less busy, with a longer --wait or -A ACCOUNT",
+    )  # fmt: skip
+
+
+def _cancel(one: _Begun) -> None:
+    with suppress(CheckFailedError):  # it ended at this very moment
+        cancel_run(one.run)
+
+
+def _judge(site: Site, one: _Begun, status: RunStatus) -> list[Finding] | None:
+    """What the ranks reported; where some did not, why the run failed. One that had too little time proves nothing, and
+    of one that was preempted there is nothing to say.
+    """
+    reports = _reports(one)
+    if len(reports) == one.probe.ranks:
+        return judge_reports(one.probe, site, reports)
+    if status.state is RunState.PREEMPTED:
+        return None
+    if status.state is RunState.TIMEOUT:
+        limit, name = format_slurm_time(one.time_s), one.probe.partition
+        said = f"{len(reports)} of {one.probe.ranks} ranks had reported when the probe's {limit} were over"
+        return [
+            Finding(
+                "ranks",
+                "unknown",
+                said,
+                f"give it longer: `toolkit site check {_name_of(site)} --partition {name} -t 10`",
+            )
+        ]
+    told = explain_run(one.run)
+    why = " ".join(told.why.split())
+    said = f"{len(reports)} of {one.probe.ranks} ranks reported, and the run is {status.state.value}: {why}"
+    return [
+        Finding("ranks", "failed", said, "; ".join([*told.actions[:1], f"`toolkit explain {one.run.path}` has more"]))
+    ]
+
+
+def _reports(one: _Begun) -> list[Report]:
+    attempt = one.run.last_attempt()
+    if attempt is None:
+        return []
+    found: list[Report] = []
+    for rank in range(one.probe.ranks):
+        path = attempt.log_file(rank)
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        found += [json.loads(line.removeprefix(LINE)) for line in lines if line.startswith(LINE)][-1:]
+    return found
