@@ -52,7 +52,7 @@ class Place:
 @print_command_option
 def prune(
     run: str, keep_last: int | None, keep_every: int | None, keep_best: int | None, aside: bool, full: bool,
-    dry_run: bool, runs: Path | None, as_json: bool, echo: bool,
+    dry_run: bool, runs: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Remove the checkpoints of RUN that are not kept, and what cut off saves left behind.
 
@@ -70,7 +70,7 @@ def prune(
     options = {"last": keep_last, "every": keep_every, "best": keep_best}
     retention, source = _retention(place, {key: value for key, value in options.items() if value is not None})
     if not dry_run:
-        _refuse_living(place, echo=echo)
+        _refuse_living(place)
     look = Look(full=full, before_reading=lambda folder: say(f"reading all of {folder.name}"))
     planned = removals(place.directory, retention, source, unfinished=place.run is not None, aside=aside, look=look)
     left = [] if dry_run else _remove(place, planned)
@@ -122,7 +122,7 @@ def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | N
     return replace(Retention.of(settings), **given), Path(settings.source) if settings.source else None
 
 
-def _refuse_living(place: Place, *, echo: bool) -> None:
+def _refuse_living(place: Place) -> None:
     """Ranks that live remove checkpoints themselves, save new ones, and may go back to an old one.
 
     Raises:
@@ -133,7 +133,7 @@ def _refuse_living(place: Place, *, echo: bool) -> None:
     from toolkit.rundir.states import RunState
     from toolkit.runs.status.state import run_status
 
-    status = run_status(place.run, echo=echo)
+    status = run_status(place.run)
     if not status.state.final and status.state is not RunState.CREATED:
         name = place.run.run_id
         raise CheckFailedError(

@@ -33,7 +33,7 @@ def config() -> None:
 @click.option("--origin", is_flag=True, help="Say where each value came from.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved job as JSON.")
 @print_command_option
-def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: bool, as_json: bool, echo: bool) -> None:
+def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: bool, as_json: bool) -> None:
     """Show every value of JOB on a site; without JOB, what the site itself says.
 
     \b
@@ -52,7 +52,7 @@ def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: b
         else:
             print_values(chosen.values(), chosen.origins, with_origin=origin)
         return
-    resolved = resolve_on(AskedJob(job, settings=settings).resolver(), chosen, say, echo=echo)
+    resolved = resolve_on(AskedJob(job, settings=settings).resolver(), chosen, say)
     if as_json:
         click.echo(json.dumps(shown_job(resolved)))
     else:

@@ -15,7 +15,7 @@ from toolkit.cli.places import find
 @click.argument("run", type=RUN, default="last")
 @runs_option
 @print_command_option
-def save(run: str, runs: Path | None, echo: bool) -> None:
+def save(run: str, runs: Path | None) -> None:
     """Ask RUN to save at its next step, and to go on.
 
     \b
@@ -23,7 +23,7 @@ def save(run: str, runs: Path | None, echo: bool) -> None:
     """
     from toolkit.runs.requests.control import ask_for
 
-    status = ask_for(find(run, runs, to="save"), "save", echo=echo)
+    status = ask_for(find(run, runs, to="save"), "save")
     click.echo(f"run {status.run_id} saves at its next step boundary (`toolkit ckpt ls {status.run_id}`)")
 
 
@@ -31,7 +31,7 @@ def save(run: str, runs: Path | None, echo: bool) -> None:
 @click.argument("run", type=RUN)
 @runs_option
 @print_command_option
-def stop(run: str, runs: Path | None, echo: bool) -> None:
+def stop(run: str, runs: Path | None) -> None:
     """Ask RUN to save and end. `resume` continues it.
 
     \b
@@ -40,7 +40,7 @@ def stop(run: str, runs: Path | None, echo: bool) -> None:
     from toolkit.runs.requests.control import ask_for, what_follows_a_stop
 
     directory = find(run, runs, to="stop")
-    ask_for(directory, "stop", echo=echo)
+    ask_for(directory, "stop")
     click.echo(what_follows_a_stop(directory))
 
 
@@ -48,7 +48,7 @@ def stop(run: str, runs: Path | None, echo: bool) -> None:
 @click.argument("run", type=RUN)
 @runs_option
 @print_command_option
-def requeue(run: str, runs: Path | None, echo: bool) -> None:
+def requeue(run: str, runs: Path | None) -> None:
     """Have RUN save, and put its job back into the queue.
 
     \b
@@ -57,5 +57,5 @@ def requeue(run: str, runs: Path | None, echo: bool) -> None:
     """
     from toolkit.runs.requests.control import requeue_run
 
-    status = requeue_run(find(run, runs, to="requeue"), echo=echo)
+    status = requeue_run(find(run, runs, to="requeue"))
     click.echo(f"run {status.run_id}: job {status.full_job_id} goes back into the queue ({status.reason})")

@@ -26,7 +26,7 @@ _LONGEST = 60  # letters of one value in a line; --json has all of it
 @json_option
 @print_command_option
 @click.option("--code", "with_code", is_flag=True, help="Print the lines of code that differ instead, as `diff -u`.")
-def diff(a: str, b: str, runs: Path | None, as_json: bool, echo: bool, with_code: bool) -> None:
+def diff(a: str, b: str, runs: Path | None, as_json: bool, with_code: bool) -> None:
     """Say in what the runs A and B differ: configuration, code, versions, and what came of them.
 
     \b
@@ -44,7 +44,7 @@ def diff(a: str, b: str, runs: Path | None, as_json: bool, echo: bool, with_code
         if not lines:
             click.echo("the code is the same", err=True)
         return
-    found = compare_runs(one, other, echo=echo)
+    found = compare_runs(one, other)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=1))
     else:

@@ -17,7 +17,7 @@ from toolkit.cli.places import site_runs
 @runs_option
 @json_option
 @print_command_option
-def doctor(site: str | None, runs: Path | None, as_json: bool, echo: bool) -> int:
+def doctor(site: str | None, runs: Path | None, as_json: bool) -> int:
     """Examine Python, MPI, torch, Slurm, the site, the folder of runs and limits; exit code 1 where anything is wrong.
 
     \b
@@ -29,7 +29,7 @@ def doctor(site: str | None, runs: Path | None, as_json: bool, echo: bool) -> in
     from toolkit.upkeep.doctor import ERROR, OK, examine
 
     signs = []
-    for sign in examine(site_runs(runs), site_name=site, echo=echo):
+    for sign in examine(site_runs(runs), site_name=site):
         signs.append(sign)
         if not as_json:
             colour = {OK: "green", ERROR: "red"}.get(sign.level, "yellow")

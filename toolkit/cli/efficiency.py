@@ -17,7 +17,7 @@ from toolkit.cli.places import find
 @runs_option
 @json_option
 @print_command_option
-def efficiency(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
+def efficiency(run: str, runs: Path | None, as_json: bool) -> None:
     """Say what RUN used of what it asked for: walltime, CPUs, memory, GPUs, steps; and which flags to change.
 
     \b
@@ -26,7 +26,7 @@ def efficiency(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
     from toolkit.runs.efficiency.count import efficiency_of
     from toolkit.runs.efficiency.rendering import lines_of
 
-    told = efficiency_of(find(run, runs), echo=echo)
+    told = efficiency_of(find(run, runs))
     if as_json:
         click.echo(json.dumps(told.as_json(), indent=1))
     else:

@@ -18,7 +18,7 @@ from toolkit.talk import plain
 @runs_option
 @json_option
 @print_command_option
-def explain(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
+def explain(run: str, runs: Path | None, as_json: bool) -> None:
     """Say why RUN waits, fails or goes on, what follows by itself, and what to do.
 
     \b
@@ -27,7 +27,7 @@ def explain(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
     """
     from toolkit.runs.explain.explain import explain_run, lines_of
 
-    told = explain_run(find(run, runs), echo=echo)
+    told = explain_run(find(run, runs))
     if as_json:
         click.echo(json.dumps(told.as_json(), indent=1))
     else:

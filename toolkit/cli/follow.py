@@ -84,7 +84,7 @@ def _table_of_tasks(statuses: Sequence[RunStatus]) -> None:
 @print_command_option
 @click.option("--live", is_flag=True, help="All runs that have not ended.")
 @click.option("--tasks", "by_task", is_flag=True, help="A line for each task of an array, with its values.")
-def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, live: bool, by_task: bool) -> None:
+def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, by_task: bool) -> None:
     """State of each RUN: a run id, a Slurm job id in any form, or `last`, which is the default.
 
     \b
@@ -98,9 +98,9 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, l
         raise click.UsageError("--live is all runs that live; leave out RUN")
     refused: list[ToolkitError] = []
     if live:
-        found = living_runs(folder_of_runs(runs), echo=echo)
+        found = living_runs(folder_of_runs(runs))
     else:
-        found, refused = _named_statuses(run or ("last",), runs, echo=echo)
+        found, refused = _named_statuses(run or ("last",), runs)
     if by_task and not as_json:
         refused += _no_arrays(found)
         found = [status for status in found if status.tasks is not None]
@@ -117,14 +117,12 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, echo: bool, l
     refuse_at_last(refused)
 
 
-def _named_statuses(
-    names: Sequence[str], runs: Path | None, *, echo: bool
-) -> tuple[list[RunStatus], list[ToolkitError]]:
+def _named_statuses(names: Sequence[str], runs: Path | None) -> tuple[list[RunStatus], list[ToolkitError]]:
     """The status of each run that is named, and what is wrong with the others."""
     from toolkit.runs.history.asking import cached_statuses
 
     directories, refused = for_each(names, lambda name: find(name, runs))
-    told = cached_statuses(directories, echo=echo).values()
+    told = cached_statuses(directories).values()
     refused += [one for one in told if isinstance(one, ToolkitError)]
     return [one for one in told if not isinstance(one, ToolkitError)], refused
 
@@ -151,7 +149,7 @@ def _no_arrays(statuses: Sequence[RunStatus]) -> list[ToolkitError]:
 @print_command_option
 def logs(
     run: str, runs: Path | None, follow: bool, rank: str, nodes: str, failed: bool, attempt: int | None, lines: int,
-    by_time: bool, task: int | None, echo: bool,
+    by_time: bool, task: int | None,
 ) -> None:  # fmt: skip
     """What RUN wrote: the job's own log, where the supervisor speaks, or the ranks'.
 
@@ -176,7 +174,7 @@ def logs(
     else:
         if follow:
             require_submitted(directory)
-        follower = Follower(directory, echo=echo)
+        follower = Follower(directory)
         shown = read_logs(directory, choice, lines=lines, follow=follow, over=follower.is_over, say=say)
     is_empty = True
     try:
@@ -198,7 +196,7 @@ def logs(
 @click.argument("run", type=RUN, default="last")
 @runs_option
 @print_command_option
-def wait(run: str, runs: Path | None, echo: bool) -> None:
+def wait(run: str, runs: Path | None) -> None:
     """Wait until RUN ends; the exit code is the job's.
 
     \b
@@ -209,7 +207,7 @@ def wait(run: str, runs: Path | None, echo: bool) -> None:
 
     directory = find(run, runs)
     require_submitted(directory)
-    sys.exit(follow_to_end(directory, echo=echo, plain=is_plain()))
+    sys.exit(follow_to_end(directory, plain=is_plain()))
 
 
 @click.command()
@@ -217,7 +215,7 @@ def wait(run: str, runs: Path | None, echo: bool) -> None:
 @runs_option
 @print_command_option
 @task_option
-def cancel(run: tuple[str, ...], runs: Path | None, echo: bool, task: int | None) -> None:
+def cancel(run: tuple[str, ...], runs: Path | None, task: int | None) -> None:
     """Ask each RUN to save and end.
 
     \b
@@ -226,17 +224,17 @@ def cancel(run: tuple[str, ...], runs: Path | None, echo: bool, task: int | None
     """
     if task is not None and len(run) > 1:
         raise click.UsageError("--task is of one RUN; write RUN_T for each")
-    _, refused = for_each(run, lambda name: click.echo(_cancel(_part(name, task, runs, to="cancel"), echo=echo)))
+    _, refused = for_each(run, lambda name: click.echo(_cancel(_part(name, task, runs, to="cancel"))))
     refuse_at_last(refused)
 
 
-def _cancel(directory: RunDirectory, *, echo: bool) -> str:
+def _cancel(directory: RunDirectory) -> str:
     """Ask a run, or a task, to end; what follows."""
     from toolkit.runs.requests.cancel import cancel_run, cancel_task, what_follows
     from toolkit.terminal.printable import clean
 
     number, whole = directory.task_number, directory.whole
-    status = cancel_run(whole, echo=echo) if number is None else cancel_task(whole, number, echo=echo)
+    status = cancel_run(whole) if number is None else cancel_task(whole, number)
     return clean(what_follows(status))
 
 
@@ -263,7 +261,7 @@ def _tree(statuses: Sequence[RunStatus], *, as_json: bool) -> None:
 )
 @click.option("--tree", is_flag=True, help="Each below the run that it follows or repeats, with its resumes.")
 def history(
-    runs: Path | None, as_json: bool, echo: bool, job_name: str, states: tuple[str, ...], since: datetime | None,
+    runs: Path | None, as_json: bool, job_name: str, states: tuple[str, ...], since: datetime | None,
     limit: int, tree: bool,
 ) -> None:  # fmt: skip
     """All runs, the newest first. How a run ended is remembered in RUNS/.cache, which may be removed at any time.
@@ -277,7 +275,7 @@ def history(
 
     statuses = list_runs(
         folder_of_runs(runs), job=job_name, states=[RunState(state) for state in states],
-        since=new_run_id(since) if since else "", limit=limit, echo=echo,
+        since=new_run_id(since) if since else "", limit=limit,
     )  # fmt: skip
     if tree:
         _tree(statuses, as_json=as_json)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 @print_command_option
 def gc(
     runs: Path | None, older_than: timedelta | None, keep_checkpoints: bool, dry_run: bool, yes: bool, as_json: bool,
-    echo: bool,
 ) -> int:  # fmt: skip
     """Remove runs that were rendered and never started, and what cut off saves of ended runs left behind.
 
@@ -45,7 +44,7 @@ def gc(
     if keep_checkpoints and older_than is None:
         raise click.UsageError("--keep-checkpoints is of --older-than")
     folder = folder_of_runs(runs)
-    found = find_leftovers(folder, older_than=older_than, keep_checkpoints=keep_checkpoints, echo=echo)
+    found = find_leftovers(folder, older_than=older_than, keep_checkpoints=keep_checkpoints)
     if as_json:
         click.echo(json.dumps([one.as_json() for one in found], indent=1))
     else:

@@ -162,4 +162,15 @@ def echo_log(text: str, *, err: bool = False) -> None:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable; docs/contract.md has the keys.")
-print_command_option = click.option("--print-cmd", "echo", is_flag=True, help="Show each Slurm command on stderr.")
+
+
+def _print_commands(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    from toolkit.slurm.silence import printed_commands
+
+    if value:
+        ctx.find_root().with_resource(printed_commands())
+
+
+print_command_option = click.option(
+    "--print-cmd", is_flag=True, expose_value=False, callback=_print_commands, help="Show each Slurm command on stderr."
+)

@@ -34,7 +34,6 @@ def look_first(
     extra_sbatch_options: Sequence[str] = (),
     run: RunDirectory | None = None,
     instead: str = "",
-    echo: bool = False,
 ) -> Cost | None:
     """Look at a job before anything is made for it, and say on stderr what is to be said.
 
@@ -50,7 +49,7 @@ def look_first(
     """
     from toolkit.submission.preflight.checks import look
 
-    found = look(job, runs, site=site, extra_sbatch_options=extra_sbatch_options, run=run, echo=echo)
+    found = look(job, runs, site=site, extra_sbatch_options=extra_sbatch_options, run=run)
     for one in found.silent:
         say(f"not looked at, {one}")
     for finding in found.warnings:
@@ -74,7 +73,7 @@ def tell_cost(cost: Cost | None) -> None:
 
 
 def print_preflight(
-    job: ResolvedJob, runs: Path, *, site: Site, extra_sbatch_options: Sequence[str], as_json: bool, echo: bool
+    job: ResolvedJob, runs: Path, *, site: Site, extra_sbatch_options: Sequence[str], as_json: bool
 ) -> None:
     """The answer of `preflight`; the command ends with 1 where something is refused."""
     from toolkit.submission.cost import in_words
@@ -84,7 +83,7 @@ def print_preflight(
 
     check_beginning(job, extra_sbatch_options)
     check_secrets(job, os.environ)
-    found = look(job, runs, site=site, extra_sbatch_options=extra_sbatch_options, echo=echo)
+    found = look(job, runs, site=site, extra_sbatch_options=extra_sbatch_options)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=1))
     else:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     help="Give up when the run has not gone on by then.",
 )  # fmt: skip
 def rehearse(
-    run: str, failure: str, rank: int | None, runs: Path | None, as_json: bool, echo: bool, yes: bool, timeout_s: int
+    run: str, failure: str, rank: int | None, runs: Path | None, as_json: bool, yes: bool, timeout_s: int
 ) -> None:  # fmt: skip
     """Let FAILURE happen to RUN now; say which steps and seconds it cost. RANK is kill-rank's.
 
@@ -50,7 +50,7 @@ def rehearse(
     if rank is not None and failure != "kill-rank":
         raise click.UsageError(f"{failure} takes no rank; leave out {rank}, or say kill-rank {rank}")
     directory = find(run, runs, to="rehearse")
-    inject = choose(directory, require_stepping(directory), failure, rank, _cut_off(directory), echo=echo)
+    inject = choose(directory, require_stepping(directory), failure, rank, _cut_off(directory))
     _ask(directory, failure, yes=yes)
     cost = follow(directory, failure, inject, timeout_s=timeout_s, tell=say)
     if as_json:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @print_command_option
 def resume(
     run: str, site: str | None, runs: Path | None, settings: tuple[str, ...], checkpoint: str | None, here: bool,
-    same_code: bool, job_gone: bool, after: tuple[str, ...], wait: bool, parsable: bool, force: bool, echo: bool, **values: Any,
+    same_code: bool, job_gone: bool, after: tuple[str, ...], wait: bool, parsable: bool, force: bool, **values: Any,
 ) -> None:  # fmt: skip
     """Continue RUN from its newest checkpoint as a new job, maybe on another number of ranks.
 
@@ -61,21 +61,21 @@ def resume(
     part = find(run, runs)
     if here and after:
         raise click.UsageError("--after is for the queue, and --here begins at once")
-    parents = partial(parents_of, after, runs, echo=echo)
+    parents = partial(parents_of, after, runs)
     prepared = _prepare(
-        part, site, settings, checkpoint, values, parents, here=here, same_code=same_code, job_gone=job_gone, echo=echo
+        part, site, settings, checkpoint, values, parents, here=here, same_code=same_code, job_gone=job_gone
     )
     if here:
-        live_here(part.whole, prepared.job, prepared.number, echo=echo)
-    announce(_hand_over(prepared, values, force=force, echo=echo), parsable=parsable)
+        live_here(part.whole, prepared.job, prepared.number)
+    announce(_hand_over(prepared, values, force=force), parsable=parsable)
     if wait:
-        follow(part, echo=echo)
+        follow(part)
 
 
 def _prepare(
     part: RunDirectory, site: str | None, settings: tuple[str, ...], checkpoint: str | None, values: dict[str, Any],
     parents: Callable[[ResolvedJob], list[Parent]], *, here: bool, same_code: bool,
-    job_gone: bool, echo: bool,
+    job_gone: bool,
 ) -> NextStart:  # fmt: skip
     """The next start of a run, which can begin: `here` needs an allocation where there is Slurm."""
     from toolkit.config.amend import nodes_after
@@ -94,7 +94,7 @@ def _prepare(
     options = sbatch_options_of(values, for_sbatch=scheduler.kind == "slurm" and not here)
     after = parents(recorded.model_copy(update={"scheduler": scheduler}))
     changes = Changes(settings, flags, options, checkpoint, chosen, same_code, after, job_gone)
-    prepared = prepare_resume(part, changes, echo=echo)
+    prepared = prepare_resume(part, changes)
     try:
         if here:
             check_here(prepared.job, os.environ, resumed=part.run_id)
@@ -104,7 +104,7 @@ def _prepare(
     return prepared
 
 
-def _hand_over(prepared: NextStart, values: dict[str, Any], *, force: bool, echo: bool) -> Submitted:
+def _hand_over(prepared: NextStart, values: dict[str, Any], *, force: bool) -> Submitted:
     """Submit the next start of a run; where it is refused, the run is as it was."""
     from toolkit.cli.preflight import FORCED, look_first, tell_cost
     from toolkit.errors import OwnFailureError, ToolkitError
@@ -122,10 +122,9 @@ def _hand_over(prepared: NextStart, values: dict[str, Any], *, force: bool, echo
             extra_sbatch_options=options,
             run=part,
             instead=FORCED if force else "",
-            echo=echo,
         )
         tell_cost(cost)
-        return hand_over(prepared.part.whole, prepared.job, prepared.number, echo=echo)
+        return hand_over(prepared.part.whole, prepared.job, prepared.number)
     except (NoAnswerError, OwnFailureError):
         raise  # the job may be in the queue
     except ToolkitError:
@@ -146,7 +145,7 @@ def _hand_over(prepared: NextStart, values: dict[str, Any], *, force: bool, echo
 @print_command_option
 def rerun(
     run: str, site: str | None, runs: Path | None, settings: tuple[str, ...], wait: bool, parsable: bool, force: bool,
-    echo: bool, **values: Any,
+    **values: Any,
 ) -> None:  # fmt: skip
     """Repeat RUN as a new run: its configuration, its code and its data.
 
@@ -168,11 +167,9 @@ def rerun(
     options = sbatch_options_of(values, for_sbatch=uses_slurm(job))
     folder = before.whole.path.parents[1]
     sweep = sweep_to_repeat(before, job, chosen)
-    cost = look_first(
-        job, folder, site=chosen, extra_sbatch_options=options, instead=FORCED if force else "", echo=echo
-    )
+    cost = look_first(job, folder, site=chosen, extra_sbatch_options=options, instead=FORCED if force else "")
     repeated = create(job, folder, extra_sbatch_options=options, repeats=before, sweep=sweep)
     tell_cost(cost)
-    announce(submit_new(repeated, job, echo=echo), parsable=parsable)
+    announce(submit_new(repeated, job), parsable=parsable)
     if wait:
-        follow(repeated, echo=echo)
+        follow(repeated)

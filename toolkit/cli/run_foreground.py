@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @asks_for_job
 @click.option("--session", type=SESSION, metavar="NAME", help="On the nodes of this session (`toolkit session ls`).")
 @print_command_option
-def run(asked: AskedJob, session: str | None, echo: bool) -> None:
+def run(asked: AskedJob, session: str | None) -> None:
     """Run JOB here and now: with srun inside an allocation, else on this machine. Ctrl-C saves and ends it.
 
     An allocation gives its nodes, and the tasks on each node that salloc was asked for.
@@ -36,15 +36,15 @@ def run(asked: AskedJob, session: str | None, echo: bool) -> None:
     """
     from toolkit.submission.submit_run import create
 
-    inside = _session_site(session, echo=echo) if session else None
+    inside = _session_site(session) if session else None
     resolved = resolve_here(asked, inside=inside)
-    live_here(create(resolved, asked.runs_folder(resolved), here=True), resolved, 0, echo=echo)
+    live_here(create(resolved, asked.runs_folder(resolved), here=True), resolved, 0)
 
 
-def _session_site(name: str, *, echo: bool) -> Site:
+def _session_site(name: str) -> Site:
     from toolkit.session.session import enter
 
-    return enter(name, os.environ, echo=echo)
+    return enter(name, os.environ)
 
 
 def resolve_here(
@@ -95,14 +95,12 @@ def shape_of_allocation(shape: Mapping[str, Any], settings: tuple[str, ...]) -> 
     return decided
 
 
-def live_here(directory: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = False) -> NoReturn:
+def live_here(directory: RunDirectory, job: ResolvedJob, start: int) -> NoReturn:
     """One start of a run in the foreground; the exit code is the job's."""
-    sys.exit(follow_here(directory, job, start, echo_log, echo=echo))
+    sys.exit(follow_here(directory, job, start, echo_log))
 
 
-def follow_here(
-    directory: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object], *, echo: bool = False
-) -> int:
+def follow_here(directory: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object]) -> int:
     """One start of a run in the foreground, to its end: the job's exit code. `write` takes the lines of the ranks."""
     from rich.console import Console
 
@@ -115,6 +113,6 @@ def follow_here(
         click.echo(f"run {directory.run_id}, in {directory.path}", err=True)
         supervisor = interrupts.supervisor = start_here(directory, job, start)
         show_output(directory, supervisor, write, partial(click.echo, err=True), first_attempt=earlier)
-    status = run_status(directory, echo=echo)
+    status = run_status(directory)
     report_end(status, directory, Console(stderr=True))
     return exit_code_of(status)

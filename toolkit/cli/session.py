@@ -19,6 +19,7 @@ from toolkit.cli.batch_errors import for_each, refuse_at_last
 from toolkit.cli.job_request import AskedJob
 from toolkit.cli.options import job_options, json_option, print_command_option
 from toolkit.cli.param_types import JOB, SESSION, SITE
+from toolkit.slurm.silence import prints_commands
 from toolkit.talk import say
 
 
@@ -39,7 +40,7 @@ def session() -> None:
 @click.option("--force", is_flag=True, help="Ask for what can never start, too.")
 @print_command_option
 def start(
-    job: str | None, name: str, site: str | None, settings: tuple[str, ...], force: bool, echo: bool, **values: Any
+    job: str | None, name: str, site: str | None, settings: tuple[str, ...], force: bool, **values: Any
 ) -> None:  # fmt: skip
     """Ask for nodes and wait until they are there; Ctrl-C gives the request up. JOB lends its shape.
 
@@ -61,11 +62,11 @@ def start(
     lender = job or str(files("toolkit.templates").joinpath("session.toml"))
     asked = AskedJob(lender, settings=settings, shape=values)
     chosen = choose_site(site).site
-    resolved = resolve_on(asked.resolver(limits=False), chosen, say, echo=echo)
+    resolved = resolve_on(asked.resolver(limits=False), chosen, say)
     asked.sbatch_options(for_sbatch=False)
     check_request(resolved, name)
-    tell_cost(look_first(resolved, None, site=chosen, instead=FORCED if force else "", echo=echo))
-    made, process = request_session(resolved, name, echo=echo)
+    tell_cost(look_first(resolved, None, site=chosen, instead=FORCED if force else ""))
+    made, process = request_session(resolved, name)
     known = await_grant(made, process, lambda why: click.echo(f"job {made.full_job_id} waits: {why}", err=True))
     click.echo(f"session {name} is job {made.full_job_id} on {','.join(known.nodes)}" + _until(known.left_s))
     if known.ends_soon:
@@ -79,7 +80,7 @@ def _until(left_s: float | None) -> str:
 @session.command("ls")
 @json_option
 @print_command_option
-def list_sessions(as_json: bool, echo: bool) -> None:
+def list_sessions(as_json: bool) -> None:
     """List the sessions. One that has ended is shown once more, and forgotten.
 
     \b
@@ -90,7 +91,7 @@ def list_sessions(as_json: bool, echo: bool) -> None:
     from toolkit.slurm.times import format_slurm_time
     from toolkit.terminal.table import print_table
 
-    known = states_of(all_sessions(), echo=echo)
+    known = states_of(all_sessions())
     if as_json:
         click.echo(json.dumps([one.as_json() for one in known], indent=1))
     else:
@@ -119,7 +120,7 @@ def list_sessions(as_json: bool, echo: bool) -> None:
 @click.option("-N", "--nodes", type=click.IntRange(min=1), help="On fewer nodes than the session has.")
 @click.option("-n", "--ntasks", type=click.IntRange(min=1), help="Tasks in all [the session's on each node].")
 @print_command_option
-def execute(name: str, command: tuple[str, ...], nodes: int | None, ntasks: int | None, echo: bool) -> None:
+def execute(name: str, command: tuple[str, ...], nodes: int | None, ntasks: int | None) -> None:
     """Run a COMMAND in the session NAME, on all of its nodes; the exit code is the command's.
 
     \b
@@ -129,8 +130,8 @@ def execute(name: str, command: tuple[str, ...], nodes: int | None, ntasks: int 
     from toolkit.session.session import running_session
     from toolkit.session.steps import step_argv, step_environment
 
-    known = running_session(name, echo=echo)
-    _become(step_argv(known, command, nodes=nodes, ntasks=ntasks), step_environment(known), echo=echo)
+    known = running_session(name)
+    _become(step_argv(known, command, nodes=nodes, ntasks=ntasks), step_environment(known))
 
 
 @session.command()
@@ -138,7 +139,7 @@ def execute(name: str, command: tuple[str, ...], nodes: int | None, ntasks: int 
 @click.option("--node", metavar="NODE", help="On this node [the first].")
 @click.option("--new", is_flag=True, help="A new shell, without tmux.")
 @print_command_option
-def attach(name: str, node: str | None, new: bool, echo: bool) -> None:
+def attach(name: str, node: str | None, new: bool) -> None:
     """Open a shell in the session NAME. With tmux on the node it is the same one each time, also after a lost terminal.
 
     \b
@@ -154,7 +155,7 @@ def attach(name: str, node: str | None, new: bool, echo: bool) -> None:
             where=f"session attach {name}",
             fix=f"`toolkit session exec {name} -- COMMAND` needs none",
         )
-    known = running_session(name, echo=echo)
+    known = running_session(name)
     where = node_of(known, node)
     argv = [] if new else lasting_shell(known, where)
     if not argv:
@@ -162,7 +163,7 @@ def attach(name: str, node: str | None, new: bool, echo: bool) -> None:
             say(f"there is no tmux on {where}: this shell ends with its terminal")
         shell = os.environ.get("SHELL", "/bin/sh")
         argv = shell_argv(known, [shell, "-l"], node=where, on_terminal=True)
-    _become(argv, step_environment(known), echo=echo)
+    _become(argv, step_environment(known))
 
 
 @session.command()
@@ -171,7 +172,7 @@ def attach(name: str, node: str | None, new: bool, echo: bool) -> None:
 @click.option("--node", metavar="NODE", help="On this node [the first].")
 @click.option("--login", metavar="HOST", help="What your own machine calls this host [its full name].")
 @print_command_option
-def notebook(name: str, port: int | None, node: str | None, login: str | None, echo: bool) -> None:
+def notebook(name: str, port: int | None, node: str | None, login: str | None) -> None:
     """Start Jupyter in the session NAME, and print the ssh line of a tunnel to it.
 
     \b
@@ -180,7 +181,7 @@ def notebook(name: str, port: int | None, node: str | None, login: str | None, e
     from toolkit.session.notebook import start_notebook
     from toolkit.session.session import running_session
 
-    found = start_notebook(running_session(name, echo=echo), port=port, named=node)
+    found = start_notebook(running_session(name), port=port, named=node)
     click.echo(f"Jupyter runs on {found.node}, until `toolkit session stop {name}`. On your own machine:", err=True)
     click.echo(found.tunnel(login or socket.getfqdn() or platform.node()))
     click.echo(found.url)
@@ -189,7 +190,7 @@ def notebook(name: str, port: int | None, node: str | None, login: str | None, e
 @session.command()
 @click.argument("name", type=SESSION, nargs=-1, required=True)
 @print_command_option
-def stop(name: tuple[str, ...], echo: bool) -> None:
+def stop(name: tuple[str, ...]) -> None:
     """Give the nodes of each session NAME back; what runs there ends.
 
     \b
@@ -200,21 +201,21 @@ def stop(name: tuple[str, ...], echo: bool) -> None:
 
     def give_back(word: str) -> None:
         one = find_session(word)
-        end_session(one, echo=echo)
+        end_session(one)
         click.echo(f"session {one.name}: job {one.full_job_id} was given back")
 
     _, refused = for_each(name, give_back)
     refuse_at_last(refused)
 
 
-def _become(argv: Sequence[str], environment: dict[str, str], *, echo: bool) -> None:
+def _become(argv: Sequence[str], environment: dict[str, str]) -> None:
     """srun takes this process's place: it hears the terminal's signals, and its exit code is ours."""
     from toolkit.errors import NotFoundError
 
     program = shutil.which(argv[0], path=environment.get("PATH"))
     if program is None:
         raise NotFoundError(f"{argv[0]} is not on PATH", fix="load Slurm's module")
-    if echo:
+    if prints_commands():
         click.echo("+ " + shlex.join(argv), err=True)
     sys.stdout.flush()
     os.execve(program, [*argv], environment)

@@ -83,7 +83,7 @@ def show(name: str, as_json: bool) -> None:
 @site.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @print_command_option
-def detect(as_json: bool, echo: bool) -> None:
+def detect(as_json: bool) -> None:
     """Say which site this machine is, and by what it was known.
 
     \b
@@ -91,7 +91,7 @@ def detect(as_json: bool, echo: bool) -> None:
     """
     from toolkit.site.detect import detect_site
 
-    found = detect_site(echo=echo)
+    found = detect_site()
     if as_json:
         click.echo(json.dumps({"site": found.site.name, "reason": found.reason}))
     else:
@@ -104,7 +104,7 @@ def detect(as_json: bool, echo: bool) -> None:
 @click.option("--print", "to_stdout", is_flag=True, help="Print the file instead of writing it.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @print_command_option
-def init(name: str, output: Path | None, to_stdout: bool, force: bool, echo: bool) -> None:
+def init(name: str, output: Path | None, to_stdout: bool, force: bool) -> None:
     """Write a site file from the live cluster: facts with the command that told them, guesses with their proof.
 
     \b
@@ -118,7 +118,7 @@ def init(name: str, output: Path | None, to_stdout: bool, force: bool, echo: boo
         raise ToolkitError("is no site file", where=str(output), fix=f"-o {output}.toml")
     if output is not None and name and output.stem != name:
         raise ToolkitError(f"the file's name is not {name!r}", where=str(output), fix=f"-o {output.with_stem(name)}")
-    chosen, text = init_site(name or (output.stem if output else ""), echo=echo)
+    chosen, text = init_site(name or (output.stem if output else ""))
     if to_stdout:
         click.echo(text, nl=False)
         return
@@ -146,7 +146,7 @@ def init(name: str, output: Path | None, to_stdout: bool, force: bool, echo: boo
 @print_command_option
 def check(
     name: str | None, partitions: tuple[str, ...], account: str, time: str, wait_s: float, runs: Path | None,
-    as_json: bool, echo: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Prove the site NAME, by default this one: a one-minute job on two nodes of each partition reports what it finds.
 
@@ -163,7 +163,7 @@ def check(
     from toolkit.site.proof import save_proof
     from toolkit.upkeep.site_check import Wanted, check_site
 
-    wanted = Wanted(partitions=partitions, account=account, time=time, runs=runs, wait_s=wait_s, echo=echo)
+    wanted = Wanted(partitions=partitions, account=account, time=time, runs=runs, wait_s=wait_s)
     proof = check_site(choose_site(name).site, wanted, lambda told: click.echo(told, err=True))
     if as_json:
         click.echo(json.dumps(asdict(proof)))
@@ -198,7 +198,7 @@ def _print_proof(proof: Proof) -> None:
 @json_option
 @print_command_option
 def partitions_command(
-    job: str, site_name: str | None, settings: tuple[str, ...], as_json: bool, echo: bool, **values: Any
+    job: str, site_name: str | None, settings: tuple[str, ...], as_json: bool, **values: Any
 ) -> None:
     """Score the partitions for JOB, the best first: waste, idle nodes, limit; and why each other one is not chosen.
 
@@ -213,7 +213,7 @@ def partitions_command(
     from toolkit.site.partitions import candidates
 
     asked = AskedJob(job, settings=settings, shape=values)
-    ranked, silence = candidates(asked.resolver(), choose_site(site_name).site, echo=echo)
+    ranked, silence = candidates(asked.resolver(), choose_site(site_name).site)
     if as_json:
         click.echo(json.dumps([asdict(one) | {"behind": _behind(one, ranked)} for one in ranked]))
     else:

@@ -54,11 +54,11 @@ after_option = click.option(
 )
 
 
-def _resolve(asked: AskedJob, site: Site, *, echo: bool) -> ResolvedJob:
+def _resolve(asked: AskedJob, site: Site) -> ResolvedJob:
     """The job on its site; the limits of a partition that it names are looked at with the cluster's own."""
     from toolkit.site.partitions import resolve_on
 
-    return resolve_on(asked.resolver(limits=False), site, say, echo=echo)
+    return resolve_on(asked.resolver(limits=False), site, say)
 
 
 def announce(submitted: Submitted, *, parsable: bool) -> None:
@@ -74,10 +74,10 @@ def announce(submitted: Submitted, *, parsable: bool) -> None:
         raise
 
 
-def follow(run: RunDirectory, *, echo: bool) -> None:
+def follow(run: RunDirectory) -> None:
     from toolkit.runs.follow.follow import follow_to_end
 
-    sys.exit(follow_to_end(run, echo=echo, plain=is_plain()))
+    sys.exit(follow_to_end(run, plain=is_plain()))
 
 
 @click.command()
@@ -91,7 +91,7 @@ def follow(run: RunDirectory, *, echo: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Print the script that would be submitted, and keep nothing.")
 def submit(
     asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], wait: bool, parsable: bool,
-    force: bool, echo: bool, dry_run: bool,
+    force: bool, dry_run: bool,
 ) -> None:  # fmt: skip
     """Submit JOB: a job file, or the name of a shipped job. What follows `--` goes to the job.
 
@@ -106,19 +106,19 @@ def submit(
     from toolkit.submission.submit_run import submit_new
 
     instead = RENDERED if dry_run else FORCED if force else ""
-    resolved, run = _new(asked, sweeps, grid, after, instead=instead, echo=echo)
+    resolved, run = _new(asked, sweeps, grid, after, instead=instead)
     if dry_run:
         script = run.script(0).read_text(encoding="utf-8")
         discard_run(run)
         click.echo(script, nl=False)
         return
-    announce(submit_new(run, resolved, echo=echo), parsable=parsable)
+    announce(submit_new(run, resolved), parsable=parsable)
     if wait:
-        follow(run, echo=echo)
+        follow(run)
 
 
 def _new(
-    asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], *, instead: str, echo: bool,
+    asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], *, instead: str,
 ) -> tuple[ResolvedJob, RunDirectory]:  # fmt: skip
     """A job with the values of its sweep and the runs that it follows, and its run directory."""
     from toolkit.cli.preflight import look_first, tell_cost
@@ -131,25 +131,25 @@ def _new(
     if rows:
         asked = asked.shaped({"array": array_of(rows, asked.shape["array"])})
     chosen = choose_site(asked.site).site
-    resolved = _resolve(asked, chosen, echo=echo)
+    resolved = _resolve(asked, chosen)
     options = asked.sbatch_options(for_sbatch=uses_slurm(resolved))
     swept = resolve_sweep(resolved, chosen, rows) if rows else None
     warn_of_unread(resolved, rows)
     folder = asked.runs_folder(resolved)
-    parents = parents_of(after, folder, resolved, echo=echo)
-    cost = look_first(resolved, folder, site=chosen, extra_sbatch_options=options, instead=instead, echo=echo)
+    parents = parents_of(after, folder, resolved)
+    cost = look_first(resolved, folder, site=chosen, extra_sbatch_options=options, instead=instead)
     run = create(resolved, folder, extra_sbatch_options=options, sweep=swept, after=parents)
     tell_cost(cost)
     return resolved, run
 
 
-def parents_of(after: tuple[str, ...], runs: Path | None, job: ResolvedJob, *, echo: bool) -> list[Parent]:
+def parents_of(after: tuple[str, ...], runs: Path | None, job: ResolvedJob) -> list[Parent]:
     """The runs that a job is to follow."""
     if not after:
         return []  # without the imports, which take as long as a question to Slurm
     from toolkit.submission.chain import find_parents
 
-    return find_parents(after, job, lambda name: find(name, runs), echo=echo)
+    return find_parents(after, job, lambda name: find(name, runs))
 
 
 @click.command()
@@ -157,7 +157,7 @@ def parents_of(after: tuple[str, ...], runs: Path | None, job: ResolvedJob, *, e
 @_sweep_options
 @after_option
 @print_command_option
-def render(asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...], echo: bool) -> None:
+def render(asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: tuple[str, ...]) -> None:
     """Print the script of JOB, ready for sbatch; its empty run directory is made.
 
     \b
@@ -165,7 +165,7 @@ def render(asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: t
     """
     from toolkit.cli.preflight import RENDERED
 
-    _, run = _new(asked, sweeps, grid, after, instead=RENDERED, echo=echo)
+    _, run = _new(asked, sweeps, grid, after, instead=RENDERED)
     click.echo(run.script(0).read_text(encoding="utf-8"), nl=False)
 
 
@@ -173,7 +173,7 @@ def render(asked: AskedJob, sweeps: tuple[str, ...], grid: Path | None, after: t
 @asks_for_job
 @json_option
 @print_command_option
-def preflight(asked: AskedJob, as_json: bool, echo: bool) -> None:
+def preflight(asked: AskedJob, as_json: bool) -> None:
     """Say whether JOB would run, and what it may cost; nothing is written. `submit` looks at the same first.
 
     \b
@@ -185,8 +185,6 @@ def preflight(asked: AskedJob, as_json: bool, echo: bool) -> None:
     from toolkit.site.detect import choose_site
 
     chosen = choose_site(asked.site).site
-    resolved = _resolve(asked, chosen, echo=echo)
+    resolved = _resolve(asked, chosen)
     options = asked.sbatch_options(for_sbatch=uses_slurm(resolved))
-    print_preflight(
-        resolved, asked.runs_folder(resolved), site=chosen, extra_sbatch_options=options, as_json=as_json, echo=echo
-    )
+    print_preflight(resolved, asked.runs_folder(resolved), site=chosen, extra_sbatch_options=options, as_json=as_json)

@@ -20,7 +20,7 @@ from toolkit.terminal.character_set import has_unicode, is_plain
 @runs_option
 @json_option
 @print_command_option
-def timeline(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
+def timeline(run: str, runs: Path | None, as_json: bool) -> None:
     """What RUN did with its time, drawn: in the queue, starting, running, saving, and steps that were lost.
 
     \b
@@ -30,7 +30,7 @@ def timeline(run: str, runs: Path | None, as_json: bool, echo: bool) -> None:
     from toolkit.runs.timeline.picture import Pen, lines_of
     from toolkit.runs.timeline.timeline import timeline_of
 
-    found = timeline_of(find(run, runs), echo=echo)
+    found = timeline_of(find(run, runs))
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=1))
         return

@@ -30,7 +30,7 @@ LINE_PERIOD_S = 10.0
 @runs_option
 @json_option
 @print_command_option
-def watch(run: str | None, runs: Path | None, as_json: bool, echo: bool) -> None:
+def watch(run: str | None, runs: Path | None, as_json: bool) -> None:
     """How far runs are, until they end: RUN, with its exit code, or all that live.
 
     \b
@@ -46,9 +46,7 @@ def watch(run: str | None, runs: Path | None, as_json: bool, echo: bool) -> None
     directory = find(run, runs) if run is not None else None
     if directory is not None:
         require_submitted(directory)
-    watched = (
-        Watch([directory], echo=echo) if directory is not None else Watch([], all_of=folder_of_runs(runs), echo=echo)
-    )
+    watched = Watch([directory]) if directory is not None else Watch([], all_of=folder_of_runs(runs))
     try:
         found = _follow(watched, as_json=as_json)
     except KeyboardInterrupt:

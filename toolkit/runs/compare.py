@@ -53,7 +53,7 @@ class Comparison:
         return told
 
 
-def compare_runs(a: RunDirectory, b: RunDirectory, *, echo: bool = False) -> Comparison:
+def compare_runs(a: RunDirectory, b: RunDirectory) -> Comparison:
     """Compare two runs, or tasks of array runs, as their ranks were last started, or are to be started."""
     jobs = job_of(a), job_of(b)
     records = read_json(a.record), read_json(b.record)
@@ -63,7 +63,7 @@ def compare_runs(a: RunDirectory, b: RunDirectory, *, echo: bool = False) -> Com
         _configuration(*jobs),
         [*_repository(*(record["code"] for record in records)), *_files(*map(code_of, jobs))],
         _differing(*map(_versions, records)),
-        [Row(key, was, is_now) for key, was, is_now in _pairs(_result(a, echo=echo), _result(b, echo=echo))],
+        [Row(key, was, is_now) for key, was, is_now in _pairs(_result(a), _result(b))],
     )
 
 
@@ -164,8 +164,8 @@ def _versions(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: record[name] for name in _VERSIONS}, **shown_tables(environment)}
 
 
-def _result(run: RunDirectory, *, echo: bool) -> dict[str, Any]:
-    status = run_status(run, echo=echo)
+def _result(run: RunDirectory) -> dict[str, Any]:
+    status = run_status(run)
     ends = [end for number in run.attempt_numbers() if (end := read_json_or_none(run.attempt(number).exit_file))]
     newest = last_record(run.metrics / "train.jsonl")
     return {

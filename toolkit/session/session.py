@@ -65,7 +65,7 @@ class SessionState:
         }  # fmt: skip
 
 
-def request_session(job: ResolvedJob, name: str, *, echo: bool = False) -> tuple[Session, subprocess.Popen[bytes]]:
+def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Popen[bytes]]:
     """Ask Slurm for an allocation of a job's shape; returns once the queue has it.
 
     The process is salloc, which lives on its own until the allocation is granted.
@@ -73,7 +73,7 @@ def request_session(job: ResolvedJob, name: str, *, echo: bool = False) -> tuple
     Raises:
         SchedulerRefusedError: Slurm refuses.
     """
-    slurm = slurm_of(job, echo=echo)
+    slurm = slurm_of(job)
     argv = [
         "salloc",
         "--no-shell",
@@ -182,9 +182,9 @@ def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callab
     return state_of(session)
 
 
-def end_session(session: Session, *, echo: bool = False) -> None:
+def end_session(session: Session) -> None:
     """Give a session's nodes back, or its place in the queue, and forget it."""
-    slurm_of(session.job, echo=echo).cancel([session.job_id])
+    slurm_of(session.job).cancel([session.job_id])
     session.forget()
 
 
@@ -193,14 +193,14 @@ def state_of(session: Session) -> SessionState:
     return states_of([session])[0]
 
 
-def states_of(sessions: Sequence[Session], *, echo: bool = False) -> list[SessionState]:
+def states_of(sessions: Sequence[Session]) -> list[SessionState]:
     """What Slurm says of some sessions, with one question to each cluster."""
     clusters: dict[Slurm, list[Session]] = {}
     for session in sessions:
         clusters.setdefault(slurm_of(session.job), []).append(session)
     known: dict[str, SessionState] = {}
     for cluster, members in clusters.items():
-        slurm = replace(cluster, echo=echo)
+        slurm = replace(cluster)
         try:
             facts = slurm.jobs(session.job_id for session in members)
         except (SchedulerRefusedError, NotFoundError) as error:
@@ -231,14 +231,14 @@ def _why_it_waits(fact: JobFacts) -> str:
     return said + (f"; expected to start at {fact.start_time}" if fact.start_time else "")
 
 
-def running_session(name: str, *, echo: bool = False) -> SessionState:
+def running_session(name: str) -> SessionState:
     """A session that has its nodes; one that ends soon is warned of.
 
     Raises:
         NotFoundError: there is none of this name.
         CheckFailedError: it waits, or has ended, and is forgotten then.
     """
-    known = states_of([find_session(name)], echo=echo)[0]
+    known = states_of([find_session(name)])[0]
     if known.has_ended:
         known.session.forget()
         raise CheckFailedError(
@@ -260,15 +260,15 @@ def ending_of(known: SessionState) -> str:
     return f"session {known.session.name} ends in {known.left_s / 60:.0f} min, at {end}; save what you need"
 
 
-def enter(name: str, environ: MutableMapping[str, str], *, echo: bool = False) -> Site:
+def enter(name: str, environ: MutableMapping[str, str]) -> Site:
     """Let this process be in a session's allocation, as in the shell of a salloc; returns its site.
 
     Raises:
         as `running_session`.
     """
-    known = running_session(name, echo=echo)
+    known = running_session(name)
     job, nodes = known.session.job, len(known.nodes)
-    slurm = slurm_of(job, echo=echo)
+    slurm = slurm_of(job)
     cpus = int(slurm.call(["squeue", "--noheader", f"--jobs={known.session.job_id}", "--Format=NumCPUs"])) // nodes
     ranks = job.job.ranks_per_node
     outside = without_job(environ)

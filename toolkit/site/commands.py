@@ -5,15 +5,15 @@ from __future__ import annotations
 from toolkit.config.site import SchedulerTable
 from toolkit.rundir.find import typed_path
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.silence import silences_of_this_command
+from toolkit.slurm.silence import prints_commands, silences_of_this_command
 
 
-def slurm_of_site(scheduler: SchedulerTable, *, cluster: str = "", echo: bool = False) -> Slurm:
+def slurm_of_site(scheduler: SchedulerTable, *, cluster: str = "") -> Slurm:
     """With the site's slurm.conf, for `cluster`, else for the one that the site names."""
     conf = scheduler.conf
     return Slurm(
         configuration=str(typed_path(conf)) if conf else "",
         cluster=cluster or scheduler.cluster,
-        echo=echo,
+        echo=prints_commands(),
         silences=silences_of_this_command(),
     )

@@ -21,6 +21,7 @@ from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
 from toolkit.rundir.find import typed_path
 from toolkit.site.load import list_sites, load_site
+from toolkit.slurm.silence import prints_commands
 from toolkit.talk import say
 
 # Where Slurm's commands look without SLURM_CONF; the second is the copy that a configless host keeps.
@@ -51,7 +52,7 @@ def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ
     return found
 
 
-def detect_site(environ: Mapping[str, str] = os.environ, *, echo: bool = False) -> Detection:
+def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
     """Find the site of this machine; TOOLKIT_SITE wins over what the machine says.
 
     Raises:
@@ -65,7 +66,7 @@ def detect_site(environ: Mapping[str, str] = os.environ, *, echo: bool = False) 
     for error in wrong:
         say(f"this site file is left out: {error}")
     sites = [site for site in sites if site.scheduler.kind != "local"]
-    ambient = _ambient_cluster(environ, echo=echo)
+    ambient = _ambient_cluster(environ)
     host = platform.node()
     means: Sequence[Callable[[Site], str]] = (
         lambda site: _by_environment(site, environ),
@@ -140,7 +141,7 @@ def _by_file(site: Site) -> str:
     return next((f"{path} exists" for path in site.detect.files if Path(path).exists()), "")
 
 
-def _ambient_cluster(environ: Mapping[str, str], *, echo: bool) -> tuple[str, str] | None:
+def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the name of the cluster that Slurm's commands reach from here, and who said so."""
     if name := environ.get("SLURM_CLUSTER_NAME"):
         return name, "SLURM_CLUSTER_NAME"
@@ -150,7 +151,7 @@ def _ambient_cluster(environ: Mapping[str, str], *, echo: bool) -> tuple[str, st
             return name, str(path)
     if environ.get("SLURM_CONF") and not paths[0].exists():
         return None  # scontrol would only wait for it
-    name = _cluster_from_scontrol(environ, echo=echo)
+    name = _cluster_from_scontrol(environ)
     return (name, "scontrol show config") if name else None
 
 
@@ -163,12 +164,12 @@ def _cluster_in(conf: Path) -> str:
     return match[1] if match else ""
 
 
-def _cluster_from_scontrol(environ: Mapping[str, str], *, echo: bool) -> str:
+def _cluster_from_scontrol(environ: Mapping[str, str]) -> str:
     """Ask Slurm itself, for hosts that get their configuration over the network."""
     scontrol = shutil.which("scontrol", path=environ.get("PATH"))
     if scontrol is None:
         return ""
-    if echo:
+    if prints_commands():
         sys.stderr.write("+ scontrol show config\n")
     try:
         answer = subprocess.run(

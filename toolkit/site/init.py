@@ -30,14 +30,14 @@ _MIB_PER_GIB = 1024
 _LISTED = 8  # nodes' features that a comment names
 
 
-def init_site(name: str, environ: Mapping[str, str] = os.environ, *, echo: bool = False) -> tuple[str, str]:
+def init_site(name: str, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """Ask Slurm and look around on this host: (the site's name, the text of its file). Without a `name` it is ClusterName.
 
     Raises:
         NotFoundError, SchedulerRefusedError: Slurm does not answer.
         ToolkitError: the name is none that a site can have.
     """
-    cluster = cluster_facts(Slurm(echo=echo), _user(environ))
+    cluster = cluster_facts(Slurm(), _user(environ))
     chosen = name or _NAME.sub("_", cluster.name)[:64]
     if not chosen or _NAME.search(chosen) or len(chosen) > 64:
         raise ToolkitError(f"{chosen!r} is no name of a site", fix="give one of letters, digits, . _ - with --name")

@@ -99,7 +99,7 @@ def _none_known(raw: ResolvedJob, site: Site) -> ToolkitError:
     return refuse(raw, "job.partition", said, f"name one with -p; `sinfo -M {cluster} -s` lists them")
 
 
-def candidates(resolve: Resolve, site: Site, *, echo: bool = False) -> tuple[list[Candidate], str]:
+def candidates(resolve: Resolve, site: Site) -> tuple[list[Candidate], str]:
     """Every partition of the site for a job, the best first; and why the idle nodes are not known, if so.
 
     Raises:
@@ -114,12 +114,12 @@ def candidates(resolve: Resolve, site: Site, *, echo: bool = False) -> tuple[lis
             fix="name one with -p, or write [partitions] into the site file",
         )
     found = [_judge(resolve, site, name) for name in site.partitions]
-    states, silence = _ask_sinfo(site, echo=echo)
+    states, silence = _ask_sinfo(site)
     found = [_with_nodes(one, states) for one in found]
     return sorted(found, key=lambda one: (bool(one.refused), one.score)), silence
 
 
-def resolve_on(resolve: Resolve, site: Site, tell: Callable[[str], object], *, echo: bool = False) -> ResolvedJob:
+def resolve_on(resolve: Resolve, site: Site, tell: Callable[[str], object]) -> ResolvedJob:
     """The job on its site. Where its partition is to be chosen, `tell` hears which one was, and why.
 
     Raises:
@@ -127,7 +127,7 @@ def resolve_on(resolve: Resolve, site: Site, tell: Callable[[str], object], *, e
     """
     if not needs_choice(resolve(None, {}), site):
         return resolve(site, {})
-    ranked, silence = candidates(resolve, site, echo=echo)
+    ranked, silence = candidates(resolve, site)
     best = ranked[0]
     if best.refused:
         if len({one.refused for one in ranked}) == 1:
@@ -194,12 +194,12 @@ def _refused(name: str, errors: Sequence[ToolkitError]) -> Candidate:
     )
 
 
-def _ask_sinfo(site: Site, *, echo: bool) -> tuple[dict[str, tuple[str, int, int]], str]:
+def _ask_sinfo(site: Site) -> tuple[dict[str, tuple[str, int, int]], str]:
     """Each partition's state, its idle nodes and all of them; or why nobody knows.
 
     A sinfo that does not know them all is another cluster's, whose partitions may have some of the names, too.
     """
-    slurm = replace(slurm_of_site(site.scheduler, echo=echo), timeout_s=SINFO_TIMEOUT_S)
+    slurm = replace(slurm_of_site(site.scheduler), timeout_s=SINFO_TIMEOUT_S)
     try:
         rows = partition_rows(slurm, ",".join(site.partitions))
     except (NotFoundError, SchedulerRefusedError) as error:

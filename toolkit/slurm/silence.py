@@ -70,6 +70,24 @@ def one_command() -> Iterator[None]:
         _OF_THIS_COMMAND.reset(before)
 
 
+_PRINTS_COMMANDS: ContextVar[bool] = ContextVar("--print-cmd was given", default=False)
+
+
+@contextmanager
+def printed_commands() -> Iterator[None]:
+    """Within, each Slurm command is printed on stderr before it runs."""
+    before = _PRINTS_COMMANDS.set(True)
+    try:
+        yield
+    finally:
+        _PRINTS_COMMANDS.reset(before)
+
+
+def prints_commands() -> bool:
+    """Whether the command that this is part of prints the Slurm commands that it runs."""
+    return _PRINTS_COMMANDS.get()
+
+
 def silences_of_this_command() -> Silences | None:
     """What the command that this is part of has met; None outside of one."""
     return _OF_THIS_COMMAND.get()

@@ -17,9 +17,7 @@ from toolkit.slurm.clusters import named
 from toolkit.talk import say
 
 
-def find_parents(
-    texts: Sequence[str], job: ResolvedJob, find: Callable[[str], RunDirectory], *, echo: bool = False
-) -> list[Parent]:
+def find_parents(texts: Sequence[str], job: ResolvedJob, find: Callable[[str], RunDirectory]) -> list[Parent]:
     """The runs that `job` is to follow. `find` tells the run, or the task, that a text names.
 
     Raises, for all that are wrong together:
@@ -37,7 +35,7 @@ def find_parents(
                 raise ToolkitError(
                     f"run {run.run_id} is named with both kinds", where=f"--after {text}", fix="leave one out"
                 )
-            parents[run.run_id] = _parent(run, kind, job, f"--after {text}", echo=echo)
+            parents[run.run_id] = _parent(run, kind, job, f"--after {text}")
         except ToolkitError as error:
             refused.append(error)
     if refused:
@@ -58,8 +56,8 @@ def split_kind(text: str) -> tuple[str, str]:
     return name, kind
 
 
-def _parent(run: RunDirectory, kind: str, job: ResolvedJob, where: str, *, echo: bool) -> Parent:
-    status = run_status(run, echo=echo)
+def _parent(run: RunDirectory, kind: str, job: ResolvedJob, where: str) -> Parent:
+    status = run_status(run)
     if status.state is RunState.CREATED:
         raise CheckFailedError(
             f"run {run.run_id} is rendered, not submitted", where=where, fix=f"submit it first: {run.script(0)}"

@@ -82,7 +82,7 @@ class Changes:
     job_gone: bool = False
 
 
-def prepare_resume(run: RunDirectory, changes: Changes | None = None, *, echo: bool = False) -> NextStart:
+def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextStart:
     """Write the script of the run's next start. Where it is not submitted after all, `take_back` undoes everything.
 
     A task of an array is resumed as an array of that task alone, which is a start of its whole run.
@@ -97,7 +97,7 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None, *, echo: b
     require_submitted(run)
     number = _next_number(run.whole)
     # After the count: a resume that was done in between is seen here or at the claim.
-    status = _require_ended(run.whole, job_gone=changes.job_gone, echo=echo)
+    status = _require_ended(run.whole, job_gone=changes.job_gone)
     source = find_checkpoint(run, changes.checkpoint) if changes.checkpoint is not None else None
     if source is not None:
         check_whole(source, where="--from")  # before newer ones are set aside for it
@@ -139,9 +139,9 @@ def _next_number(whole: RunDirectory) -> int:
     return max([-1, *submitted, *(number for numbers in begun for number in numbers)]) + 1
 
 
-def _require_ended(whole: RunDirectory, *, job_gone: bool, echo: bool) -> RunStatus:
+def _require_ended(whole: RunDirectory, *, job_gone: bool) -> RunStatus:
     """Of an array all tasks must have ended: those that wait know their job only from the run's newest submission."""
-    status = run_status(whole, echo=echo)
+    status = run_status(whole)
     if job_gone and status.state is RunState.UNKNOWN:
         _require_silence(whole)
     elif not status.state.final:

@@ -86,7 +86,7 @@ def create(
     return run
 
 
-def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = False) -> Submitted:
+def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
     """Hand the script of a run over to Slurm, or start it in the background where there is none.
 
     Raises:
@@ -109,7 +109,7 @@ def submit(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool = Fals
         check_exported_conf(os.environ)
     _warn_of_variables()
     with _handing_over(f"sbatch was interrupted; `toolkit status {run.run_id}` finds its job"):
-        job_id = _submit_to_slurm(run, job, start, echo=echo)
+        job_id = _submit_to_slurm(run, job, start)
     return Submitted(run, start, job_id, job.job.cluster)
 
 
@@ -122,7 +122,7 @@ def _handing_over(words: str) -> Iterator[None]:
         raise HandoverInterruptedError from interrupt
 
 
-def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int, *, echo: bool) -> str:
+def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int) -> str:
     from toolkit.submission.executors import submit_to_slurm  # submitit is heavy
 
     token = token_of(run.run_id, start)
@@ -131,7 +131,7 @@ def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int, *, echo: b
     except OSError as error:
         raise cannot_write(error) from error
     try:
-        job_id, parts = submit_to_slurm(run, job, start, slurm_of(job, echo=echo))
+        job_id, parts = submit_to_slurm(run, job, start, slurm_of(job))
     except UnsettledError as error:
         raise UnsettledError(
             error.message,
@@ -146,14 +146,14 @@ def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int, *, echo: b
     return job_id
 
 
-def submit_new(run: RunDirectory, job: ResolvedJob, *, echo: bool = False) -> Submitted:
+def submit_new(run: RunDirectory, job: ResolvedJob) -> Submitted:
     """Submit a run that was just created; where it is refused, nothing of it stays.
 
     Raises:
         as `submit`.
     """
     try:
-        return submit(run, job, 0, echo=echo)
+        return submit(run, job, 0)
     except UnsettledError:
         raise  # the job may be in the queue, and needs its folder
     except ToolkitError:

@@ -73,7 +73,7 @@ class CheckResult:
         return asdict(self)
 
 
-def examine(runs: Path, *, site_name: str | None = None, echo: bool = False) -> Iterator[CheckResult]:
+def examine(runs: Path, *, site_name: str | None = None) -> Iterator[CheckResult]:
     """Every answer, as it comes."""
     yield _python()
     yield from _libraries()
@@ -85,12 +85,12 @@ def examine(runs: Path, *, site_name: str | None = None, echo: bool = False) -> 
         yield CheckResult("site", ERROR, _in_words(error), error.fix)
         uses_slurm = shutil.which("sbatch") is not None
         told_by_site = ""
-        slurm = Slurm(echo=echo)
+        slurm = Slurm()
     else:
         yield _site(detected.site, detected.reason)
         uses_slurm = detected.site.scheduler.kind == "slurm"
         told_by_site = expand_path(detected.site, "runs", os.environ)
-        slurm = slurm_of_site(detected.site.scheduler, echo=echo)
+        slurm = slurm_of_site(detected.site.scheduler)
     if uses_slurm:
         yield from _slurm(slurm)
     is_told = bool(told_by_site) and runs.absolute().is_relative_to(told_by_site)  # that nodes see it

@@ -57,7 +57,7 @@ class Leftover:
 
 
 def find_leftovers(
-    runs: Path, *, older_than: timedelta | None = None, keep_checkpoints: bool = False, echo: bool = False
+    runs: Path, *, older_than: timedelta | None = None, keep_checkpoints: bool = False
 ) -> list[Leftover]:
     """What may go, by run, the newest first.
 
@@ -65,7 +65,7 @@ def find_leftovers(
     """
     found = [*_half_made(runs), *_half_removed(runs)]
     old, unknown, young = [], [], 0
-    for status in list_runs(runs, echo=echo):
+    for status in list_runs(runs):
         run = RunDirectory(Path(status.path))
         if not os.access(run.path, os.R_OK | os.W_OK | os.X_OK):
             continue  # another user's
@@ -74,7 +74,7 @@ def find_leftovers(
             young += older_than is not None and status.state.final and quiet_s > older_than.total_seconds()
             continue
         if status.state is RunState.CREATED:
-            never = _never_started(run, echo=echo)
+            never = _never_started(run)
             if never:
                 found.append(_leftover(run.path, run.run_id, "rendered and never started"))
             elif never is None:
@@ -148,13 +148,13 @@ def _half_removed(runs: Path) -> Iterator[Leftover]:
         yield _leftover(path, path.name.removeprefix(REMOVING), "its removal broke off")
 
 
-def _never_started(run: RunDirectory, *, echo: bool = False) -> bool | None:
+def _never_started(run: RunDirectory) -> bool | None:
     """True unless somebody gave the script to sbatch by hand; None where Slurm does not say."""
     job = recorded_job(run)
     if not uses_slurm(job):
         return True
     try:
-        return find_by_token(slurm_of(job, echo=echo), token_of(run.run_id, 0)) is None
+        return find_by_token(slurm_of(job), token_of(run.run_id, 0)) is None
     except (SchedulerRefusedError, NotFoundError):
         return None
 

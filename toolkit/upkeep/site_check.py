@@ -50,7 +50,6 @@ class Wanted:
     time: str = ""
     runs: Path | None = None
     wait_s: float = 600.0
-    echo: bool = False
 
 
 @dataclass
@@ -82,7 +81,7 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
         raise ToolkitError(
             f"site {site.name} has no scheduler that could be probed", fix="`toolkit run mpi_hello` tries this machine"
         )
-    cluster = cluster_facts(slurm_of_site(site.scheduler, echo=wanted.echo))
+    cluster = cluster_facts(slurm_of_site(site.scheduler))
     found: dict[str, list[Finding]] = {}
     lives: list[PartitionLimits] = []
     for name in _names(site, wanted, cluster):
@@ -149,7 +148,7 @@ def _begin(
             argv=["--token", token, "--folder", str(folder)],
         )  # fmt: skip
         run = create(job, runs)
-        submitted = submit_new(run, job, echo=wanted.echo)
+        submitted = submit_new(run, job)
     except ToolkitError as error:
         findings.append(Finding("ranks", "unknown", f"not submitted: {error.message}", error.fix))
         return None

@@ -161,10 +161,10 @@ def live_again(toolkit, job_id: str, *, pid: int = 1) -> RunDirectory:
 def test_a_budget_is_counted_over_follow_up_jobs_and_anew_after_a_resume(toolkit) -> None:
     run = live_again(toolkit, "8")
     with pytest.raises(CheckFailedError, match=r"restart\.crashes = 1 is spent"):
-        choose(run, run.attempt(1), "kill-rank", 0, None, echo=False)
+        choose(run, run.attempt(1), "kill-rank", 0, None)
     record = json.loads(run.record.read_text())
     write_json(run.resumed(1), {"time": "2026-11-21T02:48:01.000Z", "job": record["job"]})
-    choose(run, run.attempt(1), "kill-rank", 0, None, echo=False)
+    choose(run, run.attempt(1), "kill-rank", 0, None)
 
 
 def test_a_rank_that_is_gone_is_told_as_such(toolkit) -> None:
@@ -172,7 +172,7 @@ def test_a_rank_that_is_gone_is_told_as_such(toolkit) -> None:
     gone.wait()
     run = live_again(toolkit, "local-8", pid=gone.pid)
     run.attempt(0).exit_file.unlink()
-    inject = choose(run, run.attempt(1), "kill-rank", 0, None, echo=False)
+    inject = choose(run, run.attempt(1), "kill-rank", 0, None)
     with pytest.raises(CheckFailedError, match=f"process {gone.pid} is no rank any more"), inject():
         pass
 

@@ -129,8 +129,8 @@ def test_a_run_that_is_submitted_after_the_question_is_not_lost(toolkit, squeue,
     squeue(("1", "RUNNING", "None"))
     real = asking.ask_slurm
 
-    def ask(job, job_ids, *, echo=False):
-        answer = real(job, job_ids, echo=echo)
+    def ask(job, job_ids):
+        answer = real(job, job_ids)
         squeue(("1", "RUNNING", "None"), (f"8{end}", "PENDING", "None"), (f"9{end}", "PENDING", "None"))
         (new.path / "later.json").rename(new.path / "submitted-000.json")
         new.submitting(0).unlink()

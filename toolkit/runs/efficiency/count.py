@@ -22,18 +22,18 @@ from toolkit.slurm.accounted_usage import AccountedLife, accounted_usage
 from toolkit.talk import say
 
 
-def efficiency_of(run: RunDirectory, *, echo: bool = False) -> Efficiency:
+def efficiency_of(run: RunDirectory) -> Efficiency:
     """What a run has used until now; of an array its tasks are taken together.
 
     Raises:
         CheckFailedError: it has not begun, or nobody has counted.
     """
-    job, status = recorded_job(run), run_status(run, echo=echo)
+    job, status = recorded_job(run), run_status(run)
     requests = [request_of(one) for one in job.components]
     request = requests[0]
     asked = {first: [request_of(one) for one in of_then.components] for first, of_then in jobs_of_starts(run).items()}
     parts = [part_of(one, asked) for one in [run.task(number) for number in run.task_numbers()] or [run]]
-    accounted = _accounted(run, job, echo=echo)
+    accounted = _accounted(run, job)
     lives = [_of_accounting(life) for life in accounted] or [life for part in parts for life in part.lives]
     if not lives:
         fix = f"`toolkit preflight {shlex.quote(str(run.job_file))}` says what it may cost"
@@ -66,13 +66,13 @@ def _task(part: Part) -> TaskUsage:
     return TaskUsage(number, elapsed_s, Share(part.cpu_s, part.given_cpu_s or None).share, part.memory_peak_bytes)
 
 
-def _accounted(run: RunDirectory, job: ResolvedJob, *, echo: bool) -> list[AccountedLife]:
+def _accounted(run: RunDirectory, job: ResolvedJob) -> list[AccountedLife]:
     """What sacct says of all jobs of the run; [] without accounting."""
     ids = job_ids(run) if run.task_number is None else [f"{one}_{run.task_number}" for one in job_ids(run.whole)]
     if not uses_slurm(job) or not ids or _has_moved(run, job):
         return []
     try:
-        return accounted_usage(slurm_of(job, echo=echo), ids)
+        return accounted_usage(slurm_of(job), ids)
     except (NotFoundError, SchedulerRefusedError):  # our own samples tell without it
         return []
 

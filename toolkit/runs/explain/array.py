@@ -19,7 +19,7 @@ from toolkit.runs.status.run_status import RunStatus
 FAILURES_SHOWN = 3
 
 
-def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -> Explanation:
+def explain_array(run: RunDirectory, status: RunStatus) -> Explanation:
     """The tasks in one sentence, then what holds the waiting ones, then the first failures."""
     assert status.tasks is not None  # of an array run
     failed = [task for task in status.tasks if task.state.final and task.state is not RunState.COMPLETED]
@@ -36,7 +36,7 @@ def explain_array(run: RunDirectory, status: RunStatus, *, echo: bool = False) -
         )  # fmt: skip
     closer = [f"`toolkit explain {run.run_id}_{task.task}` says more of {task.named}" for task in failed[:1]]
     if waiting:
-        told = explain_waiting(run, status, echo=echo)
+        told = explain_waiting(run, status)
         return replace(
             told, why=f"{status.reason}; {told.why}", evidence=[*told.evidence, *evidence],
             actions=[*closer, *told.actions],

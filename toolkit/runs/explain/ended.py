@@ -37,22 +37,20 @@ LOG_LINES = 40
 _TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lost", "collective_timeout", "stalled")
 
 
-def explain_ended(run: RunDirectory, status: RunStatus, *, echo: bool = False) -> Explanation:
+def explain_ended(run: RunDirectory, status: RunStatus) -> Explanation:
     """A run of which nothing more will come by itself."""
     attempt = run.last_attempt()
     end = read_json_or_none(attempt.exit_file) if attempt is not None else None
     if status.source == "exit.json" and attempt is not None and end is not None:
-        return _by_record(run, status, attempt, end, echo=echo)
-    return _without_record(run, status, echo=echo)
+        return _by_record(run, status, attempt, end)
+    return _without_record(run, status)
 
 
-def _by_record(
-    run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, end: dict[str, Any], *, echo: bool
-) -> Explanation:
+def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, end: dict[str, Any]) -> Explanation:
     """The supervisor wrote down what happened."""
     symptom = str(end.get("symptom") or end["cause"])
     if end["cause"] == "cancelled":
-        return _cancelled(run, status, echo=echo)
+        return _cancelled(run, status)
     why = cause_in_words(attempt, end)
     evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
     if symptom in _TELL_LAST_LINES or not evidence:
@@ -109,7 +107,7 @@ def _newest_checkpoint(run: RunDirectory) -> str:
     return max((path.name for path in run.committed_checkpoints()), default="")
 
 
-def _cancelled(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
+def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
     """By whom? `toolkit cancel` leaves a file; Slurm's accounting knows the user; else it stays open."""
     if run.is_asked("cancel"):
         # What was asked of a whole array counts for its tasks.
@@ -119,7 +117,7 @@ def _cancelled(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanati
             "cancelled", f"`toolkit cancel` asked for it at {moment}",
             evidence=[quote_file(run, asked, moment)], actions=_next_steps(run, status, None),
         )  # fmt: skip
-    job = _ask(run, status, echo=echo)
+    job = _ask(run, status)
     if job is not None and job.cancelled_by is not None:
         who = "you" if job.cancelled_by == os.getuid() else f"user {_user_name(job.cancelled_by)}"
         why = f"{who} cancelled it with scancel, not with `toolkit cancel`"
@@ -136,11 +134,11 @@ def _user_name(uid: int) -> str:
         return f"with uid {uid}"
 
 
-def _ask(run: RunDirectory, status: RunStatus, *, echo: bool) -> JobFacts | None:
+def _ask(run: RunDirectory, status: RunStatus) -> JobFacts | None:
     job = recorded_job(run)
     if not uses_slurm(job) or status.job_id.startswith("local-") or not status.job_id:
         return None
-    slurm = slurm_of(job, echo=echo)
+    slurm = slurm_of(job)
     try:
         known = slurm.jobs([status.job_id]).get(status.job_id)
     except (NotFoundError, SchedulerRefusedError):  # `run_status` has said so already
@@ -216,11 +214,11 @@ class _Traces:
         )
 
 
-def _without_record(run: RunDirectory, status: RunStatus, *, echo: bool) -> Explanation:
+def _without_record(run: RunDirectory, status: RunStatus) -> Explanation:
     """No attempt left a final word: Slurm's, the log's and the disk's are all there is."""
     if status.state is RunState.CANCELLED:
-        return _cancelled(run, status, echo=echo)
-    left = _traces(run, status, _ask(run, status, echo=echo))
+        return _cancelled(run, status)
+    left = _traces(run, status, _ask(run, status))
     told = _by_slurms_word(left, left.job) if left.job is not None else None
     if told is None and left.seen is not None:
         told = left.tell_seen(left.seen)

@@ -27,18 +27,18 @@ from toolkit.terminal.printable import clean
 LAST_EVENTS = 5
 
 
-def explain_run(run: RunDirectory, *, echo: bool = False) -> Explanation:
+def explain_run(run: RunDirectory) -> Explanation:
     """Read everything that says something about a run: its files, then Slurm."""
 
-    status = run_status(run, echo=echo)
+    status = run_status(run)
     if (broken := explain_broken_chain(run, status)) is not None:
         told = broken
     elif status.tasks is not None and status.state is not RunState.CREATED:
-        told = explain_array(run, status, echo=echo)
+        told = explain_array(run, status)
     elif status.state.final:
-        told = explain_ended(run, status, echo=echo)
+        told = explain_ended(run, status)
     elif status.state is RunState.PENDING:
-        told = explain_waiting(run, status, echo=echo)
+        told = explain_waiting(run, status)
     else:
         told = explain_living(run, status)
     evidence = [*told.evidence, *_validated(run, status), *_guarded(run), *_rehearsals(run, status)]

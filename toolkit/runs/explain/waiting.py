@@ -38,11 +38,11 @@ class Detail:
     can_start: CanStart | None = None
 
 
-def explain_waiting(run: RunDirectory, status: RunStatus, *, echo: bool = False) -> Explanation:
+def explain_waiting(run: RunDirectory, status: RunStatus) -> Explanation:
     """A run that is pending; also one whose supervisor is only starting."""
     if status.job_id.startswith("local-"):
         return Explanation("starting", status.reason, follows="its ranks start within seconds")
-    slurm = slurm_of(recorded_job(run), echo=echo)
+    slurm = slurm_of(recorded_job(run))
     job_id = _waiting_job(status)
     try:
         waits = slurm.jobs([job_id]).get(job_id)

@@ -62,7 +62,6 @@ class Follower:
 
     run: RunDirectory
     console: Console = field(default_factory=lambda: Console(stderr=True))
-    echo: bool = False  # each command of Slurm's
     _pause_s: float = QUERY_PERIODS_S[0]
     _asked_at: float = float("-inf")
     _status: RunStatus | None = None
@@ -106,7 +105,7 @@ class Follower:
         moved = marks != self._marks
         local = self._status is not None and self._status.job_id.startswith("local-")
         if self._status is None or moved or local or now - self._asked_at >= self._pause_s:
-            fresh = run_status(self.run, echo=self.echo)
+            fresh = run_status(self.run)
             if moved or (self._status is not None and fresh.state is not self._status.state):
                 self._pause_s = QUERY_PERIODS_S[0]
             else:
@@ -169,13 +168,13 @@ def _marks(run: RunDirectory) -> tuple[int, ...]:
     return tuple(sum(1 for _ in run.path.glob(below + name)) for below in ("", "tasks/*/") for name in files)
 
 
-def follow_to_end(run: RunDirectory, *, echo: bool = False, plain: bool = False) -> int:
+def follow_to_end(run: RunDirectory, *, plain: bool = False) -> int:
     """Wait for a run's end and report it; the exit code is the job's. `plain` draws without colours, in ASCII.
 
     Raises:
         InterruptedWaitError: Ctrl-C, which ends only the wait.
     """
-    follower = Follower(run, Console(stderr=True, color_system=None if plain else "auto"), echo=echo)
+    follower = Follower(run, Console(stderr=True, color_system=None if plain else "auto"))
     try:
         status = follower.wait()
     except KeyboardInterrupt:

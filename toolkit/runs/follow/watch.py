@@ -31,7 +31,6 @@ class Watch:
 
     runs: list[RunDirectory]
     all_of: Path | None = None
-    echo: bool = False
     _statuses: dict[RunDirectory, RunStatus] = field(default_factory=dict)
     _answers: dict[Slurm, Answer] = field(default_factory=dict)
     _asked_at: float = float("-inf")
@@ -49,12 +48,12 @@ class Watch:
             self._listed_at = self._asked_at = now  # the list asks Slurm, too
             self._take_new(self.all_of)
         if now - self._asked_at >= SLURM_PERIOD_S:
-            self._asked_at, self._answers = now, ask_once(jobs_of(self.runs), echo=self.echo)
+            self._asked_at, self._answers = now, ask_once(jobs_of(self.runs))
         return [self._look_at(run) for run in self.runs]
 
     def _take_new(self, folder: Path) -> None:
         """Watch all that live there. Of a damaged run, and of one of another host, nobody here will ever know more."""
-        for status in living_runs(folder, echo=self.echo):
+        for status in living_runs(folder):
             is_readable = bool(status.ranks)
             if status.state is not RunState.UNKNOWN or (is_readable and status.job_id[:1].isdigit()):
                 self._statuses[RunDirectory(Path(status.path))] = status
@@ -67,7 +66,7 @@ class Watch:
             if run in self._statuses and self._is_new(run, job, answer):
                 status = replace(self._statuses[run], step=last_step(run))
             else:
-                status = run_status(run, answer, echo=self.echo)
+                status = run_status(run, answer)
             self._statuses[run] = status
             return progress_of(run, status, None if isinstance(answer, ToolkitError) else answer.get(status.job_id))
         except ToolkitError as error:

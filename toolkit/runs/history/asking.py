@@ -29,19 +29,17 @@ def own_status(run: RunDirectory) -> RunStatus | None:
     return None
 
 
-def statuses_of(runs: Sequence[RunDirectory], *, echo: bool = False) -> list[RunStatus]:
+def statuses_of(runs: Sequence[RunDirectory]) -> list[RunStatus]:
     """As `told_of`; a run whose files are damaged is unknown, with what is wrong with them."""
-    told = cached_statuses(runs, echo=echo)
+    told = cached_statuses(runs)
     return [unreadable(run, one) if isinstance(one, ToolkitError) else one for run, one in told.items()]
 
 
-def cached_statuses(
-    runs: Sequence[RunDirectory], *, echo: bool = False
-) -> dict[RunDirectory, RunStatus | ToolkitError]:
+def cached_statuses(runs: Sequence[RunDirectory]) -> dict[RunDirectory, RunStatus | ToolkitError]:
     """The status of some runs, or what is wrong with their files, with one question to each cluster."""
     jobs = jobs_of(runs)
-    answers = ask_once(jobs, echo=echo)
-    return {run: _status(run, known, answers, echo=echo) for run, known in jobs.items()}
+    answers = ask_once(jobs)
+    return {run: _status(run, known, answers) for run, known in jobs.items()}
 
 
 def jobs_of(runs: Sequence[RunDirectory]) -> dict[RunDirectory, ResolvedJob | ToolkitError]:
@@ -57,18 +55,18 @@ def jobs_of(runs: Sequence[RunDirectory]) -> dict[RunDirectory, ResolvedJob | To
 
 
 def _status(
-    run: RunDirectory, known: ResolvedJob | ToolkitError, answers: Mapping[Slurm, Answer], *, echo: bool
+    run: RunDirectory, known: ResolvedJob | ToolkitError, answers: Mapping[Slurm, Answer]
 ) -> RunStatus | ToolkitError:
     if isinstance(known, ToolkitError):
         return known
     try:
         with permissions_in_words():
-            return run_status(run, answers.get(slurm_of(known), {}), echo=echo)
+            return run_status(run, answers.get(slurm_of(known), {}))
     except ToolkitError as error:  # one damaged run hides no other
         return error
 
 
-def ask_once(jobs: Mapping[RunDirectory, ResolvedJob | ToolkitError], *, echo: bool) -> dict[Slurm, Answer]:
+def ask_once(jobs: Mapping[RunDirectory, ResolvedJob | ToolkitError]) -> dict[Slurm, Answer]:
     """Each cluster's answer for all of its jobs that may still live."""
     wanted: dict[Slurm, list[str]] = {}
     cluster_jobs: dict[Slurm, ResolvedJob] = {}
@@ -83,4 +81,4 @@ def ask_once(jobs: Mapping[RunDirectory, ResolvedJob | ToolkitError], *, echo: b
         if ids:
             cluster_jobs[slurm_of(job)] = job
             wanted.setdefault(slurm_of(job), []).extend(ids)
-    return {cluster: ask_slurm(cluster_jobs[cluster], ids, echo=echo) for cluster, ids in wanted.items()}
+    return {cluster: ask_slurm(cluster_jobs[cluster], ids) for cluster, ids in wanted.items()}

@@ -24,7 +24,7 @@ SLOW_S = 1.0  # what takes longer is told
 
 
 def list_runs(
-    runs: Path, *, job: str = "", states: Collection[RunState] = (), since: str = "", limit: int = 0, echo: bool = False
+    runs: Path, *, job: str = "", states: Collection[RunState] = (), since: str = "", limit: int = 0
 ) -> list[RunStatus]:
     """The status of each run, newest first.
 
@@ -35,7 +35,7 @@ def list_runs(
     with closing(RunIndex(runs)) as index:
         walk = _Walk(index, frozenset(states or RunState), limit)
         walk.over(index.newest(job=job, since=since, states=words, first=limit or PAGE))
-        found = [*walk.told, *(one for one in _ask(walk.living, echo=echo) if one.state in walk.states)]
+        found = [*walk.told, *(one for one in _ask(walk.living) if one.state in walk.states)]
         keep(
             index, ((status, walk.changed[Path(status.path)]) for status in found if Path(status.path) in walk.changed)
         )
@@ -44,10 +44,10 @@ def list_runs(
     return found[:limit] if limit else found
 
 
-def living_runs(runs: Path, *, echo: bool = False) -> list[RunStatus]:
+def living_runs(runs: Path) -> list[RunStatus]:
     """The status of each run that was submitted and has not ended, newest first."""
     living = {state for state in RunState if not state.final}
-    begun = list_runs(runs, states=living, echo=echo)
+    begun = list_runs(runs, states=living)
     return [status for status in begun if _has_begun(RunDirectory(Path(status.path)))]
 
 
@@ -122,12 +122,12 @@ class _Walk:
         return status
 
 
-def _ask(runs: Sequence[RunDirectory], *, echo: bool) -> list[RunStatus]:
+def _ask(runs: Sequence[RunDirectory]) -> list[RunStatus]:
     if not runs:
         return []
     from toolkit.runs.history.asking import statuses_of
 
-    return statuses_of(runs, echo=echo)
+    return statuses_of(runs)
 
 
 def keep(index: RunIndex, found: Iterable[tuple[RunStatus, int]]) -> None:

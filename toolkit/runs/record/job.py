@@ -21,9 +21,9 @@ from toolkit.site.load import load_site
 from toolkit.slurm.commands import Slurm
 
 
-def slurm_of(job: ResolvedJob, *, echo: bool = False) -> Slurm:
+def slurm_of(job: ResolvedJob) -> Slurm:
     """Slurm's commands for the cluster of a job."""
-    return slurm_of_site(job.scheduler, cluster=job.job.cluster, echo=echo)
+    return slurm_of_site(job.scheduler, cluster=job.job.cluster)
 
 
 def uses_slurm(job: ResolvedJob) -> bool:

@@ -40,9 +40,7 @@ _KILL = 'grep -q toolkit.rank /proc/$1/cmdline && kill -KILL $(cat /proc/$1/task
 CutOff = Callable[[str], AbstractContextManager[Injected]]
 
 
-def choose(
-    run: RunDirectory, attempt: AttemptDirectory, kind: str, rank: int | None, cut_off: CutOff | None, *, echo: bool
-) -> Inject:
+def choose(run: RunDirectory, attempt: AttemptDirectory, kind: str, rank: int | None, cut_off: CutOff | None) -> Inject:
     """The failure of a kind for this run.
 
     Raises:
@@ -55,7 +53,7 @@ def choose(
             fix="rehearse kill-rank N, or submit it",
         )
     job_id = job_ids(run)[-1]
-    slurm = None if job_id.startswith("local-") else slurm_of(job, echo=echo)
+    slurm = None if job_id.startswith("local-") else slurm_of(job)
     # Slurm sees a node that was cut off; where only its ranks die, it is a crash.
     cause = Cause.NODE_LOST if kind == "kill-node" and cut_off is not None else _CAUSES[kind]
     _require_a_next_start(run, attempt, kind, cause)

@@ -19,16 +19,16 @@ from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import newest_job_id, run_status
 
 
-def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
+def cancel_run(run: RunDirectory) -> RunStatus:
     """Ask a whole run to end: ranks save at the next step boundary and leave.
 
     Raises:
         CheckFailedError: the run has already ended.
     """
     try:
-        status = run_status(run, echo=echo)
+        status = run_status(run)
     except DamagedFileError as error:
-        return _cancel_damaged(run, error, echo=echo)
+        return _cancel_damaged(run, error)
     if status.state.final or status.state is RunState.CREATED:
         raise CheckFailedError(
             f"run {run.run_id} is {status.state.value}; there is nothing to cancel",
@@ -44,17 +44,17 @@ def cancel_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
         job_id = newest_job_id(run)
         if not job_id.startswith("local-"):
             with _outage_in_words(run, job_id):
-                slurm_of(recorded_job(run), echo=echo).cancel([part.job_id for part in newest_parts(run)] or [job_id])
-    return run_status(run, echo=echo)
+                slurm_of(recorded_job(run)).cancel([part.job_id for part in newest_parts(run)] or [job_id])
+    return run_status(run)
 
 
-def _cancel_damaged(run: RunDirectory, error: DamagedFileError, *, echo: bool) -> RunStatus:
+def _cancel_damaged(run: RunDirectory, error: DamagedFileError) -> RunStatus:
     if is_over(run):
         raise error
     for part in run.with_tasks():
         write_text(part.control / "cancel", utc_now() + "\n")
     with _outage_in_words(run, "of it"):
-        return cancel_in_queue(run, error, echo=echo)
+        return cancel_in_queue(run, error)
 
 
 @contextmanager
@@ -89,13 +89,13 @@ def _begun_tasks(run: RunDirectory, status: RunStatus) -> list[RunDirectory]:
     return [run.task(number) for number in run.task_numbers() if number in living]
 
 
-def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatus:
+def cancel_task(run: RunDirectory, task: int) -> RunStatus:
     """Ask one task of an array run to end, also one that has not begun.
 
     Raises:
         CheckFailedError: the task has already ended.
     """
-    state = run_status(run.task(task), echo=echo).state
+    state = run_status(run.task(task)).state
     if state.final or state is RunState.CREATED:
         raise CheckFailedError(
             f"task {task} of run {run.run_id} is {state.value}; there is nothing to cancel",
@@ -107,8 +107,8 @@ def cancel_task(run: RunDirectory, task: int, *, echo: bool = False) -> RunStatu
     if last_open_start(run) is None:
         job_id = newest_job_id(run.task(task))
         with _outage_in_words(run.task(task), job_id):
-            slurm_of(recorded_job(run), echo=echo).cancel([job_id])
-    return run_status(run.task(task), echo=echo)
+            slurm_of(recorded_job(run)).cancel([job_id])
+    return run_status(run.task(task))
 
 
 def what_follows(status: RunStatus) -> str:

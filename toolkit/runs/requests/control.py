@@ -16,13 +16,13 @@ from toolkit.runs.status.state import run_status
 from toolkit.supervise.launch import is_foreign
 
 
-def ask_for(run: RunDirectory, request: str, *, echo: bool = False) -> RunStatus:
+def ask_for(run: RunDirectory, request: str) -> RunStatus:
     """Write `control/save` or `control/stop`; the ranks look within 5 s, and act at their next step boundary.
 
     Raises:
         CheckFailedError: the run is not running, or no rank of it would ever look whether it is to save.
     """
-    status = _require_running(run, f"so it cannot {request}", echo=echo)
+    status = _require_running(run, f"so it cannot {request}")
     if request == "save" and _is_foreign(run) and not _reports_steps(run):
         raise CheckFailedError(
             f"run {run.run_id} is a script or an executable, which saves by itself: nobody looks for a request to save",
@@ -52,7 +52,7 @@ def _reports_steps(run: RunDirectory) -> bool:
     return any(attempt is not None and attempt.heartbeat.exists() for attempt in attempts)
 
 
-def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
+def requeue_run(run: RunDirectory) -> RunStatus:
     """Have Slurm end the run's job and put it back into the queue; ranks save first, within KillWait.
 
     Of an array that holds for the tasks that run: those that wait or have ended stay as they are.
@@ -61,7 +61,7 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
         CheckFailedError: the run is not running in a job of Slurm's, or no longer.
         SchedulerRefusedError: Slurm does not requeue it.
     """
-    status = _require_running(run, "so there is nothing to requeue", echo=echo)
+    status = _require_running(run, "so there is nothing to requeue")
     job = recorded_job(run)
     if not uses_slurm(job) or status.job_id.startswith("local-"):
         raise CheckFailedError(
@@ -81,11 +81,11 @@ def requeue_run(run: RunDirectory, *, echo: bool = False) -> RunStatus:
         )
     asked_at = utc_now()
     for job_id in [part.job_id for part in newest_parts(run)] or [status.job_id]:
-        slurm_of(job, echo=echo).requeue(job_id)
+        slurm_of(job).requeue(job_id)
     for part in run.with_tasks():
         before = part.control / "requeue"
         write_text(before, (before.read_text(encoding="utf-8") if before.exists() else "") + asked_at + "\n")
-    after = run_status(run, echo=echo)
+    after = run_status(run)
     if after.state.final:  # Slurm says nothing of what it leaves alone
         raise CheckFailedError(
             f"run {run.run_id} is {after.state.value}: it ended before Slurm could requeue it",
@@ -105,8 +105,8 @@ def requeue_asked_at(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
     return next((time for time in times if begun["time"] <= time <= end["time"]), "")
 
 
-def _require_running(run: RunDirectory, so: str, *, echo: bool) -> RunStatus:
-    status = run_status(run, echo=echo)
+def _require_running(run: RunDirectory, so: str) -> RunStatus:
+    status = run_status(run)
     if status.state is not RunState.RUNNING:
         raise CheckFailedError(
             f"run {run.run_id} is {status.state.value}, {so}",

@@ -46,7 +46,7 @@ def with_way_out(error: DamagedFileError) -> DamagedFileError:
     return error
 
 
-def cancel_in_queue(run: RunDirectory, error: DamagedFileError, *, echo: bool = False) -> RunStatus:
+def cancel_in_queue(run: RunDirectory, error: DamagedFileError) -> RunStatus:
     """Cancel the jobs that the queue has of a run, as their comments tell, where its own files do not.
 
     Raises:
@@ -54,7 +54,7 @@ def cancel_in_queue(run: RunDirectory, error: DamagedFileError, *, echo: bool = 
     """
     status = unreadable(run, error)
     damage = status.reason.partition(":")[0]
-    slurm = _slurm_of(run, echo=echo)
+    slurm = _slurm_of(run)
     if status.job_id.startswith("local-"):
         return replace(status, reason=damage)
     if slurm is None:
@@ -66,13 +66,13 @@ def cancel_in_queue(run: RunDirectory, error: DamagedFileError, *, echo: bool = 
     return replace(status, reason=f"{damage}, so `scancel {' '.join(dict.fromkeys(found))}` was done at once")
 
 
-def _slurm_of(run: RunDirectory, *, echo: bool) -> Slurm | None:
+def _slurm_of(run: RunDirectory) -> Slurm | None:
     """Slurm's commands for the cluster that a run recorded, else for the one that is here."""
     try:
         job = recorded_job(run)
     except DamagedFileError:
-        return slurm_here(echo=echo) or (Slurm(echo=echo) if shutil.which("squeue") else None)
-    return slurm_of(job, echo=echo) if uses_slurm(job) else None
+        return slurm_here() or (Slurm() if shutil.which("squeue") else None)
+    return slurm_of(job) if uses_slurm(job) else None
 
 
 def _newest_job(run: RunDirectory) -> str:

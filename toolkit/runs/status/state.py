@@ -45,24 +45,24 @@ from toolkit.runs.status.slurm_state import (
 from toolkit.slurm.array import write_array
 
 
-def run_status(run: RunDirectory, answer: Answer | None = None, *, echo: bool = False) -> RunStatus:
+def run_status(run: RunDirectory, answer: Answer | None = None) -> RunStatus:
     """The state of one run, or of one task of an array run. `answer` is Slurm's where it was asked for all runs at once, for
     the ids that `ids_to_ask` names; None asks it now, and so does a job that was submitted after the question.
     """
     job = recorded_job(run)
     opened = None
     if last_open_start(run) is not None:
-        opened, answer = settle(run, slurm_of(job, echo=echo)), None
+        opened, answer = settle(run, slurm_of(job)), None
     job_id = newest_job_id(run)
     tasks = None
     word = state_from_submission(opened, job_id)
     if word is None and job_id and _is_array(run, job):
-        answer = _answer_for(ids_to_ask(run, job), job, answer, echo=echo)
+        answer = _answer_for(ids_to_ask(run, job), job, answer)
         tasks = _task_statuses(run, job, job_id, answer)
         asked = job.job.tasks is not None and len(job.job.tasks) == len(tasks)
         word = word_of_tasks(job.job.array if asked else f"of {len(tasks)} tasks", tasks)
     elif word is None:
-        word = state_from_record(run) or _state_of_unfinished_run(run, job, job_id, answer, echo=echo)
+        word = state_from_record(run) or _state_of_unfinished_run(run, job, job_id, answer)
         # The run may have ended between the two looks, and then its own word counts.
         word = (state_from_record(run) if word.state.final else None) or word
     nodes, ranks = _shape(run, job)
@@ -215,28 +215,26 @@ def _last_submitted(run: RunDirectory) -> int:
     return max(map(start_of, run.path.glob("submitted-*.json")), default=0)
 
 
-def ask_slurm(job: ResolvedJob, job_ids: list[str], *, echo: bool = False) -> Answer:
+def ask_slurm(job: ResolvedJob, job_ids: list[str]) -> Answer:
     """What the job's cluster says of some jobs; its silence is an answer too."""
     try:
-        return {**dict.fromkeys(job_ids), **slurm_of(job, echo=echo).jobs(job_ids)}
+        return {**dict.fromkeys(job_ids), **slurm_of(job).jobs(job_ids)}
     except (SchedulerRefusedError, NotFoundError) as error:
         return error
 
 
-def _answer_for(job_ids: list[str], job: ResolvedJob, answer: Answer | None, *, echo: bool) -> Answer:
+def _answer_for(job_ids: list[str], job: ResolvedJob, answer: Answer | None) -> Answer:
     """`answer` where it is one to the question for `job_ids`, else a new one."""
     if answer is not None and (isinstance(answer, ToolkitError) or set(job_ids) <= set(answer)):
         return answer
-    return ask_slurm(job, job_ids, echo=echo)
+    return ask_slurm(job, job_ids)
 
 
-def _state_of_unfinished_run(
-    run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer | None, *, echo: bool
-) -> StateReport:
+def _state_of_unfinished_run(run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer | None) -> StateReport:
     if not job_id:
         return StateReport(RunState.CREATED, "rendered, not submitted", "run directory")
     if job_id.startswith("local-"):
         return state_from_process_table(run, job_id)
     if not uses_slurm(job):
         return StateReport(RunState.UNKNOWN, f"job {job_id} is not of site {job.site.name}", "run directory")
-    return state_from_slurm(run, job_id, _answer_for([job_id], job, answer, echo=echo))
+    return state_from_slurm(run, job_id, _answer_for([job_id], job, answer))

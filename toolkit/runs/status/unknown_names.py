@@ -52,16 +52,14 @@ def vanished(run: RunDirectory) -> NotFoundError:
     )
 
 
-def slurm_here(cluster: str = "", *, echo: bool = False) -> Slurm | None:
+def slurm_here(cluster: str = "") -> Slurm | None:
     """Slurm's commands as the site that this is has them; None where there is none."""
     try:
         scheduler = detect_site().site.scheduler
     except ToolkitError:  # no site is known here, so none that could be asked
         return None
     return (
-        replace(slurm_of_site(scheduler, cluster=cluster, echo=echo), timeout_s=_QUESTION_S)
-        if scheduler.kind == "slurm"
-        else None
+        replace(slurm_of_site(scheduler, cluster=cluster), timeout_s=_QUESTION_S) if scheduler.kind == "slurm" else None
     )
 
 

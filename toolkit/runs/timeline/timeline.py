@@ -68,9 +68,9 @@ class Timeline:
         }  # fmt: skip
 
 
-def timeline_of(run: RunDirectory, *, echo: bool = False) -> Timeline:
+def timeline_of(run: RunDirectory) -> Timeline:
     """The life of a run, or of a task, until now. Slurm is asked for its state alone."""
-    status = run_status(run, echo=echo)
+    status = run_status(run)
     before = [_of_parent(parent) for parent in _parents(run)]
     if status.tasks is None:
         own = [_of_attempt(run, piece, status.state) for piece in life_of(run, status.state)]

@@ -64,7 +64,6 @@ def look(
     site: Site | None = None,
     extra_sbatch_options: Sequence[str] = (),
     run: RunDirectory | None = None,
-    echo: bool = False,
 ) -> Preflight:
     """Look at a job and, where it goes to Slurm, at the cluster.
 
@@ -86,7 +85,7 @@ def look(
     past_time = False
     for one, request in requests:
         try:
-            cluster, unanswered = _ask(one, request, echo=echo)
+            cluster, unanswered = _ask(one, request)
         except UnknownClusterError as error:
             found.append(About(job, "cluster").refuse("job.cluster", error.message, error.fix))
             return Preflight(_ordered(found), (), None, is_final=True)
@@ -106,9 +105,9 @@ def look(
     return Preflight(_ordered(found), tuple(dict.fromkeys(silent)), cost)
 
 
-def _ask(job: ResolvedJob, request: Request, *, echo: bool) -> tuple[Cluster | None, Sequence[str]]:
+def _ask(job: ResolvedJob, request: Request) -> tuple[Cluster | None, Sequence[str]]:
     try:
-        cluster = ask_cluster(slurm_of(job, echo=echo), request)
+        cluster = ask_cluster(slurm_of(job), request)
     except UnknownClusterError:
         raise
     except (NotFoundError, SchedulerRefusedError) as error:
