@@ -7,7 +7,7 @@ from toolkit.rundir.claims import claim_start
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory
 
-SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
+SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 
 
 def claim(run, *, job_id="7", number=0):

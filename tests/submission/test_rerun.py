@@ -19,7 +19,7 @@ from toolkit.submission import submit_run as submission
 @pytest.fixture
 def made(toolkit, monkeypatch: pytest.MonkeyPatch):
     """Make a run by a command, without any rank."""
-    monkeypatch.setattr(submission, "submit_new", lambda run, job, echo: submission.Submitted(run, 0, "local-1"))
+    monkeypatch.setattr(submission, "submit_new", lambda run, job: submission.Submitted(run, 0, "local-1"))
 
     def make(*words: object) -> RunDirectory:
         return toolkit.run(toolkit.ok(*words, "--parsable").strip().partition(";")[2])

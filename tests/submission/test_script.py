@@ -216,7 +216,7 @@ def test_plain_values_need_no_quotes_and_others_get_sbatchs() -> None:
 def sbatch_lines(folder: Path, words: list[str], left_out: Sequence[str] = (), exclude: str = "") -> list[str]:
     """The #SBATCH lines of a job with options of its own."""
     job = a_job(folder, f"sbatch = {json.dumps(words)}\nexclude = {json.dumps(exclude)}\n")
-    text = render_script(job, RUN, 0, left_out=left_out)
+    text = render_script(job, RUN, 0, excluded=left_out)
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
 
 

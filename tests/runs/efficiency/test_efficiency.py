@@ -225,7 +225,7 @@ def array(toolkit, monkeypatch):
             assert not attempt.usage.exists()
         return run
 
-    monkeypatch.setattr(count, "_accounted", lambda run, job, echo: [])
+    monkeypatch.setattr(count, "_accounted", lambda run, job: [])
     return make
 
 

@@ -121,7 +121,7 @@ def test_an_end_between_two_looks_is_not_a_loss(toolkit, monkeypatch) -> None:
     real = module.state_from_record
     for _ in range(50):
         looks = iter([None])
-        monkeypatch.setattr(module, "final_word", lambda one, looks=looks: next(looks, real(one)))
+        monkeypatch.setattr(module, "state_from_record", lambda one, looks=looks: next(looks, real(one)))
         state = module.run_status(run).state.value
         if state != "running":  # the supervisor lives for a moment after its last word
             break
