@@ -9,14 +9,14 @@ export PYTHONDONTWRITEBYTECODE =
 # Files go out in the order of folders: xdist's own order begins with files of many tests, and ends with long files of few.
 SPREAD := --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check unit cluster packages evidence parity clean
+.PHONY: demo test docs check unit cluster packages evidence parity clean
 
 demo:
 	@$(PYTHON) scripts/setup_environment.py train,mpi,plot
 	@$(BIN)/python scripts/demo.py
 
 test: packages
-	@$(PYTHON) scripts/setup_environment.py train,mpi,plot,dev
+	@$(PYTHON) scripts/setup_environment.py train,mpi,plot,docs,dev
 	@$(MAKE) --no-print-directory check unit cluster
 
 check:
@@ -32,6 +32,12 @@ unit:
 # have such tests are collected (tests/docs/test_makefile.py): the others import torch.
 cluster:
 	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 $(SPREAD) -m "cluster and not evidence" tests/cluster tests/torture
+
+# The documentation site, in build/docs/index.html; a warning, such as a link to a missing heading, fails the build.
+docs:
+	@$(PYTHON) scripts/setup_environment.py train,mpi,plot,docs,dev
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 packages:
 ifeq ($(ON_DEBIAN_ROOT),1)

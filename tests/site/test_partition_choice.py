@@ -110,7 +110,7 @@ def test_an_allocation_has_its_partition(toolkit, ours, monkeypatch, words):
     monkeypatch.setenv("TOOLKIT_SITE", "ours")
     monkeypatch.setattr(
         "toolkit.cli.run_foreground.live_here",
-        lambda run, job, start, echo: print(job.job.nodes, repr(job.job.partition)),
+        lambda run, job, start: print(job.job.nodes, repr(job.job.partition)),
     )
     said = toolkit("run", ours, *words)
     assert (said.out, said.err) == ("9 ''\n", "")
