@@ -41,7 +41,7 @@ def test_a_closed_stream_is_as_dev_null(toolkit, line: str, code: int) -> None:
 def test_a_full_stdout_is_said_to_be_it(toolkit, words: str, unbuffered: str) -> None:
     done = shell(f"toolkit {words} >/dev/full", PYTHONUNBUFFERED=unbuffered)
     assert (done.returncode, done.stderr) == (
-        2, "toolkit: stdout: No space left on device. Fix: make room there, or send it elsewhere\n",
+        2, "toolkit: stdout: No space left on device. Fix: free space there, or redirect the output elsewhere\n",
     )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def test_every_line_says_where_it_is_from(toolkit, ours):
 def test_the_file_loads_and_jobs_resolve_on_it(toolkit, ours):
     said = toolkit.ok("site", "init", "--name", "mine")
     path = ours / ".config/toolkit/sites/mine.toml"
-    assert said == f"{path}: 7 guesses to look at, then `toolkit site check mine`\n"
+    assert said == f"{path}: verify 7 guesses, then run `toolkit site check mine`\n"
     site = load_site("mine", {"HOME": str(ours)})
     job = resolve_job(
         find_job("mpi_hello"), site=site, environ={"SCRATCH": "/s"}, settings=["job.partition=gpu", "job.nodes=2"]

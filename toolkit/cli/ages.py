@@ -1,4 +1,4 @@
-"""How long ago: `30m`, `12h`, `7d`, `2w`; a moment also as a date, `2026-11-20` or `2026-11-20T14:30`, in local time."""
+"""Option types: an age such as `30m`, `12h`, `7d` or `2w`, and a time as an age or a date in local time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 
 
 class Age(click.ParamType[timedelta]):
-    """A span of time, such as `30d`."""
+    """A duration such as `30d`."""
 
     name = "age"
 
@@ -22,12 +22,12 @@ class Age(click.ParamType[timedelta]):
             return value
         age = _age(str(value))
         if age is None:
-            self.fail(f"{value!r} is no span of time; write 30m, 12h, 7d or 2w", param, ctx)
+            self.fail(f"expected an age such as 30m, 12h, 7d or 2w, got {value!r}", param, ctx)
         return age
 
 
 class Moment(click.ParamType[datetime]):
-    """A moment of the past, in UTC."""
+    """A time in the past, in UTC."""
 
     name = "moment"
 
@@ -40,7 +40,7 @@ class Moment(click.ParamType[datetime]):
                 return datetime.now(UTC) - age
             return datetime.fromisoformat(str(value)).astimezone(UTC)
         except (ValueError, OverflowError):
-            self.fail(f"{value!r} is no moment; write an age (30m, 12h, 7d) or a date (2026-11-20)", param, ctx)
+            self.fail(f"expected an age (30m, 12h, 7d) or a date (2026-11-20), got {value!r}", param, ctx)
 
 
 def _age(text: str) -> timedelta | None:

@@ -1,4 +1,4 @@
-"""One command for several names: what is wrong with one of them keeps no other from its turn."""
+"""Run a command for several names: an error with one name does not stop the others."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ Result = TypeVar("Result")
 
 
 def for_each(names: Iterable[str], do: Callable[[str], Result]) -> tuple[list[Result], list[ToolkitError]]:
-    """What `do` makes of each name, once, and the errors of those that it refuses.
+    """Return the results of `do` for each distinct name, and the errors of the names that it refused.
 
     Raises:
-        OSError: stdout took no more, as of `| head -1`; all names have had their turn.
+        OSError: stdout was closed, as by `| head -1`; raised after all names were processed.
     """
-    made: list[Result] = []
+    results: list[Result] = []
     refused: list[ToolkitError] = []
-    unheard: OSError | None = None
+    stdout_error: OSError | None = None
     for name in dict.fromkeys(names):
         try:
             with permissions_in_words():
-                made.append(do(name))
+                results.append(do(name))
         except ToolkitError as error:
             refused.append(error)
         except OSError as error:
             if error.filename is not None:  # a file's
                 raise
-            unheard = error
-    if unheard is not None:
-        raise unheard
-    return made, refused
+            stdout_error = error
+    if stdout_error is not None:
+        raise stdout_error
+    return results, refused
 
 
 def refuse_at_last(refused: Sequence[ToolkitError]) -> None:
-    """End the command with what was refused, if anything was, now that all else is done.
+    """Raise the collected errors, if any, after all names were processed.
 
     Raises:
-        ToolkitError: the first of them, with the others.
+        ToolkitError: the first error, with the others attached.
     """
     if refused:
         raise all_of(refused)

@@ -1,6 +1,6 @@
-"""`toolkit completion`: the script by which a shell completes our words, and what it completes them with.
+"""`toolkit completion`: the shell script for TAB completion, and the answer to one TAB.
 
-Each TAB starts us anew, so nothing here may import what reads configuration, and Slurm has a tenth of a second to answer.
+Each TAB starts a new process, so this module must not import anything that reads configuration.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VARIABLE = "_TOOLKIT_COMPLETE"
 
 
 class Bash(BashComplete):
-    """click's script gets words that are cut at `:` and `=`; this one has the line as it was typed."""
+    """click's script receives arguments that bash split at `:` and `=`; this one receives the line as typed."""
 
     source_template = """\
 %(complete_func)s() {
@@ -45,7 +45,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
         return words, self.incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """bash replaces what stands behind the last `:` that it cuts words at."""
+        """bash replaces only the part after the last `:` at which it splits arguments."""
         value = str(item.value)
         kept, colon, _ = self.incomplete.rpartition(":")
         if colon in os.environ.get("COMP_BREAKS", ":") and value.startswith(kept + colon):
@@ -57,9 +57,9 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that has SHELL complete commands, options, runs, jobs, sites, partitions, sessions and steps.
+    """Print the script that makes SHELL complete commands, options, runs, jobs, sites, partitions, sessions and steps.
 
-    The first line below is for ~/.bashrc, the second for ~/.zshrc, behind compinit.
+    The first line below is for ~/.bashrc, the second for ~/.zshrc, after compinit.
 
     \b
     eval "$(toolkit completion bash)"
@@ -67,13 +67,13 @@ def completion(ctx: click.Context, shell: str) -> None:
     toolkit completion fish > ~/.config/fish/completions/toolkit.fish
     """
     add_completion_class(Bash)
-    found = get_completion_class(shell)
-    assert found is not None  # the choice above
-    click.echo(found(ctx.find_root().command, {}, "toolkit", VARIABLE).source().rstrip())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None  # click.Choice allows no other shell
+    click.echo(completion_class(ctx.find_root().command, {}, "toolkit", VARIABLE).source().rstrip())
 
 
 def complete(cli: click.Command, instruction: str) -> int:
-    """Answer a shell that completes a line. What is wrong there stays unsaid: it would stand amid the line."""
+    """Print the completions of a line. Errors are not printed: they would appear in the middle of the user's command line."""
     from toolkit.errors import ToolkitError
 
     add_completion_class(Bash)

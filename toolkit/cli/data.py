@@ -1,4 +1,4 @@
-"""`toolkit data`: make ready what a training reads."""
+"""`toolkit data`: prepare the files that a training job reads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from toolkit.cli.options import json_option
 from toolkit.talk import say
 
 _UNKNOWN_VOCABULARY = (
-    "the vocabulary is not named, and train_lm does not learn from such a file. Fix: pack it with --vocabulary N, the "
-    "number of tokens that the tokenizer knows"
+    "the file does not state its vocabulary, and train_lm cannot train on it. Fix: pack it with --vocabulary N, the "
+    "number of tokens of the tokenizer"
 )
 
 
 @click.group()
 def data() -> None:
-    """Make token files of text, and indexes of JSON lines.
+    """Pack texts into token files, and index JSON lines.
 
     \b
     toolkit data pack corpus/*.txt -o corpus.tokens
@@ -31,21 +31,25 @@ def data() -> None:
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The token file.")
 @click.option("--tokenizer", default="bytes", metavar="NAME", help="bytes, or module:name of a function [bytes].")
 @click.option("--dtype", default="uint16", metavar="TYPE", help="uint16 or uint32 [uint16].")
-@click.option("--end-token", type=click.IntRange(min=0), metavar="N", help="A token behind each file [none].")
+@click.option("--end-token", type=click.IntRange(min=0), metavar="N", help="Token to append to each file [none].")
 @click.option(
-    "--vocabulary", default=0, type=click.IntRange(0, 2**32 - 1), metavar="N", help="Written into the header."
+    "--vocabulary",
+    default=0,
+    type=click.IntRange(0, 2**32 - 1),
+    metavar="N",
+    help="Vocabulary size, stored in the header.",
 )
 @click.option(
-    "--processes", type=click.IntRange(min=1), metavar="N", help="How many tokenise [one a CPU; 1 for bytes]."
+    "--processes", type=click.IntRange(min=1), metavar="N", help="Processes that tokenise [one per CPU; 1 for bytes]."
 )
-@click.option("--force", is_flag=True, help="Replace the output if it is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing output.")
 def pack(
     files: tuple[Path, ...], output: Path, tokenizer: str, dtype: str, end_token: int | None, vocabulary: int,
     processes: int | None, force: bool,
 ) -> None:  # fmt: skip
-    """Tokenise text FILES, in their order, into one file that ranks map into memory.
+    """Tokenise FILES, in the given order, into one file that ranks map into memory.
 
-    The file is the same whatever the number of processes, and has its name only when it is whole.
+    The result does not depend on the number of processes. The file gets its name only when it is complete.
 
     \b
     toolkit data pack corpus/*.txt -o corpus.tokens
@@ -59,7 +63,7 @@ def pack(
 
     total = sum(map(size_of, files))
     packing = Packing(tokenizer, dtype, end_token, vocabulary)
-    # Bytes are read as fast as one process writes them.
+    # One process can write bytes as fast as the disk reads them.
     processes = processes or (1 if tokenizer == BYTES else len(os.sched_getaffinity(0)))
     with reading_bar("tokenising", total) as advance:
         header = pack(files, output, packing, processes=processes, replace=force, advance=advance)
@@ -71,11 +75,11 @@ def pack(
 
 @data.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--folder", type=click.Path(path_type=Path), help="Where indexes go [beside each file].")
+@click.option("--folder", type=click.Path(path_type=Path), help="Folder of the indexes [next to each file].")
 def index(files: tuple[Path, ...], folder: Path | None) -> None:
-    """Find the lines of JSON-lines FILES once, before a thousand ranks would.
+    """Index the lines of JSON-lines FILES once, so that no rank has to.
 
-    An index that is of today is left as it is. FOLDER is that of data.index_folder.
+    An index that is up to date is kept. FOLDER is the one of data.index_folder.
 
     \b
     toolkit data index corpus/*.jsonl
@@ -89,14 +93,16 @@ def index(files: tuple[Path, ...], folder: Path | None) -> None:
         click.echo(f"{path}: {counted(records, 'record')}")
         total += records
     if not total:
-        raise ToolkitError("no line holds a record", where=str(files[0]), fix="name files with a JSON document a line")
+        raise ToolkitError(
+            "no line contains a record", where=str(files[0]), fix="name files with one JSON document per line"
+        )
 
 
 @data.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def show(file: Path, as_json: bool) -> None:
-    """What a token FILE holds, by its header.
+    """Show the header of a token FILE.
 
     \b
     toolkit data show corpus.tokens
@@ -107,7 +113,9 @@ def show(file: Path, as_json: bool) -> None:
     header = read_header(file)
     if header is None:
         raise ToolkitError(
-            "has no header of a token file", where=str(file), fix="make one: toolkit data pack FILES -o OUT"
+            "expected a token file, got a file without its header",
+            where=str(file),
+            fix="create one: toolkit data pack FILES -o OUT",
         )
     if as_json:
         known = {name: getattr(header, name) for name in ("tokens", "dtype", "texts", "vocabulary")}

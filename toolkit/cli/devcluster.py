@@ -1,4 +1,4 @@
-"""`toolkit devcluster`: a real Slurm cluster on this one machine."""
+"""`toolkit devcluster`: a real Slurm cluster on this machine."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from toolkit.devcluster.layout import DEFAULT_NAME, ClusterSpec, Layout, make_la
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--name", default=DEFAULT_NAME, show_default=True, help="Clusters of different names never meet.")
+@click.option(
+    "--name",
+    default=DEFAULT_NAME,
+    show_default=True,
+    help="Name of the cluster; clusters with different names are independent.",
+)
 @click.option(
     "--folder",
     type=click.Path(path_type=Path),
-    help="Where it lives [default: $TOOLKIT_DEVCLUSTER, else ~/.toolkit/NAME].",
+    help="Folder of the cluster [default: $TOOLKIT_DEVCLUSTER, else ~/.toolkit/NAME].",
 )
 @click.pass_context
 def devcluster(ctx: click.Context, name: str, folder: Path | None) -> None:
-    """A real Slurm cluster on this machine: every node has its own network, host name, PIDs and /tmp.
+    """Run a real Slurm cluster on this machine; every node has its own network, host name, PIDs and /tmp.
 
     \b
     toolkit devcluster up --nodes 2
@@ -31,19 +36,21 @@ def devcluster(ctx: click.Context, name: str, folder: Path | None) -> None:
 
 
 @devcluster.command()
-@click.option("--nodes", default=4, show_default=True, help="How many nodes.")
-@click.option("--gpus", default=4, show_default=True, help="Pretended GPUs of each node.")
-@click.option("--link", default="", metavar="RATE", help="Speed of each node's link, such as 200mbit.")
-@click.option("--accounting", is_flag=True, help="With slurmdbd on a private MariaDB, so that sacct works.")
+@click.option("--nodes", default=4, show_default=True, help="Number of nodes.")
+@click.option("--gpus", default=4, show_default=True, help="Simulated GPUs of each node.")
+@click.option("--link", default="", metavar="RATE", help="Bandwidth of each node's link, such as 200mbit.")
+@click.option("--accounting", is_flag=True, help="Start slurmdbd with a private MariaDB, so that sacct works.")
 @click.option(
-    "--accounting-of", default="", metavar="NAME", help="With the slurmdbd of the cluster NAME, for commands with -M."
+    "--accounting-of", default="", metavar="NAME", help="Use the slurmdbd of the cluster NAME, for commands with -M."
 )
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="One more line for slurm.conf.")
+@click.option(
+    "--option", "options", multiple=True, metavar="KEY=VALUE", help="Additional line for slurm.conf; may be repeated."
+)
 @click.pass_obj
 def up(
     layout: Layout, nodes: int, gpus: int, link: str, accounting: bool, accounting_of: str, options: tuple[str, ...]
 ) -> None:
-    """Bring the cluster up; when it is up, start again what died of it.
+    """Start the cluster; if it is up, restart its daemons that exited.
 
     \b
     eval "$(toolkit devcluster up --nodes 2 --gpus 4)"
@@ -60,10 +67,10 @@ def up(
 
 
 @devcluster.command()
-@click.option("--keep-logs", is_flag=True, help="Leave FOLDER/logs.")
+@click.option("--keep-logs", is_flag=True, help="Keep FOLDER/logs.")
 @click.pass_obj
 def down(layout: Layout, keep_logs: bool) -> None:
-    """End all its processes and jobs, remove its links and its folder.
+    """Stop all processes and jobs of the cluster, and remove its network links and its folder.
 
     \b
     toolkit devcluster down
@@ -78,7 +85,7 @@ def down(layout: Layout, keep_logs: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def status(layout: Layout, as_json: bool) -> None:
-    """Show nodes, daemons and the configuration's path; exit code 1 when a daemon is dead.
+    """Show nodes, daemons and the path of slurm.conf; the exit code is 1 if a daemon is not running.
 
     \b
     toolkit devcluster status
@@ -102,8 +109,8 @@ def status(layout: Layout, as_json: bool) -> None:
         click.echo(f"{found.name}: SLURM_CONF={found.slurm_conf}")
         for node, state in found.nodes.items():
             click.echo(f"  {node:<16} {state}")
-        for daemon, runs in found.daemons.items():
-            click.echo(f"  {daemon:<16} {'runs' if runs else 'DEAD'}")
+        for daemon, is_running in found.daemons.items():
+            click.echo(f"  {daemon:<16} {'runs' if is_running else 'DEAD'}")
     if not all(found.daemons.values()):
         sys.exit(1)
 
@@ -113,7 +120,7 @@ def status(layout: Layout, as_json: bool) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 def exec_(layout: Layout, node: str, command: tuple[str, ...]) -> None:
-    """Run COMMAND inside NODE, with its exit code.
+    """Run COMMAND inside NODE and return its exit code.
 
     \b
     toolkit devcluster exec node1 -- hostname
@@ -129,7 +136,7 @@ def exec_(layout: Layout, node: str, command: tuple[str, ...]) -> None:
 @click.argument("rate")
 @click.pass_obj
 def shape(layout: Layout, node: str, rate: str) -> None:
-    """Limit the link of NODE, or of all, to RATE such as 200mbit; none lifts the limit.
+    """Limit the link of NODE, or of all nodes, to RATE such as 200mbit; none removes the limit.
 
     \b
     toolkit devcluster shape all 200mbit
@@ -144,10 +151,10 @@ def shape(layout: Layout, node: str, rate: str) -> None:
 
 @devcluster.command()
 @click.argument("node")
-@click.option("--slurmd", is_flag=True, help="Only kill its slurmd: what runs there lives on.")
+@click.option("--slurmd", is_flag=True, help="Only kill its slurmd; jobs on the node keep running.")
 @click.pass_obj
 def fail(layout: Layout, node: str, slurmd: bool) -> None:
-    """Cut NODE off the network; Slurm marks it down within some 30 s.
+    """Disconnect NODE from the network; Slurm marks it down within about 30 s.
 
     \b
     toolkit devcluster fail node2
@@ -158,15 +165,15 @@ def fail(layout: Layout, node: str, slurmd: bool) -> None:
         cluster.kill_slurmd(layout, node)
     else:
         cluster.fail(layout, node)
-    what = "has lost its slurmd" if slurmd else "is cut off"
-    click.echo(f"{node} {what}; Slurm marks it down within some 30 s", err=True)
+    what = "has no slurmd" if slurmd else "is disconnected"
+    click.echo(f"{node} {what}; Slurm marks it down within about 30 s", err=True)
 
 
 @devcluster.command()
 @click.argument("node")
 @click.pass_obj
 def restore(layout: Layout, node: str) -> None:
-    """Connect NODE again, start its slurmd if that is gone, and wait until Slurm uses it.
+    """Reconnect NODE, restart its slurmd if necessary, and wait until Slurm uses the node.
 
     \b
     toolkit devcluster restore node2
@@ -174,4 +181,4 @@ def restore(layout: Layout, node: str) -> None:
     from toolkit.devcluster import cluster
 
     cluster.restore(layout, node)
-    click.echo(f"{node} is connected and serves", err=True)
+    click.echo(f"{node} is connected and available", err=True)

@@ -1,4 +1,4 @@
-"""`jobs list` and `jobs copy`: the jobs that come with the package."""
+"""`toolkit jobs`: list and copy the jobs that come with the package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolkit.cli.param_types import SHIPPED_JOB
 
 @click.group()
 def jobs() -> None:
-    """Jobs that come with the package: list them, copy one to make it yours.
+    """List the jobs that come with the package, or copy one to change it.
 
     \b
     toolkit jobs list
@@ -25,27 +25,27 @@ def jobs() -> None:
 @jobs.command("list")
 @json_option
 def list_jobs(as_json: bool) -> None:
-    """Shipped jobs, with the first sentence of what each says of itself.
+    """List the shipped jobs, each with its summary.
 
     \b
     toolkit jobs list
     """
     from toolkit.config.shipped import shipped_jobs
 
-    told = {name: _first_sentence(path) for name, path in shipped_jobs().items()}
+    summaries = {name: _first_sentence(path) for name, path in shipped_jobs().items()}
     if as_json:
-        click.echo(json.dumps([{"name": name, "says": says} for name, says in told.items()], indent=1))
+        click.echo(json.dumps([{"name": name, "says": says} for name, says in summaries.items()], indent=1))
         return
-    width = max(16, *map(len, told))
-    for name, says in told.items():
-        click.echo(f"{name:<{width}} {says}")
+    width = max(16, *map(len, summaries))
+    for name, summary in summaries.items():
+        click.echo(f"{name:<{width}} {summary}")
 
 
 def _first_sentence(path: Path) -> str:
-    """Of the comment at the top, over its lines; a number's point ends no sentence."""
+    """The first sentence of the comment at the top of a job file; a decimal point does not end a sentence."""
     lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    said = " ".join(line.lstrip("# ").rstrip() for line in lines)
-    return said.partition(". ")[0].rstrip(".")
+    comment = " ".join(line.lstrip("# ").rstrip() for line in lines)
+    return comment.partition(". ")[0].rstrip(".")
 
 
 @jobs.command("copy")
@@ -70,13 +70,13 @@ def copy_job(name: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        said = f"cannot make the folder: {error.strerror}"
-        raise ToolkitError(said, where=str(folder), fix="name another folder") from error
+        message = f"cannot create the folder: {error.strerror}"
+        raise ToolkitError(message, where=str(folder), fix="choose another folder") from error
     sources = [path for path in (known[name], known[name].with_suffix(".py")) if path.exists()]
     for source in sources:
         if (folder / source.name).exists():
             raise ToolkitError(
-                "the file is there already", where=str(folder / source.name), fix="remove it, or name another folder"
+                "the file exists already", where=str(folder / source.name), fix="remove it, or choose another folder"
             )
     for source in sources:
         shutil.copyfile(source, folder / source.name)

@@ -1,6 +1,6 @@
 """`toolkit`: the table of commands. A command's module is imported only when that command runs.
 
-The one-line help of each command stands here, so that `toolkit --help` imports nothing but click.
+The table contains the one-line help of each command, so `toolkit --help` imports nothing but click.
 """
 
 from __future__ import annotations
@@ -23,48 +23,56 @@ from toolkit.talk import say
 # name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "submit": ("toolkit.cli.submit", "submit", "Submit a job."),
-    "run": ("toolkit.cli.run_foreground", "run", "Run a job here and now."),
+    "run": ("toolkit.cli.run_foreground", "run", "Run a job on this machine, in the foreground."),
     "render": ("toolkit.cli.submit", "render", "Print a job's Slurm script."),
-    "preflight": ("toolkit.cli.submit", "preflight", "Would a job run, and what may it cost?"),
+    "preflight": ("toolkit.cli.submit", "preflight", "Check whether a job can run, and estimate its cost."),
     "resume": ("toolkit.cli.resume", "resume", "Continue a run from its newest checkpoint."),
     "rerun": ("toolkit.cli.resume", "rerun", "Repeat a run as a new one."),
-    "diff": ("toolkit.cli.diff", "diff", "In what two runs differ."),
-    "status": ("toolkit.cli.follow", "status", "State of a run."),
-    "logs": ("toolkit.cli.follow", "logs", "What a run wrote."),
-    "wait": ("toolkit.cli.follow", "wait", "Wait until a run ends."),
-    "cancel": ("toolkit.cli.follow", "cancel", "Ask a run to save and end."),
-    "stop": ("toolkit.cli.control", "stop", "Ask a run to save and end, to be resumed."),
-    "save": ("toolkit.cli.control", "save", "Ask a run to save and go on."),
-    "requeue": ("toolkit.cli.control", "requeue", "Have a run save, and put its job back into the queue."),
-    "watch": ("toolkit.cli.watch", "watch", "How far runs are, until they end."),
-    "timeline": ("toolkit.cli.timeline", "timeline", "What a run did with its time, drawn."),
-    "explain": ("toolkit.cli.explain", "explain", "Why a run is as it is, and what to do."),
-    "efficiency": ("toolkit.cli.efficiency", "efficiency", "What a run used of what it asked for."),
-    "rehearse": ("toolkit.cli.rehearse", "rehearse", "Let a failure happen to a run, and see what it costs."),
-    "history": ("toolkit.cli.follow", "history", "All runs, the newest first."),
-    "session": ("toolkit.cli.session", "session", "Hold nodes to work on: start, ls, exec, attach, notebook, stop."),
-    "gc": ("toolkit.cli.gc", "gc", "Remove runs that never started, leftovers, and old runs."),
-    "doctor": ("toolkit.cli.doctor", "doctor", "Is all well here: Python, MPI, torch, Slurm, site, runs, limits."),
-    "jobs": ("toolkit.cli.jobs", "jobs", "Jobs that come with the package."),
-    "site": ("toolkit.cli.site", "site", "Which cluster is this: list, show, detect, init, check."),
+    "diff": ("toolkit.cli.diff", "diff", "Show the differences between two runs."),
+    "status": ("toolkit.cli.follow", "status", "Show the state of runs."),
+    "logs": ("toolkit.cli.follow", "logs", "Show the logs of a run."),
+    "wait": ("toolkit.cli.follow", "wait", "Wait until a run has finished."),
+    "cancel": ("toolkit.cli.follow", "cancel", "Cancel a run; it saves first."),
+    "stop": ("toolkit.cli.control", "stop", "Save and stop a run, to resume it later."),
+    "save": ("toolkit.cli.control", "save", "Save a checkpoint of a running run."),
+    "requeue": ("toolkit.cli.control", "requeue", "Save a run and put its job back into the queue."),
+    "watch": ("toolkit.cli.watch", "watch", "Follow the progress of runs."),
+    "timeline": ("toolkit.cli.timeline", "timeline", "Draw how a run spent its time."),
+    "explain": ("toolkit.cli.explain", "explain", "Explain the state of a run, and what to do."),
+    "efficiency": ("toolkit.cli.efficiency", "efficiency", "Compare what a run used with what it requested."),
+    "rehearse": ("toolkit.cli.rehearse", "rehearse", "Inject a failure into a run, and measure what it costs."),
+    "history": ("toolkit.cli.follow", "history", "List all runs, newest first."),
+    "session": (
+        "toolkit.cli.session",
+        "session",
+        "Hold nodes for interactive work: start, ls, exec, attach, notebook, stop.",
+    ),
+    "gc": ("toolkit.cli.gc", "gc", "Remove runs that never started, leftovers and old runs."),
+    "doctor": (
+        "toolkit.cli.doctor",
+        "doctor",
+        "Check this installation: Python, MPI, torch, Slurm, site, runs, limits.",
+    ),
+    "jobs": ("toolkit.cli.jobs", "jobs", "List and copy the jobs that come with the package."),
+    "site": ("toolkit.cli.site", "site", "Manage site files: list, show, detect, init, check, partitions, bad-nodes."),
     "config": ("toolkit.cli.config", "config", "Show the resolved configuration and its schema."),
-    "topo": ("toolkit.cli.topo", "topo", "Show what the hardware is."),
-    "parse": ("toolkit.cli.parse", "parse", "Read another command's output as the toolkit does."),
-    "bench": ("toolkit.cli.bench", "bench", "Measure what this machine does."),
+    "topo": ("toolkit.cli.topo", "topo", "Show the hardware, and place the ranks of a job on it."),
+    "parse": ("toolkit.cli.parse", "parse", "Parse the output of another command as toolkit does."),
+    "bench": ("toolkit.cli.bench", "bench", "Measure collectives and training steps."),
     "ckpt": ("toolkit.cli.ckpt", "ckpt", "List, show, verify, compare, prune, export and import checkpoints."),
-    "data": ("toolkit.cli.data", "data", "Make token files of text, and indexes of JSON lines."),
-    "completion": ("toolkit.cli.completion", "completion", "Print the script that completes words on TAB."),
-    "devcluster": ("toolkit.cli.devcluster", "devcluster", "A real Slurm cluster on this machine."),
+    "data": ("toolkit.cli.data", "data", "Pack texts into token files, and index JSON lines."),
+    "completion": ("toolkit.cli.completion", "completion", "Print the shell script for TAB completion."),
+    "devcluster": ("toolkit.cli.devcluster", "devcluster", "Run a real Slurm cluster on this machine."),
 }
 
-# Errors of the system about a name that a user gave.
+# System errors about a name that the user gave.
 _OF_A_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
-# Errors of the system that a write alone meets.
+# System errors that only a write can raise.
 _OF_A_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a command when it is asked for."""
+    """A click group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -90,7 +98,9 @@ class LazyGroup(click.Group):
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         return [
-            CompletionItem(name, help=told) for name, (_, _, told) in COMMANDS.items() if name.startswith(incomplete)
+            CompletionItem(name, help=help_text)
+            for name, (_, _, help_text) in COMMANDS.items()
+            if name.startswith(incomplete)
         ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -112,10 +122,10 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; a user's mistake becomes one line on stderr and its exit code."""
     _open_what_was_closed()
-    if asked := os.environ.get("_TOOLKIT_COMPLETE"):
+    if instruction := os.environ.get("_TOOLKIT_COMPLETE"):
         from toolkit.cli.completion import complete
 
-        sys.exit(complete(cli, asked))
+        sys.exit(complete(cli, instruction))
     try:
         code = _run()
     except OSError as error:
@@ -144,13 +154,13 @@ def _run() -> int:
 
 
 def _refused(error: OSError) -> int:
-    """Say what the system refused; the exit code."""
+    """Report a system error; return the exit code."""
     from toolkit.rundir.files import cannot_write, is_unwritable, not_permitted
 
     if error.filename is None and error.errno in _OF_A_WRITE and _stdout_refuses():
-        if error.errno == errno.EPIPE:  # whoever read it has seen enough
+        if error.errno == errno.EPIPE:  # the reader closed the pipe, as `head` does
             return 1
-        _say(f"stdout: {error.strerror}. Fix: make room there, or send it elsewhere")
+        _say(f"stdout: {error.strerror}. Fix: free space there, or redirect the output elsewhere")
         return WRONG_USE
     if is_unwritable(error):
         _say(str(cannot_write(error)))
@@ -164,10 +174,10 @@ def _refused(error: OSError) -> int:
 
 
 def _open_what_was_closed() -> None:
-    """Give a stream that the caller closed (`>&-`) to /dev/null.
+    """Open a stream that the caller closed (`>&-`) on /dev/null.
 
-    Python has None in its place, and the next file that anybody opens would have its number: what a program that we
-    start prints would stand in it.
+    Python sets such a stream to None, and the next file that the process opens would get its descriptor: the output of
+    a child process would go into that file.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -177,7 +187,7 @@ def _open_what_was_closed() -> None:
 
 
 def _stdout_refuses() -> bool:
-    """Whether stdout takes no more: what it could not write it may hold, or have dropped, so one more line is tried."""
+    """Whether stdout rejects writes. It may have buffered or dropped the failed output, so this writes one more line."""
     try:
         click.echo()
     except OSError:
@@ -187,15 +197,15 @@ def _stdout_refuses() -> bool:
 
 
 def _silence(stream: TextIO) -> None:
-    """Give a stream to /dev/null, since Python would try to write what it holds once more at its end, and fail."""
+    """Redirect a stream to /dev/null: Python would flush its buffer again at exit, and fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _say(text: str) -> None:
-    """One line on stderr, where it takes one."""
+    """Write one line on stderr if stderr accepts it."""
     try:
         say(text)
-    except OSError:  # then the exit code alone can tell
+    except OSError:  # only the exit code can report the error
         _silence(sys.stderr)
 
 
@@ -214,9 +224,9 @@ def _with_help(error: click.ClickException) -> str:
         from toolkit.cli.options import OF_SBATCH
 
         options = [name for one in context.command.params for name in one.opts]
-        if "--set" in options and (here := OF_SBATCH.get(error.option_name)):
-            return f"No such option {error.option_name!r}. Fix: {here}; see `{context.command_path} --help`"
-        # `--gpu` is nearer to --gpus-per-node than to --runs, whatever click counts.
+        if "--set" in options and (instead := OF_SBATCH.get(error.option_name)):
+            return f"No such option {error.option_name!r}. Fix: {instead}; see `{context.command_path} --help`"
+        # click would suggest --runs for `--gpu`; a common prefix is the better guess.
         if longer := [name for name in options if name.startswith(error.option_name)]:
             text = f"No such option {error.option_name!r}. Did you mean {' or '.join(map(repr, longer))}?"
     if not context:

@@ -1,4 +1,4 @@
-"""Ranks in all, as sbatch reads -n beside -N and --ntasks-per-node; every node gets as many."""
+"""The total number of ranks (-n) beside -N and --ntasks-per-node; every node gets the same number of ranks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _RANGE = re.compile(r"(\d+)-\d+")
 def shape_of(
     ranks: int, nodes: str | None, ranks_per_node: str | None, nodes_before: Callable[[], int | str]
 ) -> dict[str, Flag]:
-    """What -n makes of the nodes, or of the ranks on each; {} where -N or --ntasks-per-node is refused by its own key.
+    """Return the flags that -n implies; {} if -N or --ntasks-per-node is invalid, which its own key reports.
 
     Args:
-        ranks, nodes, ranks_per_node: -n, -N and --ntasks-per-node as they were typed.
-        nodes_before: tells the nodes that hold when -N is not given.
+        ranks, nodes, ranks_per_node: -n, -N and --ntasks-per-node as typed.
+        nodes_before: returns the number of nodes of the job if -N is not given.
 
     Raises:
-        ToolkitError: the ranks do not fill the nodes evenly, or nobody knows how many nodes there will be.
+        ToolkitError: the ranks do not fill the nodes evenly, or the number of nodes is a range.
     """
     if ranks < 1:
         raise _refusal(ranks, "a job has at least one rank", "-n 1, or more")
@@ -36,8 +36,11 @@ def shape_of(
         return _refuse_range(ranks, str(given))
     if each is not None and ranks != each * number:
         whole = each * number
-        said = f"{number} nodes of {each} ranks have {whole}"
-        raise _refusal(ranks, said, f"-n {whole}, or leave one of -n, -N and --ntasks-per-node out")
+        raise _refusal(
+            ranks,
+            f"{number} nodes with {each} ranks each have {whole} ranks",
+            f"-n {whole}, or omit one of -n, -N and --ntasks-per-node",
+        )
     if ranks % number:
         raise _refusal(
             ranks, f"{ranks} ranks do not fill {number} nodes evenly", f"{_nearest(ranks, number)}, or another -N"
@@ -54,7 +57,7 @@ def _nodes_of(ranks: int, each: int) -> int:
 
 
 def _count(text: int | str | None) -> int | None:
-    """A number from 1; one node may also be written as the range 1-1."""
+    """A number of at least 1, or None; the range 1-1 is one node."""
     fewest, _, most = str(text or "").partition("-")
     return int(fewest) if fewest.isdecimal() and int(fewest) and most in ("", fewest) else None
 
@@ -71,8 +74,8 @@ def _refuse_range(ranks: int, nodes: str) -> dict[str, Flag]:
     fewest = int(match[1])
     raise _refusal(
         ranks,
-        f"of {nodes} nodes nobody knows how many there will be, and each gets as many ranks",
-        f"--ntasks-per-node {max(1, ranks // fewest)} in place of -n, or one number of nodes, such as -N {fewest}",
+        f"expected one number of nodes with -n, got the range {nodes}",
+        f"--ntasks-per-node {max(1, ranks // fewest)} instead of -n, or one number of nodes, such as -N {fewest}",
     )
 
 

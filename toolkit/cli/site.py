@@ -1,4 +1,4 @@
-"""`toolkit site`: which sites are known, what one says and how far it is proved, which one this machine is; a new one."""
+"""`toolkit site`: list, show, detect, create and check site files; score partitions; list bad nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def site() -> None:
-    """Which cluster is this: list, show, detect, init, check, partitions, bad-nodes.
+    """Manage site files: list, show, detect, init, check, partitions, bad-nodes.
 
     \b
     toolkit site detect
@@ -32,9 +32,9 @@ def site() -> None:
 @site.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_command(as_json: bool) -> None:
-    """List every site with a file: name, scheduler, how far it was checked, its documentation.
+    """List every site file: name, scheduler, result of its last check, documentation.
 
-    A wrong file is named on stderr, and the exit code is 1.
+    An invalid file is reported on stderr, and the exit code is 1.
 
     \b
     toolkit site list
@@ -65,7 +65,7 @@ def list_command(as_json: bool) -> None:
 @click.argument("name", type=SITE)
 @click.option("--json", "as_json", is_flag=True, help="Print the site as JSON.")
 def show(name: str, as_json: bool) -> None:
-    """Show the site NAME, or the site file at that path, with what it extends merged in.
+    """Show the site NAME, or the site file at that path, merged with the sites that it extends.
 
     \b
     toolkit site show local
@@ -84,7 +84,7 @@ def show(name: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @print_command_option
 def detect(as_json: bool) -> None:
-    """Say which site this machine is, and by what it was known.
+    """Print the site of this machine, and how it was recognized.
 
     \b
     toolkit site detect
@@ -99,13 +99,13 @@ def detect(as_json: bool) -> None:
 
 
 @site.command()
-@click.option("--name", default="", help="Name of the site  [the name of -o, else ClusterName].")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File  [~/.config/toolkit/sites/NAME.toml].")
+@click.option("--name", default="", help="Name of the site [name of -o, else ClusterName].")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File [~/.config/toolkit/sites/NAME.toml].")
 @click.option("--print", "to_stdout", is_flag=True, help="Print the file instead of writing it.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @print_command_option
 def init(name: str, output: Path | None, to_stdout: bool, force: bool) -> None:
-    """Write a site file from the live cluster: facts with the command that told them, guesses with their proof.
+    """Write a site file from the live cluster: facts with the command that reported them, guesses with a way to verify them.
 
     \b
     toolkit site init
@@ -115,9 +115,13 @@ def init(name: str, output: Path | None, to_stdout: bool, force: bool) -> None:
     from toolkit.site.init import init_site, path_of, write_site
 
     if output is not None and output.suffix != ".toml":
-        raise ToolkitError("is no site file", where=str(output), fix=f"-o {output}.toml")
+        raise ToolkitError(f"expected a .toml file, got {output.name!r}", where="-o", fix=f"-o {output}.toml")
     if output is not None and name and output.stem != name:
-        raise ToolkitError(f"the file's name is not {name!r}", where=str(output), fix=f"-o {output.with_stem(name)}")
+        raise ToolkitError(
+            f"expected the file name {name}.toml, got {output.name!r}",
+            where=str(output),
+            fix=f"-o {output.with_stem(name)}",
+        )
     chosen, text = init_site(name or (output.stem if output else ""))
     if to_stdout:
         click.echo(text, nl=False)
@@ -125,7 +129,7 @@ def init(name: str, output: Path | None, to_stdout: bool, force: bool) -> None:
     path = output or path_of(chosen)
     write_site(text, path, force=force)
     guesses = text.count("# guess: ")
-    click.echo(f"{path}: {guesses} guesses to look at, then `toolkit site check {output or chosen}`")
+    click.echo(f"{path}: verify {guesses} guesses, then run `toolkit site check {output or chosen}`")
 
 
 @site.command()
@@ -136,9 +140,9 @@ def init(name: str, output: Path | None, to_stdout: bool, force: bool) -> None:
     type=PARTITION,
     multiple=True,
     metavar="NAME",
-    help="This partition alone; may be repeated.",
+    help="Check only this partition; may be repeated.",
 )
-@click.option("-A", "--account", default="", help="Account that is charged.")
+@click.option("-A", "--account", default="", help="Account to charge.")
 @click.option("-t", "--time", default="", metavar="TIME", help="Walltime of the probes, as Slurm reads it [a minute].")
 @click.option("--wait", "wait_s", type=float, default=600.0, show_default=True, help="Seconds to wait for the probes.")
 @runs_option
@@ -148,9 +152,9 @@ def check(
     name: str | None, partitions: tuple[str, ...], account: str, time: str, wait_s: float, runs: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Prove the site NAME, by default this one: a one-minute job on two nodes of each partition reports what it finds.
+    """Check the site NAME, by default this one: a one-minute job on two nodes of each partition reports what it finds.
 
-    The proof is kept beside the site file, and `toolkit site list` shows it. The exit code is 1 where a check failed.
+    The result is stored next to the site file, and `toolkit site list` shows it. The exit code is 1 if a check failed.
 
     \b
     toolkit site check
@@ -164,13 +168,13 @@ def check(
     from toolkit.upkeep.site_check import Wanted, check_site
 
     wanted = Wanted(partitions=partitions, account=account, time=time, runs=runs, wait_s=wait_s)
-    proof = check_site(choose_site(name).site, wanted, lambda told: click.echo(told, err=True))
+    proof = check_site(choose_site(name).site, wanted, lambda message: click.echo(message, err=True))
     if as_json:
         click.echo(json.dumps(asdict(proof)))
     else:
         _print_proof(proof)
     path = save_proof(proof)
-    click.echo(f"the proof is {path}" if path else "no probe ran, and nothing was proved", err=True)
+    click.echo(f"result stored in {path}" if path else "no probe ran; nothing was checked", err=True)
     if proof.failed:
         raise click.exceptions.Exit(CHECK_FAILED)
 
@@ -200,9 +204,9 @@ def _print_proof(proof: Proof) -> None:
 def partitions_command(
     job: str, site_name: str | None, settings: tuple[str, ...], as_json: bool, **values: Any
 ) -> None:
-    """Score the partitions for JOB, the best first: waste, idle nodes, limit; and why each other one is not chosen.
+    """Score the partitions for JOB, best first, by waste, idle nodes and limits; report why the others were not chosen.
 
-    `-p auto` takes the best; so does a job without a partition on a site without a default one.
+    `-p auto` uses the best partition; so does a job without a partition on a site without a default partition.
 
     \b
     toolkit site partitions train_lm -N 4 -t 2:00:00
@@ -234,16 +238,18 @@ def _behind(one: Candidate, ranked: list[Candidate]) -> str:
 
 
 def _why(one: Candidate, ranked: list[Candidate]) -> str:
-    """Why it is not chosen, then what its score is made of."""
+    """Why the partition was not chosen, then the components of its score."""
     return one.refused or "; ".join(filter(None, (_behind(one, ranked), one.in_words())))
 
 
 @site.command("bad-nodes")
 @runs_option
-@click.option("--clear", "node", metavar="NODE", help="Forget this node, so that jobs may run on it again.")
+@click.option(
+    "--clear", "node", metavar="NODE", help="Remove this node from the list, so that jobs may run on it again."
+)
 @json_option
 def bad_nodes_command(runs: Path | None, node: str | None, as_json: bool) -> None:
-    """List the nodes that submissions leave out: they failed a check or a run within the last day.
+    """List the nodes that submissions exclude: they failed a check or a run within the last day.
 
     \b
     toolkit site bad-nodes
@@ -261,7 +267,9 @@ def bad_nodes_command(runs: Path | None, node: str | None, as_json: bool) -> Non
         forgotten = [forget_bad_node(folder, name, node) for name in sites]
         if not any(forgotten):
             raise NotFoundError(
-                f"{node} is not left out", where=str(folder), fix="`toolkit site bad-nodes` lists those that are"
+                f"node {node} is not excluded",
+                where=str(folder),
+                fix="`toolkit site bad-nodes` lists the excluded nodes",
             )
         return
     found = [(name, bad) for name in sites for bad in bad_nodes(folder, name)]

@@ -196,7 +196,7 @@ def test_a_vocabulary_that_is_not_named_is_said_with_the_fix(toolkit, files, mon
     argv = ("data", "pack", files[0], "-o", "words.tokens", "--tokenizer", "tokens_of_words:lengths", "--processes", 1)
     said = toolkit(*argv)
     assert (said.code, said.out) == (0, "words.tokens: 80 tokens (uint16) of 1 file, 224 bytes\n")
-    unnamed = "toolkit: the vocabulary is not named, and train_lm does not learn from such a file. Fix: pack it with --vocabulary N"
+    unnamed = "toolkit: the file does not state its vocabulary, and train_lm cannot train on it. Fix: pack it with --vocabulary N"
     assert said.err.startswith(unnamed)
     assert toolkit("data", "show", "words.tokens").err.startswith(unnamed)
     assert toolkit(*argv, "--vocabulary", 100, "--force").err == ""
