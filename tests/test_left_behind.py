@@ -1,23 +1,23 @@
-"""What a test leaves behind: nothing that runs."""
+"""What a test leaves behind: no process that it started."""
 
 from __future__ import annotations
 
-import subprocess
-
-import pytest
-
-
-def sleeps() -> bool:
-    return subprocess.run(["pgrep", "-f", "^sleep 471147"], capture_output=True, check=False).returncode == 0
+import os
+from pathlib import Path
 
 
-@pytest.fixture
-def afterwards(wait_until):
-    """Named before `toolkit`, and so asked after that was taken down."""
-    yield
-    wait_until(lambda: not sleeps())
+def is_alive(pid_file: Path) -> bool:
+    try:
+        os.kill(int(pid_file.read_text()), 0)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
-def test_a_run_that_nobody_waits_for_ends_with_its_test(afterwards, toolkit, wait_until) -> None:
-    toolkit.submit(toolkit.job("sleep 471147 & wait"))
-    wait_until(sleeps, 60)
+def test_a_run_that_a_test_does_not_wait_for_ends_with_the_test(toolkit, wait_until) -> None:
+    pid_file = toolkit.folder / "sleep.pid"
+    toolkit.submit(toolkit.job(f"sleep 1000 & echo $! > {pid_file}; wait"))
+    wait_until(lambda: is_alive(pid_file), 60)
+    toolkit.end_runs()  # what the fixture does after each test
+    wait_until(lambda: not is_alive(pid_file))
+    assert not is_alive(pid_file)

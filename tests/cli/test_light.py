@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import click
 import pytest
@@ -87,17 +84,13 @@ def test_a_submission_imports_nothing_that_it_does_not_use(toolkit) -> None:
     assert done.stderr.endswith("probed\n"), done.stderr
 
 
-def test_the_help_costs_at_most_twice_what_click_costs() -> None:
-    toolkit = str(Path(sys.executable).with_name("toolkit"))
-    commands = {"click": [sys.executable, "-c", "import click"], "toolkit": [toolkit, "--help"]}
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(9):
-        for name, argv in commands.items():
-            began = time.perf_counter()
-            subprocess.run(argv, check=True, capture_output=True)
-            seconds[name].append(time.perf_counter() - began)
-    ours, base = (statistics.median(seconds[name]) for name in ("toolkit", "click"))
-    assert ours <= 2 * base, f"toolkit --help takes {ours:.3f} s, import click {base:.3f} s"
+def test_the_help_imports_click_and_little_else() -> None:
+    """Counted in modules, since wall-clock time depends on the other tests of the machine."""
+    count = "import sys; print(len(sys.modules))"
+    base = int(subprocess.check_output([sys.executable, "-c", f"import click; {count}"]))
+    probe = PROBE.replace('"torch" not in sys.modules', f"len(sys.modules) <= {base} + 40")
+    done = subprocess.run([sys.executable, "-c", probe], input="--help", capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("probed\n"), done.stderr
 
 
 def every_command() -> list[tuple[str, ...]]:

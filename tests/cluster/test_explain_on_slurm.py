@@ -14,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from clusters import shared_folder
+from conftest import RunningCluster
 from on_slurm import Site, is_stepping, make_site, wait_for
 
 from toolkit.devcluster import cluster as devcluster
@@ -109,61 +111,121 @@ def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
         here.command(["scancel", "--user=root"])
 
 
-def test_why_runs_have_ended(here: Site) -> None:
-    (here.folder / "late.py").write_text(LATE)
-    (here.folder / "late.toml").write_text(
+@pytest.fixture(scope="module")
+def ended(cluster: RunningCluster) -> Iterator[SimpleNamespace]:
+    """A site with one failed run per symptom. All are submitted before the first is awaited, since each takes seconds."""
+    with shared_folder("explain-") as folder:
+        site = make_site(cluster, folder)
+        runs = {name: submit(site) for name, submit in FAILURES.items()}
+        for run in runs.values():
+            site.wait(run)
+        yield SimpleNamespace(site=site, **runs)
+
+
+def submit_late_rank(site: Site) -> RunDirectory:
+    """Rank 1 misses an all-reduce."""
+    (site.folder / "late.py").write_text(LATE)
+    (site.folder / "late.toml").write_text(
         '[job]\nentry = "late.py:main"\nnodes = 3\nranks_per_node = 1\ntime = "5"\n[restart]\ncrashes = 0\n'
     )
-    late = here.submit("late.toml")[1]
-    # The toolkit that submits is gone on the node: its interpreter stands in the script.
-    (here.folder / "venv").symlink_to(Path(sys.prefix))
-    entry = [str(here.folder / "venv/bin/python"), "-c", "from toolkit.cli.main import main; main()"]
-    asked = here.command([*entry, "submit", str(here.job("true")), "--parsable", "--set", 'job.sbatch=["--hold"]'])
-    job_id, _, run_id = asked.stdout.strip().partition(";")
-    gone = here.run(run_id)
-    (here.folder / "venv").unlink()
-    here.command(["scontrol", "release", job_id])
-    # Its folder is not there when Slurm opens the log.
-    job_id, no_log = here.submit(here.job("true"), "--set", 'job.sbatch=["--hold"]')
-    away = no_log.path.rename(here.folder / "away")
-    here.command(["scontrol", "release", job_id])
-    wait_for(lambda: "FAILED" in here.command(["scontrol", "show", "job", job_id]).stdout)
-    away.rename(no_log.path)
-    # srun speaks another PMI than the MPI that mpi4py loads.
-    other = here.folder / "other.toml"
-    other.write_text(here.file.read_text().replace('"here"', '"other"') + '[launcher]\nmpi = "pmi2"\n')
-    pmi = here.submit("mpi_hello", "--ntasks-per-node", 2, TOOLKIT_SITE=str(other))[1]
-    # A line of the site fails before anything of ours runs, and its log is not in the run's folder.
-    broken = here.folder / "broken.toml"
-    broken.write_text(here.file.read_text().replace('"here"', '"broken"') + '[env]\nsetup = ["false"]\n')
-    log = here.folder / "logs of mine" / "%j.log"
-    log.parent.mkdir()
-    job_id, elsewhere = here.submit(here.job("true"), "-o", log, TOOLKIT_SITE=str(broken))
-    wait_for(lambda: "FAILED" in here.command(["scontrol", "show", "job", job_id]).stdout)
-    told = explain(here, elsewhere)
-    assert told["symptom"] == "setup_failed" and f"{job_id}.log: toolkit: this line of the site" in evidence(told)
-    job_id, cancelled = here.submit(here.job("true"), "--set", 'job.sbatch=["--hold"]')
-    here.command(["scancel", job_id])
+    return site.submit("late.toml")[1]
 
-    told = explain(here, no_log)
-    assert told["symptom"] == "no_log_folder" and str(no_log.path) in evidence(told)
-    told = explain(here, cancelled)
-    # Accounting, where there is one, also says who.
-    assert told["symptom"] == "cancelled_by_other" and re.search(r"not (with )?`toolkit cancel`", told["why"])
-    here.wait(gone)
-    told = explain(here, gone)
-    assert told["symptom"] == "no_interpreter"
-    assert f"slurm-{told['status']['job_id']}.out" in evidence(told) and "venv/bin/python: No such file" in evidence(
-        told
-    )
-    here.wait(pmi)
-    told = explain(here, pmi)
-    assert told["symptom"] == "wrong_pmi" and "--mpi=pmix" in told["actions"][0]
-    here.wait(late)
-    told = explain(here, late)
-    assert (told["symptom"], told["rank"]) == ("collective_timeout", 1), told
-    assert "rank 1 did not come" in told["why"] and "ranks 0, 2 waited at late.py:13" in told["why"]
-    assert "rank-1.log: reading a slow disk" in evidence(told)
+
+def submit_without_interpreter(site: Site) -> RunDirectory:
+    """The Python that submitted, whose path is in the script, is removed before the job starts."""
+    (site.folder / "venv").symlink_to(Path(sys.prefix))
+    entry = [str(site.folder / "venv/bin/python"), "-c", "from toolkit.cli.main import main; main()"]
+    submit = [*entry, "submit", str(site.job("true")), "--parsable", "--set", 'job.sbatch=["--hold"]']
+    job_id, _, run_id = site.command(submit).stdout.strip().partition(";")
+    (site.folder / "venv").unlink()
+    site.command(["scontrol", "release", job_id])
+    return site.run(run_id)
+
+
+def submit_without_log_folder(site: Site) -> RunDirectory:
+    """The run directory is not there when Slurm opens the log."""
+    job_id, run = site.submit(site.job("true"), "--set", 'job.sbatch=["--hold"]')
+    away = run.path.rename(site.folder / "away")
+    site.command(["scontrol", "release", job_id])
+    wait_for_failed(site, job_id)
+    away.rename(run.path)
+    return run
+
+
+def submit_with_wrong_pmi(site: Site) -> RunDirectory:
+    """srun speaks another PMI than the MPI that mpi4py loads."""
+    other = site.folder / "other.toml"
+    other.write_text(site.file.read_text().replace('"here"', '"other"') + '[launcher]\nmpi = "pmi2"\n')
+    return site.submit("mpi_hello", "--ntasks-per-node", 2, TOOLKIT_SITE=str(other))[1]
+
+
+def submit_with_failing_setup(site: Site) -> RunDirectory:
+    """A line of the site file fails before the supervisor starts, and Slurm's log is outside of the run directory."""
+    broken = site.folder / "broken.toml"
+    broken.write_text(site.file.read_text().replace('"here"', '"broken"') + '[env]\nsetup = ["false"]\n')
+    log = site.folder / "logs of mine" / "%j.log"
+    log.parent.mkdir()
+    job_id, run = site.submit(site.job("true"), "-o", log, TOOLKIT_SITE=str(broken))
+    wait_for_failed(site, job_id)
+    return run
+
+
+def submit_and_scancel(site: Site) -> RunDirectory:
+    job_id, run = site.submit(site.job("true"), "--set", 'job.sbatch=["--hold"]')
+    site.command(["scancel", job_id])
+    return run
+
+
+def wait_for_failed(site: Site, job_id: str) -> None:
+    wait_for(lambda: "FAILED" in site.command(["scontrol", "show", "job", job_id]).stdout)
+
+
+FAILURES = {
+    "late_rank": submit_late_rank,
+    "no_interpreter": submit_without_interpreter,
+    "no_log_folder": submit_without_log_folder,
+    "wrong_pmi": submit_with_wrong_pmi,
+    "failing_setup": submit_with_failing_setup,
+    "scancelled": submit_and_scancel,
+}
+
+
+def test_a_failing_setup_line_is_quoted_from_the_log_that_the_job_chose(ended: SimpleNamespace) -> None:
+    explanation = explain(ended.site, ended.failing_setup)
+    job_id = explanation["status"]["job_id"]
+    assert explanation["symptom"] == "setup_failed"
+    assert f"{job_id}.log: toolkit: this line of the site" in evidence(explanation)
+
+
+def test_a_missing_run_directory_is_named(ended: SimpleNamespace) -> None:
+    explanation = explain(ended.site, ended.no_log_folder)
+    assert explanation["symptom"] == "no_log_folder" and str(ended.no_log_folder.path) in evidence(explanation)
+
+
+def test_a_job_cancelled_without_toolkit_is_recognized(ended: SimpleNamespace) -> None:
+    """With accounting the explanation also names who cancelled it."""
+    explanation = explain(ended.site, ended.scancelled)
+    assert explanation["symptom"] == "cancelled_by_other"
+    assert re.search(r"not (with )?`toolkit cancel`", explanation["why"])
+
+
+def test_a_missing_interpreter_is_quoted_from_slurms_log(ended: SimpleNamespace) -> None:
+    explanation = explain(ended.site, ended.no_interpreter)
+    assert explanation["symptom"] == "no_interpreter"
+    assert f"slurm-{explanation['status']['job_id']}.out" in evidence(explanation)
+    assert "venv/bin/python: No such file" in evidence(explanation)
+
+
+def test_a_wrong_pmi_is_explained_with_the_option_that_fits(ended: SimpleNamespace) -> None:
+    explanation = explain(ended.site, ended.wrong_pmi)
+    assert explanation["symptom"] == "wrong_pmi" and "--mpi=pmix" in explanation["actions"][0]
+
+
+def test_a_late_rank_is_named_with_its_last_line(ended: SimpleNamespace) -> None:
+    explanation = explain(ended.site, ended.late_rank)
+    assert (explanation["symptom"], explanation["rank"]) == ("collective_timeout", 1), explanation
+    assert "rank 1 did not come" in explanation["why"] and "ranks 0, 2 waited at late.py:13" in explanation["why"]
+    assert "rank-1.log: reading a slow disk" in evidence(explanation)
 
 
 def test_who_cancelled_it_is_known_where_accounts_are_kept(accounting_cluster: Any, shared_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from contextlib import suppress
+
+import pytest
 
 from toolkit.supervise import log
 from toolkit.talk import say, say_beside
@@ -10,12 +11,13 @@ from toolkit.talk import say, say_beside
 HOSTILE = "a\x1b[2Jb\nc\x9b31m"
 
 
-def test_a_line_for_a_full_disk_is_lost_and_nothing_fails(monkeypatch):
+def test_say_raises_on_a_full_disk_and_say_beside_does_not(monkeypatch):
     full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
     monkeypatch.setattr(sys, "stderr", full)
-    say_beside("what does not fit")
-    with suppress(OSError):  # the line is still in its buffer
-        full.close()
+    with pytest.raises(OSError, match="No space left"):
+        say("what does not fit")
+    assert say_beside("what does not fit") is None
+    os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # the buffer still has the lines
 
 
 def test_a_line_is_there_at_once(tmp_path, monkeypatch):
