@@ -30,7 +30,7 @@ def mpirun(ranks: int, *argv: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*map(str, words)], env=plain, capture_output=True, text=True, timeout=100)
 
 
-def test_it_starts_ranks_and_what_they_wrote_can_be_printed_drawn_and_parsed(toolkit, here) -> None:
+def test_it_starts_ranks_and_what_they_wrote_can_be_printed_and_drawn(toolkit, here) -> None:
     said = toolkit("bench", "collectives", "--ranks", 2, *QUICK)
     assert said.code == 0, said
     lines = said.out.splitlines()
@@ -38,10 +38,7 @@ def test_it_starts_ranks_and_what_they_wrote_can_be_printed_drawn_and_parsed(too
     assert lines[-1] == "# Collective test concluded: all_reduce_perf"
     assert sum(line.startswith("#  Rank ") for line in lines) == 2
     assert sum(not line.startswith("#") for line in lines) == 3
-    Path("table.txt").write_text(said.out)
-    parsed = toolkit("parse", "nccl-tests", "table.txt", "--json")
-    assert parsed.code == 0 and parsed.err == "", parsed
-    assert json.loads(parsed.out)["out_of_bounds"] == "0 OK"
+    assert "# Out of bounds values : 0 OK" in lines
 
     again = toolkit("bench", "collectives", "--result", "last", "-o", "picture.svg")
     assert (again.code, again.out) == (0, said.out) and Path("picture.svg").is_file()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.cli.parse import KINDS, reader_of
+from toolkit.cli.parse import KINDS, REMOVED, reader_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,78 +27,64 @@ def test_the_page_lists_every_kind_with_its_keys():
     assert listed.strip() == page().strip()
 
 
-def test_stdin_text_and_wrong_use(toolkit, monkeypatch, tmp_path):
-    queue = tmp_path / "queue"
-    queue.write_text("JOBID|STATE\n7|RUNNING\n")
-    assert "RUNNING" in toolkit.ok("parse", "squeue", queue)
+def test_text_and_wrong_use(toolkit, tmp_path):
+    numa = tmp_path / "numa"
+    numa.write_text("available: 1 nodes (0)\nnode 0 cpus: 0 1\nnode 0 size: 5 MB\nnode 0 free: 1 MB\n"
+                    "No distance information available.\n")  # fmt: skip
+    assert 'node_ids: "0"' in toolkit.ok("parse", "numactl-H", numa)
 
-    unknown = toolkit("parse", "squeu", queue)
-    assert (unknown.code, "did you mean squeue" in unknown.err) == (2, True)
-    missing = toolkit("parse", "squeue", tmp_path / "none")
+    unknown = toolkit("parse", "numactl", numa)
+    assert (unknown.code, "did you mean numactl-H" in unknown.err) == (2, True)
+    missing = toolkit("parse", "numactl-H", tmp_path / "none")
     assert (missing.code, "No such file" in missing.err) == (2, True)
-    queue.write_bytes(b"\xef\xbb\xbfJOBID ST\r\n7 CG\r\n")  # as an editor of Windows saves it
-    assert "CG" in toolkit.ok("parse", "squeue", queue)
-    for nothing in ("(null)", "None assigned"):
-        queue.write_text(nothing)
-        said = toolkit("parse", "hostlist", queue, "--json")
-        assert (json.loads(said.out)["valid"], said.code, "names no host. Fix: write" in said.err) == (False, 1, True)
-    queue.write_text('{"jobs": []}')
-    assert "is JSON" in toolkit("parse", "squeue", queue).err
+    numa.write_bytes(b"\xef\xbb\xbf" + numa.read_bytes().replace(b"\n", b"\r\n"))  # as an editor of Windows saves it
+    assert 'node_ids: "0"' in toolkit.ok("parse", "numactl-H", numa)
+    numa.write_text('{"jobs": []}')
+    assert "expected the output of `lscpu`, got JSON" in toolkit("parse", "lscpu", numa).err
     for kind in KINDS:
-        queue.write_text("\n\nHello, there is nothing here!\x1b[2J\n" if kind != "hostlist" else " \n")
-        other = toolkit("parse", kind, queue)
-        assert (other.code, f"{queue}:" in other.err, "\x1b" in other.err) == (1, True, False), other
+        numa.write_text("\n\nHello, there is nothing here!\x1b[2J\n" if kind != "hostlist" else " \n")
+        other = toolkit("parse", kind, numa)
+        assert (other.code, f"{numa}:" in other.err, "\x1b" in other.err) == (1, True, False), other
 
 
-def test_a_list_that_is_none_is_refused_with_the_fix_and_each_escape_once(toolkit, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "fix"),
+    [("squeue", "`squeue --json`"), ("lstopo", "`lstopo --of xml`"), ("nvidia-smi-q", "`nvidia-smi -q -x`")],
+)
+def test_a_removed_kind_names_what_prints_the_same(toolkit, kind, fix):
+    refused = toolkit("parse", kind, "-")
+    assert refused.code == 2 and f"kind '{kind}' was removed. Fix: use {fix}" in refused.err
+
+
+def test_every_removed_kind_is_on_the_page_with_its_fix():
+    text = (ROOT / "docs" / "parse.md").read_text()
+    assert not KINDS.keys() & REMOVED.keys()
+    for kind, fix in REMOVED.items():
+        assert f"| `{kind}` | {fix} |\n" in text
+
+
+def test_an_invalid_host_list_is_refused_with_the_fix_and_each_escape_once(toolkit, tmp_path):
     hosts = tmp_path / "hosts"
+    hosts.write_text("n[1-3],n2\n")
+    assert json.loads(toolkit.ok("parse", "hostlist", hosts, "--json")) == {
+        "valid": True, "count": 3, "expansion": ["n1", "n2", "n3"], "first": "n1", "last": "n3"
+    }  # fmt: skip
+    for nothing in ("(null)", "None assigned"):
+        hosts.write_text(nothing)
+        said = toolkit("parse", "hostlist", hosts, "--json")
+        assert (json.loads(said.out)["valid"], said.code, "names no host. Fix: write" in said.err) == (False, 1, True)
     hosts.write_text("n[1-\x1b2]\n")
     said = toolkit("parse", "hostlist", hosts, "--json")
-    assert (said.code, json.loads(said.out)["valid"], json.loads(said.out)["expected"]) == (1, False, "reject")
+    assert (said.code, json.loads(said.out)["valid"], json.loads(said.out)["expansion"]) == (1, False, None)
     assert said.err == (
         f"toolkit: {hosts}:1: the host list 'n[1-\\x1b2]' has '1-\\x1b2' where a number or a range belongs. "
         "Fix: write it as Slurm does, such as node[1-4,8]\n"
     )
-    hosts.write_text("JOBID STATE\nx\x1by RUNNING\n")
-    assert "line 2: 'x\\x1by' is no job id" in toolkit("parse", "squeue", hosts).err
 
 
 def test_damage_is_named_and_not_read(toolkit, tmp_path):
-    queue = tmp_path / "queue"
-    queue.write_text("JOBID|STATE|NODES\n7|RUNNING|1\n8|COMPLE\nx|FAILED|1\n")
-    said = toolkit("parse", "squeue", queue, "--json")
-    jobs = json.loads(said.out)["jobs"]
-    assert [job["st"] for job in jobs] == ["RUNNING", None, None]
-    assert "line 3: 2 fields under 3 columns" in said.err
-    assert "line 4: 'x' is no job id" in said.err
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "key", "said"),
-    [
-        ("scontrol-show-job", "JobId=7 JobName=x\n   JobState=RUNNI", "JobState", "line 2: JobState=RUNNI is cut"),
-        ("scontrol-show-node", "NodeName=n1 CPUTot=2\n   RealMemory=5 State=IDLE+DRAI", "State", "State=IDLE+DRAI is cut"),
-        ("scontrol-show-partition", "PartitionName=p\n   State=INAC", "State", "line 2: State=INAC is cut"),
-    ],
-)  # fmt: skip
-def test_a_state_that_is_cut_is_not_believed(kind, text, key, said):
-    facts, warnings = reader_of(kind)[0](text)
-    (record,) = next(value for value in facts.values() if isinstance(value, list))
-    assert record[key] is None
-    assert any(said in warning for warning in warnings)
-
-
-@pytest.mark.parametrize(("state", "read"), [("IDLE+DRAIN", True), ("MIXED*", True), ("idl", False)])
-def test_a_state_at_the_end_of_a_text_without_a_line_end_counts_where_it_is_whole(state, read):
-    facts, _ = reader_of("scontrol-show-node")[0](f"NodeName=n1 CPUTot=2\n   RealMemory=5 State={state}")
-    assert facts["nodes"][0]["State"] == (state if read else None)
-
-
-def test_a_record_that_ends_early_is_named():
-    node = "NodeName=n{} Arch=x86_64 CPUTot=2\n   OS=Linux 6\n   RealMemory=500 Sockets=1\n   State=IDLE\n\n"
-    read = reader_of("scontrol-show-node")[0]
-    assert read(node.format(1) + node.format(2))[1] == ()
-    cut = "".join((node.format(1) + node.format(2)).splitlines(keepends=True)[:7])
-    assert read(cut)[1] == ("line 6: the record ends early, without RealMemory, State, Sockets",)
-    # What `grep -e NodeName -e State` leaves lacks nothing that its other records have.
-    assert read("NodeName=n1 CPUTot=2\n   State=IDLE\nNodeName=n2 CPUTot=2\n   State=DOWN\n")[1] == ()
+    numa = tmp_path / "numa"
+    numa.write_text("available: 1 nodes (0)\nnode 0 cpus: 0 1 x\nnode 0 size: 5 MB\nnode 0 fr")
+    said = toolkit("parse", "numactl-H", numa, "--json")
+    assert json.loads(said.out)["nodes"] == {"0": {"cpus": None, "size_mb": 5}}
+    assert f"{numa}: line 2: the processors of node 0 do not ascend" in said.err and "(and 3 more)" in said.err

@@ -1,10 +1,11 @@
-"""The columns of nccl-tests: by hand, against real tables, and as `toolkit parse nccl-tests` reads ours."""
+"""The columns of nccl-tests: by hand, against real tables, and as ours are read back."""
 
 import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from nccl_table import read_table
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.collectives import (
@@ -20,8 +21,6 @@ from toolkit.metrics.collectives import (
     write_measurement,
 )
 from toolkit.metrics.collectives_table import has_both, lines_of
-from toolkit.topology.parsers.nccl_tests import answer_nccl_tests, parse_nccl_tests
-from toolkit.topology.parsers.nccl_tests_collective import FACTORS, OF_ALL_DATA
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus" / "nccl-tests"
 
@@ -70,31 +69,24 @@ def test_columns_by_hand(name, bandwidth, bus, count):
     assert operation.count(8 << 20, 4) == count
 
 
-def test_the_factors_and_counts_are_those_that_our_reader_of_nccl_tests_knows():
-    for operation in OPERATIONS.values():
-        for ranks in (2, 3, 8, 1000):
-            assert operation.bus_factor(ranks) == pytest.approx(FACTORS[operation.program](ranks))
-        assert operation.in_parts == (operation.program not in OF_ALL_DATA | {"sendrecv_perf"})
-
-
 @pytest.mark.skipif(not CORPUS.is_dir(), reason="the corpus is not here")
 def test_real_tables_have_the_same_ratios_and_counts():
     by_program = {operation.program: operation for operation in OPERATIONS.values()}
     seen = set()
-    for path in sorted(CORPUS.glob("*.txt")):
-        facts, _ = parse_nccl_tests(path.read_text(errors="replace"))
-        operation = by_program.get(facts.collective or "")
-        if operation is None or facts.rank_count is None:
+    for path in sorted(CORPUS.glob("*.json")):
+        truth = json.loads(path.read_text())["truth"]
+        operation = by_program.get(truth.get("collective") or "")
+        if operation is None or not truth.get("nranks"):
             continue
-        for row in facts.rows:
-            half = row.out_of_place
-            if half is None or not half.time_us or half.gb_per_s < 1:
+        for row in read_table(path.with_suffix(".txt").read_text(errors="replace")).rows:
+            half = row.halves[0]
+            if not half.time_us or half.algbw < 1:
                 continue
-            ours = Timing.of(operation, row.size_bytes, facts.rank_count, half.time_us / 1e6, 1.0, 0)
-            assert ours.algbw_gb_per_s == pytest.approx(half.gb_per_s, rel=0.01)
-            assert ours.busbw_gb_per_s == pytest.approx(half.bus_gb_per_s, rel=0.01)
-            assert row.data_type != "float" or operation.count(row.size_bytes, facts.rank_count) == row.count
-            seen.add(facts.collective)
+            ours = Timing.of(operation, row.size_bytes, truth["nranks"], half.time_us / 1e6, 1.0, 0)
+            assert ours.algbw_gb_per_s == pytest.approx(half.algbw, rel=0.01)
+            assert ours.busbw_gb_per_s == pytest.approx(half.busbw, rel=0.01)
+            assert row.data_type != "float" or operation.count(row.size_bytes, truth["nranks"]) == row.count
+            seen.add(truth["collective"])
     assert "all_reduce_perf" in seen
 
 
@@ -106,28 +98,31 @@ def test_sizes_grow_by_the_factor_and_give_every_rank_a_whole_part():
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
-def test_what_is_printed_is_read_back_without_a_warning(ranks):
+def test_what_is_printed_is_read_back(ranks):
     found = measurement(ranks)
     blocks = "\n".join(lines_of(found)).split("# Collective test starting: ")[1:]
     assert len(blocks) == len(found.series) == 14
     for series, block in zip(found.series, blocks, strict=True):
-        values, warnings = answer_nccl_tests(f"# Collective test starting: {block.rstrip()}\n")
-        assert warnings == ()
-        last = series.rows[-1]
-        assert values["collective"] == OPERATIONS[series.operation].program
-        assert (values["nranks"], values["nodes"], values["result_rows"]) == (ranks, 2, len(series.rows))
-        assert (values["first_size"], values["last_size"]) == (series.rows[0].size_bytes, last.size_bytes)
-        assert values["avg_busbw_GBs"] == pytest.approx(series.average_busbw_gb_per_s, rel=1e-4)
-        assert values["last_row"]["oop_busbw"] == pytest.approx(last.out_of_place.busbw_gb_per_s, abs=0.006)
-        assert (values["last_row"]["ip_time_us"] is None) == (last.in_place is None)
-        assert values["out_of_bounds"] == "0 OK"
+        table = read_table(f"# Collective test starting: {block}")
+        assert table.program == OPERATIONS[series.operation].program
+        assert (len(table.hosts), len(set(table.hosts))) == (ranks, 2)
+        assert [(row.size_bytes, row.count) for row in table.rows] == [
+            (row.size_bytes, row.count) for row in series.rows
+        ]
+        assert table.average_busbw == pytest.approx(series.average_busbw_gb_per_s, rel=1e-4)
+        last, printed = series.rows[-1], table.rows[-1]
+        assert [half.busbw for half in printed.halves] == [
+            pytest.approx(h.busbw_gb_per_s, abs=0.006) for h in last.halves
+        ]
+        assert (len(printed.halves) == 1) == (last.in_place is None)
+        assert table.out_of_bounds == "0 OK"
 
 
 def test_wrong_elements_are_told_in_the_row_and_below():
     lines = list(lines_of(measurement(2, ["all_reduce"], ["torch"], wrong=3)))
-    facts, _ = parse_nccl_tests("\n".join(lines) + "\n")
-    assert facts.rows[-1].in_place.wrong == "3"
-    assert facts.out_of_bounds == f"{2 * 3 * len(facts.rows)} FAILED"
+    table = read_table("\n".join(lines) + "\n")
+    assert table.rows[-1].halves[1].wrong == "3"
+    assert table.out_of_bounds == f"{2 * 3 * len(table.rows)} FAILED"
 
 
 def test_times_that_are_not_steady_are_told():

@@ -220,7 +220,7 @@ def test_a_failing_and_a_missing_command_say_why(on_path, tmp_path):
 def test_an_answer_without_a_matrix_says_why(on_path, tmp_path):
     on_path("nvidia-smi", "echo 'Failed to initialize NVML: Unknown Error'")
     count = probe_node(HOST, {}, system_root=tmp_path / "nowhere").hardware.gpu_count
-    assert count.value is None and "no header with GPU columns: 'Failed to initialize NVML" in count.missing
+    assert count.value is None and "expected the output of nvidia-smi topo -m, got 'Failed to initialize NVML" in count.missing
 
 
 def test_warnings_name_their_source(on_path, tmp_path):
@@ -233,7 +233,7 @@ def test_warnings_name_their_source(on_path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "value", "missing"), [("echo", (), ""), ("echo banner", None, "not what ibstat prints: 'banner'")]
+    ("said", "value", "missing"), [("echo", (), ""), ("echo banner", None, "expected the output of ibstat, got 'banner'")]
 )
 def test_no_adapters_and_no_answer_of_ibstat_are_told_apart(said, value, missing, on_path, tmp_path):
     on_path("ibstat", said)

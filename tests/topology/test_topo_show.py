@@ -207,7 +207,7 @@ def test_a_picture_is_written(toolkit, tmp_path):
             2,
             "more than the 100000 nodes that are planned for. Fix",
         ),
-        (("--input", "EMPTY", "-o", "x.svg"), 2, "no header with GPU columns"),
+        (("--input", "EMPTY", "-o", "x.svg"), 2, "expected the output of nvidia-smi topo -m"),
         (("--facts", "EMPTY", "-o", "x.svg"), 2, "nothing stands in it"),
         (("--facts", "BINARY", "-o", "x.svg"), 2, "is no text"),
         (

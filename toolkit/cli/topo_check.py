@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from toolkit.topology.fabric.node import AdapterPort
     from toolkit.topology.fabric.settings import FabricSetting
     from toolkit.topology.fabric.variable import Version
-    from toolkit.topology.parsers.nccl_log import NcclLog
+    from toolkit.topology.readers.nccl_log import NcclLog
 
 EXISTING = click.Path(path_type=Path)
 
@@ -128,7 +128,7 @@ def _givens(
 def _read_log(path: Path) -> tuple[NcclLog, LogEvidence]:
     from toolkit.errors import ToolkitError
     from toolkit.topology.fabric.log_evidence import read_evidence
-    from toolkit.topology.parsers.nccl_log import parse_nccl_log
+    from toolkit.topology.readers.nccl_log import parse_nccl_log
 
     try:
         text = path.read_bytes().decode("utf-8-sig", errors="replace")

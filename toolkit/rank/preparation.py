@@ -16,8 +16,8 @@ from typing import Any
 from toolkit.rank.processors import PROCESS_ROOT, SYSTEM_ROOT, cpu_quota, numa_node_of_gpu, read_processors
 from toolkit.supervise.shape import shape_of_job
 from toolkit.talk import say
-from toolkit.topology.parsers.cpu_lists import cpu_list
 from toolkit.world.binding import Binding, RankOfNode, bind, unbound
+from toolkit.world.cpu_lists import cpu_list
 from toolkit.world.facts import World
 from toolkit.world.masks import Masks, masks_of_node
 from toolkit.world.physical_gpu import PhysicalGpu, gpus_of_process

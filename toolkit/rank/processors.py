@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from toolkit.topology.parsers.cpu_lists import read_cpu_list
 from toolkit.world.binding import Processors
+from toolkit.world.cpu_lists import read_cpu_list
 
 PROCESS_ROOT = Path("/proc/self")
 SYSTEM_ROOT = Path("/sys")

@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass, field
 
 from toolkit.errors import CheckFailedError
-from toolkit.slurm.tables import lines_of
 
 # Keys whose value is what somebody wrote, up to the next known key or the end of the line.
 FREE_TEXT = frozenset(
@@ -49,34 +48,25 @@ _KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/()-]*)=")
 
 @dataclass
 class Block:
-    """What scontrol says of one thing. `values` as printed, without the blanks around them; `lines` where they stand."""
+    """What scontrol prints of one thing; `values` are as printed, without the spaces around them."""
 
     line: int
     values: dict[str, str] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
     contested: set[str] = field(default_factory=set)  # keys with two values, which therefore have none
-    damage: list[str] = field(default_factory=list)  # warnings
-
-    @property
-    def seen(self) -> set[str]:
-        """Every key that stands there."""
-        return set(self.lines)
 
     def get(self, *keys: str) -> str | None:
         """The value of the first key that was printed."""
         return next((self.values[key] for key in keys if key in self.values), None)
 
-    def add(self, key: str, value: str, line: int) -> None:
+    def add(self, key: str, value: str) -> None:
+        """Keep a value; a key with two values has none."""
         if key in REPEATED and key in self.values:
             return
         if key in self.contested or self.values.get(key, value) != value:
             self.contested.add(key)
             self.values.pop(key, None)
-        elif key in self.values:
-            self.damage.append(f"line {line}: {key} stands on line {self.lines[key]}, too")
         else:
             self.values[key] = value
-        self.lines.setdefault(key, line)
 
     def go_on(self, key: str, text: str) -> None:
         """A further line of a value."""
@@ -94,7 +84,7 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
     warnings: list[str] = []
     last = ""  # the key whose value goes on in a line that begins without one
     on_one_line = False
-    for number, line in enumerate(lines_of(text), 1):
+    for number, line in enumerate(_lines_of(text), 1):
         before, fields = _fields(line)
         keys = [key for key, _ in fields]
         if keys[:1] == [first] and not before:
@@ -114,17 +104,23 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
             strange = [key for key in keys if key[0].islower() and last not in FREE_TEXT]
             warnings += [f"line {number}: scontrol has no key {key[:60]}" for key in strange]
             for key, value in fields:
-                blocks[-1].add(key, value, number)
+                blocks[-1].add(key, value)
             last = keys[-1] if keys else last
         if not line.strip():
             last = ""
     if not blocks:
-        shown = next((line.strip() for line in lines_of(text) if line.strip()), "")
+        shown = next((line.strip() for line in _lines_of(text) if line.strip()), "")
         raise CheckFailedError(f"no block that begins with {first}=: {shown[:60]!r}", where="line 1")
     for block in blocks:
         for key in sorted(block.contested):
             warnings.append(f"line {block.line}: {key} stands there with two values, so that neither counts")
     return blocks, tuple(warnings)
+
+
+def _lines_of(text: str) -> list[str]:
+    """Lines as a terminal shows them: `str.splitlines` would also break at separators that values may contain."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
 
 
 def _fields(line: str) -> tuple[str, list[tuple[str, str]]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, Literal, TypeVar
 
-from toolkit.topology.parsers.topology_address import SwitchPath
+from toolkit.topology.readers.topology_address import SwitchPath
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.topology.parsers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
+from toolkit.topology.readers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
 
 _UNKNOWN = "null where the link of a pair is not known"
 KEYS = {

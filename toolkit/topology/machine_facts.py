@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from toolkit.topology.claims import Answer
 from toolkit.topology.facts import Fact, NodeFacts, Topology
-from toolkit.topology.parsers.topology_address import SwitchPath
 from toolkit.topology.probe import settle
+from toolkit.topology.readers.topology_address import SwitchPath
 
 # Rows of `nvidia-smi topo -m` on a DGX-1 with V100: a cube of NVLinks, one or two on each edge.
 _CUBE = (

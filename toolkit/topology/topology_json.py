@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Fact, Hardware, NodeFacts, Topology, contradictions
 from toolkit.topology.merging import in_order_of_names, merge_nodes
-from toolkit.topology.parsers.topology_address import SwitchPath
+from toolkit.topology.readers.topology_address import SwitchPath
 
 FORM = 1  # the version of what is written here
 

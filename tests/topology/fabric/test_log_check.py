@@ -9,7 +9,7 @@ import pytest
 from toolkit.topology.fabric.log_check import Plan, check_log, plan_from_ports
 from toolkit.topology.fabric.log_evidence import read_evidence
 from toolkit.topology.fabric.node import AdapterPort
-from toolkit.topology.parsers.nccl_log import parse_nccl_log
+from toolkit.topology.readers.nccl_log import parse_nccl_log
 
 CORPUS = Path("/work/shared/corpus/nccl-log")
 PORTS = tuple(AdapterPort(f"mlx5_{number}", 1, True, 400.0, "InfiniBand") for number in range(4))

@@ -128,7 +128,7 @@ def test_a_run(check, toolkit):
         (("--env-file", "job.env", "--run", "last"), "--env-file and --run both say what to check", 2),
         (("--nccl", "new"), "--nccl: 'new' is no version of NCCL. Fix: give it as 2.21.5", 2),
         (("--expect-net", "IB"), "what to expect is given, and no log. Fix: give --log FILE", 2),
-        (("--log", "job.env"), "job.env:1: no line that NCCL prints", 1),
+        (("--log", "job.env"), "job.env:1: expected the output of NCCL", 1),
         (("--log", "none"), "none: cannot be read", 2),
         (("--facts", "job.env"), "job.env: line 1: no JSON", 2),
         (("--facts", "bad.json"), "bad.json: ", 2),

@@ -9,7 +9,7 @@ from toolkit.topology.fabric.finding import Finding
 from toolkit.topology.fabric.log_evidence import LogEvidence
 from toolkit.topology.fabric.node import AdapterPort, fast_ports
 from toolkit.topology.fabric.variable import PAGE
-from toolkit.topology.parsers.nccl_log import NcclLog
+from toolkit.topology.readers.nccl_log import NcclLog
 
 TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 _MORE = "log from the start of the job with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,ENV,GRAPH"

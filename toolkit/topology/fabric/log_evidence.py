@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from toolkit.topology.parsers.host_lines import read_lines_with_hosts
+from toolkit.topology.readers.lines import read_lines_with_hosts
 
 _SAID = re.compile(r"NCCL (INFO|WARN) (.*)")
 _CHANNEL = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.topology.claims import Answer
-from toolkit.topology.parsers.ibstat import Adapter, parse_ibstat
+from toolkit.topology.readers.ibstat import Adapter, parse_ibstat
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_command
 
 COMMAND = ("ibstat",)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from toolkit.topology.parsers.sysfs_devices import read_infiniband
-from toolkit.topology.parsers.sysfs_facts import File, InfinibandDevice, InfinibandPort
+from toolkit.topology.readers.sysfs_devices import read_infiniband
+from toolkit.topology.readers.sysfs_facts import File, InfinibandDevice, InfinibandPort
 from toolkit.topology.sources.kernel_files import SYSTEM_ROOT, names_in, read_file
 
 _FOLDER = "class/infiniband"

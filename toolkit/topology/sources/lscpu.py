@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from toolkit.topology.claims import Answer
-from toolkit.topology.parsers.cpu_lists import cpu_list
-from toolkit.topology.parsers.lscpu import parse_lscpu
+from toolkit.topology.readers.lscpu import parse_lscpu
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_command
+from toolkit.world.cpu_lists import cpu_list
 
 COMMAND = ("lscpu",)
 TELLS = (("sockets",), ("numa_nodes",), ("numa", None, "cpus"))

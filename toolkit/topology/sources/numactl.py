@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from toolkit.topology.claims import Answer
-from toolkit.topology.parsers.cpu_lists import cpu_list
-from toolkit.topology.parsers.numactl import parse_numactl
+from toolkit.topology.readers.numactl import parse_numactl
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_command
+from toolkit.world.cpu_lists import cpu_list
 
 COMMAND = ("numactl", "-H")
 TELLS = (("numa_nodes",), ("numa", None, "cpus"), ("numa", None, "memory_mib"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from toolkit.topology.claims import Answer
-from toolkit.topology.parsers.cpu_lists import cpu_list, read_cpu_list
-from toolkit.topology.parsers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
+from toolkit.topology.readers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_command
+from toolkit.world.cpu_lists import cpu_list, read_cpu_list
 
 SMI_COMMAND = ("nvidia-smi", "topo", "-m")
 SOURCE = " ".join(SMI_COMMAND)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from toolkit.topology.claims import Answer
-from toolkit.topology.parsers.topology_address import parse_slurm_topology
+from toolkit.topology.readers.topology_address import parse_slurm_topology
 
 ADDRESS_VARIABLE = "SLURM_TOPOLOGY_ADDR"
 PATTERN_VARIABLE = "SLURM_TOPOLOGY_ADDR_PATTERN"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.claims import Answer
-from toolkit.topology.parsers.cpu_lists import cpu_list, read_cpu_list
-from toolkit.topology.parsers.sysfs import parse_sysfs
-from toolkit.topology.parsers.sysfs_facts import InfinibandDevice, InfinibandPort, PciDevice, SystemFiles
+from toolkit.topology.readers.sysfs import parse_sysfs
+from toolkit.topology.readers.sysfs_facts import InfinibandDevice, InfinibandPort, PciDevice, SystemFiles
 from toolkit.topology.sources.ibstat import NOT_ACTIVE
 from toolkit.topology.sources.infiniband_files import is_active, measured_rate, read_adapters, state_of
 from toolkit.topology.sources.kernel_files import SYSTEM_ROOT, names_in, read_file
+from toolkit.world.cpu_lists import cpu_list, read_cpu_list
 
 SOURCE = "/sys"
 TELLS = (

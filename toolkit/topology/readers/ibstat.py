@@ -1,0 +1,247 @@
+"""Read `ibstat`: host channel adapters, their ports, state, rate and link layer.
+
+infiniband-diags/ibstat.c of rdma-core prints the keys of a section in one order, each once. Reading ends at the first
+line that breaks this order: to which adapter the lines after it belong is unknown. The keys tell the nesting, not the
+indentation, which mails and logs lose.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolkit.topology.readers.lines import Line, first_damaged, read_lines, refusal
+
+KEYS = {
+    "ca_count": "how many adapters are printed",
+    "ca_names_in_order": "their names, in the printed order",
+    "port_count": "how many ports are printed",
+    "active_ports": "how many of them are usable: Active and LinkUp",
+    "active_infiniband": "the usable ones of InfiniBand, as adapter:port",
+    "active_ethernet": "the usable ones of Ethernet, as adapter:port",
+    "not_active": "the others, as adapter:port with state/physical state",
+    "cas": "each adapter up to the first damaged line: name, ca_type, nports (how many ports it claims), fw, and its ports: "
+    "port, state, phys, rate (Gbit/s; of a port that is down it is no measurement), base_lid, sm_lid, link_layer; "
+    "without what is not printed",
+}
+_COUNTS = tuple(key for key in KEYS if key != "cas")  # null if a line is damaged: it may be one of an adapter
+_ADAPTER_LINE = re.compile(r"(?:CA|Switch|Router|iWARP RNIC|\?\?\?):? '([\w.:-]+)'", re.ASCII)
+_PORT_LINE = re.compile(r"Port ([0-9]{1,4}):")
+_KEY_LINE = re.compile(r"([A-Z][A-Za-z ]*?):(?:\s+(.*))?")
+_GUID = re.compile(r"0x[0-9a-fA-F]{16}")
+_LID = re.compile(r"[0-9]{1,10}")
+_TYPE = re.compile(r"[\w .,()/+-]*", re.ASCII)
+_FIRMWARE = re.compile(r"[\w.+-]*", re.ASCII)
+# Bit rate of a lane (SDR to XDR) times the number of lanes; FDR10 has its name.
+_RATES = sorted({lane * width for lane in (2.5, 5, 10, 14, 25, 50, 100, 200) for width in (1, 2, 4, 8, 12)})
+_STATES = "Down|Initializing|Armed|Active|\\?\\?\\?"
+_PHYSICAL = (
+    "No state change|Sleep|Polling|Disabled|PortConfigurationTraining|LinkUp|LinkErrorRecovery|PhyTest|\\?\\?\\?"
+)
+_ADAPTER_KEYS = {
+    "CA type": _TYPE, "Number of ports": re.compile(r"[0-9]{1,4}"), "Firmware version": _FIRMWARE,
+    "Hardware version": re.compile(r"\w*", re.ASCII), "Node GUID": _GUID, "System image GUID": _GUID,
+}  # fmt: skip
+# Adapters of mlx5 print these in one form; other drivers print what they like, or nothing.
+_MLX5_KEYS = {
+    "CA type": re.compile(r"MT[0-9]{4,5}"), "Firmware version": re.compile(r"[0-9]{2}\.[0-9]{2}\.[0-9]{4}")
+}  # fmt: skip
+_PORT_KEYS = {
+    "State": re.compile(_STATES), "Physical state": re.compile(_PHYSICAL),
+    "Rate": re.compile("(" + "|".join(re.escape(f"{rate:g}") for rate in _RATES) + r")( \(FDR10\))?"),
+    "Base lid": _LID, "LMC": re.compile("[0-7]"), "SM lid": _LID, "Capability mask": re.compile("0x[0-9a-fA-F]{8}"),
+    "Port GUID": _GUID, "Link layer": re.compile("InfiniBand|Ethernet|Unspecified|Unknown|IB"),
+}  # fmt: skip
+_OWN = ("CA type", "Physical state")  # no other command prints these keys
+_ADAPTER_NAMES = {"ca_type": "CA type", "nports": "Number of ports", "fw": "Firmware version"}
+_PORT_NAMES = {
+    "state": "State", "phys": "Physical state", "rate": "Rate", "base_lid": "Base lid", "sm_lid": "SM lid",
+    "link_layer": "Link layer",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Port:
+    """One port. `rate_gb_per_s` is in Gbit/s; on a port that is down it is the default, not a measurement."""
+
+    number: int
+    state: str | None
+    physical_state: str | None
+    rate_gb_per_s: float | None
+    base_lid: int | None
+    subnet_manager_lid: int | None
+    link_layer: str | None
+
+    @property
+    def active(self) -> bool:
+        """Usable: LinkUp alone is not enough, a subnet manager must have activated the port."""
+        return self.state == "Active" and self.physical_state == "LinkUp"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One host channel adapter; `port_count` is what it claims, `ports` what was printed."""
+
+    name: str
+    type: str | None
+    firmware: str | None
+    port_count: int | None
+    ports: tuple[Port, ...]
+
+
+@dataclass
+class _Section:
+    """A header and the keys under it."""
+
+    name: str
+    line: int
+    values: dict[str, str] = field(default_factory=dict)
+    ports: list[_Section] = field(default_factory=list)
+
+    def number(self, key: str) -> int | None:
+        value = self.values.get(key)
+        return None if value is None else int(value)
+
+
+def parse_ibstat(text: str) -> tuple[tuple[Adapter, ...], tuple[str, ...]]:
+    """Read the output up to its first damaged line: (adapters in printed order, the warning that names the line).
+
+    Raises:
+        CheckFailedError: it is not the output of ibstat.
+    """
+    sections, warnings = _read(text)
+    return tuple(_adapter(section) for section in sections), warnings
+
+
+def answer_ibstat(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The facts of an output of ibstat: (values of `KEYS`, warnings).
+
+    Raises:
+        CheckFailedError: it is not the output of ibstat.
+    """
+    sections, warnings = _read(text)
+    adapters = [_adapter(section) for section in sections]
+    ports = [(f"{adapter.name}:{port.number}", port) for adapter in adapters for port in adapter.ports]
+    active = [(name, port.link_layer) for name, port in ports if port.active]
+    idle = [(name, port) for name, port in ports if not port.active and port.state and port.physical_state]
+    facts: dict[str, Any] = {
+        "ca_count": len(adapters),
+        "ca_names_in_order": [adapter.name for adapter in adapters],
+        "port_count": len(ports),
+        "active_ports": len(active),
+        "active_infiniband": [name for name, layer in active if layer in ("InfiniBand", "IB")],
+        "active_ethernet": [name for name, layer in active if layer == "Ethernet"],
+        "not_active": [f"{name} {port.state}/{port.physical_state}" for name, port in idle],
+        "cas": [_entry(section) for section in sections],
+    }
+    return facts | (dict.fromkeys(_COUNTS) if warnings else {}), warnings
+
+
+def _read(text: str) -> tuple[list[_Section], tuple[str, ...]]:
+    lines, cut = read_lines(text)
+    if not any(_ADAPTER_LINE.fullmatch(line.text.strip()) or line.text.strip().startswith(_OWN) for line in lines):
+        raise refusal("ibstat", lines)
+    sections: list[_Section] = []
+    for line in lines:
+        if problem := _take(line, sections):
+            return sections, first_damaged([f"line {line.number}: {problem}: {line.text.strip()[:60]!r}"])
+    return sections, first_damaged([*_missing(sections), *cut])
+
+
+def _take(line: Line, sections: list[_Section]) -> str:
+    """Read one line into the last section; what is wrong with it, "" if nothing is."""
+    text = line.text.strip()
+    if header := _ADAPTER_LINE.fullmatch(text):
+        if any(section.name == header[1] for section in sections):
+            return f"{header[1]} is printed a second time"
+        sections.append(_Section(header[1], line.number))
+        return ""
+    match = _PORT_LINE.fullmatch(text) or _KEY_LINE.fullmatch(text)
+    if match is None or not sections:
+        return "not part of an adapter"
+    adapter = sections[-1]
+    if match.re is _PORT_LINE:
+        if adapter.ports and int(adapter.ports[-1].name) >= int(match[1]):
+            return f"port {match[1]} follows port {adapter.ports[-1].name}"
+        adapter.ports.append(_Section(match[1], line.number))
+        return ""
+    forms: Mapping[str, re.Pattern[str]] = _ADAPTER_KEYS
+    if adapter.name.startswith("mlx5_"):
+        forms = {**_ADAPTER_KEYS, **_MLX5_KEYS}
+    return _put(adapter.ports[-1] if adapter.ports else adapter, _PORT_KEYS if adapter.ports else forms, match)
+
+
+def _put(section: _Section, forms: Mapping[str, re.Pattern[str]], match: re.Match[str]) -> str:
+    key, value, order = match[1], (match[2] or "").strip(), list(forms)
+    if key not in forms:
+        return "not part of an adapter"
+    if any(order.index(other) >= order.index(key) for other in section.values):
+        return f"{key} is not in its place"
+    if not forms[key].fullmatch(value):
+        return f"{key} is not read"
+    section.values[key] = value
+    return ""
+
+
+def _missing(sections: Sequence[_Section]) -> list[str]:
+    """Adapters without as many ports as they claim, and sections without a key that others have."""
+    warnings = []
+    for section in sections:
+        claimed = section.number("Number of ports")
+        if claimed is not None and claimed != len(section.ports):
+            warnings.append(
+                f"line {section.line}: {section.name} has {claimed} ports, but {len(section.ports)} printed"
+            )
+    # `ibstat CA PORT` prints a port alone under the bare name of its adapter.
+    adapters = [section for section in sections if section.values or not section.ports]
+    ports = [port for section in sections for port in section.ports]
+    for forms, group, what in ((_ADAPTER_KEYS, adapters, "adapter"), (_PORT_KEYS, ports, "port")):
+        expected = [key for key in forms if len(group) == 1 or any(key in section.values for section in group)]
+        for section in group:
+            if missing := [key for key in expected if key not in section.values]:
+                warnings.append(f"line {section.line}: {what} {section.name} is without {', '.join(missing)}")
+    return warnings
+
+
+def _adapter(section: _Section) -> Adapter:
+    return Adapter(
+        name=section.name,
+        type=section.values.get("CA type"),
+        firmware=section.values.get("Firmware version"),
+        port_count=section.number("Number of ports"),
+        ports=tuple(_port(port) for port in section.ports),
+    )
+
+
+def _port(section: _Section) -> Port:
+    rate = section.values.get("Rate")
+    return Port(
+        number=int(section.name),
+        state=section.values.get("State"),
+        physical_state=section.values.get("Physical state"),
+        rate_gb_per_s=None if rate is None else float(rate.partition(" ")[0]),
+        base_lid=section.number("Base lid"),
+        subnet_manager_lid=section.number("SM lid"),
+        link_layer=section.values.get("Link layer"),
+    )
+
+
+def _entry(section: _Section) -> dict[str, Any]:
+    """One of `cas`, without what is not printed."""
+    entry: dict[str, Any] = {"name": section.name, **_chosen(section, _ADAPTER_NAMES)}
+    return {**entry, "ports": [{"port": int(port.name), **_chosen(port, _PORT_NAMES)} for port in section.ports]}
+
+
+def _chosen(section: _Section, names: Mapping[str, str]) -> dict[str, Any]:
+    values = {name: section.values[key] for name, key in names.items() if key in section.values}
+    return {
+        name: _number(value) if name in ("nports", "rate", "base_lid", "sm_lid") else value
+        for name, value in values.items()
+    }
+
+
+def _number(value: str) -> int | float:
+    number = float(value.partition(" ")[0])
+    return int(number) if number.is_integer() else number

@@ -1,0 +1,183 @@
+"""Read `numactl -H` (`--hardware`): NUMA nodes, their processors, memory and distances."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from toolkit.topology.readers.distances import Row, read_distances
+from toolkit.topology.readers.lines import Line, first_damaged, read_lines, refusal
+from toolkit.world.cpu_lists import LARGEST_CPU, cpu_list, read_cpu_list
+
+KEYS = {
+    "available": "how many NUMA nodes the first line claims",
+    "node_ids": 'their numbers as that line has them ("0-3")',
+    "cpus_per_node": "how many processors each node has, by its number",
+    "cpu_less_nodes": "the numbers of the nodes that have memory alone; null if not all nodes of the first line are known",
+    "nodes": "each of them by its number: cpus, its processors; size_mb, its memory in MiB",
+    "distances": "a row for each node in the order of their header: its distance to each, 10 to itself",
+}
+_AVAILABLE = re.compile(r"available: ([0-9]{1,5}) nodes? \(([0-9,-]+)\)", re.ASCII)
+_NODE_LINE = re.compile(r"node ([0-9]{1,5}) (cpus|size|free):(?: (.*))?", re.ASCII)
+_MEMORY = re.compile(r"([0-9]{1,12}) MB", re.ASCII)
+_HEADER = re.compile(r"node((?:\s+[0-9]{1,5})+)", re.ASCII)
+_ROW = re.compile(r"\s*([0-9]{1,5}):((?:\s+[0-9]{1,5})+)", re.ASCII)
+_NUMBER = re.compile("0|[1-9][0-9]{0,5}", re.ASCII)
+_PARTS = ("cpus", "size", "free")
+
+
+@dataclass(frozen=True)
+class MemoryNode:
+    """One NUMA node; `cpus` is empty for a node of memory alone, None if its line is damaged."""
+
+    cpus: tuple[int, ...] | None
+    size_mib: int | None
+    free_mib: int | None
+
+
+@dataclass(frozen=True)
+class NumaNodes:
+    """`node_count` and `node_ids` are what the first line claims, `nodes` what was printed."""
+
+    node_count: int | None
+    node_ids: str | None
+    nodes: Mapping[int, MemoryNode]
+    distances: tuple[tuple[int | None, ...], ...] | None
+
+
+def parse_numactl(text: str) -> tuple[NumaNodes, tuple[str, ...]]:
+    """Read the whole output: (facts, the warning that names the first damaged line).
+
+    Raises:
+        CheckFailedError: it is not the output of numactl -H.
+    """
+    lines, warnings = read_lines(text)
+    for line in lines:
+        if "No NUMA" in line.text:
+            return NumaNodes(None, None, {}, None), (f"line {line.number}: {line.text.strip()[:80]}",)
+    if not any(_AVAILABLE.match(line.text) or _NODE_LINE.match(line.text) for line in lines):
+        raise refusal("numactl -H", lines)
+    reader = _Reader(warnings)
+    for line in lines:
+        reader.read(line)
+    facts = reader.facts(lines[-1].number)
+    return facts, first_damaged(warnings)
+
+
+class _Reader:
+    """What was read so far; lines are given to it in their order."""
+
+    def __init__(self, warnings: list[str]) -> None:
+        self.warnings = warnings
+        self.claims: set[tuple[int, str]] = set()
+        self.parts: dict[tuple[int, str], tuple[int, str]] = {}  # line and value
+        self.header: tuple[int, tuple[int, ...]] | None = None
+        self.rows: dict[int, Row] = {}
+        self.no_distances = False
+
+    def read(self, line: Line) -> None:
+        """Read one line."""
+        text, number = line.text, line.number
+        if match := _AVAILABLE.fullmatch(text):
+            self.claims.add((int(match[1]), match[2]))
+        elif match := _NODE_LINE.fullmatch(text):
+            key = (int(match[1]), match[2])
+            self.parts[key] = (number, self._agreed(self.parts.get(key, (0, match[3] or ""))[1], match[3] or "", line))
+        elif (match := _HEADER.fullmatch(text)) and self.header is None:
+            self.header = (number, tuple(int(node) for node in match[1].split()))
+        elif self.header and (match := _ROW.fullmatch(text)):
+            cells = tuple(int(cell) for cell in match[2].split())
+            before = self.rows.get(int(match[1]), (0, cells))[1]
+            self.rows[int(match[1])] = (number, cells if before == cells else None)
+        elif "No distance information" in text:
+            self.no_distances = True
+        elif text.strip() != "node distances:":
+            self.warnings.append(f"line {number}: not a line of numactl -H: {text[:60]!r}")
+
+    def _agreed(self, before: str, value: str, line: Line) -> str:
+        if before == value:
+            return value
+        self.warnings.append(f"line {line.number}: an earlier line has another value: {line.text[:60]!r}")
+        return "?"
+
+    def facts(self, last: int) -> NumaNodes:
+        """What all lines say together; `last` is the number of the last of them."""
+        numbers = sorted({node for node, _ in self.parts})
+        cpus = {node: self._cpus(node) for node in numbers}
+        for node, other in ((a, b) for a in numbers for b in numbers if a < b):
+            if set(cpus[node] or ()) & set(cpus[other] or ()):
+                at = self.parts[other, "cpus"][0]
+                self.warnings.append(f"line {at}: nodes {node} and {other} share processors")
+                cpus[node] = cpus[other] = None
+        nodes = {node: MemoryNode(cpus[node], *self._memory(node)) for node in numbers}
+        claim = self.claims.pop() if len(self.claims) == 1 else None
+        if claim is None or read_cpu_list(claim[1]) != tuple(numbers) or claim[0] != len(numbers):
+            said = f"{claim[0]} nodes ({claim[1]})" if claim else "not one line 'available:'"
+            self.warnings.append(f"line 1: {said}, but lines of nodes {cpu_list(numbers)}")
+        distances = None
+        if self.header:
+            distances = read_distances(self.header[1], self.rows, self.header[0], self.warnings)
+            if list(self.header[1]) != numbers:
+                self.warnings.append(f"line {self.header[0]}: distances of other nodes than {cpu_list(numbers)}")
+        elif not self.no_distances:
+            self.warnings.append(f"line {last}: there are no distances")
+        return NumaNodes(claim and claim[0], claim and claim[1], nodes, distances)
+
+    def _cpus(self, node: int) -> tuple[int, ...] | None:
+        if (node, "cpus") not in self.parts:
+            self.warnings.append(f"line {self._line_of(node)}: node {node} has no line cpus")
+            return None
+        number, value = self.parts[node, "cpus"]
+        cpus = _ascending(value.split())
+        if cpus is None:
+            self.warnings.append(f"line {number}: the processors of node {node} do not ascend: {value[:60]!r}")
+        return cpus
+
+    def _memory(self, node: int) -> tuple[int | None, int | None]:
+        found: list[int | None] = []
+        for part in _PARTS[1:]:
+            number, value = self.parts.get((node, part), (self._line_of(node), ""))
+            match = _MEMORY.fullmatch(value)
+            if match is None:
+                self.warnings.append(f"line {number}: node {node} has no {part} in MB")
+            found.append(int(match[1]) if match else None)
+        size, free = found
+        if size is not None and free is not None and free > size:
+            self.warnings.append(f"line {self._line_of(node)}: node {node} has more free memory than memory")
+            return None, None
+        return size, free
+
+    def _line_of(self, node: int) -> int:
+        return next(self.parts[node, part][0] for part in _PARTS if (node, part) in self.parts)
+
+
+def _ascending(words: Sequence[str]) -> tuple[int, ...] | None:
+    if not all(_NUMBER.fullmatch(word) for word in words):
+        return None
+    numbers = tuple(int(word) for word in words)
+    return numbers if all(a < b for a, b in pairwise(numbers)) and max(numbers, default=0) <= LARGEST_CPU else None
+
+
+def answer_numactl(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The values of `KEYS` and warnings.
+
+    Raises:
+        CheckFailedError: it is not the output of numactl -H.
+    """
+    facts, warnings = parse_numactl(text)
+    cpus = {str(number): node.cpus for number, node in facts.nodes.items()}
+    are_all_known = None not in cpus.values() and facts.node_count == len(cpus)
+    return {
+        "available": facts.node_count,
+        "node_ids": facts.node_ids,
+        "cpus_per_node": {number: None if listed is None else len(listed) for number, listed in cpus.items()},
+        "cpu_less_nodes": [n for n, node in facts.nodes.items() if node.cpus == ()] if are_all_known else None,
+        "nodes": {
+            str(number): {"cpus": None if node.cpus is None else list(node.cpus), "size_mb": node.size_mib}
+            for number, node in facts.nodes.items()
+        },
+        "distances": None if facts.distances is None else [list(row) for row in facts.distances],
+    }, warnings

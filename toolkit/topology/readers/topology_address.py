@@ -1,0 +1,96 @@
+"""Read where Slurm places a node in the switch tree (or block) from the two variables of a job step.
+
+`SLURM_TOPOLOGY_ADDR=core.leaf2.node7` is read with `SLURM_TOPOLOGY_ADDR_PATTERN=switch.switch.node`; both are
+described in srun(1). A level that has several switches keeps its text ("s[1-2]") as Slurm wrote it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.topology.readers.lines import first_damaged, lines_of, refusal
+
+KEYS = {
+    "node": "the node's name, null where address and pattern do not fit each other",
+    "levels": "the switches or blocks above it, from the root down, null where the two do not fit",
+    "kinds": "what each level is, such as switch or block, null where the two do not fit",
+    "leaf": "the switch or block next to the node, null where Slurm knows of none",
+}
+_VARIABLE = re.compile(r"(?:export |declare -x )?(SLURM_TOPOLOGY_ADDR(?:_PATTERN)?)=(.*)$")
+_ADDRESS, _PATTERN = "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN"
+KINDS_OF_LEVELS = frozenset({"switch", "block", "node"})
+
+
+@dataclass(frozen=True)
+class SwitchPath:
+    """The switches (or blocks) above a node, from the root down; empty on a cluster without a topology."""
+
+    levels: tuple[str, ...]
+    kinds: tuple[str, ...]
+    node: str
+
+    @property
+    def leaf(self) -> str | None:
+        """The switch or block next to the node, None when Slurm knows of none."""
+        return self.levels[-1] if self.levels else None
+
+
+def parse_slurm_topology(address: str, pattern: str) -> tuple[SwitchPath | None, tuple[str, ...]]:
+    """Read address and pattern: (path, warnings). The path is None when the two do not fit each other."""
+    names, kinds = address.strip().split("."), pattern.strip().split(".")
+    if len(names) != len(kinds):
+        # A dot in a name makes every level ambiguous, so nothing is taken from it.
+        return None, (f"address {address!r} has {len(names)} parts, pattern {pattern!r} has {len(kinds)}",)
+    if kinds[-1] != "node" or "" in names or "" in kinds:
+        return None, (f"address {address!r} with pattern {pattern!r} does not end in a named node",)
+    return SwitchPath(levels=tuple(names[:-1]), kinds=tuple(kinds[:-1]), node=names[-1]), ()
+
+
+def parse_topology_address(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The two variables as `env | grep SLURM_TOPOLOGY` prints them: (values of `KEYS`, warnings).
+
+    Raises:
+        CheckFailedError: neither variable stands there.
+    """
+    lines, cut = lines_of(text)
+    warnings: list[str] = []
+    values: dict[str, tuple[int, str]] = {}
+    contested = False
+    for number, line in lines:
+        match = _VARIABLE.match(line.strip())
+        if match is None:
+            if "TOPOLOGY" in line:
+                warnings.append(f"line {number}: no variable of Slurm's topology: {line.strip()[:60]!r}")
+            continue
+        value = match[2].strip().strip("\"'")
+        if match[1] in values:
+            warnings.append(f"line {number}: {match[1]} stands on line {values[match[1]][0]}, too")
+            contested |= values[match[1]][1] != value
+        values.setdefault(match[1], (number, value))
+    if not values:
+        raise refusal("env | grep SLURM_TOPOLOGY", [line for line in lines if line.text.strip()])
+    path = None if contested else _path(values, warnings)
+    facts = dict.fromkeys(KEYS) if path is None else {
+        "node": path.node, "levels": list(path.levels), "kinds": list(path.kinds), "leaf": path.leaf
+    }  # fmt: skip
+    return facts, first_damaged([*warnings, *cut])
+
+
+def _path(values: dict[str, tuple[int, str]], warnings: list[str]) -> SwitchPath | None:
+    for missing in {_ADDRESS, _PATTERN} - values.keys():
+        ((number, _),) = values.values()
+        warnings.append(f"line {number}: without {missing} beside it nothing is known")
+        return None
+    (number, address), (place, pattern) = values[_ADDRESS], values[_PATTERN]
+    strange = [kind for kind in pattern.split(".") if kind not in KINDS_OF_LEVELS]
+    if strange:
+        warnings.append(f"line {place}: {strange[0][:60]!r} is no kind of level that Slurm has")
+        return None
+    if re.search(r"[\s=\ufffd]", address) or address.count("[") != address.count("]"):
+        warnings.append(f"line {number}: no address: {address[:60]!r}")
+        return None
+    path, problems = parse_slurm_topology(address, pattern)
+    warnings += [f"line {number}: {problem}" for problem in problems]
+    return path
