@@ -15,13 +15,20 @@ from machine_fakes import FakeNvml, h100_pair, write_system
 from toolkit.topology.fabric.node import AdapterPort, read_ports
 from toolkit.topology.facts import Claimed, Fact, contradictions, facts_of
 from toolkit.topology.node_links import cliques_of, nearest_nics_of
-from toolkit.topology.probe import probe_node
+from toolkit.topology.probe import probe_node, settle
 from toolkit.topology.sources.commands import run_command
-from toolkit.topology.sources.system_files import pci_link
+from toolkit.topology.sources.nvidia_smi import answer_of_matrix
+from toolkit.topology.sources.nvml import ask_nvml
+from toolkit.topology.sources.system_files import ask_system_files, pci_link
 
 HOST = Fact("node7", "test", "direct")
 MATRIX = r'printf "\tGPU0\tGPU1\tmlx5_0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV18\tPIX\t0-3\t{0}\n'
 MATRIX += r'GPU1\tNV18\t X \tSYS\t4-7\t{1}\nmlx5_0\tPIX\tSYS\t X\n"'
+
+
+def matrix(*nodes):
+    """What the command prints."""
+    return MATRIX.format(*nodes).removeprefix('printf "').removesuffix('"').replace("\\t", "\t").replace("\\n", "\n")
 
 
 @pytest.fixture
@@ -107,27 +114,63 @@ def test_adapters_of_a_container_without_other_files_are_known_and_their_damage_
 
 
 def test_a_contradiction_is_nobodys_win(on_path, tmp_path):
-    """Two sources agree against one, and yet nothing is voted away."""
     nvml, system = h100_pair(tmp_path / "sys")
-    on_path("nvidia-smi", MATRIX.format(0, 0))
+    (system / "bus/pci/devices/0000:83:00.0/numa_node").write_text("0\n")
     node = probe(nvml, system)
-    assert node.hardware.gpus[0].numa_node == Fact(0, "NVML, /sys, nvidia-smi topo -m", "confirmed")
+    assert node.hardware.gpus[0].numa_node == Fact(0, "NVML, /sys", "confirmed")
     fact = node.hardware.gpus[1].numa_node
     assert (fact.value, fact.confidence, fact.missing) == (None, "unknown", "sources contradict each other")
-    assert fact.claims == (Claimed(1, "NVML"), Claimed(1, "/sys"), Claimed(0, "nvidia-smi topo -m"))
+    assert fact.claims == (Claimed(1, "NVML"), Claimed(0, "/sys"))
+    assert contradictions(node) == ("GPU1 numa_node: NVML says 1, /sys says 0",)
+
+
+def test_two_sources_against_one_win_nothing(tmp_path):
+    nvml, system = h100_pair(tmp_path / "sys")
+    gpus = ask_nvml(nvml)
+    printed = answer_of_matrix(matrix(0, 0))
+    node = settle(HOST, [gpus, ask_system_files({0: "0000:03:00.0", 1: "0000:83:00.0"}, system), printed])
+    assert node.hardware.gpus[0].numa_node == Fact(0, "NVML, /sys, nvidia-smi topo -m", "confirmed")
     assert contradictions(node) == ("GPU1 numa_node: NVML says 1, /sys says 1, nvidia-smi topo -m says 0",)
     assert node.hardware.link_of()["GPU0", "GPU1"].confidence == "confirmed"
     assert node.hardware.link_of()["GPU0", "mlx5_0"] == Fact("PIX", "nvidia-smi topo -m", "printed")
 
 
-def test_links_and_counts_that_differ_are_unknown(on_path, tmp_path):
-    nvml, system = h100_pair(tmp_path / "sys")
+def test_links_and_counts_that_differ_are_unknown(tmp_path):
+    nvml, _ = h100_pair(tmp_path / "sys")
     nvml.gpus.append({"bus": "0000:99:00.0", "numa": 1})
     nvml.gpus[1]["links"] = ["switch"] * 17 + [None]
-    on_path("nvidia-smi", MATRIX.format(0, 1))
-    said = contradictions(probe(nvml, system))
+    said = contradictions(settle(HOST, [ask_nvml(nvml), answer_of_matrix(matrix(0, 1))]))
     assert said == ("gpu_count: NVML says 3, nvidia-smi topo -m says 2",
                     "GPU0-GPU1: NVML says NV17, nvidia-smi topo -m says NV18")  # fmt: skip
+
+
+COMMANDS = ("nvidia-smi", "ibstat", "lscpu", "numactl")
+
+
+def test_commands_run_only_if_nvml_and_system_files_have_none_of_their_facts(on_path, tmp_path):
+    nvml, system = h100_pair(tmp_path / "sys")
+    for name in COMMANDS:
+        on_path(name, f"echo > {tmp_path}/ran-{name}; exit 1")
+
+    def ran():
+        names = {path.name.removeprefix("ran-") for path in tmp_path.glob("ran-*")}
+        for path in tmp_path.glob("ran-*"):
+            path.unlink()
+        return names
+
+    probe(nvml, system)
+    assert ran() == set()
+    probe(nvml, tmp_path / "nowhere")
+    assert ran() == {"ibstat", "lscpu", "numactl"}
+    nvml.level = 99  # a level that NVML does not name, so that no link is known
+    for gpu in nvml.gpus:
+        gpu["links"] = []
+    probe(nvml, system)
+    assert ran() == {"nvidia-smi"}
+    lost = FakeNvml([])
+    lost.nvmlInit = lambda: (_ for _ in ()).throw(lost.NVMLError(9))
+    probe(lost, system)
+    assert ran() == {"nvidia-smi"}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +263,10 @@ def test_a_failing_and_a_missing_command_say_why(on_path, tmp_path):
 def test_an_answer_without_a_matrix_says_why(on_path, tmp_path):
     on_path("nvidia-smi", "echo 'Failed to initialize NVML: Unknown Error'")
     count = probe_node(HOST, {}, system_root=tmp_path / "nowhere").hardware.gpu_count
-    assert count.value is None and "expected the output of nvidia-smi topo -m, got 'Failed to initialize NVML" in count.missing
+    assert (
+        count.value is None
+        and "expected the output of nvidia-smi topo -m, got 'Failed to initialize NVML" in count.missing
+    )
 
 
 def test_warnings_name_their_source(on_path, tmp_path):
@@ -233,7 +279,8 @@ def test_warnings_name_their_source(on_path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "value", "missing"), [("echo", (), ""), ("echo banner", None, "expected the output of ibstat, got 'banner'")]
+    ("said", "value", "missing"),
+    [("echo", (), ""), ("echo banner", None, "expected the output of ibstat, got 'banner'")],
 )
 def test_no_adapters_and_no_answer_of_ibstat_are_told_apart(said, value, missing, on_path, tmp_path):
     on_path("ibstat", said)

@@ -1,9 +1,9 @@
-"""Ask this node what it is: NVML and /sys first, then commands; what they all say becomes facts."""
+"""The facts of this node: from NVML and /sys, and from a command only if neither has the facts that it prints."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,9 @@ from toolkit.topology.claims import About, Answer, Claims
 from toolkit.topology.facts import Fact, Gpu, Hardware, LinkFact, Nic, NicPort, NodeFacts, NumaNode, unknown
 from toolkit.topology.names import by_numbers
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S
+from toolkit.topology.sources.cpu_commands import ask_lscpu, ask_numactl
 from toolkit.topology.sources.ibstat import ask_ibstat
 from toolkit.topology.sources.kernel_files import SYSTEM_ROOT
-from toolkit.topology.sources.lscpu import ask_lscpu
-from toolkit.topology.sources.numactl import ask_numactl
 from toolkit.topology.sources.nvidia_smi import ask_nvidia_smi
 from toolkit.topology.sources.nvml import ask_nvml
 from toolkit.topology.sources.slurm_address import ask_slurm
@@ -33,22 +32,38 @@ def probe_node(
     """Collect the facts of this node. Only the caller knows who named `host`.
 
     Args:
-        timeout_s: bounds NVML and each command, which are asked at the same time.
+        timeout_s: bounds NVML, and then the commands, which run at the same time.
         nvml: the module of nvidia-ml-py; imported when None.
         system_root: the folder of the kernel's files.
     """
-    with ThreadPoolExecutor(max_workers=5) as pool:
-        commands = [pool.submit(ask, timeout_s) for ask in (ask_nvidia_smi, ask_ibstat, ask_lscpu, ask_numactl)]
-        gpus = ask_nvml(nvml, timeout_s)
-        buses = {
-            int(str(about[1])): bus for about, bus in gpus.claims.items() if about[0] == "GPU" and about[2:] == ("bus",)
-        }
-        files = ask_system_files(buses, system_root)
-        answers = [gpus, files, *(command.result() for command in commands)]
+    gpus = ask_nvml(nvml, timeout_s)
+    buses = {
+        int(str(about[1])): bus for about, bus in gpus.claims.items() if about[0] == "GPU" and about[2:] == ("bus",)
+    }
+    files = ask_system_files(buses, system_root)
+    commands = _commands_for_missing(Claims([gpus, files]))
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        running = [pool.submit(ask, timeout_s) for ask in commands]
+        answers = [gpus, files, *(command.result() for command in running)]
     answers.append(ask_slurm(os.environ if environ is None else environ))
     if () in gpus.reasons and (present := count_gpus(system_root)):
         gpus.miss(f"{gpus.reasons[()]}; /sys lists {present} display devices of NVIDIA")
     return settle(host, answers)
+
+
+def _commands_for_missing(known: Claims) -> list[Callable[[float], Answer]]:
+    """The commands that print facts of which NVML and /sys have none."""
+    count = known.fact("gpu_count").value
+    linked = {str(other)[:3] == "GPU" for gpu in known.below("link") for other in known.below("link", gpu)}
+    has_all_links = (True in linked or count in (0, 1)) and (False in linked or not count or not known.below("nic"))
+    has_nodes = bool(known.below("numa"))
+    is_needed: dict[Callable[[float], Answer], bool] = {
+        ask_nvidia_smi: count is None or not has_all_links,
+        ask_ibstat: not known.below("nic"),
+        ask_lscpu: not has_nodes or known.fact("sockets").value is None,
+        ask_numactl: not has_nodes,
+    }
+    return [ask for ask, needed in is_needed.items() if needed]
 
 
 def settle(host: Fact[str], answers: list[Answer]) -> NodeFacts:

@@ -35,11 +35,11 @@ def test_a_cluster_without_switches_names_the_node_alone():
         (ADDRESS, "line 1: without SLURM_TOPOLOGY_ADDR_PATTERN"),
         (PATTERN, "line 1: without SLURM_TOPOLOGY_ADDR "),
         (ADDRESS.replace("core.", "") + PATTERN, "line 1: address 'leaf[1-2].n7' has 2 parts"),
-        (ADDRESS + PATTERN.replace("switch.node", "swtch.node"), "line 2: 'swtch' is no kind of level"),
+        (ADDRESS + PATTERN.replace("switch.node", "swtch.node"), "line 2: 'swtch' is not a kind of level"),
         (ADDRESS + PATTERN.replace(".node", ".switch"), "does not end in a named node"),
-        (ADDRESS.replace("]", "") + PATTERN, "line 1: no address"),
-        (ADDRESS + PATTERN + ADDRESS.replace("n7", "n8"), "line 3: SLURM_TOPOLOGY_ADDR stands on line 1, too"),
-        ((ADDRESS + PATTERN).replace("SLURM_TOPOLOGY_ADDR=", "SLUM_TOPOLOGY_ADDR="), "line 1: no variable"),
+        (ADDRESS.replace("]", "") + PATTERN, "line 1: not an address"),
+        (ADDRESS + PATTERN + ADDRESS.replace("n7", "n8"), "line 3: SLURM_TOPOLOGY_ADDR is also on line 1"),
+        ((ADDRESS + PATTERN).replace("SLURM_TOPOLOGY_ADDR=", "SLUM_TOPOLOGY_ADDR="), "line 1: not a variable"),
     ],
 )
 def test_damage_is_named_and_nothing_is_read(text, said):

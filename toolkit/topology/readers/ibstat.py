@@ -23,7 +23,7 @@ KEYS = {
     "active_ethernet": "the usable ones of Ethernet, as adapter:port",
     "not_active": "the others, as adapter:port with state/physical state",
     "cas": "each adapter up to the first damaged line: name, ca_type, nports (how many ports it claims), fw, and its ports: "
-    "port, state, phys, rate (Gbit/s; of a port that is down it is no measurement), base_lid, sm_lid, link_layer; "
+    "port, state, phys, rate (Gbit/s; of a port that is down it is the default), base_lid, sm_lid, link_layer; "
     "without what is not printed",
 }
 _COUNTS = tuple(key for key in KEYS if key != "cas")  # null if a line is damaged: it may be one of an adapter

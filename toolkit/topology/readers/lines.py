@@ -83,7 +83,7 @@ def read_lines_with_hosts(text: str) -> tuple[list[Line], list[str]]:
 
 
 def refusal(command: str, lines: Sequence[Line]) -> CheckFailedError:
-    """The error for a text that is not the output of a command."""
+    """The error for input that is not the output of a command."""
     shown = f"{lines[0].text.strip()[:60]!r}" if lines else "an empty text"
     return CheckFailedError(
         f"expected the output of {command}, got {shown}", where=f"line {lines[0].number if lines else 1}"

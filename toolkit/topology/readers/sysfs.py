@@ -50,7 +50,7 @@ def parse_sysfs(text: str) -> tuple[SystemFiles, tuple[str, ...]]:
             continue
         value = (match[2] or "").replace("\\n", " ").replace("\0", "").strip()
         if match[1] in files:
-            warnings.append(f"line {line.number}: {match[1]} stands in line {files[match[1]].line}, too")
+            warnings.append(f"line {line.number}: {match[1]} is also in line {files[match[1]].line}")
             value = value if files[match[1]].value == value else "?"
         files[match[1]] = File(line.number, value)
     if not files:

@@ -52,7 +52,7 @@ def parse_topology_address(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The two variables as `env | grep SLURM_TOPOLOGY` prints them: (values of `KEYS`, warnings).
 
     Raises:
-        CheckFailedError: neither variable stands there.
+        CheckFailedError: the text has neither variable.
     """
     lines, cut = lines_of(text)
     warnings: list[str] = []
@@ -62,11 +62,11 @@ def parse_topology_address(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         match = _VARIABLE.match(line.strip())
         if match is None:
             if "TOPOLOGY" in line:
-                warnings.append(f"line {number}: no variable of Slurm's topology: {line.strip()[:60]!r}")
+                warnings.append(f"line {number}: not a variable of Slurm's topology: {line.strip()[:60]!r}")
             continue
         value = match[2].strip().strip("\"'")
         if match[1] in values:
-            warnings.append(f"line {number}: {match[1]} stands on line {values[match[1]][0]}, too")
+            warnings.append(f"line {number}: {match[1]} is also on line {values[match[1]][0]}")
             contested |= values[match[1]][1] != value
         values.setdefault(match[1], (number, value))
     if not values:
@@ -86,10 +86,10 @@ def _path(values: dict[str, tuple[int, str]], warnings: list[str]) -> SwitchPath
     (number, address), (place, pattern) = values[_ADDRESS], values[_PATTERN]
     strange = [kind for kind in pattern.split(".") if kind not in KINDS_OF_LEVELS]
     if strange:
-        warnings.append(f"line {place}: {strange[0][:60]!r} is no kind of level that Slurm has")
+        warnings.append(f"line {place}: {strange[0][:60]!r} is not a kind of level that Slurm has")
         return None
     if re.search(r"[\s=\ufffd]", address) or address.count("[") != address.count("]"):
-        warnings.append(f"line {number}: no address: {address[:60]!r}")
+        warnings.append(f"line {number}: not an address: {address[:60]!r}")
         return None
     path, problems = parse_slurm_topology(address, pattern)
     warnings += [f"line {number}: {problem}" for problem in problems]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.claims import Answer
+from toolkit.topology.claims import About, Answer
 
 COMMAND_TIMEOUT_S = 5.0
 T = TypeVar("T")
@@ -53,8 +53,23 @@ def run_command(arguments: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S
     return CommandResult(output)
 
 
+def ask_command(
+    command: tuple[str, ...],
+    parse: Callable[[str], tuple[T, tuple[str, ...]]],
+    tells: tuple[About, ...],
+    timeout_s: float,
+) -> tuple[Answer, T | None]:
+    """Run a command and read its output: (an answer with warnings or the reason for no facts, the facts)."""
+    answer = Answer(" ".join(command), "printed", tells=tells)
+    result = run_command(command, timeout_s)
+    if result.output is None:
+        answer.miss(result.missing)
+        return answer, None
+    return answer, read_text(result.output, parse, answer)
+
+
 def read_text(text: str, parse: Callable[[str], tuple[T, tuple[str, ...]]], answer: Answer) -> T | None:
-    """A text read by its parser, whose warnings are the answer's; None where it is nothing that the parser knows."""
+    """The facts of an output, whose warnings go to the answer; None if it is not the output of the command."""
     try:
         facts, warnings = parse(text)
     except ToolkitError as error:

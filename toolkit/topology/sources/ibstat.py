@@ -1,26 +1,17 @@
-"""NICs and their ports, from `ibstat`."""
+"""NICs and their ports, from `ibstat`: used if /sys lists no adapter."""
 
 from __future__ import annotations
 
 from toolkit.topology.claims import Answer
 from toolkit.topology.readers.ibstat import Adapter, parse_ibstat
-from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, read_text, run_command
+from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, ask_command
 
-COMMAND = ("ibstat",)
-TELLS = (("nics",), ("nic", None, "port"))
 NOT_ACTIVE = "the port is not active, so that its rate is no measurement"
 
 
 def ask_ibstat(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
-    """Run `ibstat` and claim what it prints; it prints nothing where there is no adapter."""
-    answer = Answer("ibstat", "printed", tells=TELLS)
-    result = run_command(COMMAND, timeout_s)
-    if result.output is None:
-        answer.miss(result.missing)
-        return answer
-    adapters: tuple[Adapter, ...] | None = ()
-    if result.output.strip():
-        adapters = read_text(result.output, parse_ibstat, answer)
+    """Run `ibstat` and claim what it prints; it prints nothing if there is no adapter."""
+    answer, adapters = ask_command(("ibstat",), _parse, (("nics",), ("nic", None, "port")), timeout_s)
     if adapters is not None:
         answer.say(True, "nics")
     for adapter in adapters or ():
@@ -34,3 +25,7 @@ def ask_ibstat(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
             else:
                 answer.miss(NOT_ACTIVE, *about, "rate")
     return answer
+
+
+def _parse(text: str) -> tuple[tuple[Adapter, ...], tuple[str, ...]]:
+    return parse_ibstat(text) if text.strip() else ((), ())

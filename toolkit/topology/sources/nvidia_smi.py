@@ -1,4 +1,4 @@
-"""Links between devices, and the NUMA node of each GPU, from `nvidia-smi topo -m`."""
+"""Links between devices, and the NUMA node of each GPU, from `nvidia-smi topo -m`: used if NVML and /sys have none."""
 
 from __future__ import annotations
 
