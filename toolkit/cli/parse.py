@@ -89,7 +89,7 @@ def reader_of(kind: str) -> tuple[Reader, dict[str, str]]:
 def parse(kind: str, file: str, as_json: bool) -> None:
     """Read FILE, the output of a command of KIND; `-` is stdin.
 
-    toolkit names the first damaged line on stderr; facts that the damage may concern are null.
+    The first damaged line is named on stderr; facts that the damage may concern are null.
 
     \b
     numactl -H | toolkit parse numactl-H - --json

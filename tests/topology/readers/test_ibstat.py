@@ -62,7 +62,9 @@ def test_a_port_is_active_only_when_a_subnet_manager_made_it_so():
         lambda text: text.replace("\n", "\r\n").replace("\t", "        "),
         lambda text: text.replace("CA type", "\x1b[1mCA type\x1b[0m"),
         lambda text: re.sub("(?m)^(?=.)", "node17: ", text),
-        lambda text: "".join(f"2024-03-0{i % 9} 10:00:{i:02} n1: {line}" for i, line in enumerate(text.splitlines(True))),
+        lambda text: "".join(
+            f"2024-03-0{i % 9} 10:00:{i:02} n1: {line}" for i, line in enumerate(text.splitlines(True))
+        ),
     ],
 )
 def test_what_mails_logs_and_terminals_put_around_the_text_is_passed_over(around):
