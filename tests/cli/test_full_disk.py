@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import time
@@ -107,6 +108,15 @@ def test_a_rank_that_fails_on_a_full_disk_is_told_with_the_cause(toolkit, disk: 
     assert status["state"] == "failed" and status["reason"].endswith("ends: No space left on device"), status
 
 
+def kill(pid: int) -> None:
+    """Kill a process and return once it has exited: until then, `toolkit status` finds it in the process table."""
+    process = os.pidfd_open(pid)
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    exited, _, _ = select.select([process], [], [], 20)
+    os.close(process)
+    assert exited, f"process {pid} is still there 20 s after SIGKILL"
+
+
 def test_a_run_that_is_lost_on_a_full_disk_says_so(toolkit, disk: SmallDisk) -> None:
     runs = disk.folder / "runs"
     assert toolkit("submit", toolkit.job("sleep 60"), "--site", "local", "--runs", runs).code == 0
@@ -116,7 +126,7 @@ def test_a_run_that_is_lost_on_a_full_disk_says_so(toolkit, disk: SmallDisk) -> 
         claim = runs.glob("*/*/starts/000/claim.json")
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+    kill(json.loads(path.read_text())["pid"])
     disk.fill()
     status = json.loads(toolkit("status", "last", "--json", "--runs", runs).out)
     assert status["state"] == "lost"
