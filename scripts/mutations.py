@@ -10,7 +10,7 @@ has failed at the time limit. `check` only says where each one applies.
 
 renames.json: {"modules": {"toolkit.batch.living": "toolkit.runs.slurm_state"}, "names": {"slurm_word": "state_from_slurm"},
 "functions": {"toolkit.batch.resume:take_back": "toolkit.submission.undo:undo_resume"}}. A module may be a package: the rest
-of the path stays. `names` apply to qualified names and to lines.
+of the path stays. `names` apply to qualified names and to lines. `--since ad6182e` adds the renames that git finds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Renames:
 
     def function(self, file: str, qualname: str) -> tuple[str, str]:
         """The new file and qualified name."""
-        module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        module = module_of(file)
         moved = self.functions.get(f"{module}:{qualname}") or f"{self.module(module)}:{self.text(qualname)}"
         new_module, _, new_name = moved.partition(":")
         return new_module.replace(".", "/") + ".py", new_name
@@ -275,8 +275,22 @@ def read_mutations(path: Path) -> list[Mutation]:
     return [Mutation(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def read_renames(path: Path | None) -> Renames:
-    return Renames(**json.loads(path.read_text(encoding="utf-8"))) if path else Renames()
+def read_renames(path: Path | None, since: str, tree: Path) -> Renames:
+    """The renames of a file, which override those that git finds."""
+    found = Renames(**json.loads(path.read_text(encoding="utf-8"))) if path else Renames()
+    return Renames({**(git_renames(since, tree) if since else {}), **found.modules}, found.names, found.functions)
+
+
+def git_renames(since: str, tree: Path) -> dict[str, str]:
+    """The modules that were renamed between a commit and HEAD, by the similarity of their files."""
+    argv = ["git", "diff", "-M40%", "-l0", "--diff-filter=R", "--name-status", since, "HEAD", "--", "toolkit"]
+    output = subprocess.run(argv, cwd=tree, capture_output=True, text=True, check=True).stdout
+    rows = [line.split("\t")[1:] for line in output.splitlines()]
+    return {old: new for old, new in (map(module_of, row) for row in rows)}
+
+
+def module_of(file: str) -> str:
+    return file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
 def check_all(mutations: list[Mutation], tree: Path, renames: Renames) -> int:
@@ -315,6 +329,7 @@ def main() -> None:
         command.add_argument("mutations", type=Path)
         command.add_argument("--tree", type=Path, default=Path())
         command.add_argument("--renames", type=Path)
+        command.add_argument("--since", default="", metavar="COMMIT", help="add the renames that git finds since then")
         command.add_argument("--only", type=int, nargs="+", help="numbers of mutations")
         command.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for the tests of one mutation")
     asked = parser.parse_args()
@@ -324,7 +339,7 @@ def main() -> None:
         return
     mutations = read_mutations(asked.mutations)
     chosen = [one for one in mutations if asked.only is None or one.number in asked.only]
-    tree, renames = asked.tree.resolve(), read_renames(asked.renames)
+    tree, renames = asked.tree.resolve(), read_renames(asked.renames, asked.since, tree)
     if asked.command == "check":
         sys.exit(bool(check_all(chosen, tree, renames)))
     print(json.dumps(run_all(chosen, tree, renames, asked.limit)))

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 from dataclasses import dataclass
 from importlib import import_module
@@ -40,9 +39,9 @@ class Installation:
     def install_old(self) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.folder / "venv"], check=True)
         (packages,) = (self.folder / "venv" / "lib").glob("python*/site-packages")
-        # The path of the dependencies alone: it does not make Python run the .pth files there, one of which names
-        # this checkout.
-        (packages / "toolkit.pth").write_text(f"{self.folder / 'installed'}\n{sysconfig.get_path('purelib')}\n")
+        # Python does not process the .pth files of a path that a .pth file adds: this checkout's own is among them.
+        dependencies = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+        (packages / "toolkit.pth").write_text("\n".join([str(self.folder / "installed"), *dependencies]) + "\n")
         with tarfile.open(OLD_SOURCES) as archive:
             archive.extractall(self.folder / "installed", filter="data")
 
