@@ -285,8 +285,8 @@ def git_renames(since: str, tree: Path) -> dict[str, str]:
     """The modules that were renamed between a commit and HEAD, by the similarity of their files."""
     argv = ["git", "diff", "-M40%", "-l0", "--diff-filter=R", "--name-status", since, "HEAD", "--", "toolkit"]
     output = subprocess.run(argv, cwd=tree, capture_output=True, text=True, check=True).stdout
-    rows = [line.split("\t")[1:] for line in output.splitlines()]
-    return {old: new for old, new in (map(module_of, row) for row in rows)}
+    rows = (line.split("\t") for line in output.splitlines())
+    return {module_of(old): module_of(new) for _, old, new in rows}
 
 
 def module_of(file: str) -> str:
@@ -339,7 +339,8 @@ def main() -> None:
         return
     mutations = read_mutations(asked.mutations)
     chosen = [one for one in mutations if asked.only is None or one.number in asked.only]
-    tree, renames = asked.tree.resolve(), read_renames(asked.renames, asked.since, tree)
+    tree = asked.tree.resolve()
+    renames = read_renames(asked.renames, asked.since, tree)
     if asked.command == "check":
         sys.exit(bool(check_all(chosen, tree, renames)))
     print(json.dumps(run_all(chosen, tree, renames, asked.limit)))
