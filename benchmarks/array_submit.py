@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def measure(folder: Path, pairs: int, tasks: int) -> dict[str, object]:
-    """Submit both ways in turn."""
+    """Submit with both methods, alternating."""
     (folder / "held.toml").write_text(JOB.format(options='"--hold"'))
     (folder / "ours.py").write_text(OURS)
     (folder / "peer.py").write_text(PEER)
@@ -108,7 +108,7 @@ def measure(folder: Path, pairs: int, tasks: int) -> dict[str, object]:
 
 
 def command_of(way: str, folder: Path, run: Path, tasks: int) -> list[str]:
-    """The process that submits so many tasks."""
+    """The command that submits `tasks` tasks."""
     if way == "submitit":
         return [sys.executable, str(folder / "peer.py"), str(run), str(tasks)]
     values = ",".join(f"{number}e-6" for number in range(1, tasks + 1))

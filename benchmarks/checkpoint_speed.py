@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--folders", nargs="+", choices=("tmpfs", "disk"), default=["tmpfs", "disk"])
     parser.add_argument("--disk", type=Path, default=Path.home(), help="a folder on a disk (default: the home folder)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--plan", type=int, default=0, help="simulate the planning of so many ranks, too")
+    parser.add_argument("--plan", type=int, default=0, help="also simulate the planning of this many ranks")
     parser.add_argument("--markdown", action="store_true", help="tables in place of the JSON")
     parser.add_argument("--write-docs", action="store_true", help="measure nothing, write the tables of the evidence")
     options = parser.parse_args()

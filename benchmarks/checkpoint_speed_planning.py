@@ -1,8 +1,8 @@
 """What planning costs at every save of very many ranks when nothing changed: ours against DCP's kept plan.
 
-One process plays each rank's part, with real DTensors on a mesh of so many ranks (torch's "fake" process group) and the
-functions that a save calls. Included: each rank's look at its own state, what it packs for rank 0, and all that rank 0
-does with what the ranks sent until the checkpoint is committed, its metadata written and synced, and the look at what
+One process plays each rank's part, with real DTensors on a mesh of N ranks (torch's "fake" process group) and the
+functions that a save calls. Included: each rank's inspection of its own state, what it packs for rank 0, and all that rank 0
+does with what the ranks sent until the checkpoint is committed, its metadata written and synced, and the inspection of what
 may be removed (DCP removes nothing). Not included: the data, and the network, which carries ours 49 bytes from a rank
 and DCP a pickle both ways, whose bytes are reported.
 """
@@ -116,7 +116,7 @@ def _ours(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -> 
             for name, size in ((shard, SHARD_BYTES), (digest_name(shard), DIGEST_BYTES)):
                 with (part / name).open("wb") as file:
                     file.truncate(size)
-        looked = clock.time(f"ours, {EVERY}: look at the state", lambda: plan.is_new(plan.look(state)))
+        looked = clock.time(f"ours, {EVERY}: inspect the state", lambda: plan.is_new(plan.look(state)))
         assert looked is False
         work = lambda: finish_save(description, whole, dict.fromkeys(shards, record), {})  # noqa: B023, E731
         clock.time(f"ours, {ZERO}: look for the files, manifest, commit", work)

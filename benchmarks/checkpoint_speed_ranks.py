@@ -46,7 +46,7 @@ class Case:
 
 
 def shapes_of(shape: str, megabytes: int) -> dict[str, tuple[int, ...]]:
-    """Tensors of float32 of together about so many MB, rows divisible by 4: 16 large ones, or those of an LLM.
+    """Tensors of float32 of about the given total size in MB, rows divisible by 4: 16 large ones, or those of an LLM.
 
     The LLM has 37 layers of nine tensors, two embeddings and a norm, and two moments of each: 1,008 tensors.
     """
@@ -114,7 +114,7 @@ def world_of(rank: int, ranks: int) -> World:
 
 
 def room_missing(folder: Path, size_bytes: int, *, is_memory: bool) -> str:
-    """Why a case must be left out, the same on every rank; "" where it need not."""
+    """Why a case is skipped, the same on every rank; "" if it runs."""
     free = shutil.disk_usage(folder).free
     if is_memory:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -210,7 +210,7 @@ class Measuring:
         """Note the time until the last rank is done."""
         gc.collect()
         if self._on_disk and self._place.world.rank == 0:
-            os.sync()  # what was removed before is nobody's time
+            os.sync()  # so that no case pays for files that an earlier one removed
         self._span = 0.0
         dist.barrier()
         start = time.perf_counter()

@@ -59,7 +59,7 @@ def tables(result: dict[str, Any]) -> str:
     parts += ["Writing, reading and digests, as ratios:", _table(_shares(), cases)]
     if result["planning"]:
         parts += [_planning(result["planning"])]
-    left = [f"- {_name(case)}: left out, {case['left_out']}" for case in result["cases"] if "left_out" in case]
+    left = [f"- {_name(case)}: skipped, {case['left_out']}" for case in result["cases"] if "left_out" in case]
     return "\n\n".join([*parts, *(["\n".join(left)] if left else [])])
 
 

@@ -53,7 +53,7 @@ class Way:
     """One way to save, and ways to load what it saved. Of a `group` the fastest counts.
 
     save: is given a number, one higher each time, and returns what it made.
-    stays: what it made is there at its next save: it is written over, or this way removes it itself.
+    stays: what it made is there at its next save: it is overwritten, or this method removes it itself.
     """
 
     name: str
@@ -202,7 +202,7 @@ def _tuned(place: Place, group: str, *, threads: int, in_place: bool, crc: bool)
 
 @contextmanager
 def torch_crc(wanted: bool) -> Iterator[None]:
-    """Whether torch.save works out CRC-32, which torch.load never looks at."""
+    """Whether torch.save works out CRC-32, which torch.load never reads."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(wanted)
     try:
@@ -315,7 +315,7 @@ class RawFiles:
 
 
 def blocks_of(state: State) -> list[list[memoryview]]:
-    """The bytes of this rank's parts, one after the other, cut into blocks."""
+    """The bytes of this rank's parts, in order, cut into blocks."""
     blocks: list[list[memoryview]] = [[]]
     room = BLOCK_BYTES
     for tensor in state.values():

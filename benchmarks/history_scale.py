@@ -103,7 +103,7 @@ def main() -> None:
         make_runs(given.runs, given.count)
         print(f"{given.count} runs are made", file=sys.stderr)
         told: dict[str, Any] = {"runs": given.count, "first newest 50": ask(given.runs)}
-        told["first look at all"] = ask(given.runs, "--state", "preempted")
+        told["first listing of all"] = ask(given.runs, "--state", "preempted")
         told |= {name: ask(given.runs, *options) for name, options in QUESTIONS.items()}
     finally:
         shutil.rmtree(given.runs)

@@ -69,7 +69,7 @@ REQUESTS = """
 --set 'job.sbatch=["--gres=fpga:1"]'; -C fast; -C gold; -C fast -N 2; -C fast|slow; -C fast&slow; -C fast -p one;
 -C slow -p one; -w node1; -w node9; -w node4; -w node2 -p one; -w node1,node2 -N 1; -x node1; -x node1 -p one;
 -x node1,node2 -N 2; -x node9; -a 0-3; -a 9999,10000; -a 0-9%2; -A toolkit; -A spare;
--A theirs; -A nobody; -A capped -t 6; -A capped -t 5; -A capped -N 2 -t 5; -p booked; -p booked --set 'job.sbatch=["--reservation=held"]'; -p others; -p others -A spare; -p others -A child;
+-A theirs; -A missing; -A capped -t 6; -A capped -t 5; -A capped -N 2 -t 5; -p booked; -p booked --set 'job.sbatch=["--reservation=held"]'; -p others; -p others -A spare; -p others -A child;
 -p picked; -p picked -q daily; -p picked -q daily -A spare; -q daily; -q nothing; -q lent; -q small -t 5;
 -q small -t 6; -q small -N 2; -q thin -c 2; -q thin -c 3; -q thin -c 2 -N 2; -q mine -c 4; -q mine -c 4 -N 2;
 -q large -c 4; -q large -c 1; -q large -c 2 -N 2; -q minutes -c 4; -q minutes -c 5; -q group -N 1; -q group -N 2;

@@ -21,7 +21,7 @@ SUFFIXES = {".py", ".md", ".toml", ".j2", ".cfg", ".svg", ""}
 
 _PHRASES = r"""(?<!\w)(
     (?<!there\s)is\ no(?!\ longer)(?=\ )
-    | nobody | no\ one\ knows | somebody | anybody | whoever
+    | (?<![\"=])nobody(?!\") | no\ one\ knows | somebody | anybody | whoever
     | mend(?:s|ed|ing)?
     | without\ a\ word | so\ many | in\ turn | one\ after\ the\ other
     | stands?\ (?:where|for|in|behind|there)

@@ -193,7 +193,7 @@ def _measure(world: World, request: BenchRequest, *, as_json: bool) -> Measureme
 
     start_groups(world)
     found = measure(world, request, lambda line: click.echo(line, err=as_json))
-    dist.barrier()  # nobody takes the store down while another rank still needs it
+    dist.barrier()  # rank 0 must not close the store while another rank needs it
     dist.destroy_process_group()
     if world.rank == 0:
         if world.run_dir is not None:

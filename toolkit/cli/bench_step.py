@@ -66,7 +66,7 @@ def _stored(result: str, runs: Path | None) -> StepProfile:
 
 
 def _measured(asked: AskedJob, steps: int, warmup: int) -> tuple[StepProfile, int]:
-    """Run the job for so many steps: (what its steps took, its exit code)."""
+    """Run the job for `warmup` and `steps` steps; return (the profile, the exit code)."""
     from toolkit.cli.run_foreground import follow_here, resolve_here
     from toolkit.metrics.step_profile import FILE, read_profile
     from toolkit.submission.submit_run import create

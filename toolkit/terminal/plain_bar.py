@@ -9,7 +9,7 @@ WIDTH = 30  # letters, without the brackets
 
 
 def plain_bar(done: float, total: float | None) -> Text:
-    """`[######........................]`; empty where nobody knows the total yet."""
+    """`[######........................]`; empty while the total is unknown."""
     made = min(WIDTH, int(WIDTH * done / total)) if total else 0
     return Text(f"[{'#' * made}{'.' * (WIDTH - made)}]")
 

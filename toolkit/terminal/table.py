@@ -1,4 +1,4 @@
-"""Tables as squeue's: a header in capitals, aligned columns; on a terminal each line ends at its edge."""
+"""Tables in the style of squeue: a header in capitals, aligned columns; a terminal cuts each line at its edge."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from toolkit.terminal.character_set import has_unicode
 from toolkit.terminal.printable import clean
 
 _BETWEEN = "  "
-_LEAST_LAST = 12  # letters that the last column, a text of any length, keeps at least
+_LEAST_LAST = 12  # minimum width of the last column, whose strings have any length
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, shed: Sequence[str] = ()) -> None:
     """Print a line for each row, each column as wide as its widest value.
 
-    On a terminal that is too narrow the columns of `shed` are left out, the least needed first, and what is longer still
-    is cut. Into a file or a pipe goes all. By hand, since rich lays out some 1,000 rows a second, and a history may have
-    hundreds of thousands.
+    On a terminal that is too narrow, the columns of `shed` are omitted, the first ones first, and longer lines are cut.
+    A file or a pipe gets every column. The layout is our own because rich renders about 1,000 rows per second, and a
+    history may have hundreds of thousands.
     """
     table = [header, *([clean(str(cell).replace("\n", " ")) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -33,7 +33,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, shed
 
 
 def _kept(header: Sequence[str], widths: Sequence[int], edge: int, shed: Sequence[str]) -> list[int]:
-    """The places of the columns that stand side by side before the edge, the last one maybe cut."""
+    """The indexes of the columns that fit before the edge; the last one may be cut."""
     least = [*widths[:-1], min(widths[-1], _LEAST_LAST)]
     kept = list(range(len(header)))
     for title in shed:
