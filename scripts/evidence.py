@@ -124,7 +124,7 @@ def main(names: list[str]) -> int:
         if names and check.name not in names:
             continue
         if check.needs_slurm and not has_slurm:
-            print(f"== {check.name}: left out, it needs root and Slurm (`make packages`)", flush=True)
+            print(f"== {check.name}: skipped, it needs root and Slurm (`make packages`)", flush=True)
             good = False
             continue
         if check.name in LEDGERS:

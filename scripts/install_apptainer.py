@@ -53,7 +53,7 @@ def unpack(packages: list[Path], tree: Path) -> None:
         (tree / link).symlink_to(target)
     configuration = tree / "etc/apptainer/apptainer.conf"
     text = configuration.read_text()
-    # Root of a virtual machine or a container may lack some of root's rights; "full" asks for all of them.
+    # Root of a virtual machine or a container may lack some of root's rights; "full" requests all of them.
     full, none = "root default capabilities = full", "root default capabilities = no"
     if full not in text:
         raise OSError(f"{configuration} does not hold {full!r}")

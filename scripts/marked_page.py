@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_between(page: Path, begin: str, end: str, text: str) -> None:
-    """Put `text` between the two marks, which stay, in place of what stands there."""
+    """Replace the part of a page between the two marks by `text`; the marks stay."""
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:

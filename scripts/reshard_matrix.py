@@ -41,7 +41,7 @@ def table(found: dict[str, Any]) -> str:
     said = (
         f"Rows saved, columns loaded. In {same} of {len(found['crossings'])} crossings of {len(names)} layouts every bit of "
         f"the state was the same. In {exact} of them so were the losses of the steps after it (`=`); elsewhere sums were "
-        "taken in another order, and the largest relative difference of a loss stands there (float32).\n"
+        "summed in another order, and the table shows the largest relative difference of a loss (float32).\n"
         f"torch {found['torch']}, commit {found['commit']}, {found['time'][:10]}."
     )
     return f"{said}\n\n" + "\n".join(rows) + "\n"

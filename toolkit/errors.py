@@ -1,6 +1,6 @@
 """The one family of errors that a user may see.
 
-Each says what is wrong, where (file:line:key when there is one) and how to mend it. The command line prints
+Each says what is wrong, where (file:line:key when there is one) and how to fix it. The command line prints
 it as one line and ends with `exit_code`; a traceback is for our own mistakes only.
 """
 
@@ -20,7 +20,7 @@ LONGEST_QUOTE = 1000  # letters; most paths are shorter
 
 
 class ToolkitError(Exception):
-    """A mistake that its reader can mend.
+    """An error that the user can fix.
 
     Args:
         message: what is wrong, in one line, with the offending value.
@@ -78,7 +78,7 @@ class DamagedFileError(ToolkitError):
 
 
 class InterruptedWaitError(ToolkitError):
-    """Ctrl-C ended a wait; the message says what became of what was waited for."""
+    """Ctrl-C ended a wait; the message reports the state of the awaited run or job."""
 
     exit_code = INTERRUPTED
 

@@ -132,7 +132,7 @@ from toolkit.errors import ToolkitError
         (
             "nodes = 2",
             '[parallel]\nshard = 2\n[train]\nlr_reference_batch = 8\nlr_scaling = "adaptive"',
-            "job.toml:9:train.lr_scaling: AdaScale looks at the gradient of each micro-batch, which ranks with parts of a "
+            "job.toml:9:train.lr_scaling: AdaScale reads the gradient of each micro-batch, which ranks with parts of a "
             'model do not have. Fix: take "linear" or "square_root", or copies of the model alone',
         ),
         (

@@ -78,7 +78,7 @@ def test_sbatchs_variables_name_it_and_the_flag_wins(resolve, there) -> None:
     [
         ('cluster = "a,b"', "'a,b' is more than one cluster, and a run is on one"),
         ('cluster = "all"', "'all' is more than one cluster"),
-        ('cluster = "a b"', "'a b' is no name of a cluster"),
+        ('cluster = "a b"', "'a b' is not a valid cluster name"),
         ('sbatch = ["-M far"]', r"'-M far' would win over .* Fix: write cluster = \.\.\. in \[job\]"),
         ('sbatch = ["--clusters=far"]', "would win over"),
     ],

@@ -54,17 +54,17 @@ def message_of(tmp_path, call):
         (
             'name = "my job"',
             "",
-            "job.toml:3:job.name: 'my job' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
+            "job.toml:3:job.name: 'my job' is not a valid job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
         ),
         (
             f'name = "{"a" * 65}"',
             "",
-            f"job.toml:3:job.name: '{'a' * 65}' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
+            f"job.toml:3:job.name: '{'a' * 65}' is not a valid job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
         ),
         (
             'name = ".."',
             "",
-            "job.toml:3:job.name: '..' is no job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
+            "job.toml:3:job.name: '..' is not a valid job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
         ),
         ('account = "a\\nrm -rf"', "", "job.toml:3:job.account: holds the control character '\\n'. Fix: give a text"),
         (
@@ -76,13 +76,13 @@ def message_of(tmp_path, call):
         (
             'nodes = "4-2"',
             "",
-            "job.toml:3:job.nodes: '4-2' is no range of nodes. "
+            "job.toml:3:job.nodes: '4-2' is not a valid range of nodes. "
             'Fix: give a whole number from 1, or a range such as "2-4"',
         ),
         (
             "nodes = 0",
             "",
-            'job.toml:3:job.nodes: 0 is no number of nodes. Fix: give a whole number from 1, or a range such as "2-4"',
+            'job.toml:3:job.nodes: 0 is not a valid number of nodes. Fix: give a whole number from 1, or a range such as "2-4"',
         ),
         (
             'time = "2h"',
@@ -94,7 +94,7 @@ def message_of(tmp_path, call):
         (
             "",
             '[env]\npass = ["A B"]',
-            "job.toml:5:env.pass: ['A B'] names 'A B', which is no variable name. "
+            "job.toml:5:env.pass: ['A B'] names 'A B'is not a valid variable name. "
             'Fix: give a list of variable names such as ["HF_HOME"]',
         ),
         (
@@ -106,7 +106,7 @@ def message_of(tmp_path, call):
         (
             "",
             "[[train]]\nsteps = 2",
-            "job.toml:4:train: [{'steps': 2}] is no table. Fix: write [train] and its keys below it",
+            "job.toml:4:train: [{'steps': 2}] is not a table. Fix: write [train] and its keys below it",
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_unknown_keys_come_first(resolve):
         ),
         ("[job]\nname = '''", "job.toml:2: not TOML: "),
         ("", "job.toml:1:job.entry: is missing. Fix: add entry = "),
-        ("job = 5\n", "job.toml:1:job: 5 is no table. Fix: write [job] and its keys below it"),
+        ("job = 5\n", "job.toml:1:job: 5 is not a table. Fix: write [job] and its keys below it"),
         (
             "steps = 5\n[job]\nentry = ['a']\n",
             "job.toml:1:steps: there is no key or table 'steps'. Fix: move it to [train]",
@@ -213,7 +213,7 @@ def test_no_file(tmp_path):
             {"environ": {"SBATCH_GPUS_PER_NODE": "a100:4"}},
             "SBATCH_GPUS_PER_NODE:job.gpus_per_node: 'a100:4' cannot be read. Fix: give a whole number, at least 0",
         ),
-        ({"flags": {"job.nodes": Flag("x", "-N")}}, "-N x:job.nodes: 'x' is no range of nodes. Fix: "),
+        ({"flags": {"job.nodes": Flag("x", "-N")}}, "-N x:job.nodes: 'x' is not a valid range of nodes. Fix: "),
     ],
 )
 def test_a_wrong_value_of_another_layer_names_it(tmp_path, resolve, layers, message):
@@ -228,7 +228,7 @@ def test_a_wrong_value_of_another_layer_names_it(tmp_path, resolve, layers, mess
             '"other/x.py"',
             "job.toml:2:job.entry: there is no file other/x.py. Fix: create it, or give a path relative to ",
         ),
-        ('"train.py:2main"', "job.toml:2:job.entry: '2main' is no function name. Fix: write \"train.py:main\""),
+        ('"train.py:2main"', "job.toml:2:job.entry: '2main' is not a valid function name. Fix: write \"train.py:main\""),
         (
             '"train"',
             'job.toml:2:job.entry: \'train\' is no entry. Fix: write "file.py:main", "file.py", '

@@ -125,7 +125,7 @@ REFUSED = {
     "newline in a log's name": ("", ["-o", "a\n#SBATCH --hold"], ["--output", "control character"]),
     "newline in an account": ('account = "a\\nb"', [], ["job.toml:3:job.account", "control character"]),
     "newline in an option": ('sbatch = ["--comment=a\\nb"]', [], ["job.toml:3:job.sbatch", "control character"]),
-    "newline in a file entry": ('entry = "a\\nb.py"', [], ["job.entry", "is no entry"]),
+    "newline in a file entry": ('entry = "a\\nb.py"', [], ["job.entry", "is not a valid entry"]),
     "NUL in a word": ('entry = ["true", "a\\u0000b"]', [], ["job.entry", "NUL"]),
     "NUL in a variable": ('[env]\nvars = { A = "a\\u0000b" }', [], ["job.toml:4:env.vars.A", "NUL"]),
     "too long a word": (f'entry = ["true", "{LONG}"]', [], ["job.entry", "131071"]),

@@ -50,7 +50,7 @@ def test_a_job_id_in_any_form_finds_its_run(runs, text):
 @pytest.mark.parametrize("text", ["123_4", "123_4.batch", "123_4.0;sunway", "last_4", "{id}_4", "train_lm/{id}_4"])
 def test_what_is_no_array_has_no_task(runs, text):
     folder, older, _ = runs
-    with pytest.raises(NotFoundError, match=r"is no array, so it has no task 4.*name the run alone"):
+    with pytest.raises(NotFoundError, match=r"is not an array run, so it has no task 4.*name the run alone"):
         find_run(text.format(id=older.run_id), folder)
 
 

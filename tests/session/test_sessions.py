@@ -206,7 +206,7 @@ def test_what_salloc_refuses_is_said_with_the_fix(toolkit, slurm: Slurm) -> None
     slurm.program("salloc", "echo 'salloc: error: Job submit/allocate failed: Invalid node name specified' >&2; exit 1")
     said = toolkit("session", "start", "-w", "n77")
     assert said.code == 3
-    assert "toolkit: salloc: Invalid node name specified. Fix: `sinfo -N` lists the nodes; mend -w or -x" in said.err
+    assert "toolkit: salloc: Invalid node name specified. Fix: `sinfo -N` lists the nodes; fix -w or -x" in said.err
     assert not list(sessions_folder().iterdir())
 
 

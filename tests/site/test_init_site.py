@@ -58,7 +58,7 @@ def test_facts_and_guesses(toolkit, ours):
         "debug": {"max_nodes": 1, "max_time": "00:30:00", "cpus_per_node": 126, "mem_gb_per_node": 250},
         "gpu": {"max_nodes": 2, "cpus_per_node": 62, "gpus_per_node": 4, "mem_gb_per_node": 500},
     }
-    assert "# Left out, from scontrol show partition: gone (State=DOWN), staff (AllowGroups=admins)." in text
+    assert "# Omitted, from scontrol show partition: gone (State=DOWN), staff (AllowGroups=admins)." in text
     assert "# Your accounts, from sacctmgr show associations: astro, chem, chem where a job names none." in text
     assert "the largest; nodes have 62 to 126" in text
     assert 'request = "--gres=gpu:a100:{count}"' in text
@@ -80,7 +80,7 @@ def test_the_file_loads_and_jobs_resolve_on_it(toolkit, ours):
     )
     assert (job.job.gpus_per_node, job.paths.scratch) == (4, "/s")
     assert "#SBATCH --gpus-per-node=4\n" in toolkit.ok("render", "mpi_hello", "--site", "mine", "-p", "gpu", "-N", 2)
-    assert "# Jobs here ask for them all; one without GPUs says gpus_per_node = 0 in [job].\n" in path.read_text()
+    assert "# Jobs here request all of them; set gpus_per_node = 0 in [job] for a job without GPUs.\n" in path.read_text()
     words = ("mpi_hello", "--site", "mine", "-p", "gpu", "-N", 2, "--set", "job.gpus_per_node=0")
     assert "#SBATCH --gpus-per-node" not in toolkit.ok("render", *words)
 
@@ -103,7 +103,7 @@ def test_the_name_is_the_files(toolkit, ours):
     wrong = toolkit("site", "init", "-o", ours / "other.toml", "--name", "mine", "--force")
     assert (wrong.code, "-o " + str(ours / "mine.toml") in wrong.err) == (2, True)
     assert toolkit("site", "init", "-o", ours / "other").code == 2
-    assert toolkit("site", "init", "--name", "a b").err.startswith("toolkit: 'a b' is no name of a site. Fix: ")
+    assert toolkit("site", "init", "--name", "a b").err.startswith("toolkit: 'a b' is not a valid site name. Fix: ")
 
 
 def test_an_older_slurm_counts_gpus_by_gres(toolkit, ours):

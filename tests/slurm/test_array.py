@@ -34,8 +34,8 @@ def test_forms(text, tasks, at_once):
         ("٣", "neither a number nor a range"),
         ("-1", "neither a number nor a range"),
         ("1-3:2:2", "neither a number nor a range"),
-        ("3-1", "holds none"),
-        ("0-3:0", "holds none"),
+        ("3-1", "is empty"),
+        ("0-3:0", "is empty"),
         ("1,1", "twice"),
         ("0-9:3,6", "twice"),
         ("0-3%0", "behind %"),  # Slurm sets no limit then

@@ -247,7 +247,7 @@ def test_a_slurm_that_does_not_answer_is_told_with_how_long_it_is_waited_for(com
     monkeypatch.setattr(silence, "SLOW_S", 0.05)
     command("squeue", "sleep 0.3")
     Slurm(timeout_s=20.0).call(["squeue"])
-    assert capfd.readouterr().err == "toolkit: Slurm does not answer squeue yet; it is waited for up to 20 s\n"
+    assert capfd.readouterr().err == "toolkit: Slurm has not responded to squeue yet; waiting up to 20 s\n"
     command("squeue", "true")
     Slurm(timeout_s=20.0).call(["squeue"])
     assert capfd.readouterr().err == ""

@@ -78,7 +78,7 @@ def test_a_rank_that_was_killed_with_its_guard_is_the_one_that_the_others_met(at
     fail(attempt, 0, "RuntimeError: [gloo] Connection closed by peer", 3)
     end = first_failure(attempt)
     assert (end.rank, end.host, end.exit_code) == (1, "n1", 137)
-    assert end.reason == "rank 1 ended without a word; rank 0 met closed connections"
+    assert end.reason == "rank 1 was killed without reporting an error; rank 0 lost their connection to it"
 
 
 def test_no_error_is_no_failure_and_a_half_written_one_neither(attempt):
@@ -150,7 +150,7 @@ def begin(attempt, ranks):
 
 @pytest.mark.parametrize("late", [None, 5])
 def test_the_rank_that_did_not_come_is_named_when_the_others_time_out(attempt, late):
-    """It left no error at all, or came later than the others' patience and met closed connections."""
+    """It left no error at all, or came later than the others' patience and lost their connection to it."""
     begin(attempt, 3)
     fail(attempt, 0, TIMED_OUT, 1)
     fail(attempt, 2, TIMED_OUT, 1)

@@ -1,4 +1,4 @@
-"""A requeue while Slurm does not answer. A scontrol of the test's own says what a real one says then, on demand."""
+"""A requeue while Slurm does not respond. A scontrol of the test's own says what a real one says then, on demand."""
 
 import threading
 import time

@@ -86,7 +86,7 @@ def test_only_the_last_job_ends_the_run_at_its_walltime(run_directory, number, f
         verdict = one._verdict(AttemptEnd(Cause.WALLTIME, "walltime"))
         assert (
             verdict.reason
-            == f"this was the last of 5 jobs in turn; `toolkit resume {run_directory.run_id}` submits 5 more"
+            == f"this was the last of 5 repeated jobs; `toolkit resume {run_directory.run_id}` submits 5 more"
         )
 
 

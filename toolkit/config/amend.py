@@ -95,7 +95,7 @@ def _read_table(name: str, values: Any) -> Any:
 
 
 def _derive_again(varied: ResolvedJob, was_set: Set[str]) -> ResolvedJob:
-    """With what follows from [parallel] where nobody set it."""
+    """The job with the values that follow from [parallel], unless they were set."""
     origins = {
         key: origin for key, origin in varied.origins.items() if key in was_set or not key.startswith("parallel.")
     }

@@ -13,11 +13,7 @@ class CheckpointTable(Table):
     """Saves at stop and at the end are made whatever stands here."""
 
     every_steps: int = key(200, "Steps between checkpoints; 0 counts no steps.", ge=0)
-    every_s: int = key(
-        0,
-        "Seconds from the end of one save, made for whatever reason, to the next, by rank 0's clock; 0 looks at no clock.",
-        ge=0,
-    )
+    every_s: int = key(0, "Seconds from the end of any save to the next one, by rank 0's clock; 0 disables it.", ge=0)
     best: str = key(
         "",
         "Metric whose new best is saved at once: `loss`, the mean training loss since the look before, or one that the "
@@ -26,7 +22,7 @@ class CheckpointTable(Table):
     best_mode: Literal["min", "max"] = key(
         "min", "With `best`: whether the smallest or the largest value of the metric is the best."
     )
-    best_every_steps: int = key(100, "With `best`: steps between two looks at the metric.", ge=1)
+    best_every_steps: int = key(100, "With `best`: steps between two checks of the metric.", ge=1)
     on_failing_health: bool = key(
         True,
         "Save at once when less than 3 % of the memory of a node or of the job on it is left, or when a GPU's memory "
@@ -36,18 +32,18 @@ class CheckpointTable(Table):
         False,
         "Train on while a save is written, from a copy of the state: steps wait for the copy alone. Off by default, since "
         "the copy takes as much of the node's memory again as its ranks' part of the state, and a failure is heard of some "
-        "steps later. A save at a stop or at the end is always waited for.",
+        "steps later. The run always waits for a save at a stop or at the end.",
     )
     when_busy: Literal["wait", "skip"] = key(
         "wait",
-        "With `background`, when a save is due and the one before it is still being written: wait for that, or skip this "
+        "With `background`, if the previous save is still being written when the next one is required: wait, or skip the next "
         "one. A request, failing health and `every_s` come again at the next step, `every_steps` and `best` when they are "
         "next due.",
     )
     on_error: Literal["end", "continue"] = key(
         "end",
-        "What a save that fails leads to. `end` fails the attempt at once, so that nobody computes for hours what may "
-        "not be saved; `continue` says so and tries again when the next save is due. One at a stop or at the end always "
+        "What follows a failed save. `end` fails the attempt at once, so that it does not compute for hours what cannot "
+        "be saved; `continue` logs it and retries at the next save. A failed save at a stop or at the end always "
         "fails the attempt.",
     )
     keep_last: int = key(
@@ -55,7 +51,7 @@ class CheckpointTable(Table):
         "Newest committed checkpoints that are kept. The one that an attempt began from stays beside them until it ends.",
         ge=1,
     )
-    keep_every: int = key(0, "Checkpoints of every so many steps that are kept for ever; 0 keeps none so.", ge=0)
+    keep_every: int = key(0, "Keep the checkpoint of every N-th step forever; 0 disables it.", ge=0)
     keep_best: int = key(
         0, "With `best`: checkpoints with the best values of the metric that are kept, beside the others.", ge=0
     )
@@ -126,5 +122,5 @@ class CheckpointTable(Table):
 
 
 def _is_default(value: object, info: ValidationInfo) -> bool:
-    """A default that is written out asks for nothing, whatever it stands beside."""
+    """A default that is written explicitly requests nothing, whatever other keys are set."""
     return info.field_name is not None and value == CheckpointTable.model_fields[info.field_name].default

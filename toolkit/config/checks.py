@@ -23,7 +23,7 @@ def check_request(
 ) -> None:
     """Check the job against its partition and against itself.
 
-    Without `limits` those of the partition are left to who looks at the cluster itself; `anew` are the keys that were set
+    Without `limits` the caller checks the partition's limits on the cluster itself; `anew` are the keys that were set
     over those of a record.
 
     Raises:
@@ -52,7 +52,7 @@ def check_request(
 
 
 def beyond_limits(resolved: ResolvedJob, site: Site) -> list[ToolkitError]:
-    """Everything that the job's components ask for beyond what the site file says of their partitions."""
+    """Every request of the job's components beyond the limits of their partitions in the site file."""
     found = [error for one in resolved.components for error in _beyond_limits(one, site)]
     return list({str(error): error for error in found}.values())  # what [job] says for all is told once
 
@@ -112,13 +112,13 @@ def _check_without_scheduler(resolved: ResolvedJob) -> None:
 
 
 def _check_nodelist(resolved: ResolvedJob) -> None:
-    """sbatch says of a node that is wanted and left out that its name is invalid."""
+    """sbatch reports a node that is both requested and excluded as an invalid name."""
     wanted, unwanted = resolved.job.nodelist, resolved.job.exclude
     if not wanted or not unwanted or "/" in wanted + unwanted:  # a file of names is sbatch's to read
         return
     try:
         both = sorted(set(expand_hostlist(wanted)) & set(expand_hostlist(unwanted)))
-    except ToolkitError:  # sbatch knows more forms than we do, and judges those that nobody knows
+    except ToolkitError:  # sbatch knows more forms than toolkit, and validates them itself
         return
     if both:
         named = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
@@ -152,10 +152,10 @@ def _check_container(resolved: ResolvedJob) -> None:
 
 
 def _check_repeat(resolved: ResolvedJob) -> None:
-    """Jobs in turn are an array of which one runs at a time, and take the place of a requeue."""
+    """Repeated jobs are an array of which one task runs at a time; they replace requeues."""
     if resolved.job.repeat > 1 and resolved.job.array:
         raise refuse(
-            resolved, "job.repeat", f"{resolved.job.repeat} jobs in turn are one run, and array {resolved.job.array} has tasks",
+            resolved, "job.repeat", f"{resolved.job.repeat} repeated jobs are one run, but array {resolved.job.array} has tasks",
             "take one of repeat and array",
         )  # fmt: skip
     if resolved.job.repeat > 1 and resolved.job.requeue:

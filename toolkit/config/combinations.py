@@ -16,7 +16,7 @@ def check_combinations(train: TrainTable, parallel: ParallelTable) -> None:
     """
     if train.recompute == "selective" and parallel.pp > 1 and parallel.schedule == "zero_bubble":
         raise ToolkitError(
-            'recompute = "selective" gives back what it kept in one backward pass, and zero_bubble takes two halves',
+            'recompute = "selective" releases its memory in one backward pass, but zero_bubble splits that pass in two',
             where="train.recompute",
             fix='take "every", or schedule = "interleaved"',
         )
@@ -34,13 +34,13 @@ def check_combinations(train: TrainTable, parallel: ParallelTable) -> None:
 def _check_adaptive(train: TrainTable, parallel: ParallelTable) -> None:
     if max(parallel.shard, parallel.tp, parallel.pp, parallel.cp) > 1:
         raise ToolkitError(
-            "AdaScale looks at the gradient of each micro-batch, which ranks with parts of a model do not have",
+            "AdaScale reads the gradient of each micro-batch, which ranks with parts of a model do not have",
             where="train.lr_scaling",
             fix='take "linear" or "square_root", or copies of the model alone',
         )
     if train.precision == "fp16":
         raise ToolkitError(
-            "AdaScale looks at the gradient of each micro-batch, which fp16 scales",
+            "AdaScale reads the gradient of each micro-batch, which fp16 scales",
             where="train.lr_scaling",
             fix='take precision = "bf16"',
         )
@@ -73,7 +73,7 @@ def check_roll_back(train: TrainTable, checkpoint: CheckpointTable | None, *, ha
     saved_by = [checkpoint.every_steps, checkpoint.best_every_steps if checkpoint.best else 0]
     if checkpoint.every_s == 0 and not any(0 < steps < train.steps for steps in saved_by):
         raise ToolkitError(
-            f'"roll_back" goes back to a checkpoint, and none is due before the last step: checkpoint.every_steps is '
+            f'"roll_back" needs a checkpoint, but none is saved before the last step: checkpoint.every_steps is '
             f"{checkpoint.every_steps}, train.steps {train.steps}",
             where="train.guard",
             fix=f'set checkpoint.every_steps from 1 to {train.steps - 1}, or train.guard = "skip"',

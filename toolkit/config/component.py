@@ -1,4 +1,4 @@
-"""The tables [[component]] of a heterogeneous job: what one component asks for in place of what [job] says."""
+"""The tables [[component]] of a heterogeneous job: the requests of one component, which override those of [job]."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def check_components(resolved: ResolvedJob) -> None:
         raise refuse(resolved, "job.array", "an array of heterogeneous jobs is unknown to Slurm", "leave it out")
     if resolved.job.repeat > 1:
         raise refuse(
-            resolved, "job.repeat", "jobs in turn are an array, and one of heterogeneous jobs is unknown to Slurm",
+            resolved, "job.repeat", "repeated jobs are an array, and Slurm has no arrays of heterogeneous jobs",
             "repeat = 1",
         )  # fmt: skip
     _check_nodes(resolved)

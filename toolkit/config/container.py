@@ -69,7 +69,7 @@ def check_mounts(mounts: list[str]) -> list[str]:
         parts = mount.split(":")
         flags = parts[2:]
         if len(parts) > 3 or flags not in ([], ["ro"], ["rw"]) or "," in mount:
-            raise ValueError(f"holds {mount!r}, which is no SOURCE:TARGET:ro")
+            raise ValueError(f"expected SOURCE:TARGET or SOURCE:TARGET:ro, got {mount!r}")
         if not all(part.startswith("/") for part in parts[:2]):
             raise ValueError(f"holds {mount!r}, which is not absolute")
     return mounts

@@ -55,7 +55,7 @@ def read_document(path: Path) -> Document:
     except RecursionError as error:
         raise _too_deep(path) from error
     except ValueError as error:  # a number that Python does not read
-        raise ToolkitError(f"not TOML: {error}", where=str(path), fix="write that number as a text") from error
+        raise ToolkitError(f"not TOML: {error}", where=str(path), fix="write that number as a string") from error
     if any(depth > DEEPEST for _, _, depth in parts(values)):
         raise _too_deep(path)
     return Document(path, values, key_lines(text.replace("\r\n", "\n")))

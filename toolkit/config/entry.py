@@ -33,14 +33,16 @@ def check_entry(resolved: ResolvedJob) -> None:
     if match is None:
         if not _MODULE.fullmatch(entry):
             raise ToolkitError(
-                f"{entry!r} is no entry",
+                f"{entry!r} is not a valid entry",
                 where=where,
                 fix='write "file.py:main", "file.py", "package.module:main", or a list such as ["./a.out"]',
             )
         return
     function = match["function"]
     if function is not None and not function.isidentifier():
-        raise ToolkitError(f"{function!r} is no function name", where=where, fix=f'write "{match["file"]}:main"')
+        raise ToolkitError(
+            f"{function!r} is not a valid function name", where=where, fix=f'write "{match["file"]}:main"'
+        )
     path = resolved.code_folder / match["file"]
     if not path.is_file():
         beside = [one.stem for one in resolved.code_folder.glob("*.py")]

@@ -11,7 +11,7 @@ from pydantic import field_validator, model_validator
 from toolkit.config.table import Table, key, refuse_value
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Who a rank is and where: Slurm, MPI and the supervisor say it, and nobody else may. Options of srun such as
+# The identity of a rank, which only Slurm, MPI and the supervisor may set. Options of srun such as
 # SLURM_CPU_BIND are the user's.
 _IDENTITY = re.compile(
     r"TOOLKIT_(?!SITES?$|RUNS$|DEVCLUSTER$).*|(PMI|PMIX|OMPI_COMM_WORLD)_.*"
@@ -31,7 +31,7 @@ def check_variable_names(names: Names) -> Names:
     """
     for name in names:
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"names {name!r}, which is no variable name")
+            raise ValueError(f"{name!r} is not a valid variable name")
     return names
 
 
@@ -40,7 +40,7 @@ def _is_reference(text: str) -> bool:
     if kind == "command":
         try:
             return bool(shlex.split(rest))
-        except ValueError:  # a quote that nobody closes
+        except ValueError:  # an unclosed quote
             return False
     return text == "env" or (kind == "file" and rest[:1] in ("/", "~"))
 
@@ -81,7 +81,7 @@ class EnvTable(Table):
     @classmethod
     def _check_stage(cls, stage: bool | str) -> bool | str:
         if isinstance(stage, str) and not stage.startswith(("/", "~")):
-            raise ValueError("is no absolute path")
+            raise ValueError("expected an absolute path")
         return stage
 
     @field_validator("vars", "passed", "secrets")
@@ -110,9 +110,9 @@ class EnvTable(Table):
     def _check_references(cls, secrets: dict[str, str]) -> dict[str, str]:
         for name, reference in secrets.items():
             if not _is_reference(reference):
-                # What stands there may be the secret itself: it is not repeated.
+                # The value may be the secret itself, so the error does not quote it.
                 raise refuse_value(
-                    (name,), "is no reference", 'write "env", "file:/PATH", "file:~/PATH" or "command:WORDS"'
+                    (name,), "is not a valid reference", 'write "env", "file:/PATH", "file:~/PATH" or "command:WORDS"'
                 )
         return secrets
 
@@ -120,7 +120,7 @@ class EnvTable(Table):
     def _check_once(self) -> EnvTable:
         for name in self.secrets:
             if name in self.vars:
-                raise refuse_value(("secrets", name), f"{name} stands in `vars`, too", "take it out of `vars`")
+                raise refuse_value(("secrets", name), f"{name} is also in `vars`", "remove it from `vars`")
         return self
 
     @property

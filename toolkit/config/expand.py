@@ -1,4 +1,4 @@
-"""`~` and $VARIABLES in a site's paths, as they stand where the job is submitted."""
+"""`~` and $VARIABLES in a site's paths, with their values at submission."""
 
 from __future__ import annotations
 

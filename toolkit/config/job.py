@@ -1,4 +1,4 @@
-"""The table [job]: what runs, and which resources it asks for."""
+"""The table [job]: what runs, and the resources it requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 def check_sbatch_options(options: list[str]) -> list[str]:
-    """Refuse what is no option, and what a key of ours sets."""
+    """Reject a string that is not an option, and an option that a key sets."""
     for option in options:
         if begins_component(option):
             raise refuse_value((), f"{option!r} is refused: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
@@ -70,7 +70,7 @@ def is_job_name(text: str) -> bool:
 
 
 class JobTable(Table):
-    """Resources are counted per node; an empty text or 0 asks Slurm for nothing."""
+    """Resources are counted per node; an empty string or 0 requests nothing from Slurm."""
 
     free_text: ClassVar[frozenset[str]] = frozenset({"entry"})  # `bash -c` takes several lines
 
@@ -115,7 +115,7 @@ class JobTable(Table):
     )
     repeat: int = key(
         1,
-        "Jobs in turn, for sites that requeue nothing: each goes on from the newest checkpoint where the one before "
+        "Number of repeated jobs, for sites without requeue: each resumes from the newest checkpoint if the previous one "
         "ended at its walltime, and none more begins once the run has ended.",
         ge=1,
         le=1000,
@@ -149,7 +149,7 @@ class JobTable(Table):
     )
     sbatch: list[Text] = key(
         None,
-        "More sbatch options, one a text, passed as they are; none that another key sets.",
+        "More sbatch options, one per string, passed unchanged; none that another key sets.",
         form='a list of options such as ["--mail-type=END"]',
         default_factory=list,
     )
@@ -158,7 +158,7 @@ class JobTable(Table):
     @classmethod
     def _check_name(cls, name: str) -> str:
         if not is_job_name(name):
-            raise ValueError("is no job name")
+            raise ValueError("is not a valid job name")
         return name
 
     @field_validator("entry")
@@ -173,11 +173,11 @@ class JobTable(Table):
     def _check_nodes(cls, nodes: int | str) -> int | str:
         if isinstance(nodes, int):
             if not 1 <= nodes <= MOST_NODES:
-                raise ValueError("is no number of nodes")
+                raise ValueError("is not a valid number of nodes")
             return nodes
         match = _NODES.fullmatch(nodes)
         if not match or not int(match[1]) <= int(match[2]) <= MOST_NODES:
-            raise ValueError("is no range of nodes")
+            raise ValueError("is not a valid range of nodes")
         return nodes
 
     @field_validator("cluster")
@@ -186,7 +186,7 @@ class JobTable(Table):
         if cluster == "all" or "," in cluster:
             raise ValueError("is more than one cluster, and a run is on one")
         if cluster and not _CLUSTER.fullmatch(cluster):
-            raise ValueError("is no name of a cluster")
+            raise ValueError("is not a valid cluster name")
         return cluster
 
     @field_validator("time")

@@ -34,7 +34,7 @@ SBATCH_VARIABLES: dict[str, KeyPath] = {
     "SBATCH_ACCOUNT": ("job", "account"),
     "SBATCH_ARRAY_INX": ("job", "array"),
     "SBATCH_CLUSTERS": ("job", "cluster"),
-    "SLURM_CLUSTERS": ("job", "cluster"),  # it wins over the other, as with sbatch
+    "SLURM_CLUSTERS": ("job", "cluster"),  # overrides the other, as with sbatch
     "SBATCH_CONSTRAINT": ("job", "constraint"),
     "SBATCH_GPUS_PER_NODE": ("job", "gpus_per_node"),
     "SBATCH_JOB_NAME": ("job", "name"),
@@ -73,7 +73,7 @@ def resolve_job(
         settings: texts "table.key=value", as --set takes them.
         flags: flags by the dotted key that they set.
         argv: what stands after `--`; it goes to the entry as it is.
-        limits: False leaves the partition's limits to a look at the cluster itself.
+        limits: False leaves the partition's limits to a check on the cluster itself.
 
     Raises:
         ToolkitError: a value is wrong or the site cannot serve the request; the place and the fix are named.
@@ -118,7 +118,7 @@ def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
     if origin is not None and origin.layer == "derived" and not is_job_name(path.stem):
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "job"
         raise ToolkitError(
-            f"{path.stem!r} is no job name, and [job] gives none",
+            f"{path.stem!r} is not a valid job name, and [job] sets none",
             where=str(path),
             fix=f'write name = "{name}" in [job], or give -J {name}',
         )

@@ -61,7 +61,7 @@ def _check_mesh(resolved: ResolvedJob) -> None:
             resolved,
             key,
             f"{wanted} = {numbers} = {product} {verb} {_ranks_said(resolved)}",
-            f"ask for {' or '.join(map(str, fitting))} rank{'' if fitting == [1] else 's'}, or change [parallel]",
+            f"request {' or '.join(map(str, fitting))} rank{'' if fitting == [1] else 's'}, or change [parallel]",
         )
     if (mesh.shard * mesh.cp) % mesh.ep:
         raise refuse(

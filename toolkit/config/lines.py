@@ -42,7 +42,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _numbered(header: KeyPath, counts: dict[KeyPath, int], *, begins: bool) -> KeyPath:
-    """A header's path with the number of each array's table that it stands in, or that it `begins`."""
+    """A header's path with the index of each array's table that contains it, or that it `begins`."""
     path: KeyPath = ()
     for depth, part in enumerate(header, start=1):
         path = (*path, part)

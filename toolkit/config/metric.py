@@ -63,7 +63,7 @@ def _calls(module: ast.Module, of: str, name: str) -> list[ast.Call]:
 
 
 def _measures_of(call: ast.Call) -> list[str] | None:
-    """The keys of one call's `measures`, which stand there as texts; None where they do not."""
+    """The keys of one call's `measures` if all are string literals, else None."""
     if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
         return None
     given = [*call.args[_MEASURES:], *(one.value for one in call.keywords if one.arg == "measures")]

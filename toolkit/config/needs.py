@@ -1,7 +1,7 @@
 """Keys that say nothing alone, and what each needs: what would be taken and do nothing is refused.
 
 A value that was set in a higher layer, or when a run is resumed, takes along what needs it: with `--set train.guard=off` the
-`guard_window` of a job file stands there for other runs, and that of an earlier start has done its part.
+`guard_window` of a job file may be meant for other runs, and that of an earlier start has had its effect.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def _unmet(resolved: ResolvedJob, anew: frozenset[str]) -> Iterator[tuple[Need, 
                 yield need, key
 
 
-@cache  # of the thousand tasks of a sweep each asks for all of them
+@cache  # each of a sweep's thousand tasks needs all of them
 def _default(table: type[Table], key: str) -> Any:
-    """A default that is written out asks for nothing."""
+    """A default that is written explicitly requests nothing."""
     return table.model_fields[key].get_default(call_default_factory=True)
 
 

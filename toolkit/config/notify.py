@@ -1,4 +1,4 @@
-"""The table [notify]: who hears of a run without asking."""
+"""The table [notify]: who is notified about a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NotifyTable(Table):
     )
     webhook: str = key(
         "",
-        "Where the URL stands that JSON is posted to, since whoever has it can post: `file:PATH` that only you may read, or "
+        "Where toolkit finds the URL to post JSON to, which is a secret: `file:PATH` that only you can read, or "
         "`env:NAME`, a variable of the submitting shell.",
         form='a reference such as "file:~/.config/toolkit/webhook" or "env:TEAM_WEBHOOK"; the URL itself is a secret',
     )
@@ -51,14 +51,14 @@ class NotifyTable(Table):
     def _check_addresses(cls, mail: list[str]) -> list[str]:
         for address in mail:
             if not _ADDRESS.fullmatch(address):
-                raise ValueError(f"names {address!r}, which is no address")
+                raise ValueError(f"{address!r} is not a valid address")
         return mail
 
     @field_validator("webhook")
     @classmethod
     def _check_reference(cls, webhook: str) -> str:
         if webhook and not _REFERENCE.fullmatch(webhook):
-            raise refuse_value((), "the value is no reference")  # nor quoted: it may be the URL
+            raise refuse_value((), "the value is not a valid reference")  # nor quoted: it may be the URL
         return webhook
 
     @property

@@ -33,7 +33,7 @@ class OriginInComponent(Origin):
 
 @dataclass(frozen=True)
 class Flag:
-    """One value of the command line and the flag's name, such as "-N". A text is read by the key's type."""
+    """One value of the command line and its flag, such as "-N". A string is parsed by the key's type."""
 
     value: Any
     name: str

@@ -57,7 +57,7 @@ class ParallelTable(Table):
         "as_is", "Type in which the gradients of sharded parameters are summed; `as_is` is the one that they come in."
     )
     unused_parameters: bool = key(
-        False, "Look for parameters without a gradient in every step: models that leave out parts of themselves."
+        False, "Search for parameters without a gradient in every step, for models that skip some of their layers."
     )
     bucket_mb: Annotated[float, Field(gt=0)] | Literal["measured"] = key(
         DDP_BUCKET_MB,
@@ -72,7 +72,7 @@ class ParallelTable(Table):
     )
     placement: Literal["auto", "launched"] = key(
         "auto",
-        "Which rank stands where in the mesh; `auto` lays it on NVLink cliques, nodes and leaves, where that is predicted "
+        "Place of each rank in the mesh; `auto` follows NVLink cliques, nodes and leaves if that is predicted "
         "to be faster, `launched` takes ranks in their order.",
     )
 

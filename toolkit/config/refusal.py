@@ -54,7 +54,7 @@ def _one(
     elif context:
         said, fix = message, context["fix"] or (f"give {form_of(field)}" if field else "change it")
     elif first["type"] in ("model_type", "dict_type"):
-        said, fix = f"{first['input']!r} is no table", f"write [{'.'.join(path)}] and its keys below it"
+        said, fix = f"{first['input']!r} is not a table", f"write [{'.'.join(path)}] and its keys below it"
     else:
         # A key of several types has one complaint for each; none of them alone says what is wrong.
         several = len(found) > 1
@@ -93,7 +93,7 @@ def _step(annotation: Any, part: str) -> Any:
 
 
 def _field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
-    """Return the field of the innermost key of `path` that stands in a table of ours."""
+    """Return the field of the innermost key of `path` that one of our tables defines."""
     inner: Any = model
     found: FieldInfo | None = None
     for part in path:
@@ -106,7 +106,7 @@ def _field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
 
 
 def field_named(model: Any, name: str) -> FieldInfo | None:
-    """Return the field that stands as `name` in a file; None also where `model` is no table, as inside [args]."""
+    """Return the field with the name `name` in a file; None also if `model` is not a table, as inside [args]."""
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
         return None
     for attribute, field in model.model_fields.items():

@@ -39,7 +39,7 @@ from toolkit.errors import ToolkitError
 class JobFile(Table):
     """A job file."""
 
-    job: JobTable = key(..., "What runs, and which resources it asks for.")
+    job: JobTable = key(..., "What runs, and the resources it requests.")
     component: list[ComponentTable] = key(
         None,
         "One component of a heterogeneous job; the first one leads, with the batch host and rank 0.",
@@ -49,7 +49,7 @@ class JobFile(Table):
     env: EnvTable = key(None, "The ranks' environment.", default_factory=EnvTable)
     container: JobContainerTable = key(None, "The container that ranks run in.", default_factory=JobContainerTable)
     restart: RestartTable = key(None, "How often a run may start again.", default_factory=RestartTable)
-    notify: NotifyTable = key(None, "Who hears of a run without asking.", default_factory=NotifyTable)
+    notify: NotifyTable = key(None, "Who is notified about a run.", default_factory=NotifyTable)
     checkpoint: CheckpointTable = key(None, "When state is saved.", default_factory=CheckpointTable)
     data: DataTable = key(None, "What the job reads.", default_factory=DataTable)
     train: TrainTable = key(None, "The training loop's numbers.", default_factory=TrainTable)
@@ -64,7 +64,7 @@ class JobFile(Table):
             if depth > DEEPEST:
                 raise refuse_value(path, f"lies more than {DEEPEST} tables and lists deep", "write it flatter")
             if said := no_json(part):
-                raise refuse_value(path, said, "write it as a text that the script reads")
+                raise refuse_value(path, said, "write it as a string that the script parses")
         return args
 
 

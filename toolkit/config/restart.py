@@ -23,6 +23,6 @@ class RestartTable(Table):
     )
     health: Literal["requeue", "warn", "off"] = key(
         "requeue",
-        "A check of the nodes before a start's first attempt. A node that fails it is left out for a day; `requeue` also "
+        "A check of the nodes before a start's first attempt. A node that fails it is excluded for a day; `requeue` also "
         "gives this start up and begins another one without it, out of the budget of `crashes`.",
     )

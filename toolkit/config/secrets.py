@@ -23,7 +23,7 @@ _NO_SECRET = re.compile(r"|\d+|(?i:true|false|yes|no|on|off|none)|[/~.].*")  # n
 
 
 def looks_secret(key: str, value: Any) -> bool:
-    """Whether the value of a dotted key is likely a secret that somebody wrote down."""
+    """Whether the value of a dotted key is likely a secret in plain text."""
     if not isinstance(value, str):
         return False
     if _VALUE.search(value):

@@ -15,7 +15,7 @@ def shipped_jobs() -> dict[str, Path]:
 
 
 def find_job(name_or_path: str) -> Path:
-    """Return the job file that JOB means; an existing file wins over a shipped job of the same name.
+    """Return the job file that JOB means; an existing file overrides a shipped job of the same name.
 
     Raises:
         NotFoundError: neither a file nor a shipped job; the message names the nearest.

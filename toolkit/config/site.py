@@ -34,7 +34,7 @@ class DetectTable(Table):
     environment: dict[str, str] = key(
         None,
         "Variables with the pattern that their value matches.",
-        form='a table such as { NERSC_HOST = "perlmutter" }; * stands for any text',
+        form='a table such as { NERSC_HOST = "perlmutter" }; * matches any string',
         default_factory=dict,
     )
     cluster_name: str = key("", "ClusterName of slurm.conf.")
@@ -89,7 +89,9 @@ class LauncherTable(Table):
     kind: Literal["auto", "srun", "mpirun", "local"] = key(
         "auto", "`auto` is srun in a Slurm allocation, else mpirun where there is one, else local."
     )
-    mpi: str = key("", "srun's --mpi, which must be what the MPI library was built for.", form='a text such as "pmix"')
+    mpi: str = key(
+        "", "srun's --mpi, which must be what the MPI library was built for.", form='a string such as "pmix"'
+    )
     libmpi: str = key("", "MPI library that mpi4py loads (MPI4PY_LIBMPI).")
     mpirun: str = key("", "Path of mpirun; empty looks on PATH.")
     options: list[Text] = key(
@@ -105,15 +107,15 @@ class GpuTable(Table):
 
     request: str = key(
         "--gpus-per-node={count}",
-        "sbatch option that asks for GPUs; {count} is the number on each node.",
-        form='a text with {count}, such as "--gres=gpu:{count}"',
+        "sbatch option that requests GPUs; {count} is the number on each node.",
+        form='a string with {count}, such as "--gres=gpu:{count}"',
     )
 
     @field_validator("request")
     @classmethod
     def _check_request(cls, request: str) -> str:
         if not request.startswith("-") or re.findall(r"\{.*?\}", request) != ["{count}"]:
-            raise ValueError("is no option with one {count}")
+            raise ValueError("expected an option with one {count}")
         return request
 
 
@@ -144,7 +146,7 @@ class NetworkTable(Table):
 
 
 class PathsTable(Table):
-    """Where files go. In `runs` and `scratch`, `~` and $VARIABLES stand for what they are at submission."""
+    """Where files go. In `runs` and `scratch`, `~` and $VARIABLES are expanded at submission."""
 
     runs: str = key(
         "",
@@ -192,7 +194,7 @@ class SiteIdentity(Table):
         form="letters, digits, . _ -",
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
     )
-    extends: str = key("", "Another site whose keys stand where this file says nothing.")
+    extends: str = key("", "Another site whose keys apply unless this file sets them.")
     contact: str = key("", "Whom to ask.")
     docs: str = key("", "The site's own documentation.")
     checked: str = key("", "How far this file was proved, and when.")

@@ -25,11 +25,11 @@ _LIMITS = {
 
 
 class Table(BaseModel):
-    """One closed table. TOML's types are taken strictly: "4" is no number."""
+    """One closed table. TOML's types are strict: "4" is not a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
 
-    # Keys whose text never becomes a line of a batch script, so that newlines may stand in it.
+    # Keys whose value never becomes a line of a batch script, so it may contain newlines.
     free_text: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
@@ -107,7 +107,7 @@ def type_words(annotation: Any) -> str:
         bool: "true or false",
         int: "a whole number",
         float: "a number",
-        str: "a text",
+        str: "a string",
         Any: "any value",
     }
     if annotation not in names:

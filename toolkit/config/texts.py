@@ -20,7 +20,7 @@ TABLES = tuple(name for name in key_names(JobFile) if get_origin(JobFile.model_f
 def read_text(path: KeyPath, text: str, *, where: str) -> Any:
     """Read `text` by the type of the key `path`; values of [args] as TOML, or as text where they are not TOML.
 
-    A key's text may stand in quotes, as in a file; a variable's (`env.vars.NAME`) is taken as it is.
+    A key's string may be quoted, as in a file; that of a variable (`env.vars.NAME`) is used unchanged.
 
     Raises:
         ToolkitError: there is no such key, or the text is not of its type.
@@ -30,7 +30,7 @@ def read_text(path: KeyPath, text: str, *, where: str) -> Any:
         try:
             return _toml_value(text, otherwise=text)
         except (RecursionError, ValueError) as error:  # TOML, but deeper or longer than Python reads
-            raise ToolkitError(f"cannot be read: {error}", where=place, fix="write it in quotes, as a text") from error
+            raise ToolkitError(f"cannot be read: {error}", where=place, fix="quote it, as a string") from error
     annotation, form = _type_of(path, where)
     kinds = _kinds(annotation)
     if len(path) == 2 and (str in kinds or kinds == [list]):
@@ -60,8 +60,8 @@ def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
     if len(path) == 2:
         return field.annotation, form_of(field)
     if get_origin(field.annotation) is not dict:
-        raise ToolkitError(f"{'.'.join(path[:2])} is no table", where=where, fix=f"set {'.'.join(path[:2])} itself")
-    return get_args(field.annotation)[1], "a text"
+        raise ToolkitError(f"{'.'.join(path[:2])} is not a table", where=where, fix=f"set {'.'.join(path[:2])} itself")
+    return get_args(field.annotation)[1], "a string"
 
 
 def _no_such_key(name: str, known: tuple[str, ...] | list[str], path: KeyPath, where: str) -> ToolkitError:
@@ -72,7 +72,7 @@ def _no_such_key(name: str, known: tuple[str, ...] | list[str], path: KeyPath, w
 
 
 def _kinds(annotation: Any) -> list[type]:
-    """Return the types in the order in which a text is tried: text last, since it takes everything."""
+    """Return the types in the order in which a string is parsed: str last, because it accepts everything."""
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
         kinds = {kind for member in get_args(annotation) for kind in _kinds(member)}

@@ -76,11 +76,11 @@ class TrainTable(Table):
     early_stop_min_delta: float = key(0.0, "With `early_stop_patience`: what counts as an improvement is larger.", ge=0)
     guard: Literal["off", "skip", "roll_back"] = key(
         "off",
-        "What a loss or a gradient's norm that is no number, or a spike, leads to: leave out the update, or go back to the last checkpoint and "
+        "What follows a loss or gradient norm that is not finite, or a spike: skip the update, or go back to the last checkpoint and "
         "past the samples since.",
     )
     guard_deviations: float = key(
-        8.0, "With `guard`: a spike lies so many robust standard deviations above the median.", gt=0
+        8.0, "With `guard`: a spike is this many robust standard deviations above the median.", gt=0
     )
     guard_window: int = key(64, "With `guard`: steps that the median is taken over.", ge=8)
     guard_limit: int = key(10, "With `guard`: bad steps that a run may have.", ge=0)

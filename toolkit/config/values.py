@@ -1,6 +1,6 @@
 """Does a value arrive as it was written? Through JSON, a batch script, an environment and a program's arguments.
 
-What cannot is refused where it is read; nothing is replaced, cut or left out on the way.
+What cannot is rejected where it is read; nothing is replaced, cut or omitted on the way.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def no_text(text: str) -> str:
-    """Why `text` is no text that a file could hold; "" where it is one."""
+    """Why a file cannot contain `text`; "" if it can."""
     if found := _SURROGATE.search(text):
         return f"holds a byte that is not UTF-8 ({found.group()!a})"
     return ""
 
 
 def no_line(text: str) -> str:
-    """Why `text` cannot stand in one line of a script: a newline in a #SBATCH line would start a command."""
+    """Why `text` cannot be part of one line of a script: a newline in a #SBATCH line would start a command."""
     if found := _CONTROL.search(text):
         return f"holds the control character {found.group()!r}"
     return no_text(text)
@@ -37,7 +37,7 @@ def no_line(text: str) -> str:
 
 def no_word(text: str) -> str:
     """Why `text` can be neither an argument nor a variable's value."""
-    return "holds a NUL, which ends a text in the system's eyes" if "\0" in text else no_text(text)
+    return "contains a NUL, which terminates a string for the system" if "\0" in text else no_text(text)
 
 
 def no_json(value: object) -> str:

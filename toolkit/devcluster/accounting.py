@@ -71,7 +71,7 @@ def _start_database(layout: Layout) -> None:
     argv += [f"--socket={layout.database_socket}", f"--pid-file={layout.sockets}/mariadb.pid"]
     # What is in it lives as long as the cluster: speed before durability.
     argv += ["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=64M"]
-    # slurmdbd asks for this in its manual: its rollups are long transactions.
+    # slurmdbd's manual requires this: its rollups are long transactions.
     argv += ["--innodb-lock-wait-timeout=900"]
     launch(layout, CONTROLLER, argv, layout.database_socket.exists).wait()
 

@@ -87,7 +87,7 @@ def up(layout: Layout, wanted: ClusterSpec) -> bool:
 
 
 def _refuse_foreign_folder(layout: Layout) -> None:
-    """`down` removes the folder: nobody's else may be taken for ours. Logs that `down` left are fine."""
+    """Refuse a folder of other files, because `down` removes it. Logs that `down` kept are allowed."""
     foreign = sorted(entry.name for entry in layout.folder.iterdir() if entry != layout.logs)
     if foreign:
         raise ToolkitError(
@@ -228,7 +228,7 @@ def restore(layout: Layout, node: str) -> None:
     daemons.start_slurmds(layout, [node])
     env = daemons.slurm_environment(layout)
     if node_states(layout)[node].startswith(("down", "drain")):
-        with suppress(OwnFailureError):  # it came back by itself in this moment; that it serves is waited for
+        with suppress(OwnFailureError):  # it came back by itself at this moment; the caller waits until it is usable
             run_program(["scontrol", "update", f"nodename={node}", "state=resume"], env=env)
     _wait_until_serving(layout, [node])
 
@@ -283,7 +283,7 @@ def _lock(layout: Layout) -> Iterator[None]:
         handle = os.open(layout.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            # Another `down` may have removed the folder while we waited for its lock.
+            # Another `down` may have removed the folder while this process was waiting for its lock.
             if layout.folder.exists() and os.path.samestat(os.fstat(handle), layout.folder.stat()):
                 yield
                 return

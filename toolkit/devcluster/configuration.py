@@ -28,7 +28,7 @@ NULL_DEVICE = os.makedev(1, 3)
 ACCOUNT = "toolkit"
 
 # Runs on each node at the end of a job. Where sites have cgroups, nothing of a job survives it; the same here.
-# The list of processes is made before grep starts, so that only this script must be left out.
+# The list of processes is made before grep starts, so that only this script must be excluded.
 EPILOG = """#!/bin/sh
 for process in /proc/[0-9]*; do
     [ "$process" = "/proc/$$" ] && continue
@@ -208,7 +208,7 @@ def name_services() -> str:
     """The text of /etc/nsswitch.conf as the nodes see it: this machine's, but names come from the hosts file alone.
 
     A node has no way to a DNS server, and asking one makes every look-up of an unknown address fail as "try again"
-    instead of "unknown". torch's store asks for IPv6 forms, which no hosts file has, and warned on every rank.
+    instead of "unknown". torch's store looks up IPv6 names, which no hosts file has, and warned on every rank.
     """
     path = Path("/etc/nsswitch.conf")
     lines = path.read_text().splitlines() if path.exists() else []

@@ -123,7 +123,7 @@ def last_lines(log: Path, count: int = 5) -> str:
 
 
 def listens(layout: Layout, node: str, port: int) -> Callable[[], bool]:
-    """A check whether somebody listens at `port` in `node`.
+    """A check whether a process listens on `port` in `node`.
 
     It reads the kernel's table: a connection without a message would leave errors in Slurm's logs.
     """

@@ -104,7 +104,7 @@ def bits_per_second(rate: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
     if match is None or float(match[1]) == 0:
-        raise ToolkitError(f"{rate!r} is no link speed", fix="write a number with kbit, mbit or gbit: 200mbit")
+        raise ToolkitError(f"{rate!r} is not a valid link speed", fix="write a number with kbit, mbit or gbit: 200mbit")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -1,7 +1,7 @@
 """Run the system's programs, and find the cluster's own processes again.
 
 A process is known by its command line, in which the cluster's folder stands, and not by a PID file: a stale
-number would point at somebody else's process.
+number would refer to an unrelated process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def kill_and_wait(pids: Sequence[int], *, timeout_s: float = 10.0) -> None:
         except ProcessLookupError:
             continue
     if not wait_until(lambda: not any(_command_line(Path(f"/proc/{pid}")) for pid in pids), timeout_s):
-        raise OwnFailureError(f"a process of {list(pids)} cannot be killed", fix="look at it with ps")
+        raise OwnFailureError(f"a process of {list(pids)} cannot be killed", fix="inspect it with ps")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, *, poll_s: float = 0.02) -> bool:

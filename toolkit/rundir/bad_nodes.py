@@ -18,7 +18,7 @@ REMEMBERED_S = 24 * 3600.0
 
 @dataclass(frozen=True)
 class BadNode:
-    """A node and why it is left out until `expires`, in seconds since the epoch."""
+    """A node and why it is excluded until `expires`, in seconds since the epoch."""
 
     node: str
     reason: str
@@ -42,12 +42,12 @@ def note_bad_node(run: RunDirectory, site: str, node: str, reason: str) -> None:
 
 
 def bad_nodes(runs: Path, site: str) -> list[BadNode]:
-    """The nodes of a site that are to be left out now; files that have expired are removed."""
+    """The nodes of a site to exclude now; expired files are removed."""
     found = []
     for path in sorted(_folder(runs, site).glob("[!.]*.json")):
         value = read_json_or_none(path)
         if value is None:
-            continue  # forgotten by somebody else in this moment
+            continue  # another process removed it at this moment
         if value["expires"] > time.time():
             found.append(BadNode(**{one.name: value[one.name] for one in fields(BadNode)}))
         else:

@@ -100,7 +100,7 @@ def _put(run: RunDirectory, claim: StartClaim) -> None:
 
 
 class SupersededError(OwnFailureError):
-    """A later start has the run: whoever still lives an earlier one must leave it alone."""
+    """A later start owns the run: an earlier start that still runs must not touch it."""
 
 
 def refuse_superseded(run: RunDirectory, start: int) -> None:
@@ -120,7 +120,7 @@ def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> 
 
 
 def read_claim(run: RunDirectory, number: int) -> StartClaim | None:
-    """The claim of a start; None when nobody has claimed it. Of a task that is done it stands in `end.json`."""
+    """The claim of a start; None if it is unclaimed. For a completed task it is part of `end.json`."""
     value = read_json_or_none(run.start(number) / "claim.json")
     if value is None:
         end = read_json_or_none(run.start(number) / "end.json")

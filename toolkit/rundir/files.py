@@ -40,7 +40,7 @@ def cannot_write(error: OSError, *, what: str = "cannot write", where: Path | No
 
 
 def not_permitted(error: PermissionError) -> ToolkitError:
-    """The system's refusal of a file or a folder, with who can mend it."""
+    """A file or folder that the system denies, with who can fix it."""
     path = Path(str(error.filename or ""))
     for place in (path, *path.parents):
         try:
@@ -187,7 +187,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
             if written != len(line.encode()):  # the disk was full in the middle of it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
-            stream.truncate(before)  # the next line would stand behind half of this one
+            stream.truncate(before)  # the next line would follow half of this one
             raise
 
 
@@ -203,12 +203,12 @@ def why_unwritable(folder: Path, size_bytes: int = 1) -> str:
 
 
 def json_reason(error: Exception) -> str:
-    """Why one line is no record. json counts lines of what it was given, which is this one alone."""
+    """Why one line is not a valid record. json counts lines of its input, which is this line only."""
     return f"{error.msg}: column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a JSON-lines file. An unfinished last line is not a record yet and is left out.
+    """The records of a JSON-lines file. An unfinished last line is not a record yet and is omitted.
 
     Raises:
         ToolkitError: a line within the file is damaged; its number is named.

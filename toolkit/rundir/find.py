@@ -20,7 +20,7 @@ from toolkit.rundir.run_names import FORMS, NameParts, parse_run_name
 
 
 class NoRunError(NotFoundError):
-    """Below RUNS is no run of this name; Slurm may know the name all the same."""
+    """RUNS has no run of this name; Slurm may still know the name."""
 
 
 _NEAR = 500  # the newest runs, among which names like a mistyped one are looked for
@@ -35,7 +35,7 @@ def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: 
 
 
 def typed_path(text: str | Path) -> Path:
-    """A path as a user types it: `~` is a home folder, and `~name` of nobody a name like any other."""
+    """A path as a user types it: `~` is a home folder; `~name` of an unknown user is an ordinary name."""
     return Path(os.path.expanduser(text))  # noqa: PTH111  pathlib's own ends with an error where there is no such user
 
 
@@ -73,12 +73,12 @@ def _task(run: RunDirectory, number: int) -> Path:
     """The folder of a task, which is there once it has begun.
 
     Raises:
-        NotFoundError: the run is no array; to do to all of it what was meant for a task would be worse than nothing.
+        NotFoundError: the run is not an array; acting on the whole run would exceed the request.
     """
     if array_in(newest_record(run)):
         return run.task(number).path
     raise NotFoundError(
-        f"run {run.run_id} is no array, so it has no task {number}",
+        f"run {run.run_id} is not an array run, so it has no task {number}",
         where=str(run.path),
         fix=f"name the run alone, {run.run_id}",
     )
@@ -99,7 +99,7 @@ def newest_record(run: RunDirectory) -> Path:
 
 
 def array_in(record: Path) -> str:
-    """`job.array` of `record.json` or `resumed-SSS.json`; "" for what is no array."""
+    """`job.array` of `record.json` or `resumed-SSS.json`; "" if the run is not an array."""
     job = (read_json_or_none(record) or {}).get("job", {}).get("job", {})
     return str(job.get("array", "")) if isinstance(job, dict) else ""
 
@@ -114,7 +114,7 @@ def find_run(run: str, runs: Path) -> Path:
         runs: the folder of all runs.
 
     Raises:
-        NotFoundError: no such run, where the nearest names are given; or a task of a run that is no array.
+        NotFoundError: no such run, with similar names; or a task of a run that is not an array.
         ToolkitError: several run ids begin so, or several runs have this job id.
     """
     if (found := _at_path(run)) is not None:
@@ -124,7 +124,7 @@ def find_run(run: str, runs: Path) -> Path:
         entry = _named(run, name, known)
         if entry is None:
             raise _not_found(run, name, known, runs)
-    if name is None or name.task is None or run in job_ids(entry):  # jobs in turn, 123_1 and 123_2, are no tasks
+    if name is None or name.task is None or run in job_ids(entry):  # repeated jobs, 123_1 and 123_2, are not tasks
         return entry.path
     return _task(entry, task_of(all_parts(entry), name.job_id, name.task))
 
@@ -143,7 +143,7 @@ def _at_path(text: str) -> Path | None:
         return run.path
     if "/" in text and path.exists():
         fix = "name the folder that holds record.json; `toolkit history --json` has the path of each run"
-        raise NotFoundError("is no run directory", where=text, fix=fix)
+        raise NotFoundError("is not a run directory", where=text, fix=fix)
     return None
 
 

@@ -77,7 +77,7 @@ class Ended(NamedTuple):
 
 class RunIndex:
     """The index of the runs below `runs`. Where its file cannot be used it is built in memory, and that is said; so it is,
-    without a word, where there is no file and none is to be made.
+    without an error, if there is no file and none is to be created.
     """
 
     def __init__(self, runs: Path, *, make: bool = True) -> None:
@@ -98,7 +98,7 @@ class RunIndex:
         self, *, job: str = "", since: str = "", beginning: str = "", states: Collection[str] | None = None, first: int = PAGE
     ) -> Iterator[list[Entry]]:  # fmt: skip
         """Pages of runs, the newest first, of which the first one has `first`: of a job, made since a run id, whose ids
-        begin so, and that may be in one of some states; None asks for no state.
+        have this prefix and may be in one of `states`; None matches every state.
         """
         if not (beginning.isascii() and job.isascii()):
             return  # no name that we give, and maybe none that can be looked for

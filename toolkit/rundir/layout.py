@@ -37,7 +37,7 @@ class RunDirectory:
 
     @property
     def whole(self) -> RunDirectory:
-        """The run that a task belongs to; the run itself where it is no task."""
+        """The run that a task belongs to; the run itself if it is not a task."""
         return self if self.task_number is None else RunDirectory(self.path.parent.parent)
 
     @property
@@ -106,7 +106,7 @@ class RunDirectory:
 
     @property
     def lived_again(self) -> Path:
-        """Beside the run, empty: it went on behind the end of an attempt, so that what is remembered of it may be old."""
+        """Empty file next to the run; tells caches that the run continued after an attempt ended."""
         return self.whole.path.with_name(f"{AGAIN}{self.whole.run_id}")
 
     @property
@@ -369,6 +369,6 @@ def _make_next(job_folder: Path) -> RunDirectory:
         try:
             run.path.mkdir(mode=0o700)
         except FileExistsError:
-            continue  # the clock goes on by itself
+            continue  # the clock advances by itself
         sync(job_folder)
         return run

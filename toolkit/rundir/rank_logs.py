@@ -60,7 +60,7 @@ def find_log(attempt: AttemptDirectory, rank: int) -> Path:
 def line_of(log: Path, line: str, *, rank: int | None) -> str | None:
     """What a line of a log shows of a rank, or of any where that is None; None for nothing.
 
-    The label of one rank is left out. In Slurm's log the supervisor speaks, too.
+    The label of one rank is omitted. Slurm's log also contains the supervisor's lines.
     """
     if not is_shared(log):
         return line

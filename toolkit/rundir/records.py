@@ -15,7 +15,7 @@ _USAGE = {
     "first_rank": int, "ranks": int, "cpu_s": float | int, "cpus_peak": float | int, "memory_peak_bytes": int,
     "memory_mean_bytes": int, "gpus": list | None, "time": str,
 }  # fmt: skip
-# The end of a file's path, and its keys with their types; an enumeration stands for its values.
+# The end of a file's path, and its keys with their types; an enumeration means its values.
 _SHAPES: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
     (re.compile(r"/record\.json"), {"job": dict, "host": str}),
     (re.compile(r"/resumed-\d+\.json"), {"job": dict}),
@@ -55,7 +55,7 @@ def check_record(value: Any, path: str) -> None:
     """Check what was read from the file `path` of a run.
 
     Raises:
-        ToolkitError: it is not what stands in such a file.
+        ToolkitError: it is not valid content of such a file.
     """
     keys = next((keys for pattern, keys in _SHAPES if pattern.search(path)), None)
     if keys is not None:
@@ -66,7 +66,7 @@ def check_kept_usage(value: Any, path: str) -> None:
     """Check the `usage` that the file `path`, an `exit.json`, has taken in.
 
     Raises:
-        ToolkitError: it is no list of samples.
+        ToolkitError: it is not a list of samples.
     """
     if not isinstance(value, list):
         raise _refusal(path, f"has usage = {value!r:.80}")

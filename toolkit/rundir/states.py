@@ -57,7 +57,7 @@ class Next(StrEnum):
 
     END = "end"
     RESTART = "restart"  # new ranks in the same allocation
-    REQUEUE = "requeue"  # we ask Slurm for a new start of the same job
+    REQUEUE = "requeue"  # toolkit requests a new start of the same job from Slurm
     AWAIT = "await_slurm"  # Slurm requeues by itself
     # Another job that begins when this one has ended, where Slurm cannot be asked for a requeue.
     FOLLOW_UP = "follow_up"
@@ -65,7 +65,7 @@ class Next(StrEnum):
 
 # The decision in the record of an attempt that its own supervisor could not write: the next start did.
 NEXT_START_BEGAN = "another start began"
-# Why a run ends for which no other start may follow, but for the last of jobs in turn.
+# Reason recorded when the run may not be requeued; the last repeated job has its own reason.
 NO_REQUEUE = "a requeue is not allowed (job.requeue, or no Slurm)"
 
 
@@ -75,7 +75,7 @@ class Ending:
 
     `budget` names the key of `[restart]` that it spends, "" for none. `with_budget` is what follows while the
     budget lasts (and Slurm can requeue, where that is asked for), else the run ends in `final_state` with
-    `exit_code`; None stands for the exit code of the rank that failed first (128 + signal).
+    `exit_code`; None means the exit code of the rank that failed first (128 + signal).
     """
 
     cause: Cause
@@ -131,10 +131,10 @@ def decide(
     """Follow the table for one ended attempt.
 
     `budgets` are the `[restart]` keys (-1 is unlimited), `spent` how often each was spent before this end.
-    `again` is how this start may be followed by another one: REQUEUE, FOLLOW_UP where nobody can ask Slurm for a
+    `again` is how this start may be followed by another one: REQUEUE, FOLLOW_UP if no process can request a Slurm
     requeue, None where the job or a local run rules both out.
     `repeated_without_progress` is true when the same failure came twice with no new step between; a failed launch is
-    one only at its third time. `cannot_pass` is true of a failure that waits for somebody to mend its cause.
+    one only at its third time. `cannot_pass` is true for a failure that persists until the user fixes its cause.
     `why_last` is the reason of the end where `again` is None.
     """
     row = ENDINGS[cause]

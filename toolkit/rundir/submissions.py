@@ -15,7 +15,7 @@ from toolkit.rundir.parts import Part, record_of_parts
 def open_submission(
     run: RunDirectory, start: int, token: str, *, process_started: int, parts: Sequence[Part] = ()
 ) -> Path:
-    """Write down that this process is about to call sbatch for a start; whoever has the answer removes the file.
+    """Record that this process is about to call sbatch for a start; the process that gets the response removes the file.
 
     `process_started` is the kernel's start time of this process, in clock ticks since boot; `parts` are those that the
     array shall have, without job ids.

@@ -28,7 +28,7 @@ class Sweep:
 
 
 def write_sweep(run: RunDirectory, sweep: Sweep) -> None:
-    """Write `sweep.json`, as submit does before anything of the run is handed over."""
+    """Write `sweep.json`, as submit does before it passes anything to Slurm."""
     write_json(run.sweep, {"keys": list(sweep.keys), "tasks": [dict(values) for values in sweep.tasks]})
 
 

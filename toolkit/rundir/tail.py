@@ -1,4 +1,4 @@
-"""The last lines of a file, read from its end: of a log of 10 GB some blocks are read, whatever stands in it."""
+"""The last lines of a file, read from its end: of a log of 10 GB only some blocks are read, whatever its contents."""
 
 from __future__ import annotations
 

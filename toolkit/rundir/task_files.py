@@ -1,6 +1,6 @@
 """What a task of an array that is done keeps: how it ended, its events, the end of its start, and Slurm's log.
 
-Everything else of 1,000 tasks would be 10,000 files. How the attempt began and what its nodes used stand in its
+Everything else of 1,000 tasks would be 10,000 files. The start of the attempt and the usage of its nodes are in its
 `exit.json` then, and who had claimed the start in its `end.json`.
 """
 
@@ -31,7 +31,7 @@ def read_begun(attempt: AttemptDirectory) -> dict[str, Any] | None:
 def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], None]) -> list[dict[str, Any]]:
     """What each node of an attempt used, which `exit.json` has taken in where its task is done.
 
-    `leave_out` hears of what a lost node left half of: it is not waited for until it is on the disk.
+    `leave_out` receives each incomplete file of a lost node; the function does not wait for it.
     """
     usage: list[dict[str, Any]] = []
     for path in sorted(attempt.usage.glob("rank-*.json")):
@@ -49,7 +49,7 @@ def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], No
 def keep_the_end(
     task: RunDirectory, attempt: AttemptDirectory, start: int, leave_out: Callable[[ToolkitError], None]
 ) -> None:
-    """Remove what nobody asks for of a task that is done; first of all is written what must not be lost.
+    """Remove the files of a completed task that no command needs; what must not be lost is written first.
 
     `leave_out` as for `read_usage`.
     """

@@ -43,7 +43,7 @@ def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ
 
     Raises:
         ToolkitError: no site or several match.
-        NotFoundError: the name is no site.
+        NotFoundError: there is no site of this name.
     """
     found = Detection(load_site(name, environ), "--site") if name else detect_site(environ)
     own, exported = found.site.scheduler.conf, environ.get("SLURM_CONF", "")
@@ -53,7 +53,7 @@ def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ
 
 
 def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
-    """Find the site of this machine; TOOLKIT_SITE wins over what the machine says.
+    """Find the site of this machine; TOOLKIT_SITE overrides the detection.
 
     Raises:
         ToolkitError: there is a scheduler, and no site or several match, or SLURM_CONF names no file.
@@ -64,7 +64,7 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
         return Detection(load_site("local", environ), "no scheduler command (sbatch) on PATH")
     sites, wrong = list_sites(environ)
     for error in wrong:
-        say(f"this site file is left out: {error}")
+        say(f"ignoring this site file: {error}")
     sites = [site for site in sites if site.scheduler.kind != "local"]
     ambient = _ambient_cluster(environ)
     host = platform.node()
@@ -165,7 +165,7 @@ def _cluster_in(conf: Path) -> str:
 
 
 def _cluster_from_scontrol(environ: Mapping[str, str]) -> str:
-    """Ask Slurm itself, for hosts that get their configuration over the network."""
+    """Query Slurm itself, for hosts that receive their configuration over the network."""
     scontrol = shutil.which("scontrol", path=environ.get("PATH"))
     if scontrol is None:
         return ""

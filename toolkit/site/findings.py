@@ -1,4 +1,4 @@
-"""What the ranks of a probe job reported, judged: each check passed or failed, with what mends it."""
+"""What the ranks of a probe job reported, evaluated: each check passed or failed, with its fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """One check of one partition, in words; a failed one names what mends it. `unknown`: the probe did not run."""
+    """One check of one partition; a failed one has a fix. `unknown`: the probe did not run."""
 
     check: str
     state: Literal["passed", "failed", "skipped", "unknown"]

@@ -31,7 +31,7 @@ _LISTED = 8  # nodes' features that a comment names
 
 
 def init_site(name: str, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Ask Slurm and look around on this host: (the site's name, the text of its file). Without a `name` it is ClusterName.
+    """Query Slurm and inspect this host; return (the site's name, the content of its file). Without a `name` it is ClusterName.
 
     Raises:
         NotFoundError, SchedulerRefusedError: Slurm does not answer.
@@ -40,7 +40,9 @@ def init_site(name: str, environ: Mapping[str, str] = os.environ) -> tuple[str, 
     cluster = cluster_facts(Slurm(), _user(environ))
     chosen = name or _NAME.sub("_", cluster.name)[:64]
     if not chosen or _NAME.search(chosen) or len(chosen) > 64:
-        raise ToolkitError(f"{chosen!r} is no name of a site", fix="give one of letters, digits, . _ - with --name")
+        raise ToolkitError(
+            f"{chosen!r} is not a valid site name", fix="choose a name of letters, digits, . _ - with --name"
+        )
     return chosen, site_text(chosen, cluster, look_at_host(environ), environ)
 
 
@@ -218,7 +220,7 @@ def _add_partitions(document: tomlkit.TOMLDocument, cluster: ClusterFacts) -> No
             tomlkit.comment(f"Your accounts, from sacctmgr show associations: {', '.join(cluster.accounts)}{default}.")
         )
     if left_out:
-        document.add(tomlkit.comment(f"Left out, from scontrol show partition: {', '.join(left_out)}."))
+        document.add(tomlkit.comment(f"Omitted, from scontrol show partition: {', '.join(left_out)}."))
     if partitions:
         document.add("partitions", partitions)
 
@@ -242,10 +244,12 @@ def _partition(one: PartitionLimits, nodes: Sequence[Node]) -> Table:
             _fact(table, key, max(counts), "scontrol show node", _spread(counts))
             if key == "gpus_per_node":
                 table.add(
-                    tomlkit.comment("Jobs here ask for them all; one without GPUs says gpus_per_node = 0 in [job].")
+                    tomlkit.comment(
+                        "Jobs here request all of them; set gpus_per_node = 0 in [job] for a job without GPUs."
+                    )
                 )
     if features := _features(nodes):
-        table.add(tomlkit.comment(f"Features, from scontrol show node: {features}; `constraint` asks for one."))
+        table.add(tomlkit.comment(f"Features, from scontrol show node: {features}; `constraint` requests one."))
     table.add(tomlkit.nl())
     return table
 

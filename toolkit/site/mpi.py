@@ -38,7 +38,7 @@ _BY_NAME = {"libmpi.so.40": ("pmix",), "libmpi_cray.so.12": ("cray_shasta", "pmi
 
 @dataclass(frozen=True)
 class Mpi:
-    """A library, "" where mpirun alone is known; the plugins that it speaks, all where nobody says; what it calls itself."""
+    """A library, "" where mpirun alone is known; the plugins that it supports, all if unknown; and its own name."""
 
     library: str
     plugins: tuple[str, ...]
@@ -65,7 +65,7 @@ def find_mpi(environ: Mapping[str, str] = os.environ) -> Mpi | None:
 
 
 def spoken_by(said: str) -> tuple[str, ...]:
-    """The plugins of srun's that an MPI fits which calls itself so; all of them where nobody knows it."""
+    """The plugins of srun that fit an MPI of this name; all of them if the name is unknown."""
     return next((plugins for pattern, plugins in _SPOKEN if pattern.search(said)), ANY)
 
 

@@ -29,7 +29,7 @@ Resolve = Callable[[Site | None, dict[str, Flag]], ResolvedJob]
 class Candidate:
     """One partition for one job; `refused` says why it cannot serve, and then the numbers mean nothing.
 
-    `idle_gpus` and `idle_cpus` are what its nodes have and the job does not ask for. `idle_nodes` is sinfo's, None where
+    `idle_gpus` and `idle_cpus` are what its nodes have beyond the job's request. `idle_nodes` is sinfo's, None where
     it did not answer.
     """
 
@@ -82,7 +82,7 @@ class Candidate:
 
 
 def needs_choice(raw: ResolvedJob, site: Site) -> bool:
-    """True where a job asks for a choice, or names no partition on a site that has several and no default."""
+    """True if a job requests a choice, or names no partition on a site that has several and no default."""
     if site.scheduler.kind == "local":
         return False
     named = raw.job.partition
@@ -174,7 +174,7 @@ def _judge(resolve: Resolve, site: Site, name: str) -> Candidate:
     if beyond := beyond_limits(resolved, site):
         return _refused(name, beyond)
     job, limits = resolved.job, site.partitions[name]
-    # GPUs that nobody asked for were filled in with the partition's: they are taken, and wasted on a job without GPUs.
+    # Without a request for GPUs the partition's default applies: they are allocated, and wasted on a job without GPUs.
     asked = job.gpus_per_node if resolved.origin("job.gpus_per_node").layer not in ("site", "derived") else 0
     cpus = job.ranks_per_node * job.cpus_per_rank
     return Candidate(
@@ -195,7 +195,7 @@ def _refused(name: str, errors: Sequence[ToolkitError]) -> Candidate:
 
 
 def _ask_sinfo(site: Site) -> tuple[dict[str, tuple[str, int, int]], str]:
-    """Each partition's state, its idle nodes and all of them; or why nobody knows.
+    """Each partition's state, its idle nodes and all of them; or why they are unknown.
 
     A sinfo that does not know them all is another cluster's, whose partitions may have some of the names, too.
     """
@@ -228,5 +228,5 @@ def _with_nodes(one: Candidate, states: dict[str, tuple[str, int, int]]) -> Cand
         return replace(one, refused=f"it is {state}, says sinfo", fix="wait until it is up, or name another with -p")
     if one.nodes > total:
         said = f"{counted(one.nodes, 'node')}, but it has {total}, says sinfo"
-        return replace(one, refused=said, fix=f"ask for at most {counted(total, 'node')}")
+        return replace(one, refused=said, fix=f"request at most {counted(total, 'node')}")
     return replace(one, idle_nodes=idle)

@@ -58,7 +58,7 @@ def make_proof(site: Site, *, slurm: str, cluster: str, partitions: dict[str, li
 def save_proof(proof: Proof) -> Path | None:
     """Write a proof beside its site file, or among the user's own proofs where that is not the user's to write.
 
-    A partition whose probe did not run is left out, so that what was proved of it stays, as of those that were not probed
+    A partition whose probe did not run is omitted, so that its earlier result stays, as for those that were not probed
     this time: where it is of the same file and the same Slurm. None where no probe ran.
 
     Raises:

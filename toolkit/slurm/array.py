@@ -65,11 +65,11 @@ def write_array(numbers: Sequence[int]) -> str:
 def _numbers(term: str, text: str) -> range:
     match = _TERM.fullmatch(term)
     if not match:
-        raise ValueError(f"{text!r} is no list of tasks: {term!r} is neither a number nor a range")
+        raise ValueError(f"expected a list of tasks, got {text!r}: {term!r} is neither a number nor a range")
     first, step = int(match[1]), int(match[3] or 1)
     last = int(match[2] or first)
     if last < first or step < 1:
-        raise ValueError(f"{text!r} is no list of tasks: {term!r} holds none")
+        raise ValueError(f"expected a list of tasks, got {text!r}: {term!r} is empty")
     if last > LARGEST_TASK:
         raise ValueError(f"{text!r} names task {last}; Slurm's largest is {LARGEST_TASK}")
     return range(first, last + 1, step)

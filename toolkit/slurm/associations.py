@@ -17,7 +17,7 @@ _OF_QOS = ("Name", "Flags", "MinTRES", "MaxTRESPerUser", "MaxJobsPerUser", "MaxS
 
 @dataclass(frozen=True)
 class Limits:
-    """What one job, or all of a user's or a group's together, may take; None and {} stand for no limit.
+    """The limits of one job, or of all jobs of a user or group together; None and {} mean no limit.
 
     Resources are named as in `toolkit.slurm.tres`; `most_for_job_minutes` are such resources times minutes.
     """

@@ -59,7 +59,7 @@ class ClusterFacts:
 
 
 def cluster_facts(slurm: Slurm, user: str = "") -> ClusterFacts:
-    """Ask Slurm for everything; accounts where a `user` is named and the cluster keeps them.
+    """Query Slurm for everything; for accounts if `user` is given and the cluster has accounting.
 
     Raises:
         NotFoundError, SchedulerRefusedError: Slurm does not answer.

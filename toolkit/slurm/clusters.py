@@ -21,7 +21,7 @@ def for_cluster(argv: Sequence[str], cluster: str) -> list[str]:
 
 
 def in_words(text: str, cluster: str) -> str:
-    """A text for users, with the commands of Slurm's in it given for another cluster."""
+    """A message for users, with its Slurm commands rewritten for another cluster."""
     return _COMMAND.sub(rf"`\1 -M {cluster} ", text) if cluster else text
 
 

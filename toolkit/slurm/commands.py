@@ -42,7 +42,7 @@ _SCRUBBED = (
 )  # fmt: skip
 # For squeue and sacct: the tasks of an array are not cut short (`1_[3,5,...]`).
 _QUERY = {"SLURM_BITSTR_LEN": "0"}
-# Signals that end a process which did not ask for them.
+# Signals whose default action ends a process.
 _HARMLESS = (
     "SIGCHLD",
     "SIGCONT",
@@ -163,7 +163,7 @@ class Slurm:
             os.close(output)
 
     def unknown_cluster(self, said: str) -> UnknownClusterError:
-        """Slurm's commands say the same of a name that nobody has and of a cluster that is down."""
+        """Slurm's commands report an unknown cluster and one that is down in the same way."""
         try:
             listed = replace(self, cluster="").call(
                 ["sacctmgr", "--noheader", "--parsable2", "show", "clusters", "format=Cluster"]
@@ -192,15 +192,15 @@ class Slurm:
             raise NotFoundError(
                 "the site's slurm.conf is not here",
                 where=self.configuration,
-                fix="mend scheduler.conf of the site, or name another with --site",
+                fix="fix scheduler.conf of the site, or name another with --site",
             )
         if self.echo:
-            sys.stderr.write(plain(f"+ {shlex.join(argv)}") + "\n")  # --print-cmd asks for it
+            sys.stderr.write(plain(f"+ {shlex.join(argv)}") + "\n")  # for --print-cmd
 
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:
         """Facts of each job (`123`) or task (`123_4`) that Slurm still knows: squeue first, then sacct.
 
-        What neither knows is left out. Where squeue does not answer, or what it says cannot be read, only an end that
+        Jobs that neither knows are omitted. If squeue does not respond or its output cannot be read, only an end that
         accounting knows is a fact; the others have no state, and the reason why.
 
         Raises:
@@ -266,7 +266,7 @@ class Slurm:
     def requeue(self, job_id: str) -> None:
         """Put a running batch job back into the queue, under the same job id; of an array the tasks that run.
 
-        What has ended stays so, without a word: plain `scontrol requeue` would run it again.
+        Finished jobs stay finished, without an error: plain `scontrol requeue` would run them again.
         """
         self.call(["scontrol", "requeue", "Incomplete", job_id])
 

@@ -1,6 +1,6 @@
 """What squeue and sacct say of jobs, read so that no name, comment or damaged line can pass for a state.
 
-A record begins and ends with its job id; how records are kept apart stands in records.py.
+A record begins and ends with its job id; records.py documents how records are separated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CANCELLED_BY = re.compile(r"CANCELLED by ([0-9]+)", re.ASCII)
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What Slurm says of one job or of one task of an array (`123_4`). "" and None stand for what it does not say.
+    """What Slurm says of one job or of one task of an array (`123_4`). "" and None mean unknown.
 
     `state` is Slurm's own word. Times are Slurm's local ones, `2026-11-21T02:48:01`; `start_time` of a waiting job is
     an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, which only sacct tells. The fields
@@ -71,7 +71,7 @@ class JobFacts:
 
 
 def squeue_argv(jobs: Iterable[str], mark: str) -> list[str]:
-    """Ask for jobs of every state and partition; `jobs` without task numbers."""
+    """The arguments that query jobs of every state and partition; `jobs` without task numbers."""
     form = ",".join(f"{name}:{mark}" for name in _QUEUE)
     return ["squeue", "--noheader", "--all", "--states=all", f"--Format={form}", "--jobs=" + ",".join(jobs)]
 
@@ -135,7 +135,7 @@ def base_of(job_id: str) -> str:
 def of_jobs(rows: Iterable[JobFacts], wanted: Collection[str]) -> dict[str, JobFacts]:
     """The facts of the wanted jobs among some rows.
 
-    A task of an array that waits stands in one row with the others (`123_[5-9%2]`). An array or a heterogeneous job that
+    A waiting task of an array shares one row with the others (`123_[5-9%2]`). An array or a heterogeneous job that
     is asked for as a whole is the part of it that is furthest from its end.
     """
     found: dict[str, JobFacts] = {}
@@ -174,11 +174,11 @@ def _tasks(text: str) -> frozenset[int]:
     try:
         return frozenset(parse_array(text))
     except ValueError:
-        return frozenset()  # cut short: nobody knows
+        return frozenset()  # cut short: unknown
 
 
 def unreadable_end(job_id: str, error: UnreadableError) -> JobFacts:
-    """A job that squeue has forgotten, and of whose end nobody can tell."""
+    """A job that squeue has forgotten, and whose end is unknown."""
     return JobFacts(job_id, "", reason=f"squeue knows the job no more, and {error.message}", source="none")
 
 

@@ -21,7 +21,7 @@ _UNUSABLE = re.compile(r"(down|drain|fail|maint|unknown|inval)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class PartitionLimits:
-    """One partition, as `scontrol show partition` prints it; None and () stand for no limit."""
+    """One partition, as `scontrol show partition` prints it; None and () mean no limit."""
 
     name: str
     state: str

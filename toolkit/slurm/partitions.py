@@ -22,7 +22,7 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class UnusableNode:
-    """A node that is down or drained, with the reason that somebody gave."""
+    """A node that is down or drained, with the reason that an administrator gave."""
 
     name: str
     state: str

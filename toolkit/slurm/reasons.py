@@ -1,4 +1,4 @@
-"""Slurm's pending reasons: what each means, whether such a job can ever start, and what mends it.
+"""Slurm's pending reasons: what each means, whether such a job can ever start, and the fix.
 
 Source: squeue(1), "JOB REASON CODES", and slurm.schedmd.com/job_reason_codes.html, Slurm 22.05 to 24.11.
 Accounting limits have some two hundred names of a few patterns; they are read by pattern. A reason that is not
@@ -17,7 +17,7 @@ class CanStart(StrEnum):
 
     YES = "yes"
     NOT_BEFORE = "not_before"  # something that will happen by itself, or at a known time, comes first
-    NEVER = "never"  # not until somebody changes the job or the cluster
+    NEVER = "never"  # not until the job or the cluster is changed
     UNKNOWN = "unknown"
 
 
@@ -53,14 +53,14 @@ _REASONS: dict[str, PendingReason] = {
         "it was requeued too often, and Slurm holds it", _N, "`toolkit logs {run}` says why; then `scontrol release {job}`",
     ),
     "JobArrayTaskLimit": PendingReason(
-        "so many tasks of its array run already as the array allows at a time", _L,
+        "its array already runs as many tasks as it allows at a time", _L,
         "`scontrol update JobId={job} ArrayTaskThrottle=N` allows N at a time",
     ),
     "PartitionTimeLimit": PendingReason(
-        "it asks for more time than its partition allows", _N, f"{_RESUBMIT} less time (-t) or another partition (-p)",
+        "it requests more time than its partition allows", _N, f"{_RESUBMIT} less time (-t) or another partition (-p)",
     ),
     "PartitionNodeLimit": PendingReason(
-        "it asks for more nodes than its partition gives, or for nodes that are down", _N,
+        "it requests more nodes than its partition has, or nodes that are down", _N,
         f"{_RESUBMIT} fewer nodes (-N) or another partition (-p)",
     ),
     "PartitionConfig": PendingReason(
@@ -81,7 +81,7 @@ _REASONS: dict[str, PendingReason] = {
         "its QOS is not valid", _N, f"`sacctmgr show associations user=$USER format=account,qos` lists yours; {_RESUBMIT} one of them (-q)",
     ),
     "BadConstraints": PendingReason(
-        "no nodes of its partition have what it asks for", _N,
+        "no nodes of its partition fit its request", _N,
         f"`sinfo -p {{partition}} -N -o '%N %c %m %G %f'` shows what there is; {_RESUBMIT} that",
     ),
     "NodeDown": PendingReason("a node that it must have is down", _L, "take the node out of -w, or wait for its return"),
@@ -107,24 +107,24 @@ _REASONS: dict[str, PendingReason] = {
     "QOSResourceLimit": PendingReason("the QOS uses as much as it may", _L),
     "QOSTimeLimit": PendingReason("the QOS's time is used up", _L),
     "AccountingPolicy": PendingReason("an accounting limit holds it back", _L),
-    "MaxMemPerLimit": PendingReason("it asks for more memory than a job may have", _N, f"{_ASK_LESS} memory"),
+    "MaxMemPerLimit": PendingReason("it requests more memory than a job may have", _N, f"{_ASK_LESS} memory"),
     "JobLaunchFailure": PendingReason("Slurm could not start its script", _N, "`toolkit explain {run}` once it has ended"),
     "SystemFailure": PendingReason("Slurm, a file system or the network failed", _U, _ADMIN),
     "InactiveLimit": PendingReason("it did nothing for longer than the site allows", _U, _ADMIN),
     "PowerNotAvail": PendingReason("there is not enough power for its nodes", _L),
     "PowerReserved": PendingReason("power is reserved for other jobs", _L),
     "FedJobLock": PendingReason("another cluster of the federation is looking at it", _Y),
-    "SchedDefer": PendingReason("Slurm looks at it in the next scheduling round", _Y),
+    "SchedDefer": PendingReason("Slurm considers it in the next scheduling round", _Y),
     "Nodes_required_for_job_are_DOWN": PendingReason(
         "too many nodes of its partition are down, drained or reserved", _L,
-        "`sinfo -p {partition} -R` says why; wait, or ask for fewer nodes (-N)",
+        "`sinfo -p {partition} -R` shows the reason; wait, or request fewer nodes (-N)",
     ),
     "launch_failed_requeued_held": PendingReason(
         "it could not be started on its nodes; Slurm requeued it and holds it", _N, "`scontrol release {job}` tries again",
     ),
     "job_requeued_in_held_state": PendingReason("it was requeued, and is held", _N, "`scontrol release {job}`"),
 }  # fmt: skip
-# What `ReqNodeNotAvail` means to a job that asks for no node by name.
+# What `ReqNodeNotAvail` means for a job that requests no node by name.
 _NODES_NOT_FREE = PendingReason(
     "nodes that it could have cannot be used now: down, drained, reserved, or kept for maintenance", _L,
     "`scontrol show reservation` shows what keeps nodes, and until when; a job with a shorter -t may end before it begins",
@@ -153,7 +153,7 @@ def reason_name(said: str) -> str:
 
 
 def pending_reason(said: str, *, names_nodes: bool = True) -> PendingReason:
-    """The meaning of a reason as squeue or scontrol print it. `names_nodes`: the job asks for nodes by their names."""
+    """The meaning of a reason as squeue or scontrol print it. `names_nodes`: the job requests nodes by their names."""
     name = reason_name(said)
     if name == "ReqNodeNotAvail" and not names_nodes:
         return _NODES_NOT_FREE
@@ -171,10 +171,10 @@ def _accounting_limit(name: str) -> PendingReason | None:
     owner = _OWNERS.get(match["owner"] or "", "your account under this QOS")
     what = _RESOURCES[match["resource"].lower()] + (" minutes" if match["minutes"] else "")
     if match["kind"] == "Min":
-        return PendingReason(f"it asks for less {what} than {owner} wants of a job", _N, f"{_RESUBMIT} more {what}")
+        return PendingReason(f"it requests less {what} than {owner} requires of a job", _N, f"{_RESUBMIT} more {what}")
     of_one_job = match["per"] in ("PerJob", "PerNode") or match["resource"] == "WallDuration"
     if match["kind"] == "Max" and of_one_job:
-        return PendingReason(f"it asks for more {what} than {owner} allows one job", _N, f"{_ASK_LESS} {what}")
+        return PendingReason(f"it requests more {what} than {owner} allows one job", _N, f"{_ASK_LESS} {what}")
     if match["minutes"] and not match["run"]:
         return PendingReason(f"{owner} has used up its {what}", _L, "wait for the next accounting period, or " + _ADMIN)
     verb = "has" if "jobs" in what else "uses"

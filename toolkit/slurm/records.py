@@ -1,6 +1,6 @@
-"""Records that a command of Slurm's prints in the columns that we ask for, whatever stands in names and comments.
+"""Records that a Slurm command prints in the requested columns, whatever names and comments contain.
 
-Cells are divided by a mark that is made anew for each question, so that nobody can have written it into a name. A record
+Cells are separated by a mark that is new for each query, so no name can contain it. A record
 begins and ends with the same key. What is neither a record nor a site's greeting before the first one makes the whole
 answer unreadable: a job whose record is damaged must not count as one that Slurm has forgotten.
 """
@@ -17,7 +17,7 @@ NOTHING = frozenset({"", "(null)", "None", "NONE", "none", "N/A", "Unknown", "No
 
 
 def whole_number(text: str | None) -> int | None:
-    """A count that Slurm prints; None of what is no number, such as UNLIMITED."""
+    """A count that Slurm prints; None for a value such as UNLIMITED."""
     return int(text) if text and text.isascii() and text.isdigit() else None  # "²" is a digit too, but no number
 
 
@@ -38,10 +38,10 @@ def read_records(
 ) -> list[list[str]]:
     """Each record's `width` cells; every cell has the mark behind it, and a line end follows the last one.
 
-    What stands for nothing ("N/A", "(null)", ...) is "". `key` is the form of what a record begins with.
+    Slurm's placeholders for nothing ("N/A", "(null)", ...) become "". `key` is the form of what a record begins with.
 
     Raises:
-        UnreadableError: something else stands in the answer of `command`.
+        UnreadableError: the output of `command` contains something else.
     """
     *cells, rest = text.replace("\r\n", "\n").split(mark)
     if rest.strip():

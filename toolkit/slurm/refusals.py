@@ -1,4 +1,4 @@
-"""What Slurm says when it refuses, in one line, and what mends it."""
+"""Slurm's error message in one line, and its fix."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _FIXES = (
     ("invalid qos", "`sacctmgr show associations user=$USER format=account,qos` lists yours; give one with -q"),
     ("time limit", "`sinfo -s` shows the longest; give less with -t"),
     ("job array spec", "`scontrol show config | grep MaxArraySize`: task numbers stay below it; give others with -a"),
-    ("invalid node name", "`sinfo -N` lists the nodes; mend -w or -x"),
-    ("invalid feature", "`sinfo -o '%N %f'` shows each node's features; mend -C"),
+    ("invalid node name", "`sinfo -N` lists the nodes; fix -w or -x"),
+    ("invalid feature", "`sinfo -o '%N %f'` shows each node's features; fix -C"),
     ("node count", "`sinfo -s` shows how many nodes there are; give fewer with -N"),
     (
         "requested node configuration is not available",
-        "`sinfo -N -o '%N %c %m %G'` shows CPUs, MiB and GPUs of each node; ask for less on each",
+        "`sinfo -N -o '%N %c %m %G'` shows CPUs, MiB and GPUs of each node; request less per node",
     ),
-    ("unrecognized option", "`sbatch --help` lists the options; mend job.sbatch"),
-    ("invalid option", "`sbatch --help` lists the options; mend job.sbatch"),
-    ("invalid --", "`man sbatch` says what the option takes; mend it in job.sbatch"),
+    ("unrecognized option", "`sbatch --help` lists the options; fix job.sbatch"),
+    ("invalid option", "`sbatch --help` lists the options; fix job.sbatch"),
+    ("invalid --", "`man sbatch` documents the option; fix it in job.sbatch"),
     (" is down", "nothing can be submitted until slurmctld is up; the site's support knows when"),
     ("unable to contact slurm controller", "wait until slurmctld is up: `scontrol ping` asks it"),
     ("munge", "start munged on this host: by it Slurm's commands prove who you are"),
-    ("configuration file", "mend it: the site's scheduler.conf names it, else SLURM_CONF"),
+    ("configuration file", "fix it: the site's scheduler.conf names it, else SLURM_CONF"),
     ("unable to open file", "the script must lie where this command can read it; give another folder with --runs"),
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ _SWITCHES = "bhHIkOQsuvVW"  # letters without a value
 _JOINED = re.compile(rf"-[{_SWITCHES}]+(?![{_SWITCHES}])[A-Za-z]")  # `-HN9` is `-H -N 9`
 
 ONE_OPTION_FIX = (
-    "write each option as a text of its own; a value that holds such a word stands behind `=`: --comment=a -b"
+    "write each option as its own string; write a value that contains such a term after `=`: --comment=a -b"
 )
 # Where the components of a heterogeneous job are said, for those who look among sbatch's options.
 COMPONENTS_ELSEWHERE = "the components of a heterogeneous job are tables of the job file"
@@ -35,9 +35,9 @@ def value_of(option: str, name: str, letter: str = "") -> str | None:
 
 
 def is_one_option(text: str) -> bool:
-    """Whether a text is one option, maybe with its value. What sbatch takes for a second one, nobody else looks at.
+    """Whether a string is one option, possibly with its value. toolkit would not see what sbatch treats as a second one.
 
-    Behind `=` all is the value, which is quoted whole. Behind a blank a value with a word that looks like an option stands
+    Everything after `=` is the value, which is quoted as a whole. After a space, a value with a term like an option is
     in quotes: `--comment "a -b"`.
     """
     if "=" in text.partition(" ")[0]:
@@ -51,7 +51,7 @@ def begins_component(option: str) -> bool:
 
 
 def last_value_of(options: Iterable[str], name: str, letter: str = "") -> str:
-    """The value that sbatch takes of an option that may stand there several times; "" where it does not."""
+    """The value that sbatch uses of an option that may occur several times; "" if it does not occur."""
     values = (value_of(option, name, letter) for option in options)
     return next((value for value in reversed([*values]) if value is not None), "")
 
@@ -65,7 +65,7 @@ def excluded_nodes(own: str, options: Sequence[str], bad: Sequence[str]) -> str:
     given = last_value_of(options, "exclude", "x")
     if "/" in given and (own or bad):
         raise ToolkitError(
-            f"the sbatch option --exclude={given} names a file, and {','.join(filter(None, [own, *bad]))} is left out, too",
+            f"the sbatch option --exclude={given} names a file, and {','.join(filter(None, [own, *bad]))} must be excluded as well",
             fix="write the nodes themselves into job.exclude",
         )
     return ",".join(dict.fromkeys(filter(None, [own, given, *bad])))
@@ -78,5 +78,5 @@ def _unquoted(text: str) -> str:
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
-    except ValueError:  # a quote that nobody closes is a letter like others
+    except ValueError:  # an unclosed quote is an ordinary character
         return text.split()

@@ -1,9 +1,9 @@
 """The `Key=value` blocks that `scontrol show` prints, for a job, a node or a partition, on many lines or on one (`-o`).
 
 Nothing is quoted there: a value may hold blanks, "=" and even line ends (`OS=Linux 6.1 #1 SMP`, a job's name, its
-comment, a node's reason). So a value goes on until the next key that scontrol is known to print, or that looks like one
-where the value before is no free text. A key that stands in one block with two different values has none: one of them
-may be a name that somebody chose so.
+comment, a node's reason). So a value extends to the next key that scontrol is known to print, or that looks like one
+if the previous value is not free text. A key with two different values in one block has none: one of them
+may be a name that a user chose.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from toolkit.errors import CheckFailedError
 
-# Keys whose value is what somebody wrote, up to the next known key or the end of the line.
+# Keys with a free-text value, which ends at the next known key or the end of the line.
 FREE_TEXT = frozenset(
     "JobName Name Comment AdminComment SystemComment Extra Reason OS Command WorkDir StdErr StdIn StdOut SubmitLine".split()  # noqa: SIM905
 )
@@ -82,7 +82,7 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
     """
     blocks: list[Block] = []
     warnings: list[str] = []
-    last = ""  # the key whose value goes on in a line that begins without one
+    last = ""  # the key whose value continues in a line that begins without one
     on_one_line = False
     for number, line in enumerate(_lines_of(text), 1):
         before, fields = _fields(line)
@@ -113,7 +113,7 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
         raise CheckFailedError(f"no block that begins with {first}=: {shown[:60]!r}", where="line 1")
     for block in blocks:
         for key in sorted(block.contested):
-            warnings.append(f"line {block.line}: {key} stands there with two values, so that neither counts")
+            warnings.append(f"line {block.line}: {key} has two values, so neither counts")
     return blocks, tuple(warnings)
 
 

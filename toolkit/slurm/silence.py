@@ -1,4 +1,4 @@
-"""A slurmctld that does not answer: told while it is waited for, and asked no second time by the same command."""
+"""A slurmctld that does not respond: reported while the command waits, and not queried again by the same command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolkit.talk import say
 SLOW_S = 2.0  # what has no answer for longer is told
 REMEMBERED_S = 5.0  # longer than one command of ours takes between two questions; who waits for Slurm asks again
 _WORDS = ("unable to contact slurm controller", "timed out", "did not answer")
-# They ask slurmctld, and can do without an answer; what sbatch hands over is always handed over.
+# Commands that query slurmctld and can do without a response; sbatch is always called.
 _ASKING = ("squeue", "sinfo", "scontrol", "scancel")
 
 # PATH, the configuration and the cluster: what decides which slurmctld a command asks.
@@ -44,7 +44,7 @@ class Silences:
     def _tell(self, command: str, timeout_s: float) -> None:
         if time.monotonic() - self._told_at >= SLOW_S:  # several questions at a time are one silence
             self._told_at = time.monotonic()
-            say(f"Slurm does not answer {command} yet; it is waited for up to {timeout_s:.0f} s")
+            say(f"Slurm has not responded to {command} yet; waiting up to {timeout_s:.0f} s")
 
     def of(self, controller: Controller, argv: Sequence[str]) -> SchedulerRefusedError | None:
         """The failure of a moment ago, where a slurmctld that was silent then would be asked again."""
@@ -62,7 +62,7 @@ _OF_THIS_COMMAND: ContextVar[Silences | None] = ContextVar("silences of this com
 
 @contextmanager
 def one_command() -> Iterator[None]:
-    """Within, what asks Slurm for one command remembers together; a program that calls our functions remembers nothing."""
+    """Within, the Slurm queries of one command share their memory of silent controllers; other callers have none."""
     before = _OF_THIS_COMMAND.set(Silences())
     try:
         yield

@@ -2,7 +2,7 @@
 
 sbatch says "Socket timed out on send/recv operation" both when slurmctld took the job and when it did not. So nothing
 is sent a second time before the queue was asked for the token, twice with some time between: a request that waits in a
-stopped slurmctld's socket is worked off only after it goes on. Of two jobs for one start, should that ever be, the
+stopped slurmctld's socket is processed only after it resumes. If two jobs of one start ever exist, the
 second one ends by itself, since a start is claimed once.
 """
 
@@ -26,7 +26,7 @@ QUESTION_S = 15.0  # for one question
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _SEPARATOR = "\x1f"
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
-# Errors after which nobody knows whether a request was taken (slurm_errno.c, 22.05 to 24.11); the last one is what
+# Errors after which it is unknown whether Slurm accepted a request (slurm_errno.c, 22.05 to 24.11); the last one is what
 # `scontrol requeue` makes of a time-out.
 _UNSETTLED = (
     "timed out",
@@ -73,7 +73,7 @@ def _for_another_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_unsettled(error: ToolkitError) -> bool:
-    """True for a failure of sbatch or scontrol after which nobody knows whether Slurm took the request."""
+    """True for a failure of sbatch or scontrol after which it is unknown whether Slurm accepted the request."""
     if isinstance(error, NoAnswerError | OwnFailureError):  # killed, by us or others, or an answer without an id
         return True
     return is_silence(error.message)
@@ -95,8 +95,8 @@ def submit_once(
         options: further options of sbatch; they win over the script's.
         arguments: the script's own.
         patience_s: after this many seconds without certainty it is given up.
-        say: told what is waited for, by default on stderr.
-        hint: told with what is waited for, to whoever would rather not wait.
+        say: reports what the function waits for, by default on stderr.
+        hint: an alternative to waiting, reported with it.
 
     Raises:
         SchedulerRefusedError: sbatch said no; there is no job.

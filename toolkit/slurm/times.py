@@ -51,7 +51,7 @@ def printed_limit_s(text: str) -> int | None:
 
 
 def meant_as_hours(text: str) -> str:
-    """What stands for hours where Slurm reads minutes: "1:30:00" of "1:30", "24:00:00" of "24"; "" of other forms."""
+    """The time with hours that the user may have meant where Slurm reads minutes: "1:30:00" for "1:30", "24:00:00" for "24"; else ""."""
     return f"{text}:00" if _MINUTES_AND_SECONDS.fullmatch(text) else f"{text}:00:00" if _MINUTES.fullmatch(text) else ""
 
 

@@ -11,13 +11,13 @@ _GPU = re.compile(r"gpu(?::([A-Za-z][\w.-]*))?(?::([0-9]+))?(?:\(.*)?", re.ASCII
 
 
 def memory_mib(text: str) -> float | None:
-    """MiB of `4000`, `4000M` or `1.5T`; None of `UNLIMITED` and of what is no number."""
+    """MiB of `4000`, `4000M` or `1.5T`; None for `UNLIMITED` and invalid values."""
     match = _NUMBER.fullmatch(text)
     return float(match[1]) * _MIB[match[2]] if match else None
 
 
 def parse_tres(text: str) -> dict[str, float]:
-    """The counts of a list; what has no number is left out."""
+    """The counts of a list; entries without a number are omitted."""
     return {name: number * (_MIB[unit] if name == "mem" else 1.0) for name, number, unit in _numbers(text)}
 
 

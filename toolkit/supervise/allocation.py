@@ -103,7 +103,7 @@ class Allocation:
         return self.ends_at - time.time() if self.ends_at else float("inf")
 
     def look_again(self) -> bool:
-        """Ask Slurm when the job ends, since its limit may have been changed; True when the end has moved."""
+        """Query Slurm for the end of the job, since its limit may have changed; True if the end has moved."""
         said = self.ask_for("EndTime") if self.in_slurm else ""
         if not said:
             return False
@@ -123,7 +123,7 @@ class Allocation:
 
 
 def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
-    """Read the allocation from Slurm's variables; `nodes` is what the job asks for, used where there is none."""
+    """Read the allocation from Slurm's variables; `nodes` is the job's request, used if there is no allocation."""
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id or environ.get("TOOLKIT_LOCAL"):
         return Allocation(f"local-{os.getpid()}", nodes, in_slurm=False, is_batch=False, ends_at=0.0)
@@ -157,7 +157,7 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
 
 def drop_memory(environ: MutableMapping[str, str]) -> None:
     """Keep srun from components' memory: where one asks per CPU and another per node, it would say that these exclude each
-    other (22.05). Without a word its step takes all that the job has.
+    other (22.05). Without an explicit request its step gets everything that the job has.
     """
     for name in [name for name in environ if name.startswith("SLURM_MEM_PER_")]:
         del environ[name]
@@ -169,7 +169,7 @@ def _seconds_of(end: str) -> float:
 
 
 def why_terminated(allocation: Allocation) -> Cause | None:
-    """Ask Slurm why it sent TERM; None when it does not say.
+    """Query Slurm for the reason of TERM; None if it is unknown.
 
     A job that is merely being preempted still counts as running there.
     """

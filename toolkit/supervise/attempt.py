@@ -33,7 +33,7 @@ LAUNCHER_PATIENCE_S = 15.0  # for a launcher that lives on once every rank has e
 
 
 class Reasons(Protocol):
-    """Who knows what signals mean, and when the allocation ends: the supervisor, who can ask Slurm."""
+    """Knows what signals mean and when the allocation ends: the supervisor, which can query Slurm."""
 
     def why_warned(self) -> Cause:
         """What USR2 means: walltime or preemption."""
@@ -118,18 +118,18 @@ class AttemptWatch:
             now = time.monotonic()
             if self._unreadable_since is None:
                 self._unreadable_since = now
-                say(f"the run directory does not answer ({error}); the ranks go on, and it is tried again")
+                say(f"the run directory does not respond ({error}); the ranks continue, retrying")
             if now - self._unreadable_since > FILE_SYSTEM_PATIENCE_S or self.request.kill:
                 raise OwnFailureError(
                     f"the run directory has not answered for {now - self._unreadable_since:.0f} s: {error.strerror}",
                     where=str(error.filename or self.run.path),
-                    fix=f"mend its file system, then `toolkit resume {self.run.run_id}`",
+                    fix=f"fix its file system, then `toolkit resume {self.run.run_id}`",
                 ) from error
             return None
         if self._unreadable_since is not None:
             say(f"the run directory answers again after {time.monotonic() - self._unreadable_since:.0f} s")
             self._unreadable_since = None
-            self._beat_seen_at = time.monotonic()  # ranks may have waited for it, too: that was no stall
+            self._beat_seen_at = time.monotonic()  # ranks may have been waiting for it as well, which is not a stall
         return result
 
     def _tell_ranks(self, ranks: Ranks, over: threading.Event) -> None:
@@ -153,7 +153,7 @@ class AttemptWatch:
         return True
 
     def _is_over(self, ranks: Ranks) -> bool:
-        """One look at everything that can end the attempt; True when nothing of it is worth waiting for."""
+        """Check everything that can end the attempt; True if there is nothing left to wait for."""
         now = time.monotonic()
         if self._failed_at is None and self._has_failed(ranks):
             self._failed_at = now
@@ -188,7 +188,7 @@ class AttemptWatch:
             write_text(self.attempt.stop_flag, cause.value + "\n")
         except OSError as error:
             if is_first:
-                say(f"cannot write {self.attempt.stop_flag}: {error.strerror}; it is tried again")
+                say(f"cannot write {self.attempt.stop_flag}: {error.strerror}; retrying")
             return
         self._is_flagged = True
 
@@ -238,7 +238,7 @@ class AttemptWatch:
 
     def end_before_launch(self) -> AttemptEnd | None:
         """The end of an attempt that was asked to stop before any rank was started, as by an early Ctrl-C."""
-        self._control_seen_at = float("-inf")  # whoever asks wants to know it now
+        self._control_seen_at = float("-inf")  # the caller needs the present state
         self._look_at_requests(time.monotonic())
         cause = self.request.cause
         return AttemptEnd(cause, f"ended on request ({cause.value}); no rank had been started yet") if cause else None
@@ -277,7 +277,7 @@ class AttemptWatch:
         cause = self.request.cause
         if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:  # also where a request came too late
             return AttemptEnd(Cause.COMPLETED, "every rank is done")
-        if cause is not None:  # what ranks say while they are being ended is no failure of theirs
+        if cause is not None:  # errors of ranks that are being killed are consequences
             saved = "" if len(ends) == self.shape.ranks or self.foreign else "; not every rank had saved"
             return AttemptEnd(cause, f"ended on request ({cause.value}){saved}")
         failure = first_failure(self.attempt)

@@ -1,4 +1,4 @@
-"""How a run goes on after a start has ended: a requeue by Slurm or by us, or a follow-up job; and what a start that
+"""How a run continues after a start has ended: a requeue by Slurm or by us, or a follow-up job; and what a start that
 could not say how it ended left to the next one."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def requeue(allocation: Allocation, request: StopRequest, *, leave_out: str = ""
 def _ask_for_requeue(job_id: str, request: StopRequest) -> None:
     """Ask until there is an answer, since a slurmctld may be restarted just now; or until Slurm ends this job.
 
-    Nobody enforces a time limit while slurmctld is away, so what is left of it does not matter here.
+    No time limit is enforced while slurmctld is away, so the remaining time does not matter here.
     """
     deadline = time.monotonic() + PATIENCE_S
     is_repeated = False
@@ -105,7 +105,7 @@ def submit_follow_up(
     """Submit the run's next start as a job that begins when this one has ended; returns its job id.
 
     `leave_out` is a host list of nodes that it is not to get; `given` are the job's own sbatch options, whose comment
-    stands behind ours.
+    follows ours.
 
     Raises:
         SchedulerRefusedError, NotFoundError: sbatch does not take it.
@@ -125,7 +125,7 @@ def submit_follow_up(
         comment = comment_of(token, given)
         job_id = submit_once(Slurm(), following, comment, options=options, arguments=arguments, say=say)
     except UnsettledError:
-        raise  # the job may be in the queue: whoever asks for the run's status looks for it
+        raise  # the job may be in the queue: the next status query searches for it
     except ToolkitError:
         opened.unlink()
         raise
@@ -145,7 +145,7 @@ def _script_of(run: RunDirectory, script: Path, start: int) -> Path:
 
 
 def close_unfinished(run: RunDirectory) -> None:
-    """Write down how the attempts of earlier starts ended that nobody could: their supervisor was killed.
+    """Record the end of attempts of earlier starts whose supervisor was killed.
 
     What it had asked of the ranks last is what ended them; where it had not asked anything, it was lost itself.
     """

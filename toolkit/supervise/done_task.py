@@ -1,6 +1,6 @@
 """The end of a task of an array: what its ranks printed goes into Slurm's log, and its other files go.
 
-A task that did not complete keeps everything, since somebody will look for the reason.
+A task that did not complete keeps everything, since the user will search for the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def tidy_done_task(task: RunDirectory, start: int, job_id: str) -> None:
     """Leave of a completed task its end, its events and one log.
 
     Nothing is done where standard output is not the log that Slurm writes into the run's folder: `-o` may have put it
-    where nobody looks.
+    where no command reads them.
     """
     attempt = task.last_attempt()
     assert attempt is not None  # it has just completed
@@ -32,7 +32,7 @@ def tidy_done_task(task: RunDirectory, start: int, job_id: str) -> None:
             return
         for path in logs:
             _print(path)
-        keep_the_end(task, attempt, start, lambda error: say(f"left out: {error.where}: {error.message}"))
+        keep_the_end(task, attempt, start, lambda error: say(f"omitted: {error.where}: {error.message}"))
     except OSError as error:
         say(f"the task's folder could not be tidied: {error}")
 

@@ -72,7 +72,7 @@ def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
 
 
 def unlaunched(error: OwnFailureError) -> AttemptEnd:
-    """What the supervisor itself could not do before any rank: something has to be mended, but for a slurmctld's silence."""
+    """A failure of the supervisor before any rank started: the user must fix it, except if slurmctld did not respond."""
     seen = sight([error.message])
     is_away = seen is not None and seen.symptom is CONTROLLER_AWAY
     return AttemptEnd(
@@ -89,7 +89,7 @@ def without_room(error: OSError, run: RunDirectory) -> AttemptEnd:
 
 
 def out_of_time(end: AttemptEnd) -> AttemptEnd:
-    """The end of a start that waited for slurmctld until its walltime was near: the next one launches the ranks."""
+    """The end of a start whose slurmctld did not respond until shortly before its walltime: the next start launches the ranks."""
     reason = f"{CONTROLLER_AWAY.means}, until the walltime was near"
     return replace(end, cause=Cause.WALLTIME, reason=reason, cannot_pass=False)
 

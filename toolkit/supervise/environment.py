@@ -1,4 +1,4 @@
-"""The environment of ranks: built from the job, never a copy of somebody's login shell.
+"""The environment of ranks: built from the job, never a copy of the login shell's environment.
 
 The rendered script has already removed what no list names; here the job's own variables are laid over it.
 """

@@ -40,7 +40,7 @@ LINES_SEARCHED = 60  # for what a program says before it explains at length
 LATE_SHOWN = 3
 LATE_S = 0.5  # ranks that wait together time out together
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-# What stands in the log of a rank that native code ended: C++'s last exception, or NCCL's watchdog.
+# What the log of a rank contains if native code ended it: C++'s last exception, or NCCL's watchdog.
 _LAST_WORDS = re.compile(r"what\(\):|Watchdog caught|dump signal|gloo::")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _LIBRARIES = re.compile(r"-packages/|/lib(?:64)?/python3\.\d+/|^<")
@@ -121,7 +121,7 @@ def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> At
     if len(silent) != 1:
         return None
     (rank,) = silent
-    reason = f"rank {rank} ended without a word; {named([error['rank'] for error in errors])} met closed connections"
+    reason = f"rank {rank} was killed without reporting an error; {named([error['rank'] for error in errors])} lost their connection to it"
     return AttemptEnd(
         Cause.CRASHED, reason, 128 + signal.SIGKILL, rank, host_of(attempt, rank),
         last_lines=_last_lines(attempt, rank), symptom=SILENT.word,
@@ -170,7 +170,7 @@ def _plain_symptom(kind: str, end: AttemptEnd, consequence: bool) -> Symptom:
 def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
     """Ranks waited in a collective until its time-out: who did not come? None where no rank timed out.
 
-    torch names nobody. A rank without an error had not failed and so was elsewhere; where each has one, the rank that
+    torch names no rank. A rank without an error had not failed and so was elsewhere; if each has one, the rank that
     failed clearly later than those that waited came too late, and met closed connections.
     """
     waited = [error for error in errors if _timed_out(error)]
@@ -271,7 +271,7 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
     signal_number = _signal_said(lines)
     end = AttemptEnd(
         Cause.CRASHED,
-        f"{named(missing)} ended without a word; the launcher's code is {launcher_code}",
+        f"{named(missing)} exited without reporting an error; the launcher exited with code {launcher_code}",
         128 + signal_number if signal_number else _shell_code(launcher_code) or 1,
         rank,
         host_of(attempt, rank) if rank is not None else None,

@@ -53,7 +53,7 @@ class Ranks(Protocol):
         """End the ranks now."""
 
     def abandon(self) -> None:
-        """End the ranks without a word to Slurm, where the job's steps are somebody else's by now."""
+        """End the ranks without a request to Slurm, because the job's steps belong to another start by now."""
 
 
 @dataclass

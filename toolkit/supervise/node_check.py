@@ -55,7 +55,7 @@ def check_gpus(expected: int) -> str:
 
 
 def _writable(folder: Path, name: str) -> str:
-    # In a folder that everybody shares nobody can put something under this name before us, and what is there is not used.
+    # In a shared folder no other user can create this name first, and an existing file is not used.
     path = folder / f".toolkit-health-{name}-{os.urandom(8).hex()}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

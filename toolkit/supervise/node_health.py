@@ -25,9 +25,7 @@ from toolkit.supervise.requests import StopRequest
 STEP_S = 20.0  # for srun, its step and the checks, of which each takes at most node_check.CHECK_S
 PER_NODE_S = 0.02  # more for each node: srun starts them as a tree
 MOST_SKEW_S = 5.0
-UNFIT_FIX = (
-    'tell the site\'s support; `toolkit site bad-nodes` lists what is left out; [restart] health = "warn" goes on'
-)
+UNFIT_FIX = 'contact the site\'s support; `toolkit site bad-nodes` lists the excluded nodes; [restart] health = "warn" continues anyway'
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def unfit_nodes(
     for one in unfit:
         say(str(one))
     if allocation.nodes > 1 and len({one.node for one in unfit}) == allocation.nodes:
-        say("every node fails, which is no node's fault: look at the site file and the file systems")
+        say("every node fails, so the cause is not a node: check the site file and the file systems")
         return []
     for one in unfit:
         _remember(run, job, one.node, f"{one.check}: {one.said}")
@@ -80,7 +78,7 @@ def nodes_to_leave_out(run: RunDirectory, job: Mapping[str, Any]) -> str:
     try:
         bad = [one.node for one in bad_nodes(runs_of(run), str(job["site"]["name"]))]
     except (OSError, ToolkitError) as error:
-        say(f"which nodes are bad cannot be read, so none is left out: {error}")
+        say(f"cannot read the list of bad nodes, so no node is excluded: {error}")
     options = [*job.get("scheduler", {}).get("options", []), *job["job"].get("sbatch", [])]
     given = last_value_of(options, "exclude", "x")
     if "/" in given:

@@ -1,4 +1,4 @@
-"""Patience with the run directory's file system between two attempts: a file server's pause is no reason to end a run."""
+"""Retries on the run directory's file system between two attempts: a pause of a file server must not end a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from toolkit.supervise.requests import StopRequest
 T = TypeVar("T")
 
 PAUSE_S = 1.0
-ROOM_S = 30.0  # for somebody to make room on a full disk before the end of an attempt is lost
+ROOM_S = 30.0  # for the user to free space on a full disk before the end of an attempt is lost
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long the file system is waited for, and how long for room on it; a second Ctrl-C ends that."""
+    """How long to wait for the file system, and for free space on it; a second Ctrl-C ends the wait."""
 
     request: StopRequest
     seconds: float
@@ -42,6 +42,6 @@ class Patience:
                     raise
                 if not is_told:
                     what = "cannot be written" if is_unwritable(error) else "does not answer"
-                    say(f"the run directory {what} ({error}); it is tried again for {seconds:.0f} s")
+                    say(f"the run directory {what} ({error}); retrying for {seconds:.0f} s")
                 is_told = True
             time.sleep(PAUSE_S)

@@ -24,7 +24,7 @@ def last_step(attempt: AttemptDirectory) -> int | None:
     try:
         beat = read_json_or_none(attempt.heartbeat)
         steps += [int(beat["step"])] if beat is not None else []
-    except ToolkitError as error:  # it is not waited for until it is on the disk
+    except ToolkitError as error:  # the supervisor does not wait for the file
         say(f"the last heartbeat of attempt {attempt.number} is not known: {error}")
     record = last_record(attempt.run.metrics / "train.jsonl")
     if record is not None and record.attempt == attempt.number:

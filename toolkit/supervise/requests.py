@@ -35,7 +35,7 @@ class StopRequest:
     def hear_signals(self) -> None:
         """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
         for number in _HEARD:
-            signal.signal(number, self.on_signal)  # what is ignored, as below nohup, could not be waited for either
+            signal.signal(number, self.on_signal)  # an ignored signal, as under nohup, could not be awaited either
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal must not end a run
         # A file server that hangs keeps the main thread in a system call, and Python's handlers run nowhere else.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)

@@ -1,4 +1,4 @@
-"""Secrets of a job. Those of [env] are read when ranks start, and stand in the ranks' environment alone; the URL of
+"""Secrets of a job. Those of [env] are read when ranks start, and are in the ranks' environment only; the URL of
 [notify] is read when it is called.
 """
 
@@ -100,7 +100,7 @@ def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and len(text.split()) == 1
-    except ValueError:  # a port that is no number
+    except ValueError:  # a port that is not a number
         return False
 
 
@@ -113,7 +113,7 @@ def without_secrets(end: AttemptEnd, values: Iterable[str]) -> AttemptEnd:
 
 
 def hide(text: str, values: Iterable[str]) -> str:
-    """A text with `***` for each of the values of secrets in it."""
+    """A string with `***` for each value of a secret."""
     for value in sorted(values, key=len, reverse=True):  # one may be a part of another
         if len(value) >= SHORTEST:
             text = text.replace(value, HIDDEN)

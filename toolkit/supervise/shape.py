@@ -60,7 +60,7 @@ class Shape:
 
 
 def shape_of_job(job: Mapping[str, Any], nodes: int | None = None) -> Shape:
-    """The shape that a resolved job asks for; of one component `nodes` are those that it got, else the fewest."""
+    """The shape that a resolved job requests; for a component, `nodes` are those that it got, else the fewest."""
     tables = [one["job"] for one in job.get("resolved_components") or ()] or [job["job"]]
     components = [
         Component(
@@ -76,7 +76,7 @@ def shape_of_job(job: Mapping[str, Any], nodes: int | None = None) -> Shape:
 
 
 def check_components(asked: Shape, allocation: Allocation) -> None:
-    """Check that a job's components are those of the allocation, which somebody may have asked for by hand.
+    """Check that a job's components are those of the allocation, which the user may have requested by hand.
 
     Raises:
         ToolkitError: Slurm gave others.

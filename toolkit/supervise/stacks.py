@@ -22,7 +22,7 @@ _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train
 
 
 def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks) -> list[str]:
-    """Ask for stacks, wait for the files, and say in a few lines which ranks stand where."""
+    """Request stacks, wait for the files, and log in a few lines which ranks are where."""
     if not running.ask_for_stacks():
         _signal_guards_here(attempt)
     deadline = time.monotonic() + PATIENCE_S

@@ -70,7 +70,7 @@ def stage(
     """Bring the environment that `env.stage` names to the disk of every node; None where none is named.
 
     Raises:
-        OwnFailureError: it is no virtual environment, the site has no local disk, a node could not take it, or the
+        OwnFailureError: it is not a virtual environment, the site has no local disk, a node could not take it, or the
             start is asked to end.
     """
     chosen = (job.get("env") or {}).get("stage") or False
@@ -98,7 +98,7 @@ def stage(
 def _environment_at(source: Path) -> Path:
     if not (source / "pyvenv.cfg").is_file():
         raise OwnFailureError(
-            f"{source} is no virtual environment: it has no pyvenv.cfg",
+            f"expected a virtual environment, got {source}: it has no pyvenv.cfg",
             where="env.stage",
             fix="make one with `python -m venv`, or leave env.stage out",
         )
@@ -217,7 +217,7 @@ def _spread(
         raise OwnFailureError(
             f"the environment did not reach every node: {problem}" + (f"; some of it stays: {left}" if left else ""),
             where=str(folder),
-            fix="look at what is there, and at the free space, or leave env.stage out",
+            fix="check the folder and its free space, or remove env.stage",
         )
 
 

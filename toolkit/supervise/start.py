@@ -38,7 +38,7 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     script = run.script(first_start)
     turn, first = take_turn(job, allocation), first_start
     if turn is not None:
-        say(f"job {turn.number} of {turn.count} in turn")
+        say(f"repeated job {turn.number} of {turn.count}")
         if (code := code_of_ended_run(run, first_start)) is not None:
             say("the run has ended, so there is nothing left to do")
             cancel_later_turns(turn)

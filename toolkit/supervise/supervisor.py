@@ -77,7 +77,7 @@ class Supervisor:
         return Patience(self.request, min(FILE_SYSTEM_PATIENCE_S, max(SHORTEST_PATIENCE_S, left_s)))
 
     def why_warned(self) -> Cause:
-        """USR2 near the end is walltime. The end may have moved since it was read, so Slurm is asked."""
+        """USR2 near the end is walltime. The end may have moved since it was read, so this queries Slurm."""
         self.allocation.look_again()
         near = self.allocation.left_s() <= float(self.job["restart"]["warn_s"]) + WALLTIME_SLACK_S
         return Cause.WALLTIME if near else Cause.PREEMPTED
@@ -113,7 +113,7 @@ class Supervisor:
             say(f"the allocation's end has moved: {self.allocation.left_s():.0f} s are left")
 
     def fail(self, error: Exception) -> None:
-        """Write down that the supervisor itself could not go on; whoever calls this raises the error again."""
+        """Record that the supervisor itself could not continue; the caller raises the error again."""
         reason = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
         end = AttemptEnd(Cause.SUPERVISOR_FAILED, reason, OWN_FAILURE, fix=getattr(error, "fix", ""))
         for write in (

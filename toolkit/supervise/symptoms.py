@@ -1,4 +1,4 @@
-"""What the words of a failed rank or of a launcher mean: one stable word for each kind of failure, and what mends it.
+"""Recognize failures by what ranks and launchers print: one stable name for each kind of failure, and its fix.
 
 docs/explain.md lists the words; `exit.json` carries them. The patterns are what Slurm 22.05 to 24.11, torch 2.11 to
 2.13, Open MPI, MPICH, CUDA and the C library print.
@@ -16,7 +16,7 @@ class Symptom:
     """A kind of failure. `fix` may hold {run}; "" where only the program's author knows one.
 
     `plain` ones add nothing to what the rank or the supervisor says by itself. `lasting` ones keep each launch from
-    starting its ranks until somebody mends them.
+    starting its ranks until the user fixes them.
     """
 
     word: str
@@ -34,10 +34,10 @@ class Sighting:
     line: str
 
 
-EXCEPTION = Symptom("exception", "the program raised an exception", "mend the program", plain=True)
+EXCEPTION = Symptom("exception", "the program raised an exception", "fix the program", plain=True)
 EXIT_CODE = Symptom("exit_code", "the program ended with an exit code of its own", plain=True)
 KILLED = Symptom(
-    "killed", "a signal ended the process; the program did not ask for it",
+    "killed", "a signal killed the process; the program did not send it",
     "`dmesg -T` on the node shows whether the kernel did it for memory",
 )  # fmt: skip
 NATIVE_CRASH = Symptom(
@@ -77,7 +77,7 @@ IMAGE_FAILED = Symptom(
 )  # fmt: skip
 SETUP_FAILED = Symptom(
     "setup_failed", "a line of the site's [env] failed before any rank began",
-    "mend that module or set-up line of the site file; `toolkit site show` says where it stands", lasting=True,
+    "fix that module or setup line of the site file; `toolkit site show` prints its place", lasting=True,
 )  # fmt: skip
 LAUNCH_FAILED = Symptom("launch_failed", "the launcher could not start every rank")
 CONTROLLER_AWAY = Symptom(
@@ -86,14 +86,14 @@ CONTROLLER_AWAY = Symptom(
 )  # fmt: skip
 COLLECTIVE_TIMEOUT = Symptom(
     "collective_timeout", "ranks waited in a collective for one that did not come",
-    "look at what that rank did; where it was only slow, raise restart.collective_timeout_s, or the time-out of a group "
+    "check what that rank did; if it was only slow, raise restart.collective_timeout_s, or the timeout of a group "
     "of your own", plain=True,
 )  # fmt: skip
 PEER_LOST = Symptom("peer_lost", "a connection to another rank broke, and no rank says why")
 NODE_LOST = Symptom("node_lost", "a node failed")
 REFUSED = Symptom("refused", "a rank refused its input", plain=True)
 FAILED = Symptom("failed", "what toolkit does for the program could not be done on this machine", plain=True)
-SILENT = Symptom("silent_end", "ranks vanished without a word", plain=True)
+SILENT = Symptom("silent_end", "ranks exited without reporting an error", plain=True)
 
 SYMPTOMS = (
     EXCEPTION, EXIT_CODE, KILLED, NATIVE_CRASH, OUT_OF_MEMORY, GPU_OUT_OF_MEMORY, DISK_FULL, WRONG_PMI, PMIX_ORDER, NO_INTERPRETER,

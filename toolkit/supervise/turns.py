@@ -1,4 +1,4 @@
-"""Jobs in turn: an array of which one task runs at a time, and each is a start of the same run.
+"""Repeated jobs: an array of which one task runs at a time, and each is a start of the same run.
 
 Sites that requeue nothing let a run go on this way past its walltime. Who ends the run cancels the jobs that still
 wait; one that begins all the same finds the run's last word, and leaves.
@@ -34,11 +34,11 @@ class Turn:
 
     def why_last(self, run_id: str) -> str:
         """Why no other start follows the last job, and what to do."""
-        return f"this was the last of {self.count} jobs in turn; `toolkit resume {run_id}` submits {self.count} more"
+        return f"this was the last of {self.count} repeated jobs; `toolkit resume {run_id}` submits {self.count} more"
 
 
 def take_turn(job: Mapping[str, Any], allocation: Allocation) -> Turn | None:
-    """This job's turn, after which it is no task any more: all of them live in the run's own folder."""
+    """The number of this repeated job; it is not a task: all of them use the run's own folder."""
     count = int(job["job"].get("repeat") or 1)
     if count < 2 or allocation.task is None:
         return None

@@ -106,7 +106,7 @@ class NodeUsage:
             )  # fmt: skip
 
     def _add(self, processes: Mapping[int, Process]) -> None:
-        """Add what has been used since the last look, which stands for all the time between the two."""
+        """Add what was used since the last sample; it represents the time between the two."""
         now_s = time.monotonic() - self.began
         since_s, self._looked_s = now_s - self._looked_s, now_s
         # Time never goes back: a rank that has ended took its own out of /proc.
@@ -122,7 +122,7 @@ class NodeUsage:
         self._resident_bytes = resident
 
     def _go_on(self) -> None:
-        # Signals are for the thread that waits for the rank. NVML is asked here: a driver that hangs holds up nobody.
+        # Signals go to the thread that waits for the rank. NVML is called here, so a hanging driver blocks no other thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._gpus = nvidia_gpus(self.visible_gpus) if _DRIVER.exists() else None
         pause_s = FIRST_S
@@ -151,7 +151,7 @@ def _is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Process:
-    """A line of /proc: its parent, and the CPU time of it and of the children that it has waited for."""
+    """A line of /proc: its parent, and the CPU time of it and of its reaped children."""
 
     parent: int
     cpu_s: float

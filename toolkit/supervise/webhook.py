@@ -1,4 +1,4 @@
-"""The webhook of [notify]: a small JSON document for each end of an attempt that somebody wants to hear of.
+"""The webhook of [notify]: a small JSON document for each end of an attempt that the job asks to report.
 
 It is sent beside the run. What goes wrong is said in the log, without the URL, which is a secret.
 """
@@ -44,7 +44,7 @@ class Webhook:
     under_way: list[threading.Thread] = field(default_factory=list)
 
     def tell(self, attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict) -> None:
-        """Post the end of an attempt, if the job asks for it."""
+        """Post the end of an attempt, if the job requests it."""
         wanted = self.job.get("notify") or {}
         event = event_of(verdict)
         if not wanted.get("webhook") or event not in wanted.get("webhook_on", ()):
@@ -91,7 +91,7 @@ def _document(
     is_final = verdict.next is Next.END
     state = verdict.final_state.value if is_final else verdict.next.value
     follows = "" if verdict.cause is Cause.COMPLETED else f": {end.reason}"
-    text = f"{name} {attempt.run.run_id} {'is' if is_final else 'goes on:'} {state}{follows}"
+    text = f"{name} {attempt.run.run_id} {'is' if is_final else 'continues:'} {state}{follows}"
     return {
         "text": text, "event": event, "job_name": name, "run_id": attempt.run.run_id, "attempt": attempt.number,
         "cause": verdict.cause.value, "reason": end.reason, "next": verdict.next.value, "final": is_final,

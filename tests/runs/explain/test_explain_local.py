@@ -60,7 +60,7 @@ def test_an_error_of_several_lines_makes_up_no_line_of_its_own(toolkit) -> None:
     assert toolkit("run", job).code == 1
     said = toolkit.ok("explain", "last").splitlines()
     assert "\x1b" not in "".join(said) and [line for line in said if line.startswith("do ")] == [
-        "do        mend the program"
+        "do        fix the program"
     ]
 
 
