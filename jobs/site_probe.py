@@ -114,7 +114,7 @@ def gpus_of_driver():
 
 
 def read_shared(path):
-    """What stands in the shared file; empty where it does not appear in time."""
+    """The content of the shared file; empty if it does not appear in time."""
     deadline = time.monotonic() + FILE_S
     while time.monotonic() < deadline:
         if path.exists() and (text := path.read_text()):

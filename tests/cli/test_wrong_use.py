@@ -28,7 +28,7 @@ MISTAKES = {
     "ranks of the job's range": (JOB + "nodes = '2-4'\n", "submit JOB --site devcluster -n 8", 2, ["got the range 2-4", "-N 2"]),
     "a range that is none": (JOB, "submit JOB --site devcluster -N x-4 -n 8", 2, ["-N x-4:job.nodes"]),
     "no rank": (JOB, "submit JOB -n 0", 2, ["-n 0", "-n 1"]),
-    "a mesh that does not divide": (JOB + "[parallel]\nshard = 3\n", "submit JOB -n 4", 2, ["job.toml:4:parallel.shard", "ask for 3 or 6 ranks"]),
+    "a mesh that does not divide": (JOB + "[parallel]\nshard = 3\n", "submit JOB -n 4", 2, ["job.toml:4:parallel.shard", "request 3 or 6 ranks"]),
     "sbatch's options without sbatch": (JOB, "run JOB -d afterok:5", 2, ["--dependency=afterok:5", "toolkit submit"]),
     "a log of Slurm's without Slurm": (JOB, "submit JOB -o mine.log", 2, ["--output=mine.log", "leave it out"]),
     "bad time": (JOB, "submit JOB -t 2h", 2, ["-t 2h:job.time", "HH:MM:SS"]),

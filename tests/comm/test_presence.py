@@ -59,7 +59,7 @@ def test_who_gave_up_came_to_it_and_is_told_from_who_left_in_order(server):
         Ticket("barrier", 4), 0.1, RuntimeError("[gloo] closed")
     )
     assert "failed after 0.1 s; 1 came and gave up waiting; there: 0, 1; the network said: [gloo] closed" in str(error)
-    assert error.fix == "see the log of rank 1: it says which rank it waited for"
+    assert error.fix == "see the log of rank 1: it names the rank that it was waiting for"
     first.close()
 
 

@@ -109,7 +109,7 @@ def test_a_rank_that_is_late_is_named_and_said_to_live_and_is_told_who_gave_up(f
         assert f"did not finish in {TIMEOUT_S:.0f}." in text and f"rank {LOST} did not come (alive, last in " in text
     text, fix, _, _, _, missing = late
     assert missing == () and "came and gave up waiting" in text
-    assert fix == "see the log of rank 0: it says which rank it waited for"
+    assert fix == "see the log of rank 0: it names the rank that it was waiting for"
 
 
 def never_makes_it(state, kind):

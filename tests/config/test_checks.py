@@ -87,13 +87,13 @@ from toolkit.errors import ToolkitError
             "nodes = 3",
             "[parallel]\nshard = 4\ntp = 2",
             "job.toml:6:parallel.shard: pp x shard x cp x tp = 1 x 4 x 1 x 2 = 8 does not divide "
-            "12 ranks (3 nodes x 4). Fix: ask for 8 or 16 ranks, or change [parallel]",
+            "12 ranks (3 nodes x 4). Fix: request 8 or 16 ranks, or change [parallel]",
         ),
         (
             "nodes = 2",
             "[parallel]\nreplicate = 4",
             "job.toml:6:parallel.replicate: replicate x pp x shard x cp x tp = 4 x 1 x 1 x 1 x 1 = 4 is not "
-            "8 ranks (2 nodes x 4). Fix: ask for 4 ranks, or change [parallel]",
+            "8 ranks (2 nodes x 4). Fix: request 4 ranks, or change [parallel]",
         ),
         (
             "nodes = 2",

@@ -66,7 +66,7 @@ def message_of(tmp_path, call):
             "",
             "job.toml:3:job.name: '..' is not a valid job name. Fix: give 1 to 64 of the characters A-Z a-z 0-9 . _ -, a letter or digit first",
         ),
-        ('account = "a\\nrm -rf"', "", "job.toml:3:job.account: holds the control character '\\n'. Fix: give a text"),
+        ('account = "a\\nrm -rf"', "", "job.toml:3:job.account: holds the control character '\\n'. Fix: give a string"),
         (
             'sbatch = ["--mail-type=END", "--x\\u2028y"]',
             "",
@@ -94,7 +94,7 @@ def message_of(tmp_path, call):
         (
             "",
             '[env]\npass = ["A B"]',
-            "job.toml:5:env.pass: ['A B'] names 'A B'is not a valid variable name. "
+            "job.toml:5:env.pass: ['A B'] 'A B' is not a valid variable name. "
             'Fix: give a list of variable names such as ["HF_HOME"]',
         ),
         (
@@ -231,7 +231,7 @@ def test_a_wrong_value_of_another_layer_names_it(tmp_path, resolve, layers, mess
         ('"train.py:2main"', "job.toml:2:job.entry: '2main' is not a valid function name. Fix: write \"train.py:main\""),
         (
             '"train"',
-            'job.toml:2:job.entry: \'train\' is no entry. Fix: write "file.py:main", "file.py", '
+            'job.toml:2:job.entry: \'train\' is not a valid entry. Fix: write "file.py:main", "file.py", '
             '"package.module:main", or a list such as ["./a.out"]',
         ),
         ("[]", "job.toml:2:job.entry: [] names nothing to run. Fix: give "),
@@ -329,7 +329,7 @@ def test_other_sbatch_options_are_passed_on(resolve, option):
 def test_a_second_option_in_one_text_would_pass_every_check_and_is_refused(tmp_path, resolve, text):
     said = message_of(tmp_path, lambda: resolve(f'sbatch = ["{text}"]'))
     assert said.startswith(
-        f"job.toml:3:job.sbatch: {text!r} holds more than one option. Fix: write each option as a text of"
+        f"job.toml:3:job.sbatch: {text!r} holds more than one option. Fix: write each option as its own string"
     )
 
 

@@ -135,7 +135,7 @@ def test_times_that_are_not_steady_are_told():
     )
     lines = list(lines_of(unsteady))
     assert "# Unsteady: 1 of 8 times are more than 2 times their median (--json)" in lines
-    assert lines[-1] == "# Left out: mpi: no MPI"
+    assert lines[-1] == "# Skipped: mpi: no MPI"
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):

@@ -146,4 +146,4 @@ def test_the_table_shows_every_phase_and_what_was_left_out() -> None:
     (forward,) = [line for line in lines if line.startswith("forward")]
     assert forward.split() == ["forward", "45.00", "45.0", "%", "45.00", "45.00", "45.00", "(0)", "45.00", "(0)"]
     assert any(line.startswith("communication, exposed") for line in lines)
-    assert "40,960 tokens/s of all ranks, 4,096 tokens a step" in lines and "left out: something" in lines
+    assert "40,960 tokens/s of all ranks, 4,096 tokens a step" in lines and "skipped: something" in lines

@@ -84,8 +84,8 @@ def test_an_outline_without_a_plan_is_refused():
     [
         ({"blocks__*__attention_outs": "row"}, "GPT has no module 'blocks.*.attention_outs'. Fix: name one of its own: blocks.*.attention_out"),
         ({"heads": "head"}, "GPT has no module 'heads'. Fix: name one of its own: head"),
-        ({"blocks__*__attention_out": "rows"}, "'rows' is no way to split blocks.0.attention_out. Fix: say row"),
-        ({"blocks__*__attention_out": "row by heads"}, "'row by heads' is no way to split blocks.0.attention_out"),
+        ({"blocks__*__attention_out": "rows"}, "'rows' is not a valid way to split blocks.0.attention_out. Fix: say row"),
+        ({"blocks__*__attention_out": "row by heads"}, "'row by heads' is not a valid way to split blocks.0.attention_out"),
         ({"blocks__*__attention_norm": "column"}, "blocks.0.attention_norm is a LayerNorm, and 'column' splits nn.Linear. Fix: say one of norm, piece"),
         ({"blocks__0": "row"}, "blocks.0 is a Block, and 'row' splits nn.Linear. Fix: name the nn.Linear in it"),
         ({"blocks__*__query_key_value": "column by head"}, "Block.head is None, no number of pieces. Fix: name an attribute that is one: heads"),

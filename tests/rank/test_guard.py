@@ -236,4 +236,4 @@ def test_a_disk_without_room_for_a_name_is_waited_for_briefly(guarded):
     code, attempt = guarded("return 0", more=f"{NO_ROOM}\n{briefly}")
     assert code == 0 and not attempt.done_marker(2).exists()
     said = attempt.log_file(2).read_text()
-    assert "No space left on device; tried again for 0 s" in said and "is not written" in said
+    assert "No space left on device; retrying for 0 s" in said and "is not written" in said

@@ -47,7 +47,7 @@ def test_a_circle_is_named(sites, tmp_path):
         (
             "[gpu]\nrequest = '--gres=gpu:{n}'",
             "s.toml:3:gpu.request: '--gres=gpu:{n}' is no option with one {count}. "
-            'Fix: give a text with {count}, such as "--gres=gpu:{count}"',
+            'Fix: give a string with {count}, such as "--gres=gpu:{count}"',
         ),
         (
             "[partitions.p]\nmax_node = 4",

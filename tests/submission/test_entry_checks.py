@@ -152,8 +152,8 @@ def test_a_bench_that_its_ranks_would_refuse_is_not_submitted(toolkit, words, sa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("args.heads=3",), "args.width: args.width = 128 is no multiple of args.heads = 3. Fix: args.width = 126 or 129, or args.heads = 2 or 4"),
-        (("parallel.tp=3", "job.ranks_per_node=3", "train.batch=12"), "--set parallel.tp=3:parallel.tp: args.heads = 4 is no multiple of parallel.tp = 3. Fix: parallel.tp = 2 or 4, or args.heads = 3 or 6"),
+        (("args.heads=3",), "args.width: args.width = 128 is not a multiple of args.heads = 3. Fix: args.width = 126 or 129, or args.heads = 2 or 4"),
+        (("parallel.tp=3", "job.ranks_per_node=3", "train.batch=12"), "--set parallel.tp=3:parallel.tp: args.heads = 4 is not a multiple of parallel.tp = 3. Fix: parallel.tp = 2 or 4, or args.heads = 3 or 6"),
         (("args.dropout=1.5",), "--set args.dropout=1.5:args.dropout: 1.5 is refused: input should be less than 1. Fix: give a number, at least 0, less than 1"),
         (("args.layer=2",), "args.layer: this job has no argument 'layer'. Fix: write 'layers'"),
         (("train.guard=roll_back", "checkpoint.every_steps=500"), "none is due before the last step: checkpoint.every_steps is 500, train.steps 150"),
@@ -171,7 +171,7 @@ def test_what_the_ranks_of_a_training_would_refuse_is_not_submitted(toolkit, wor
 
 def test_each_task_of_a_sweep_is_looked_at(toolkit, dev_cluster_conf) -> None:
     said = toolkit("submit", "train_lm", "--site", "devcluster", "--sweep", "args.heads=2,3")
-    assert said.code == 2 and "task 1 (args.heads=3): " in said.err and "is no multiple of args.heads = 3" in said.err
+    assert said.code == 2 and "task 1 (args.heads=3): " in said.err and "is not a multiple of args.heads = 3" in said.err
 
 
 @pytest.mark.parametrize("command", NEW_RUN)

@@ -38,7 +38,7 @@ def test_a_misspelt_key_names_the_nearest():
         ("tied", 1, "1 is refused: input should be a valid boolean. Fix: give true or false"),
         ("dropout", "0.1", "'0.1' is refused: input should be a valid number. Fix: give a number, at least 0, less than 1"),
         ("dropout", 1.5, "1.5 is refused: input should be less than 1. Fix: give a number, at least 0, less than 1"),
-        ("name", 3, "3 is refused: input should be a valid string. Fix: give a text"),
+        ("name", 3, "3 is refused: input should be a valid string. Fix: give a string"),
     ],
 )  # fmt: skip
 def test_a_value_of_another_type_or_beyond_its_limits_is_refused(key, value, said):

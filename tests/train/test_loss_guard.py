@@ -35,7 +35,7 @@ def test_a_bad_loss_is_skipped_in_one_line(bad):
     assert verdict.action == "skip"
     assert verdict.next_sample == 84
     assert verdict.line.startswith("step 20: the loss is ")
-    assert verdict.line.endswith("(samples 80 to 83; bad step 1 of 10 allowed): its update is left out")
+    assert verdict.line.endswith("(samples 80 to 83; bad step 1 of 10 allowed): its update is skipped")
 
 
 def test_a_roll_back_goes_on_past_the_samples():

@@ -234,7 +234,7 @@ def test_failing_health_of_one_rank_saves_on_all(tmp_path):
     config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 0})})
     launch(train_on_a_failing_node, 2, tmp_path, config)
     assert saved(tmp_path) == [(1, "health"), (6, "end")]
-    assert "rank 1 on" in said_by(tmp_path, 1) and "asks for a save: the node has" in said_by(tmp_path, 1)
+    assert "rank 1 on" in said_by(tmp_path, 1) and "requests a save: the node has" in said_by(tmp_path, 1)
 
 
 def train(world, config) -> None:

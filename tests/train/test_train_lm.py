@@ -23,7 +23,7 @@ def test_the_shipped_job_file_names_every_argument_and_no_other():
 
 
 def test_heads_that_do_not_divide_the_width_are_refused():
-    with pytest.raises(ToolkitError, match=r"args\.width: args\.width = 128 is no multiple of args\.heads = 3"):
+    with pytest.raises(ToolkitError, match=r"args\.width: args\.width = 128 is not a multiple of args\.heads = 3"):
         train_lm.read_arguments(train_lm.Arguments, {"heads": 3})
 
 

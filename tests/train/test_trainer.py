@@ -117,7 +117,7 @@ def found_by(run_dir: Path, rank: int) -> dict:
 
 def test_a_bad_loss_is_skipped_and_said(tmp_path):
     launch(with_the_bad_sample, 2, tmp_path, config_of(guard="skip"))
-    assert "step 8: the loss is nan (samples 28 to 31; bad step 1 of 10 allowed): its update is left out" in said_by(
+    assert "step 8: the loss is nan (samples 28 to 31; bad step 1 of 10 allowed): its update is skipped" in said_by(
         tmp_path, 0
     )
     assert [found_by(tmp_path, rank)["finite"] for rank in (0, 1)] == [True, True]

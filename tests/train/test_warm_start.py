@@ -134,7 +134,7 @@ def test_of_many_weights_that_do_not_fit_the_first_ten_are_named(tmp_path):
 
 def test_a_source_that_is_damaged_missing_or_the_runs_own_is_refused(source, tmp_path):
     _, folder = source
-    with pytest.raises(NotFoundError, match="is no checkpoint folder"):
+    with pytest.raises(NotFoundError, match="is not a checkpoint folder"):
         begin(state_of(Body(), 1), tmp_path, folder.with_name("step-00000009"))
     own = dataclasses.replace(ALONE, run_dir=folder.parents[1])
     with pytest.raises(ToolkitError, match=r"checkpoint\.take: step-00000007 is a checkpoint of this run"):

@@ -67,7 +67,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
 
 
 def layouts_allow(name: str, nodes: int, ranks_per_node: int) -> bool:
-    """Whether the algorithm can run on so many nodes with so many ranks each, whose places are known."""
+    """Whether the algorithm can run on this number of nodes with this number of ranks each, whose places are known."""
     return ALGORITHMS[name].needs != "even nodes" or (nodes > 1 and ranks_per_node > 1)
 
 

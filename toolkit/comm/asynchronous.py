@@ -1,4 +1,4 @@
-"""The collectives, each started at once and waited for later. The reader of the synchronous ones: communicator.py."""
+"""Asynchronous collectives: each starts at once and returns a handle. communicator.py has the synchronous ones."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class AsynchronousCollectives:
         return self.choice.algorithm(tensor.nbytes)
 
     def buckets(self, op: str = "sum", algorithm: str = "flat", bucket_bytes: int | None = None) -> Buckets:
-        """Tensors to be handed over one by one, as gradients come."""
+        """Tensors that the caller passes one by one, as gradients become ready."""
         return Buckets(lambda packed: self.all_reduce(packed, op, algorithm), bucket_bytes)
 
     def reduce_scatter(

@@ -22,7 +22,7 @@ class Buckets:
     """Tensors on their way. All ranks put the same shapes and types in the same order."""
 
     def __init__(self, start: StartAllReduce, bucket_bytes: int | None = BUCKET_BYTES) -> None:
-        """Reduce buckets by `start`; `bucket_bytes` None is no limit."""
+        """Reduce buckets by `start`; `bucket_bytes` None means no limit."""
         self._start = start
         self._bucket_bytes = bucket_bytes
         self._open: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
@@ -34,7 +34,7 @@ class Buckets:
         return len(self._started)
 
     def put(self, tensor: torch.Tensor) -> None:
-        """Take a tensor that nobody changes until `finish`; a full bucket starts. Larger ones go alone."""
+        """Add a tensor that must not change until `finish`; a full bucket starts. Larger tensors get their own bucket."""
         key = (tensor.dtype, tensor.device)
         held = self._open.setdefault(key, [])
         if held and self._bucket_bytes is not None and _bytes_of([*held, tensor]) > self._bucket_bytes:

@@ -157,7 +157,7 @@ class Communicator:
     def all_reduce_many(
         self, tensors: Sequence[torch.Tensor], op: str = "sum", algorithm: str = "flat", bucket_bytes: int | None = None
     ) -> None:
-        """All-reduce many tensors in place: side by side in one call for each type, or in buckets of so many bytes.
+        """All-reduce many tensors in place: concatenated in one call for each type, or in buckets of the given bytes.
 
         Buckets are filled from the last tensor to the first, as a backward pass makes gradients.
         """
@@ -245,7 +245,7 @@ class Communicator:
                 reducer = HierarchicalReducer(plan, self.counters, timeout_s=self.timeout_s)
             peers = Peers(group, members, self.rank, nodes, reducer)
             if self._world.device.startswith("cuda"):
-                # NCCL asks for a collective of all ranks before two of them may speak alone.
+                # NCCL requires a collective of all ranks before two of them may communicate alone.
                 dist.all_reduce(torch.zeros(1, device=self._world.device), group=group)
         except RuntimeError as error:
             if not is_transport_error(error):

@@ -26,7 +26,7 @@ reduce_scatter_single = _first_of("reduce_scatter_single", "reduce_scatter_tenso
 def world_store() -> dist.Store:
     """A connection of its own to the store through which the default process group met.
 
-    `Store.clone` is public since torch 2.8, but stands in no stub.
+    `Store.clone` is public since torch 2.8, but is in no type stub.
     """
     store: dist.Store = distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
     return store
@@ -56,7 +56,7 @@ def after_backward(check: Callable[[], None]) -> None:
 def when_computed(callback: Callable[[], None]) -> None:
     """Call `callback` when the backward pass that runs now has computed its last gradient, before it waits for others.
 
-    DDP and FSDP2 wait in callbacks of their own, which they ask for later than whoever calls this from the hook of the
+    DDP and FSDP2 wait in their own callbacks, which they register later than a caller of this in the hook of the
     loss, with which a backward pass begins.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,4 +1,4 @@
-"""Bytes and seconds of the collectives that we issue. One instance counts for whoever made it."""
+"""Bytes and seconds of the collectives that we issue. Each instance counts for its owner."""
 
 from __future__ import annotations
 

@@ -146,8 +146,8 @@ class Witness:
             first = self._ranks[missing[0]]
             return f"see the log of rank {first}: what it does instead, or why it ended; if it is only slow, a larger timeout_s"
         if gave_up:
-            return f"see the log of rank {self._ranks[gave_up[0]]}: it says which rank it waited for"
-        return "all ranks came: look at the network between them"
+            return f"see the log of rank {self._ranks[gave_up[0]]}: it names the rank that it was waiting for"
+        return "all ranks entered the collective: check the network between them"
 
     def _told(self, sighting: Sighting) -> str:
         if sighting.line is None:

@@ -1,6 +1,6 @@
 """Reduce the gradients of DistributedDataParallel by other ways than its own, where the layout of ranks makes it worth it."""
 
-# No `from __future__ import annotations` here: DDP looks at the annotations of its hook and refuses strings.
+# No `from __future__ import annotations` here: DDP reads the annotations of its hook and rejects strings.
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -112,8 +112,8 @@ def measured_hook(communicator: Communicator) -> Hook:
 def hierarchical_hook(reducer: HierarchicalReducer, calls: WatchedCalls | None = None) -> Hook:
     """Make a communication hook for `register_comm_hook(None, hook)`; it averages as DDP does.
 
-    Buckets are reduced while the backward pass goes on: on the CPU by the reducer's threads, on a GPU on one stream
-    of their own. DDP hands out buckets in the same order on all ranks, which is what the reducer asks for. `calls`
+    Buckets are reduced while the backward pass continues: on the CPU by the reducer's threads, on a GPU on one stream
+    of their own. DDP passes buckets in the same order on all ranks, which the reducer requires. `calls`
     explain what fails.
     """
     streams: dict[torch.device, torch.cuda.Stream] = {}

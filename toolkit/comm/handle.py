@@ -16,7 +16,7 @@ _POLL_S = 0.001
 
 
 class Handle(Generic[T]):
-    """What the asynchronous calls return. Until it is done, nobody may touch the tensors that were handed in."""
+    """The result of an asynchronous call. The caller must not touch the passed tensors until it is done."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class Handle(Generic[T]):
         patience_s: float,
         event: torch.cuda.Event | None = None,
     ) -> None:
-        """Hold `future`, and on a GPU the event behind its work; `late` makes the error after so many seconds."""
+        """Keep `future`, and on a GPU the event after its work; `late` makes the error of a timeout in seconds."""
         self._future = future
         self._late = late
         self._patience_s = patience_s

@@ -1,7 +1,7 @@
 """All-reduce in three stages: reduce-scatter in the node, all-reduce across nodes, all-gather in the node.
 
 With N nodes of L ranks and S bytes, 2(N-1)/N S leave each node. A flat ring needs 2(NL-1)/NL S when neighbours in
-rank are neighbours on nodes, and L times as much when ranks are dealt to nodes in turn; its latency grows with NL,
+rank are neighbours on nodes, and L times as much when ranks are dealt to nodes round-robin; its latency grows with NL,
 here with N. The stages of different segments run at the same time, so that the network need not wait for the
 node. After the 2D-torus all-reduce of Mikami et al., "Massively Distributed SGD", arXiv:1811.05233 (2018).
 """
@@ -73,7 +73,7 @@ class HierarchicalReducer:
         self.start(tensor, op).result()
 
     def start(self, tensor: torch.Tensor, op: str = "sum") -> Future[torch.Tensor]:
-        """Begin what `all_reduce` does; the future holds `tensor`, which nobody may touch before.
+        """Start `all_reduce`; the future returns `tensor`, which must not be touched before.
 
         On a GPU everything is put on the current stream, and the future is done when that has happened.
         """

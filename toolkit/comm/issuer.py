@@ -1,4 +1,4 @@
-"""Issues collectives one after the other, numbers and counts them, and explains those that do not finish."""
+"""Issues collectives sequentially, numbers and counts them, and explains those that do not finish."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Issuer:
     """This rank's queue of collectives.
 
     On the CPU a thread takes them in the order of the calls; what is sent to one rank and received from one has a
-    thread for each direction, so that two ranks may both send before they receive. On a GPU all goes on one
+    thread for each direction, so that two ranks may both send before they receive. On a GPU everything uses one
     stream, from the calling thread.
     """
 

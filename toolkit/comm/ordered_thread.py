@@ -1,4 +1,4 @@
-"""A thread that does what it is given, one after the other."""
+"""A thread that runs its tasks sequentially."""
 
 from __future__ import annotations
 

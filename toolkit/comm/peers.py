@@ -47,10 +47,10 @@ class Peers:
         return replace(self, members=members, place=list(places).index(self.place), nodes=(), reducer=None)
 
     def post(self, sends: Iterable[Message] = (), receives: Iterable[Message] = ()) -> list[dist.Work]:
-        """Begin to send and to receive. Nothing may touch the tensors before every work has been waited for.
+        """Start sends and receives. The tensors must not be touched before every work has finished.
 
         What goes from one rank to another arrives in the order of the calls, and within a call in the order of the
-        messages. Empty tensors are left out, on both sides.
+        messages. Empty tensors are skipped, on both sides.
         """
         operations = [self._operation(dist.irecv, tensor, peer) for tensor, peer in receives if tensor.numel()]
         for tensor, peer in sends:

@@ -1,7 +1,7 @@
 """Which ranks live, and how far each has come: a board in the store, read only when something went wrong.
 
 Every rank writes one line on it each `beat_s`, from a thread: the number of the beat, the collective that it entered
-last. A rank that computes, sleeps or waits goes on beating; one that died, or was cut off, does not. So a rank whose
+last. A rank that computes, sleeps or waits keeps beating; one that was killed or disconnected does not. So a rank whose
 collective fails can tell a late rank from a dead one, and no collective pays for it.
 """
 
@@ -39,13 +39,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Sighting:
-    """One rank as seen from another: `line` is None when it never wrote one, `lives` when its beat went on."""
+    """One rank as seen from another: `line` is None when it never wrote one, `lives` if its beat continued."""
 
     line: Line | None
     lives: bool
 
     def came_to(self, sequence: int) -> bool:
-        """Whether it entered the collective and is still there, or went on from it."""
+        """Whether it entered the collective and is still in it, or has left it."""
         return self.line is not None and self.line.sequence >= sequence and (self.lives or self.line.left)
 
 
@@ -59,12 +59,12 @@ def new_board(name: str, rank: int) -> dist.Store:
 
 
 class Presence:
-    """This rank's line on the board, and a look at the others' lines. Ranks are those of the group."""
+    """This rank's line on the board, and the lines of the others. Ranks are those of the group."""
 
     def __init__(
         self, store: dist.Store, rank: int, size: int, *, beat_s: float = BEAT_S, subject: str = "communicator"
     ) -> None:
-        """Write the first line and begin to beat. The store should be nobody else's: a wait in it holds up beats.
+        """Write the first line and start to beat. The store should not be shared: a wait in it delays beats.
 
         `subject` is what the ranks made together, whose collectives these are.
         """
@@ -89,7 +89,7 @@ class Presence:
         self._entered = (sequence, collective)
 
     def give_up(self) -> None:
-        """Leave, since a collective failed: others see that this rank came to it, and that its death is no cause."""
+        """Leave after a failed collective: others see that this rank entered it, so its exit is not the cause."""
         self._gave_up = True
         self.close()
 

@@ -4,7 +4,7 @@ The data is cut into one chunk a rank. In p-1 steps each chunk goes round once a
 more the sums go round. Each rank sends 2(p-1)/p S, the least that is possible, at the price of 2(p-1) latencies.
 After Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
-Three names of the table are this one algorithm with other parameters. `pieces` cuts each chunk, and a piece goes on to
+Three names of the table are this one algorithm with other parameters. `pieces` cuts each chunk, and a piece is sent to
 the right as soon as it is there: the next one comes in while it is added up and sent. `ahead` is how many
 receive buffers are open at a time.
 """
@@ -44,7 +44,7 @@ def _ring(data: torch.Tensor, op: str, peers: Peers, *, pieces: int, ahead: int)
     if peers.size == 1:
         return
     chunks = [chunk.tensor_split(pieces) for chunk in data.tensor_split(peers.size)]
-    # A GPU's sends and receives stand in one queue: posted ahead, they would wait for each other in a circle.
+    # A GPU's sends and receives share one queue: posted ahead, they would deadlock.
     walk = _walk_ahead if data.device.type == "cpu" else _walk_in_step
     walk(_Itinerary(chunks, peers, pieces, op), ahead)
 

@@ -2,7 +2,7 @@
 
 Each node hears the same number of bytes for every layout of ranks: with N nodes of L ranks and S bytes of parameters,
 (N-1)/N S enter and leave a node. A flat ring moves (NL-1)/NL S over each node's edge when neighbours in rank are
-neighbours on nodes, L times as much when ranks are dealt to nodes in turn.
+neighbours on nodes, L times as much when ranks are dealt to nodes round-robin.
 
 torch 2.11 and 2.13 have the same plugs, `FSDPModule.set_custom_all_gather` and `set_custom_reduce_scatter`. The
 classes that these name as arguments are private; the two methods below are all that torch calls.
@@ -91,7 +91,7 @@ class ShardingTiers:
         self._orders: dict[tuple[dist.ProcessGroup, torch.device], torch.Tensor] = {}
 
     def order(self, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
-        """Where each rank stands in `group`, ranks sorted by local index, then node; shape (ranks,).
+        """The place of each rank in `group`, ranks sorted by local index, then node; shape (ranks,).
 
         Raises:
             ToolkitError: the model is not sharded over all ranks.

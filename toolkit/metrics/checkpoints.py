@@ -73,7 +73,7 @@ class SaveRecord:
 
     @property
     def went_on_at(self) -> float:
-        """When steps went on."""
+        """When steps continued."""
         return self.began_at + self.waited_s
 
 
@@ -108,7 +108,7 @@ def read_save_log(path: Path) -> list[SaveRecord]:
     """All saves of the run in the order of the file; none where there is no file yet.
 
     Raises:
-        ToolkitError: for a finished line that is no record, naming file and line.
+        ToolkitError: for a finished line that is not a record, naming file and line.
     """
     try:
         return list(read_records(path, SaveRecord.from_line, what="save"))

@@ -186,7 +186,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All that one call measured, and what it was asked for but left out, in words."""
+    """Everything that one call measured, and descriptions of what it skipped."""
 
     schema_version: int
     time: str

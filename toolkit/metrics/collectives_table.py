@@ -1,6 +1,6 @@
 """A measurement of collectives in the lines and columns of nccl-tests, which many programs read. Standard library only.
 
-Whoever measures prints them as they come: `head`, a `line` for each row, `foot`.
+The measuring code prints them as they arrive: `head`, a `line` for each row, `foot`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from toolkit.metrics.collectives import OPERATIONS, Measurement, Row, Series, Timing, sizes_of
 
-_UNSTEADY = 2.0  # a mean of so many medians was not made by the collective alone
+_UNSTEADY = 2.0  # a mean above this many medians is not due to the collective alone
 _WIDTH = 5 + 12 + 2 + 12 + 2 + 8 + 2 + 6 + 2 + 6
 
 
@@ -88,4 +88,4 @@ def foot(series: Series) -> Iterator[str]:
 def left_out(measurement: Measurement) -> Iterator[str]:
     """What was asked for and not measured."""
     for words in measurement.left_out:
-        yield f"# Left out: {words}"
+        yield f"# Skipped: {words}"

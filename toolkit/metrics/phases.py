@@ -3,7 +3,7 @@
     with profile.phase("forward"):
         ...
 
-A phase costs about a microsecond while the profile is on, and a look at one attribute while it is off
+A phase costs about a microsecond while the profile is on, and one attribute lookup while it is off
 (`benchmarks/phase_cost.py`). What a step took is known at its end: `Profile.steps` has, for each step, the time of every
 phase without the phases inside it, so that these times add up to the step.
 """
@@ -147,7 +147,7 @@ class Phase(Generic[M]):
 
 
 class _Nothing:
-    """What a phase is while nobody looks."""
+    """What a phase is while the profile is off."""
 
     __slots__ = ()
 

@@ -99,7 +99,7 @@ def read_records(path: Path, from_line: Callable[[str], T], *, what: str) -> Ite
     """The records of a file, which may be written meanwhile: an unfinished last line is not yet read.
 
     Raises:
-        ToolkitError: for a finished line that is no record, naming file and line.
+        ToolkitError: for a finished line that is not a record, naming file and line.
     """
     with path.open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):

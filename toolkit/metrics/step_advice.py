@@ -63,7 +63,7 @@ def _shares(profile: StepProfile) -> Iterator[Advice]:
         REST: REST_LIMIT,
     }  # fmt: skip
     what = {
-        DATA: "samples are waited for in",
+        DATA: "steps wait for samples in",
         COMMUNICATION: "communication that nothing hides takes",
         OPTIMIZER: "the optimizer takes",
         CHECKPOINT: "saving takes",
@@ -86,7 +86,7 @@ def _change(profile: StepProfile, name: str) -> str:
     return {
         DATA: "raise data.workers where a loader reads the samples, else make `take_samples` faster",
         CHECKPOINT: "raise checkpoint.every_steps, or set checkpoint.background = true",
-        REST: "raise train.log_every, and look at what is done with the records",
+        REST: "raise train.log_every, and check what processes the records",
     }[name]
 
 

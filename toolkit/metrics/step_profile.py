@@ -82,7 +82,7 @@ class PhaseOverRanks:
 
 @dataclass(frozen=True)
 class PhaseBeside:
-    """A phase of another thread than the one that trains, on rank 0. It may take time of a step, and is no part of it."""
+    """A phase of another thread than the one that trains, on rank 0. It may slow a step down, and is not part of it."""
 
     thread: str
     name: str

@@ -28,7 +28,7 @@ def lines_of(profile: StepProfile) -> Iterator[str]:
     for other in profile.beside:
         yield f"beside the step: {other.name} in {other.thread}, {other.calls} times, {1e3 * other.total_s:.2f} ms in all"
     for words in profile.left_out:
-        yield f"left out: {words}"
+        yield f"skipped: {words}"
     advice = advise(profile)
     yield "what to change:" if advice else "what to change: nothing; no phase is above its limit"
     for one in advice:

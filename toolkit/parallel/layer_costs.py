@@ -20,7 +20,7 @@ from toolkit.parallel.stages import cut_stage
 from toolkit.rundir.files import read_json, write_json
 from toolkit.rundir.layout import RunDirectory
 
-# The fastest of at least so many passes counts, of more where they are short: what else runs only ever adds to a time.
+# The fastest of at least this many passes counts, of more if they are short: other load only adds to a time.
 _PASSES, _MOST_PASSES, _ENOUGH_S = 5, 50, 0.05
 _NOISE = 0.25  # times of equal blocks that differ by less are taken for equal
 

@@ -53,7 +53,7 @@ def make_mesh(
 
 
 class Mesh:
-    """A rank's view of the mesh: pp x replicate x shard x cp x tp, of which dimensions of one rank are left out.
+    """A rank's view of the mesh: pp x replicate x shard x cp x tp, without the dimensions of one rank.
 
     `device_mesh` is for torch; a lone rank has `replicate` alone. `sizes` are the ranks of each dimension and of `ep`,
     `place` is this rank's place in each dimension.
@@ -141,7 +141,7 @@ def _check_names(asked: tuple[str, ...], wanted: tuple[str, ...] = ()) -> None:
         raise ToolkitError(
             f"the mesh has no {', '.join(map(repr, asked))}",
             where="mesh",
-            fix=f"ask for {', '.join(map(repr, right or DIMENSIONS))}, each once and in this order",
+            fix=f"request {', '.join(map(repr, right or DIMENSIONS))}, each once and in this order",
         )
 
 

@@ -16,11 +16,11 @@ class Outline:
     """The order of a model's parts, by the names of its modules.
 
     Args:
-        blocks: a ModuleList whose members run one after the other, the unit in which a model is sharded, recomputed and
+        blocks: a ModuleList whose members run sequentially, the unit in which a model is sharded, recomputed and
             dealt to pipeline stages.
         before, after: modules that run before the first block and after the last. A pipeline stage that does without
             them has None in their place, and blocks of other stages are missing in the list: the model's `forward` asks.
-        tensor: how tensor parallel ranks split a module, by names in which "*" stands for one part of a name:
+        tensor: how tensor parallel ranks split a module, by names in which "*" matches one part of a name:
             {"blocks.*.attention_out": "row"}. The words are those of `toolkit.parallel.tensor_plan`.
     """
 

@@ -1,7 +1,7 @@
 """Random numbers of tensor parallel ranks: the same where they hold the same, different where they hold pieces.
 
 The ranks' generators are always alike. Where a rank works on its own heads, or its piece of the sequence, it draws from a
-generator that is derived from the common one and its place, and then goes on with the common one. So there is nothing more
+generator that is derived from the common one and its place, and then continues with the common one. So there is nothing more
 to save than that, and a block that is run again from the same state draws the same.
 """
 

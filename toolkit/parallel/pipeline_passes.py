@@ -4,9 +4,9 @@ What a schedule says, after D. Narayanan et al., SC 2021, arXiv:2104.04473 and P
 arXiv:2401.10241:
 
     gpipe        all forward passes, then all backward passes; a rank keeps the activations of all micro-batches.
-    1f1b         one forward, one backward in turn; a rank keeps those of as many micro-batches as stages follow.
+    1f1b         alternates one forward and one backward; a rank keeps those of as many micro-batches as stages follow.
     interleaved  1f1b with several stages a rank: less idle time, more messages.
-    zero_bubble  backward passes in two halves; the one for the weights, which nobody waits for, fills idle time.
+    zero_bubble  backward passes in two halves; the one for the weights, on which no rank depends, fills idle time.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class PipelinePasses:
         return _OF_ONE_STAGE[name](stages[0], micro_batches, loss, scale_grads=False)
 
     def _tell_outputs(self, outputs: Tensor, number: Tensor) -> Tensor:
-        """Stands where a loss does, which torch computes on the last stage of each micro-batch's outputs."""
+        """Takes the place of a loss, which torch computes on the last stage from each micro-batch's outputs."""
         assert self._heard_outputs is not None
         self._heard_outputs(int(number), outputs)
         return torch.zeros(())

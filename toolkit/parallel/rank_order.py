@@ -1,4 +1,4 @@
-"""Which rank stands where in a job's mesh, and one line that says why. No torch: the same answer on every rank."""
+"""The place of each rank in a job's mesh, and one line with the reason. No torch: the same answer on every rank."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _tiers_or_reason(parallel: ParallelTable, topology: Topology, notes: list[st
 
 
 def _anywhere(size: int) -> Tiers:
-    """Ranks of which nobody knows where they are."""
+    """Ranks whose place is unknown."""
     return tiers_of([("cluster", [0] * size, Link(0.0, inf, "unknown"))])
 
 

@@ -37,7 +37,7 @@ class ReplicatedPasses:
         """Wrap the model. Collective.
 
         Args:
-            wrap: makes a DDP of the model, with buckets of so many MiB.
+            wrap: makes a DDP of the model, with buckets of the given MiB.
             bucket_mb: None has it measured, when `prepare` is called.
             profile: has the phases of the passes.
         """

@@ -67,7 +67,7 @@ def _wrapped(model: nn.Module, outline: Outline, settings: ParallelTable) -> lis
 def _by_size(module: nn.Module, least: int, tied: set[int], found: list[nn.Module]) -> int:
     """Add modules of `least` parameters or more that are not in an inner one; returns those that are left over.
 
-    A list is no module that is called, so it is never wrapped itself. A tied parameter belongs to several modules, so
+    A list is not a callable module, so it is never wrapped itself. A tied parameter belongs to several modules, so
     that it stays with the whole model.
     """
     own = sum(parameter.numel() for parameter in module.parameters(recurse=False))

@@ -130,7 +130,7 @@ class StagesOfRank(nn.Module):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Whoever sets this module to train or to evaluate means the stages: what their `forward` does depends on it."""
+        """Switch the stages to training or evaluation as well: their `forward` depends on it."""
         super().__setattr__(name, value)
         if name == "training":
             for module in self.__dict__.get("_unseen", ()):

@@ -57,7 +57,7 @@ class Split:
 def tensor_plan(model: nn.Module, outline: Outline, parallel: ParallelTable, size: int) -> dict[str, Split]:
     """What each module becomes on `parallel.tp` tensor parallel ranks, by its name; empty for one rank.
 
-    An outline that does not fit is refused for one rank, too: whoever wrote it hears of it before there are more.
+    An invalid outline is rejected for one rank as well, so its author learns of it before there are more ranks.
 
     Args:
         model: the whole model, before it is cut or split; it may be on the meta device.
@@ -109,7 +109,7 @@ def _split(name: str, given: str, pattern: str, modules: Mapping[str, nn.Module]
     module = modules[name]
     if word not in _TAKES or (attribute and word != "column"):
         raise ToolkitError(
-            f"{given!r} is no way to split {name}",
+            f"{given!r} is not a valid way to split {name}",
             where=_WHERE,
             fix=f"say {' or '.join(nearest(word, _TAKES)) or _words()}",
         )

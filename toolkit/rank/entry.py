@@ -50,7 +50,7 @@ def _fail_with(message: object) -> int:
 
 
 def _secrets_of(environ: Mapping[str, str]) -> list[str]:
-    """The values of the job's secrets, which an error may quote; a job that cannot be read has given none to anybody."""
+    """The values of the job's secrets, which an error may quote; an unreadable job has passed none to its ranks."""
     try:
         job: dict[str, Any] = read_json(Path(environ["TOOLKIT_RESOLVED_JOB"]))
     except (OSError, ToolkitError):
@@ -88,7 +88,7 @@ def _kind(error: BaseException) -> str:
 
 
 def _leave_well() -> NoReturn:
-    """End a rank that is done: threads, exit handlers and MPI come to their end, the interpreter's teardown is left out.
+    """Exit a completed rank: threads, exit handlers and MPI finish, the interpreter's teardown is skipped.
 
     gloo's threads let go of Python objects late; one that does so while the interpreter ends aborts the process.
     """
@@ -180,7 +180,7 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     _await_saves()
     stopped = world.stop_watch.verdict
     if dist.is_initialized():  # a tidy `main` may have done this itself
-        dist.barrier()  # nobody tears the store down while another rank still needs it
+        dist.barrier()  # rank 0 must not close the store while another rank needs it
         dist.destroy_process_group()
     if stopped and world.run_dir is not None:
         attempt = RunDirectory(world.run_dir).attempt(world.attempt)
@@ -211,7 +211,7 @@ def load_function(entry: str, directory: Path) -> Any:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ToolkitError(
-            f"{module_name} has no function {function_name!r}", where="job.entry", fix="define it, or mend job.entry"
+            f"{module_name} has no function {function_name!r}", where="job.entry", fix="define it, or fix job.entry"
         )
     return function
 
@@ -221,7 +221,7 @@ def _require_file(path: Path) -> None:
         raise ToolkitError(
             f"no such file on {socket.gethostname()}",
             where=str(path),
-            fix="mend job.entry; the job file's folder must be on a file system that all nodes share",
+            fix="fix job.entry; the job file's folder must be on a file system that all nodes share",
         )
 
 
@@ -234,7 +234,7 @@ def _import(name: str) -> ModuleType:
         raise ToolkitError(
             f"no module {error.name!r} on {socket.gethostname()}",
             where="job.entry",
-            fix=f"install it where {sys.executable} finds it, or mend job.entry",
+            fix=f"install it where {sys.executable} finds it, or fix job.entry",
         ) from error
 
 

@@ -23,13 +23,13 @@ def set_fabric(
     What NCCL would read from its files is kept as well: a variable would win over it.
     """
     gpus = visible_gpus(environ) if world.device.startswith("cuda") else 0
-    # On one node `meet` keeps to loopback, which is no choice to speak of.
+    # On one node `meet` keeps to loopback, which is not a choice to report.
     name = "" if world.nodes == 1 else choose_interface(interface, single_node=False)[0]
     lines, given = [], dict(environ)
     try:
         given = {name: one.value for name, one in effective(of_process(environ, system_file)).items()}
-    except ToolkitError as error:  # NCCL reads no such file either, and goes on
-        lines.append(f"{error.where} is left out: {error.message}")
+    except ToolkitError as error:  # NCCL does not read such a file either, and continues
+        lines.append(f"ignoring {error.where}: {error.message}")
     for setting in fabric_settings(read_node(name, world.nodes, gpus), given):
         if setting.kept is None:
             environ[setting.name] = setting.value

@@ -27,8 +27,8 @@ from toolkit.supervise.usage import usage_of_node
 from toolkit.talk import say_beside
 
 STACKS_PATIENCE_S = 2.0
-FILE_SYSTEM_PATIENCE_S = 600.0  # as the supervisor's: nobody else knows that this rank is done
-ROOM_PATIENCE_S = 60.0  # with a full disk: somebody may be making room
+FILE_SYSTEM_PATIENCE_S = 600.0  # as the supervisor's: only this process knows that the rank is done
+ROOM_PATIENCE_S = 60.0  # with a full disk: the user may be freeing space
 ERROR_PATIENCE_S = 5.0
 WRITE_PERIOD_S = 1.0
 _PASSED_ON = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
@@ -139,7 +139,7 @@ def _write_if_missing(path: Path, write: Callable[[], None], *, patience_s: floa
                 patience_s = min(patience_s, ROOM_PATIENCE_S)
             if not is_told:
                 is_told = True
-                say_beside(f"cannot write {path}: {error.strerror}; tried again for {patience_s:.0f} s")
+                say_beside(f"cannot write {path}: {error.strerror}; retrying for {patience_s:.0f} s")
             if time.monotonic() - began > patience_s:
                 say_beside(f"given up: {path} is not written")
                 return

@@ -45,7 +45,7 @@ class RankLog:
             self._reader.start()
 
     def end(self) -> None:
-        """Once the rank has ended: wait for its last lines. What this process says then stands there as it is."""
+        """After the rank has exited: wait for its last lines. Later output of this process is written unchanged."""
         if self._reader is not None:
             _become(self._log)  # the last of our own inlets
             self._reader.join(END_S)

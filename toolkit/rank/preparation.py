@@ -86,7 +86,7 @@ def _near(world: World, near: list[int | None]) -> list[int | None]:
     """The NUMA node of the GPU of each rank of this node, from those of the GPUs that this rank is shown."""
     known: list[int | None] = [None] * world.local_size
     own = int(world.device.partition(":")[2] or 0)
-    if own == world.local_rank:  # all are shown the same; of a single one, nobody can say whether they are
+    if own == world.local_rank:  # all see the same; with a single rank this is unknown
         known[: len(near)] = near[: world.local_size]
     elif own < len(near):
         known[world.local_rank] = near[own]
@@ -109,7 +109,7 @@ def _threads(
 ) -> int:
     """One for each core; fewer where Slurm, the job or a container's quota allows less than the mask shows."""
     limits = [chosen.threads]
-    # On a machine of one's own the default of one CPU for a rank is nobody's wish.
+    # On a local machine the default of one CPU for a rank is not a choice of the user.
     if "SLURM_JOB_ID" in environ or "job.cpus_per_rank" in (job.get("origins") or {}):
         limits.append(shape_of_job(job).component_of(world.rank).cpus_per_rank or 1)
     if quota is not None:

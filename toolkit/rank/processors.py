@@ -13,7 +13,7 @@ SYSTEM_ROOT = Path("/sys")
 
 
 def read_processors(cpus: Iterable[int], root: Path = SYSTEM_ROOT) -> Processors:
-    """The NUMA nodes, and the cores of `cpus`. What the kernel does not tell is left out."""
+    """The NUMA nodes, and the cores of `cpus`. What the kernel does not report is omitted."""
     numa_nodes = {}
     for folder in (root / "devices/system/node").glob("node[0-9]*"):
         numa_nodes[int(folder.name.removeprefix("node"))] = _cpus(folder / "cpulist")

@@ -1,7 +1,7 @@
 """AdaScale: how much faster a larger batch may go, measured from how far its parts agree.
 
 Johnson, Agrawal, Gu and Guestrin, AdaScale SGD: A User-Friendly Algorithm for Distributed Training, ICML 2020,
-arXiv 2007.05105. It is made for SGD, and the run is over when `progress`, not the number of steps, comes to its end.
+arXiv 2007.05105. It is made for SGD, and the run is over when `progress`, not the number of steps, reaches its limit.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class DividedBy:
 def read_arguments(kind: type[Arguments], table: Mapping[str, Any]) -> Arguments:
     """Fill the dataclass `kind`, whose fields all have defaults, from `[args]`.
 
-    A field's limits stand in its type, as in `Annotated[float, Field(ge=0, lt=1)]` with pydantic's `Field`, or
+    A field's limits are part of its type, as in `Annotated[float, Field(ge=0, lt=1)]` with pydantic's `Field`, or
     `Annotated[int, DividedBy("args.heads")]`.
 
     Raises:
@@ -90,7 +90,7 @@ def _check_multiple(name: str, value: Any, key: str, divisor: Any) -> None:
     fitting = [*[one for one in divisors if one < divisor][-1:], *[one for one in divisors if one > divisor][:1]]
     fixes = [f"{key} = {_either(fitting)}", f"args.{name} = {_either(multiples)}"]
     raise ToolkitError(
-        f"args.{name} = {value} is no multiple of {key} = {divisor}",
+        f"args.{name} = {value} is not a multiple of {key} = {divisor}",
         where=f"args.{name}" if of_args else key,
         fix=", or ".join(reversed(fixes) if of_args else fixes),
     )

@@ -21,7 +21,7 @@ class WeightAverage(nn.Module):
     Polyak and Juditsky, Acceleration of stochastic approximation by averaging, 1992; over many steps as Tarvainen and
     Valpola's mean teacher, arXiv 1703.01780. In the first steps the decay is (1 + n) / (10 + n) at most, as in
     TensorFlow, so that the first weights are soon forgotten. Kept in fp32 at least, since a small change is lost in
-    16 bits; parts of a sharded model stay on their ranks. What is no floating number is copied.
+    16 bits; parts of a sharded model stay on their ranks. Values that are not floating point are copied.
 
     Give it to `TrainingState(modules={"average": ...})`, and call `update` after each optimizer step.
     """

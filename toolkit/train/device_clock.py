@@ -1,4 +1,4 @@
-"""Times of work on a GPU: the host only asks for it, so phases are marked by events in the stream."""
+"""Times of work on a GPU: the host only enqueues it, so events in the stream mark the phases."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class EarlyStop:
     """Counts validations without an improvement; give it to `TrainingState(extra={"early_stop": ...})`.
 
     Prechelt, Early Stopping - But When?, 1998, criterion UP with the best value in place of the one before. All ranks see
-    the same values, so that they stop together. A value that is no number improves nothing.
+    the same values, so that they stop together. A NaN improves nothing.
 
     Args:
         patience: validations in a row without an improvement after which to stop.

@@ -1,4 +1,4 @@
-"""What a bad step leads to: its loss, or its gradient's norm, is no number, or a spike. Decides, and does nothing itself."""
+"""Decides what follows a bad step, whose loss or gradient norm is not finite or a spike. It changes nothing itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_STEPS = 8  # before that nothing is called a spike
 class Verdict:
     """What to do after a backward pass; `line` says it, and why, which `why` says alone.
 
-    `skip`: leave out the update of this step, and go on with the next samples. `roll_back`: load the last checkpoint, and
+    `skip`: omit the update of this step, and continue with the next samples. `roll_back`: load the last checkpoint, and
     then go on with the samples from `next_sample`, past those since.
     """
 
@@ -81,7 +81,7 @@ class LossGuard:
             raise ToolkitError(
                 f"{why} at step {step}, after {self.limit} bad steps before",
                 where="train.guard_limit",
-                fix="lower train.lr, raise train.warmup_steps, or look at the samples that the log names; "
+                fix="lower train.lr, raise train.warmup_steps, or inspect the samples that the log names; "
                 "a larger train.guard_limit lets more of them pass",
             )
         first, after = samples[0], samples[-1] + 1
@@ -89,7 +89,7 @@ class LossGuard:
             f"step {step}: {why} (samples {first} to {after - 1}; bad step {self.bad_steps} of {self.limit} allowed)"
         )
         if self.policy == "skip":
-            return Verdict("skip", f"{which}: its update is left out", after, which)
+            return Verdict("skip", f"{which}: its update is skipped", after, which)
         return Verdict("roll_back", f"{which}: back to the last checkpoint, and on from sample {after}", after, which)
 
     def _why_loss(self, loss: float) -> str:
@@ -119,7 +119,7 @@ class LossGuard:
         return {"losses": list(self._losses), "norms": list(self._norms), "bad_steps": self.bad_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()` of an earlier life. A roll-back does not give back the bad step that led to it."""
+        """Continue from `state_dict()` of an earlier start. A roll-back does not undo the count of the bad step that caused it."""
         self._losses = deque(state["losses"], maxlen=self._losses.maxlen)
         self._norms = deque(state.get("norms", ()), maxlen=self._norms.maxlen)  # none in checkpoints of version 0.1
         self.bad_steps = max(self.bad_steps, state["bad_steps"])

@@ -20,7 +20,7 @@ from toolkit.train.data.source import Source
 TakeSamples = Callable[[range], Any]
 # Of the model and some samples: by name, one number for each sample, as `cross_entropy(..., reduction="none")` gives.
 Measure = Callable[[nn.Module, Any], Mapping[str, Tensor]]
-LOSS = "loss"  # the measurement that early stopping and `checkpoint.best` look at
+LOSS = "loss"  # the measurement that early stopping and `checkpoint.best` use
 WEIGHT = "weight"  # a measurement of this name is what each sample counts in the others, such as its tokens
 
 
@@ -45,14 +45,14 @@ class Validation:
 
 
 def loss_of(found: Validation, where: str) -> float:
-    """The mean of "loss", which the key `where` looks at.
+    """The mean of "loss", which the key `where` uses.
 
     Raises:
         ToolkitError: the validation measures no loss.
     """
     if LOSS not in found.means:
         raise ToolkitError(
-            f"{where} looks at {LOSS!r}, and the validation measures {', '.join(found.means)}",
+            f"{where} uses {LOSS!r}, but the validation measures {', '.join(found.means)}",
             where=where,
             fix=f"measure {LOSS!r} in the job's validation, or leave {where} out",
         )
@@ -163,7 +163,7 @@ def _measure_together(
 
 
 class _Passed(nn.Module):
-    """Stands for the model where a pipeline has passed the inputs through it already."""
+    """Replaces the model after a pipeline has already passed the inputs through it."""
 
     def __init__(self, inputs: Tensor, outputs: Tensor) -> None:
         super().__init__()

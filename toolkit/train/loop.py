@@ -49,7 +49,7 @@ def training_steps(
     """Take optimizer steps from `state.step` to `settings.steps`; yield a record every `log_every` of them.
 
     Validates when `validations` says, and ends early when they do. A step that the guard finds bad changes no weights; a
-    roll-back goes on from the newest checkpoint. Saves when `saves` says, at the end, on request, and when any rank was
+    roll-back continues from the newest checkpoint. Saves when `saves` says, at the end, on request, and when any rank was
     asked to stop. A step's record comes before its save: with `log_every` 1 no step in a checkpoint is missing from the
     records.
 
@@ -127,7 +127,7 @@ def _is_finished(schedule: LearningRate) -> bool:
 
 
 def _tokens(inputs: Tensor) -> int:
-    """Of a sample: what is no row of tokens counts as one."""
+    """The tokens of a sample; one that is not a row of tokens counts as one."""
     return inputs.shape[1] if inputs.dim() == 2 and not inputs.is_floating_point() else 1
 
 

@@ -15,7 +15,7 @@ from toolkit.checkpoint.loading.differing import both_shapes, difference
 from toolkit.errors import NotFoundError, ToolkitError
 
 T = TypeVar("T")
-Shape = tuple[int, ...] | None  # None for a value that is no tensor
+Shape = tuple[int, ...] | None  # None for a value that is not a tensor
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Stored:
             CorruptCheckpointError, NotFoundError: there is none that is good; there is no such folder.
         """
         if not folder.is_dir():
-            raise NotFoundError("is no checkpoint folder", where=str(folder), fix="name a step-… folder")
+            raise NotFoundError("is not a checkpoint folder", where=str(folder), fix="name a step-… folder")
         manifest = read_manifest(folder)
         shapes: dict[str, Shape] = {name: record.shape for name, record in manifest.tensors.items()}
         return cls(folder, manifest.step, shapes | dict.fromkeys(manifest.objects))

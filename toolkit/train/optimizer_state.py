@@ -19,7 +19,7 @@ Entries = dict[str, Any]  # what an optimizer keeps of one parameter: "exp_avg",
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Entries]:
     """The optimizer's own dicts, by the canonical name of the parameter; none before the first step.
 
-    Whoever fills these tensors fills the optimizer.
+    Filling these tensors fills the optimizer.
     """
     # torch would take a step of its own to make a state, which an optimizer that has not begun must not have.
     if not optimizer.state:
@@ -81,7 +81,7 @@ class GroupSettings:
     """An optimizer's settings: as the job gave them, and what changed since.
 
     Settings come from the job, so that a resumed run may have others. What the run itself changed (a scheduler's
-    rate, its `initial_lr`, a cycled momentum) goes on where it was.
+    rate, its `initial_lr`, a cycled momentum) continues from its value.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

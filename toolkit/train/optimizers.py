@@ -28,7 +28,7 @@ def optimizer_of(
 ) -> torch.optim.Optimizer:
     """AdamW, SGD, or Muon for the hidden matrices and AdamW for the rest. A tied weight is in it once.
 
-    Matrices decay, vectors (biases, norms) do not. Frozen parameters are left out.
+    Matrices decay, vectors (biases, norms) do not. Frozen parameters are omitted.
 
     Args:
         hidden: for muon: names of parameters, or of modules whose matrices are meant. By default, those of the
@@ -87,7 +87,7 @@ def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> li
     found = [one for one in inside if one.dim() == 2 and one.requires_grad and id(one) not in apart]
     if not found:
         raise ToolkitError(
-            f"muon finds no hidden matrix in {type(model).__name__}: none of its two-dimensional weights stands in "
+            f"muon finds no hidden matrix in {type(model).__name__}: none of its two-dimensional weights is in "
             + ("a list of blocks" if hidden is None else ", ".join(names)),
             where="train.optimizer",
             fix='name the modules with hidden matrices, as in optimizer_of(model, settings, hidden=["layers"]), '

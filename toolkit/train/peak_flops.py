@@ -18,7 +18,7 @@ class _Peak:
     has_bf16: bool = True
 
 
-# The first whose words all stand in the device's name; the more exact ones stand above. NVIDIA states most tensor
+# The first row whose terms all occur in the device's name; more specific rows come first. NVIDIA states most tensor
 # figures with sparsity, which is twice these; its fp32 is that of CUDA cores, AMD's that of matrix cores, which multiply
 # fp32 as it is. A device of MI250X is one of its two dies. The size of the memory tells the models that the sheets are of
 # from those made for one site, whose chips have more or fewer cores.

@@ -42,7 +42,7 @@ def draw_loss(log: Path, picture: Path) -> None:
 
 
 def _takeovers(records: list[TrainRecord]) -> Iterator[tuple[int, TrainRecord]]:
-    """Each attempt's first record, and the step that it went on from."""
+    """Each attempt's first record, and the step that it continued from."""
     yield 0, records[0]
     for before, after in pairwise(records):
         if after.attempt != before.attempt:

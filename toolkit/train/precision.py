@@ -36,7 +36,7 @@ def autocast(device: str, precision: Precision) -> torch.autocast:
 def gradient_scaler(device: str, precision: Precision, first_scale: float = 65536.0) -> torch.amp.GradScaler:
     """Dynamic loss scaling: torch's scaler, which is on in fp16 and otherwise lets all through.
 
-    fp16 loses gradients below 6e-8, so the loss is scaled up until one overflows: that step is left out, and the scale
+    fp16 loses gradients below 6e-8, so the loss is scaled up until one overflows: that step is skipped, and the scale
     halved (Micikevicius et al., Mixed Precision Training, arXiv 1710.03740, section 3.2). After a backward pass:
     `scaler.unscale_(optimizer)`, `agree_found_inf`, clipping, `scaler.step(optimizer)`, `scaler.update()`. A rank that sees
     no loss, as the first stage of a pipeline, scales any scalar before, as all ranks need the scale.
@@ -48,7 +48,7 @@ def gradient_scaler(device: str, precision: Precision, first_scale: float = 6553
 def agree_found_inf(
     scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Make all ranks of the group leave out a step when the gradients of one have overflowed; collective.
+    """Make all ranks of the group skip a step if the gradients of one have overflowed; collective.
 
     Call it between `scaler.unscale_(optimizer)` and `scaler.step(optimizer)`. Each rank looks only at the gradients that
     it holds. DDP's are the same everywhere. torch agrees on DTensor gradients (FSDP2, tensor parallel) by itself, but

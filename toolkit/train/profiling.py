@@ -74,7 +74,7 @@ class ProfiledSteps:
             self._write()
 
     def took(self, passes: int, tokens: int) -> None:
-        """The step makes so many passes on this rank, and reads so many tokens on all of them."""
+        """Record the number of passes of the step on this rank, and of tokens on all ranks."""
         self._passes, self._tokens = passes, tokens
 
     def end(self) -> None:

@@ -51,7 +51,7 @@ def rate_factor(rule: Rule, batch: int, reference_batch: int) -> float:
 
 
 def schedule_of(settings: RateSettings) -> Schedule | AdaScale:
-    """The course of the learning rate that [train] asks for.
+    """The learning-rate schedule that [train] requests.
 
     A rate that `linear` raises warms up from the reference's own rate (Goyal et al., section 2.2), since a step from 0
     would spend the warm-up below rates that are known to be good.

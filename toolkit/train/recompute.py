@@ -25,7 +25,7 @@ from toolkit.train.shapes_alone import on_shapes_alone
 LossOf = Callable[[Any, Any], Tensor]
 
 
-MEASURED = ("large", "budget")  # kinds that look at what blocks keep of a micro-batch
+MEASURED = ("large", "budget")  # kinds that depend on what blocks keep of a micro-batch
 
 
 class RecomputeSettings(Protocol):
@@ -45,7 +45,7 @@ def recompute(
     micro_batch: tuple[Any, Any] | None = None,
     below: Sequence[str] = (),
 ) -> list[str]:
-    """Make blocks of the model recompute, as [train] asks for; returns their names.
+    """Make blocks of the model recompute, as [train] requests; return their names.
 
     Args:
         loss_of, micro_batch: for "large" and "budget", which measure: inputs and targets of the size of those to come,

@@ -23,7 +23,7 @@ class _End:
 
 @dataclass
 class NotedSave:
-    """One save, from its begin to its end; `waited_s` is known when training goes on."""
+    """One save; `waited_s` is known when training continues."""
 
     step: int
     why: str
@@ -34,7 +34,7 @@ class NotedSave:
     _end: _End | None = None
 
     def waited(self) -> None:
-        """Training goes on."""
+        """Training continues."""
         self.waited_s = time.monotonic() - self.began_at
 
     def ended(self, error: Exception | None) -> None:
@@ -44,7 +44,7 @@ class NotedSave:
         self._end = _End(seconds, now, size, None if error is None else str(error))
 
     def record(self, attempt: int) -> SaveRecord | None:
-        """Its line; None as long as it goes on."""
+        """Its line; None while it is in progress."""
         end = self._end
         if end is None:
             return None
@@ -62,7 +62,7 @@ class NotedSave:
 
 
 class SaveNotes:
-    """The file, and the save that goes on, if one does. Only rank 0 of a run writes."""
+    """The file, and the save in progress, if any. Only rank 0 of a run writes."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -74,9 +74,9 @@ class Saves:
         self._ended_at = time.monotonic()
 
     def asked(self) -> int:
-        """What this rank asks for as a step begins: as `World.stop_asked`, and for saves of its own accord."""
+        """The request of this rank at the start of a step: as `World.stop_asked`, plus saves of its own."""
         if self._health is not None and (failing := self._health.look()):
-            say_beside(f"rank {self._world.rank} on {self._world.host} asks for a save: {failing}")
+            say_beside(f"rank {self._world.rank} on {self._world.host} requests a save: {failing}")
             self._world.stop_watch.ask_save("health")
         asked = self._world.stop_asked(self._state.step)
         self._own_reason = self._world.stop_watch.save_asked
@@ -87,7 +87,7 @@ class Saves:
         return max(asked, SAVE) if self._checkpointer.save_failed else asked
 
     def after_step(self, loss: Tensor, *, stop: bool, last: bool) -> bool:
-        """Save on all ranks if one is due; true when that, or a look at the metric, took time.
+        """Save on all ranks if required; True if that, or a check of the metric, took time.
 
         Args:
             loss: of the step, the same on all ranks.
@@ -155,7 +155,7 @@ class Saves:
             self._settle()
         except ToolkitError as error:
             self._go_on_after(error)
-            if not self._is_due_by_step():  # ranks ask for this boundary also when they see such a failure
+            if not self._is_due_by_step():  # ranks also request this boundary when they see such a failure
                 self._ask_again()
                 return
         try:
@@ -182,10 +182,10 @@ class Saves:
     def _go_on_after(self, error: ToolkitError) -> None:
         if self._settings.on_error == "end" or isinstance(error, RanksLostError):  # without them no step is made
             raise error
-        self._tell(f"the run goes on without this checkpoint: {error}")
+        self._tell(f"the run continues without this checkpoint: {error}")
 
     def _ask_again(self) -> None:
-        """No save was made now: what somebody asked this rank for is asked of the next step."""
+        """No save was made now; the request is repeated at the next step."""
         if self._own_reason not in ("", "every_s"):
             self._world.stop_watch.ask_save(self._own_reason)
 
@@ -252,7 +252,7 @@ class _BestMetric:
         self.value: float | None = None  # of the state as it is now, where it was measured
 
     def after_step(self, loss: Tensor, *, last: bool) -> bool:
-        """Look at the metric if that is due; true when it was."""
+        """Check the metric if required; True if it was."""
         self.value = None
         if not self._settings.best:
             return False

@@ -15,7 +15,7 @@ def on_shapes_alone(model: nn.Module, cannot: str, *, where: str, fix: str) -> I
     """Within, a model runs on shapes; where it cannot, that is said with the words of whatever refused.
 
     There is no narrower error than torch's RuntimeError: reading a value, an operation without a meta kernel and a
-    kernel of somebody else's that wants a GPU raise it, each in words of its own. A mistake in the model is one, too,
+    third-party kernel that needs a GPU raise it, each with its own message. A mistake in the model is one, too,
     and comes again, by itself, when the model runs on values.
 
     Raises:

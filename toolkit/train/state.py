@@ -109,7 +109,7 @@ class TrainingState:
     ) -> str:
         """Go on, on all ranks, from the run's newest checkpoint, else begin.
 
-        With `source` the run goes on from what it saved since, if that is good: it began from there and crashed.
+        With `source` the run continues from what it saved since, if that is good: it began from there and crashed.
         Else from `source`, and from nothing older. A rank without a saved stream draws from a new one, derived
         from seed, step and rank.
 
@@ -120,7 +120,7 @@ class TrainingState:
                 them, or hold others.
 
         Returns:
-            One line that says where the run goes on and what could not be taken over.
+            One line with the point where the run continues and what could not be restored.
 
         Raises:
             CorruptCheckpointError: `source` is damaged.

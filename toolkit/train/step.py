@@ -28,7 +28,7 @@ class Stepped:
     """What a step did. The tensors are scalars, left on the device: reading them there would wait for it.
 
     `loss` is the mean over the global batch, `grad_norm` the gradient's 2-norm before clipping, `rate` the
-    learning rate used. `asked` sums what the ranks ask for (`World.stop_asked`), `skipped` how many samples they have
+    learning rate used. `asked` sums the requests of the ranks (`World.stop_asked`), `skipped` how many samples they have
     replaced. `verdict` is the guard's; other than "go_on", the weights are as they were.
     """
 
@@ -75,7 +75,7 @@ class OptimizerStep:
         """Take a step on all ranks.
 
         Args:
-            asked: what this rank asks for.
+            asked: the request of this rank.
             skipped: samples that were replaced among those that this rank counts.
             step, samples: the number of this step, and the first of its global samples, for the guard.
 
@@ -109,7 +109,7 @@ class OptimizerStep:
     def _norm_to_judge(self, norm: Tensor) -> float | None:
         """The norm as rank 0 has it: ranks that hold the same take sums in another order, and must judge alike.
 
-        fp16 overflows now and then; that is the scaler's, which leaves out the step and takes a smaller scale.
+        fp16 overflows now and then; the scaler handles it: it skips the step and uses a smaller scale.
         """
         known = norm.detach().double()
         dist.broadcast(known, src=0)
@@ -119,7 +119,7 @@ class OptimizerStep:
     def _compare_parts(
         self, schedule: AdaScale, parts: PartGradients, samples: int, norm: Tensor, *, keep: bool
     ) -> None:
-        """Show AdaScale the gradients of this step's micro-batches, of so many samples; a bad step's are forgotten."""
+        """Give AdaScale the gradients of this step's micro-batches and their number of samples; those of a bad step are dropped."""
         if not keep:
             parts.forget()
             return

@@ -42,7 +42,7 @@ def count_flops(
 ) -> StepFlops:
     """The model FLOPs of a forward and a backward pass, counted by torch on shapes alone: nothing is computed.
 
-    Recomputed activations are not counted, as model FLOPs are the work that the model asks for, and causal attention
+    Recomputed activations are not counted, as model FLOPs are the work of the model itself, and causal attention
     is counted whole (Chowdhery et al., PaLM, arXiv 2204.02311, appendix B). Elementwise work is not counted. Give the
     model before it is sharded or wrapped.
 
@@ -79,7 +79,7 @@ def throughput(
 
     Args:
         flops_per_step, tokens_per_step: of all ranks together.
-        device_name: as `torch.cuda.get_device_name()` has it; "" for a CPU, whose peak nobody states.
+        device_name: as `torch.cuda.get_device_name()` has it; "" for a CPU, whose peak is unknown.
         dtype: of the matrix products.
     """
     per_rank = flops_per_step / ranks / seconds

@@ -146,7 +146,7 @@ class Trainer:
         if self._early_stop is not None and self._early_stop.is_over:
             more = self._early_stop.waited + 1
             self._say(
-                f"the run has stopped early, and makes no step: {self._early_stop.why}; it goes on with "
+                f"the run has stopped early, and makes no step: {self._early_stop.why}; it continues with "
                 f"train.early_stop_patience = {more} or more"
             )
         counts = self.model.counts_loss and place["pp"] == 0

@@ -63,7 +63,7 @@ def bind(local_rank: int, ranks: Sequence[RankOfNode], processors: Processors, *
     peers = [number for number, rank in enumerate(ranks) if rank.given == given]
     as_given = unbound(local_rank, ranks, processors)
     if any(rank.given is None for rank in ranks):
-        peers = []  # nobody knows with whom to divide
+        peers = []  # unknown with which ranks to divide
     elif any(rank.given & given for rank in ranks if rank.given and rank.given != given):
         return replace(as_given, reason="the launcher gave ranks CPUs that overlap")
     if on_gpu:

@@ -11,7 +11,7 @@ LARGEST_CPU = 65535  # Linux numbers far fewer; a larger one is two numbers that
 
 
 def read_cpu_list(text: str) -> tuple[int, ...] | None:
-    """The processors of a list that ascends, none for an empty text; None where it is no such list."""
+    """The processors of an ascending list, none for an empty string; None if the list is invalid."""
     if not text.strip():
         return ()
     if not _LIST.fullmatch(text.strip()):
@@ -43,7 +43,7 @@ def cpu_list(cpus: Iterable[int]) -> str:
 
 
 def read_cpu_mask(text: str) -> tuple[int, ...] | None:
-    """The processors of a mask; None where it is no mask."""
+    """The processors of a mask; None if the mask is invalid."""
     if not _MASK.fullmatch(text.strip()):
         return None
     bits = bin(int(text.replace("0x", "").replace(",", "").strip(), 16))[:1:-1]

@@ -62,5 +62,5 @@ def choose_device(local_rank: int, local_size: int, environ: Mapping[str, str] |
     raise ToolkitError(
         f"{local_size} ranks on this node share {gpus} visible GPUs",
         where="job.ranks_per_node",
-        fix=f"set ranks_per_node = {gpus}, or ask for more GPUs with gpus_per_node",
+        fix=f"set ranks_per_node = {gpus}, or request more GPUs with gpus_per_node",
     )

@@ -42,7 +42,7 @@ class World:
         return self.stop_agreed(largest(asked) if self.size > 1 else asked)
 
     def should_save(self) -> bool:
-        """True when all ranks are to save and go on, since somebody wrote `control/save`.
+        """True if all ranks must save and continue, because the user wrote `control/save`.
 
         It repeats what the last `should_stop` agreed on, the same on every rank. A loop that saves anyway before it
         returns need not ask when `should_stop` is True.
@@ -57,7 +57,7 @@ class World:
         return self.stop_watch.look(step, rank=self.rank)
 
     def stop_agreed(self, total: int) -> bool:
-        """Note what all ranks ask for; returns whether they save now and return."""
+        """Record the requests of all ranks; return whether they save now and return."""
         return self.stop_watch.agree(total)
 
     def time_left(self) -> float:

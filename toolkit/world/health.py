@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PERIOD_S = 60.0
-LEAST_FREE = 0.03  # of the limit; below it the kernel soon ends somebody, and a save still needs some
+LEAST_FREE = 0.03  # of the limit; below it the kernel soon kills a process, and a save still needs memory
 _UNLIMITED_BYTES = 1 << 60  # version 1 has a number near 2^63 where there is no limit
 
 
@@ -22,7 +22,7 @@ class HealthWatch:
 
     Args:
         gpu: UUID of the rank's GPU as NVML takes it ("GPU-..."), "" for a CPU or a GPU of another make.
-        memory: look at the node's memory, too: one rank on each node does.
+        memory: also check the node's memory, as one rank on each node does.
         root: where proc and sys are found.
     """
 
@@ -98,7 +98,7 @@ class GpuErrors:
 
 
 def gpu_counts(uuid: str) -> dict[str, int]:
-    """Counts of what goes before a GPU's failure. Empty where NVML is not there; what a GPU does not count is left out."""
+    """Counts of what goes before a GPU's failure. Empty without NVML; counters that a GPU lacks are omitted."""
     try:
         import pynvml
     except ModuleNotFoundError:  # in a container whose image lacks it

@@ -13,9 +13,9 @@ Masks = tuple[frozenset[int] | None, ...]
 
 
 def masks_of_node(world: World, environ: Mapping[str, str]) -> Masks:
-    """What each was given; None where nobody can tell, never for this rank.
+    """The CPUs assigned to each; None if unknown, never for this rank.
 
-    Over MPI it is a collective of all ranks of the world. Nothing else here waits for anybody.
+    Over MPI it is a collective of all ranks of the world. Nothing else here waits for other ranks.
     """
     own = frozenset(os.sched_getaffinity(0))
     if world.discovered_by.startswith("MPI") and world.size > 1:
@@ -24,7 +24,7 @@ def masks_of_node(world: World, environ: Mapping[str, str]) -> Masks:
         return (own,)
     if world.launcher == "srun":
         return from_slurm(own, world.local_rank, world.local_size, environ)
-    return (own,) * world.local_size  # of one parent, which binds nobody
+    return (own,) * world.local_size  # of one parent, which binds no rank
 
 
 def from_slurm(own: frozenset[int], local_rank: int, local_size: int, environ: Mapping[str, str]) -> Masks:

@@ -12,7 +12,7 @@ from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.talk import say_beside
 
-# What a rank asks for. The sum over fewer ranks than STOP, like the largest, still tells all three apart.
+# The request of a rank. The sum over fewer ranks than STOP, like the largest, still tells all three apart.
 GO_ON, SAVE, STOP = 0, 1, 1 << 24
 CONTROL_PERIOD_S = 5.0  # a shared file system is asked no more often than this
 HEARTBEAT_PERIOD_S = 1.0
@@ -23,7 +23,7 @@ END_PERIOD_S = 60.0
 class StopWatch:
     """The flag of one rank. `verdict` and `save_agreed` are what all ranks last agreed on.
 
-    `save_asked` is why this rank asks for a save, "" where it does not: "asked" by a file, or a word of `ask_save`.
+    `save_asked` is why this rank requests a save, "" if it does not: "asked" by a file, or the reason of `ask_save`.
     """
 
     run: RunDirectory | None = None
@@ -52,18 +52,18 @@ class StopWatch:
         self.save_asked = self.save_asked or why
 
     def look(self, step: int, *, rank: int) -> int:
-        """What this rank asks for. Rank 0 writes the heartbeat, and looks at files now and then."""
+        """The request of this rank. Rank 0 writes the heartbeat and checks files periodically."""
         if rank == 0:
             self._step = step
             for use_files in (lambda: self._beat(step), self._read_control):
                 try:
                     use_files()
-                except OSError as error:  # a file server's pause is no reason to end a rank
+                except OSError as error:  # a pause of a file server must not end a rank
                     say_beside(f"the run directory does not answer: {error}")
         return STOP if self.asked else SAVE if self.save_asked else GO_ON
 
     def agree(self, total: int) -> bool:
-        """Note what all ranks ask for, as their sum or their largest; True when they are to save now and return."""
+        """Record the requests of all ranks, as their sum or maximum; True if they must save now and return."""
         self.verdict, self.save_agreed = total >= STOP, GO_ON < total < STOP
         if total:
             self.save_asked = ""
@@ -127,7 +127,7 @@ class StopWatch:
 
 
 def largest(asked: int) -> int:
-    """The largest of what the ranks ask for: a MAX-reduce over the default group. Alone, before there is a group."""
+    """The largest request of the ranks: a MAX-reduce over the default group. Alone, before there is a group."""
     import torch
     import torch.distributed as dist
 

@@ -146,7 +146,7 @@ def test_parts_at_the_wrong_place_and_missing_ones_are_wrong(ranks):
 def test_a_run_that_is_asked_to_stop_keeps_what_it_has(ranks):
     found, lines = ranks(2).run(stopped)[0]
     assert [len(series.rows) for series in found.series] == [2]
-    assert lines[-1] == "# Left out: all that follows: the run was asked to stop"
+    assert lines[-1] == "# Skipped: all that follows: the run was asked to stop"
 
 
 class StoppingWorld(World):

@@ -132,10 +132,10 @@ def test_a_wrong_sweep_is_refused_with_its_place(rendered, toolkit, options, sai
         ("g.csv", "args.a,args.a.b\n1,2\n", "g.csv:1: has args.a.b beside args.a, and one is a part of the other"),
         ("g.jsonl", '{"train.lr": 1, "train": {"lr": 2}}', "g.jsonl:1: has two values for train.lr"),
         ("g.jsonl", '{"train.lr": 1, "train.lr": 2}', "g.jsonl:1: not JSON: 'train.lr' stands there twice"),
-        ("g.jsonl", '{"args..x": 1}', "g.jsonl:1: 'args..x' is not a table.key"),
+        ("g.jsonl", '{"args..x": 1}', "g.jsonl:1: 'args..x' is no table.key"),
         ("g.toml", '"args.a" = [1]\nargs.a.b = [2]\n', "g.toml: has args.a.b beside args.a"),
         ("g.csv", "train.lr\nx\n", "g.csv:2:train.lr: 'x' cannot be read"),
-        ("g.csv", "lr\n1\n", "g.csv:1: 'lr' is not a table.key"),
+        ("g.csv", "lr\n1\n", "g.csv:1: 'lr' is no table.key"),
         ("g.csv", "train.lr\n", "has no task"),
         ("g.csv", 'train.lr\n"1', "not CSV"),
         (

@@ -49,7 +49,7 @@ def test_a_raw_file_needs_its_type(tmp_path):
     assert TokenSource([path], 3, dtype="uint32").count == 2
     with pytest.raises(ToolkitError, match=r"has no header of a token file. Fix: give dtype="):
         TokenSource([path], 3)
-    with pytest.raises(ToolkitError, match="'int64' is no type of tokens"):
+    with pytest.raises(ToolkitError, match="'int64' is not a token type"):
         TokenSource([path], 3, dtype="int64")
     path.write_bytes(b"odd")
     with pytest.raises(ToolkitError, match="3 bytes are no whole number of uint16"):

@@ -16,7 +16,7 @@ from toolkit.talk import say
 from toolkit.train.data.source import Collate
 
 Broken = Literal["fail", "skip"]
-MOST_IN_A_ROW = 100  # broken records one after the other are no accident
+MOST_IN_A_ROW = 100  # this many consecutive broken records are not an accident
 FEWEST_JUDGED = 1000  # samples; of fewer, a single broken one would be a large share
 TOLD_EVERY = 100  # skips
 
@@ -32,14 +32,14 @@ def broken_by(error: Exception, where: str) -> BrokenRecordError:
     return BrokenRecordError(
         f"{type(error).__name__}: {error}{code}",
         where=where,
-        fix='mend or remove the record, or set data.broken = "skip"',
+        fix='fix or remove the record, or set data.broken = "skip"',
     )
 
 
 class RecordSource(ABC):
     """A source whose samples are read one by one, so that one of them can be broken.
 
-    With `broken` "skip" the next good record stands in for a broken one. That depends on the position alone:
+    With `broken` "skip" the next valid record replaces a broken one. That depends on the position alone:
     whatever the number of ranks, every other sample stays where it was.
     """
 
@@ -102,7 +102,7 @@ class RecordSource(ABC):
         return skips
 
     def read_or_replace(self, position: int) -> Any:
-        """One record, or the good one that stands in for it."""
+        """One record, or the valid one that replaces it."""
         tries = MOST_IN_A_ROW if self.count is None else min(MOST_IN_A_ROW, self.count)
         for distance in range(tries):
             candidate = position + distance
@@ -117,7 +117,7 @@ class RecordSource(ABC):
         raise BrokenRecordError(
             f"{tries} records in a row are broken; the last: {last.message}",
             where=last.where,
-            fix="mend the data, or the code that reads it",
+            fix="fix the data, or the code that reads it",
         )
 
 
@@ -153,5 +153,5 @@ def check_share(limit: float, read: int, skipped: int, last: Callable[[], str]) 
         raise ToolkitError(
             f"{skipped:,} of {read:,} samples read are broken, more than a share of {limit:g}; the last: {last()}",
             where="data.broken_limit",
-            fix="mend the data, or allow a larger share with data.broken_limit",
+            fix="fix the data, or allow a larger share with data.broken_limit",
         )

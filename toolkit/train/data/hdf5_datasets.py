@@ -34,7 +34,7 @@ class HDF5Source(RecordSource):
         self._file: h5py.File | None = None
         self._process = 0
         self._count = self._check()
-        self.close()  # whoever takes samples opens it: HDF5 must not go through a fork
+        self.close()  # the process that reads samples opens it: HDF5 must not go through a fork
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}
@@ -90,7 +90,7 @@ class HDF5Source(RecordSource):
 
     def _opened(self) -> h5py.File:
         try:
-            # Nobody writes while a run reads, and locks are refused by some parallel file systems.
+            # No process writes while a run reads, and some parallel file systems reject locks.
             return h5py.File(self.path, "r", locking=False)
         except FileNotFoundError as error:
             raise NotFoundError("there is no such file", where=str(self.path), fix="name an HDF5 file") from error

@@ -114,7 +114,7 @@ class IterableSource(RecordSource):
             raise ToolkitError(
                 f"the stream broke off: {broken_by(error, '').message}",
                 where=f"sample {self._next} of {name}",
-                fix='catch it in the dataset and yield a BrokenRecordError instead, which data.broken = "skip" leaves out',
+                fix='catch it in the dataset and yield a BrokenRecordError instead, which data.broken = "skip" skips',
             ) from error
         self._next += 1
         return item

@@ -68,12 +68,12 @@ class JsonLinesSource(RecordSource):
         line = os.pread(self._descriptor(number), end - begin, begin)
         where = f"{self.files[number]}:{index.line(record)}"
         try:
-            value = json.loads(line.rstrip())  # else an error at its end would stand in a line of its own
+            value = json.loads(line.rstrip())  # else an error at its end would be reported on the next line
         except (ValueError, RecursionError) as error:
             raise BrokenRecordError(
                 f"not valid JSON: {json_reason(error)}",
                 where=where,
-                fix='mend or remove the line, or set data.broken = "skip"',
+                fix='fix or remove the line, or set data.broken = "skip"',
             ) from error
         if self.convert is None:
             return value

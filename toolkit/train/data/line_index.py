@@ -1,4 +1,4 @@
-"""Where each line of a text file begins: found once, kept in a file beside it, and found anew when the file changes.
+"""Where each line of a file begins: found once, kept in a file next to it, and rebuilt when the file changes.
 
 The index is a .npy file of int64: version, size of the text in bytes, its mtime in ns, the number of records, whether
 lines are numbered, then the offset of each record, then, where there are empty lines, the number of each record's line.
@@ -47,7 +47,7 @@ class LineIndex:
 
 
 def line_index(path: Path, cache: Path | None = None) -> LineIndex:
-    """The index of a text file, read from its own file where that is of today, else built and written.
+    """The index of a file, read from its own file if that is up to date, else built and written.
 
     Args:
         cache: the folder for indexes. None is the text's own folder, and `~/.cache/toolkit/lines` where that takes none.

@@ -69,10 +69,10 @@ class Loader:
             yield self.take_samples(samples)
 
     def take_samples(self, samples: range) -> Any:
-        """The batch of these global samples, as `training_steps` asks for it.
+        """The batch of these global samples, as `training_steps` requests it.
 
         What comes next in the plan is at hand already; workers begin anew where it does not, as after a resume, and
-        what is no step's first micro-batch is read on the spot.
+        another micro-batch is read at once.
         """
         if self._next is None or samples != self._next.samples:
             self._begin_at(samples)

@@ -52,7 +52,7 @@ def choose_loader_settings(
     """Read some batches with each number of workers, keep the fastest, and say so, where there is a choice.
 
     Args:
-        candidates: numbers of workers; those beyond the CPUs of this rank are left out.
+        candidates: numbers of workers; those beyond the CPUs of this rank are skipped.
         first: the global sample at which the steps that are tried begin.
         budget_s: seconds for all candidates together; starting workers comes on top.
     """
@@ -84,7 +84,7 @@ def _workers(count: int) -> str:
 def _seconds_per_batch(
     reader: BatchReader, plan: Plan, first: int, workers: int, prefetch: int, budget_s: float
 ) -> float:
-    """Seconds of a batch once all are at work: those that were read before anybody asked are not counted."""
+    """Seconds per batch once all workers are busy: batches that were read ahead are not counted."""
     requests = reader.requests(plan.ranges(first))
     if workers == 0:
         return _timed(lambda: reader.read(next(requests)), 1, budget_s)

@@ -1,7 +1,7 @@
 """Which sample is read when: a function of the seed and of the global sample index, and of nothing else.
 
 A run keeps one number, the count of samples already read. Whatever the number of ranks, sample `i` is the
-same window of the data, so a run that goes on with other ranks neither repeats a sample nor skips one.
+same window of the data, so a run that continues on other ranks neither repeats a sample nor skips one.
 """
 
 from __future__ import annotations

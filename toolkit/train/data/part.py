@@ -40,7 +40,7 @@ class PartOfSource:
 
 
 def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:
-    """Split a source: what is learned, and the last `share` of it, which is None where that is no sample."""
+    """Split a source: the training part, and the last `share` of the source, which is None if it has no sample."""
     count = source.count
     held_out = 0 if count is None else int(count * share)
     if count is None or not held_out:

@@ -1,4 +1,4 @@
-"""Text files in pieces, cut at line ends: the same pieces whoever reads them, and however many do."""
+"""Text files in pieces, cut at line ends: the same pieces for every reader and any number of readers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Piece:
 def pieces_of(paths: Sequence[Path], piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """The files, each in pieces of about `piece_bytes`, in order.
 
-    A cut stands behind a line's end, where tokenizers cut as well, or, in a line of more than `piece_bytes`, between
+    A cut follows a line's end, where tokenizers cut as well, or, in a line of more than `piece_bytes`, between
     two letters of UTF-8.
     """
     for path in paths:

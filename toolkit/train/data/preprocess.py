@@ -40,7 +40,7 @@ class Packing:
 
     def __post_init__(self) -> None:
         if self.dtype not in TYPES:
-            raise ToolkitError(f"{self.dtype!r} is no type of tokens", where="dtype", fix="take uint16 or uint32")
+            raise ToolkitError(f"{self.dtype!r} is not a token type", where="dtype", fix="use uint16 or uint32")
         most = np.iinfo(self.dtype).max
         if self.end_token is not None and not 0 <= self.end_token <= most:
             raise ToolkitError(
@@ -104,7 +104,7 @@ def pack(
             raise ToolkitError(
                 f"the tokenizer {packing.tokenizer} made no token of this text",
                 where=named,
-                fix="mend the tokenizer, or name other files",
+                fix="fix the tokenizer, or name other files",
             )
         return header
 
@@ -117,7 +117,7 @@ def _write(
     advance: Callable[[int], None],
 ) -> TokenHeader:
     digest, tokens, largest = xxhash.xxh3_128(), 0, 0
-    stream.write(bytes(HEADER_BYTES))  # of a file that is cut off nobody can think that it is whole
+    stream.write(bytes(HEADER_BYTES))  # a truncated file must not look complete
     for piece, found in tokenised:
         data = found.tobytes()
         stream.write(data)
@@ -144,7 +144,7 @@ def _tokenised(pieces: Iterator[Piece], packing: Packing, processes: int) -> Ite
         for piece in pieces:
             yield piece, packing.tokens(piece)
         return
-    # Not forked: whoever calls this may have threads that hold locks.
+    # Not forked: the caller may have threads that hold locks.
     context = multiprocessing.get_context("spawn")
     under_way: deque[tuple[Piece, Future[NDArray[Any]]]] = deque()
     where = ""

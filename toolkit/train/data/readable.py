@@ -9,7 +9,7 @@ from toolkit.errors import NotFoundError, ToolkitError
 
 
 def check_readable(path: Path, fix: str) -> None:
-    """Refuse what is not a file, or may not be read; a pipe would be waited for without end.
+    """Refuse what is not a file, or may not be read; reading a pipe would never end.
 
     Raises:
         NotFoundError: there is none.
@@ -21,7 +21,7 @@ def check_readable(path: Path, fix: str) -> None:
         raise ToolkitError(f"cannot read it: {error.strerror}", where=str(path), fix=fix) from error
     if not found:
         if path.exists():
-            raise ToolkitError("is no file", where=str(path), fix=fix)
+            raise ToolkitError("is not a file", where=str(path), fix=fix)
         raise NotFoundError("there is no such file", where=str(path), fix=fix)
     if not os.access(path, os.R_OK):
         raise ToolkitError("may not be read by this user", where=str(path), fix=f"chmod +r {path}")

@@ -52,7 +52,7 @@ class Answer:
 
 
 class Request(NamedTuple):
-    """A batch to read: its global samples, and where these stand in the source."""
+    """A batch to read: its global samples, and their positions in the source."""
 
     samples: range
     positions: NDArray[np.int64]

@@ -68,7 +68,7 @@ def check_same_text(digest: str) -> None:
 
 
 def read_bytes(files: Iterable[Path], *, max_bytes: int) -> bytes:
-    """The files one after the other, cut at `max_bytes`; the same bytes at every call."""
+    """The files in order, cut at `max_bytes`; the same bytes at every call."""
     pieces: list[bytes] = []
     left = max_bytes
     for path in files:

@@ -84,7 +84,7 @@ def map_tokens(path: Path, dtype: str | None = None) -> NDArray[Any]:
         ToolkitError: it is neither, or its bytes are no whole number of tokens.
     """
     if dtype is not None and dtype not in TYPES:
-        raise ToolkitError(f"{dtype!r} is no type of tokens", where=str(path), fix='give dtype="uint16" or "uint32"')
+        raise ToolkitError(f"{dtype!r} is not a token type", where=str(path), fix='give dtype="uint16" or "uint32"')
     header = read_header(path)
     if header is None and dtype is None:
         raise ToolkitError(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from toolkit.errors import ToolkitError
 
 BYTES = "bytes"
-# A text in, its tokens out.
+# From a string to its tokens.
 Tokenizer = Callable[[str], Sequence[int]]
 
 
@@ -46,7 +46,7 @@ def load_tokenizer(name: str) -> Tokenizer | None:
         ) from error
     if not callable(found):
         raise ToolkitError(
-            "cannot be called", where=where, fix="name a function that takes a text and returns its tokens"
+            "cannot be called", where=where, fix="name a function that accepts a string and returns its tokens"
         )
     tokenizer: Tokenizer = found
     return tokenizer
@@ -72,7 +72,7 @@ def tokens_of(data: bytes, tokenizer: Tokenizer | None, dtype: str, where: str) 
         tokens = np.asarray(tokenizer(text))
     except Exception as error:  # a user's code may raise anything
         raise ToolkitError(
-            f"the tokenizer failed: {type(error).__name__}: {error}", where=where, fix="mend it, or leave the file out"
+            f"the tokenizer failed: {type(error).__name__}: {error}", where=where, fix="fix it, or omit the file"
         ) from error
     if tokens.size == 0:
         return np.empty(0, np.dtype(dtype).newbyteorder("<"))

@@ -1,6 +1,6 @@
 """How a batch comes from a worker to its rank: small tensors as bytes, large ones in shared memory.
 
-Torch hands over each tensor's memory by a file descriptor, for which two processes talk several times. Up to some
+torch passes each tensor's memory by a file descriptor, for which two processes talk several times. Up to some
 hundred KiB the bytes themselves are through the pipe sooner.
 """
 

@@ -19,7 +19,7 @@ _FOR_RANKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class SettleWorker:
-    """First in each worker of a DataLoader: a stop request is for the rank, which goes on to read until it has saved.
+    """First in each worker of a DataLoader: a stop request is for the rank, which keeps reading until it has saved.
 
     A worker that died of it would end the rank in the middle of its last save.
     """
