@@ -25,7 +25,7 @@ from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import RunDirectory, new_run_id
 from toolkit.rundir.states import Cause, Next, RunState
 from toolkit.site.load import load_site
-from toolkit.submission.submit_run import create
+from toolkit.submission.submit_run import make_run
 
 RUNS_PER_JOB = 100_000
 LINKS_PER_FILE = 20_000  # ext4 takes 65,000
@@ -58,7 +58,7 @@ def _sample(folder: Path, state: RunState) -> RunDirectory:
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.toml"
     job.write_text('[job]\nentry = ["true"]\n')
-    run = create(resolve_job(job, site=load_site("local"), environ={}), folder / state.value)
+    run = make_run(resolve_job(job, site=load_site("local"), environ={}), folder / state.value)
     write_json(run.submitted(0), {"job_id": "local-1", "start": 0, "time": utc_now()})
     attempt = run.attempt(0)
     attempt.path.mkdir()

@@ -1,3 +1,39 @@
 """Batch work on Slurm and MPI clusters, from a job file to a trained and resumed model."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolkit.errors import ToolkitError
+    from toolkit.submission.executor import AutoExecutor
+    from toolkit.submission.public import list_runs, resume, run, submit
+    from toolkit.submission.run_handle import Run, RunFailedError
+
 __version__ = "0.1.0"
+__all__ = ["AutoExecutor", "Run", "RunFailedError", "ToolkitError", "list_runs", "resume", "run", "submit"]
+
+# The module of each public name. It is imported at the first use, so that `import toolkit` stays light in every rank.
+_MODULES = {
+    "AutoExecutor": "toolkit.submission.executor",
+    "Run": "toolkit.submission.run_handle",
+    "RunFailedError": "toolkit.submission.run_handle",
+    "ToolkitError": "toolkit.errors",
+    "list_runs": "toolkit.submission.public",
+    "resume": "toolkit.submission.public",
+    "run": "toolkit.submission.public",
+    "submit": "toolkit.submission.public",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name from its module."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -8,6 +8,7 @@ import pytest
 
 from toolkit.config.amend import amend_job
 from toolkit.config.origins import Flag
+from toolkit.config.request import JobRequest
 from toolkit.config.site_values import site_of_record
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site
@@ -54,7 +55,7 @@ def test_no_partition_is_chosen_on_another_cluster(resolve, there) -> None:
     ):
         needs_choice(resolve('cluster = "far"\npartition = "auto"'), there())
     with pytest.raises(ToolkitError, match="site there says nothing of cluster far"):
-        candidates(lambda site, _flags: resolve('cluster = "far"', site=site), there())
+        candidates(JobRequest(str(resolve('cluster = "far"').job_file)), there())
 
 
 def test_a_site_names_its_cluster_and_a_job_another(resolve, there) -> None:

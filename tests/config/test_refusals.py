@@ -302,7 +302,7 @@ def test_a_function_that_is_not_there(tmp_path, resolve, source, message):
         ("-N 4", "nodes = "), ("--nodes=4", "nodes = "), ("-n8", "ranks_per_node = "), ("--ntasks-per-node 2", "ranks_per_node = "),
         ("-c2", "cpus_per_rank = "), ("--time=1", "time = "), ("-t 1", "time = "), ("-pshort", "partition = "),
         ("-A x", "account = "), ("--qos=x", "qos = "), ("-a 0-3", "array = "), ("-J x", "name = "), ("--requeue", "requeue = true"),
-        ("--no-requeue", "requeue = false"), ("--signal=B:USR1@60", "warn_s = "), ("--open-mode=truncate", "leave it out"),
+        ("--no-requeue", "requeue = false"), ("--signal=B:USR1@60", "warn_s = "), ("--open-mode=truncate", "omit it"),
         ("--partit=short", "partition = "), ("--acco x", "account = "), ("--no-req", "requeue = false"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from projects import git
 
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.sweep import read_sweep
-from toolkit.submission import submit_run as submission
+from toolkit.submission.submit_run import Submitted
 
 # Ranks are not started here: what they would start from stands in the run.
 
@@ -19,7 +19,8 @@ from toolkit.submission import submit_run as submission
 @pytest.fixture
 def made(toolkit, monkeypatch: pytest.MonkeyPatch):
     """Make a run by a command, without any rank."""
-    monkeypatch.setattr(submission, "submit_new", lambda run, job: submission.Submitted(run, 0, "local-1"))
+    for module in ("create", "next_start"):
+        monkeypatch.setattr(f"toolkit.submission.{module}.submit_new", lambda run, job: Submitted(run, 0, "local-1"))
 
     def make(*words: object) -> RunDirectory:
         return toolkit.run(toolkit.ok(*words, "--parsable").strip().partition(";")[2])

@@ -121,13 +121,13 @@ def test_a_wrong_value_changes_nothing(toolkit, ended) -> None:
 
 def test_what_the_scheduler_refused_does_not_last(toolkit, ended, monkeypatch) -> None:
     from toolkit.errors import SchedulerRefusedError
-    from toolkit.submission import submit_run as submission
+    from toolkit.submission import next_start
 
     def refuse(*_: object, **__: object) -> None:
         raise SchedulerRefusedError("sbatch: no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(submission, "submit", refuse)
+        patch.setattr(next_start, "submit", refuse)
         assert toolkit("resume", "last", "-n", 4).code == 3
         before = checkpoints(ended, 10, 20, 30)
         said = toolkit("resume", "last", "--from", 10)

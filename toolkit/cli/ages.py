@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
 
-_AGE = re.compile(r"(\d{1,6})([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+from toolkit.terminal.ages import read_age, read_moment
 
 
 class Age(click.ParamType[timedelta]):
@@ -20,7 +18,7 @@ class Age(click.ParamType[timedelta]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
         if isinstance(value, timedelta):
             return value
-        age = _age(str(value))
+        age = read_age(str(value))
         if age is None:
             self.fail(f"expected an age such as 30m, 12h, 7d or 2w, got {value!r}", param, ctx)
         return age
@@ -34,15 +32,7 @@ class Moment(click.ParamType[datetime]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         if isinstance(value, datetime):
             return value
-        age = _age(str(value))
-        try:
-            if age is not None:
-                return datetime.now(UTC) - age
-            return datetime.fromisoformat(str(value)).astimezone(UTC)
-        except (ValueError, OverflowError):
+        moment = read_moment(str(value))
+        if moment is None:
             self.fail(f"expected an age (30m, 12h, 7d) or a date (2026-11-20), got {value!r}", param, ctx)
-
-
-def _age(text: str) -> timedelta | None:
-    match = _AGE.fullmatch(text)
-    return timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
+        return moment

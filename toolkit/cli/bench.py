@@ -205,22 +205,21 @@ def _measure(world: World, request: BenchRequest, *, as_json: bool) -> Measureme
 
 def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_json: bool) -> tuple[Measurement, int]:
     """Run the job of this name here: (what it measured, its exit code)."""
-    from toolkit.cli.job_request import AskedJob
-    from toolkit.cli.run_foreground import follow_here, resolve_here
+    from toolkit.config.request import JobRequest
     from toolkit.config.shipped import shipped_jobs
     from toolkit.metrics.collectives import FILE, read_measurement
-    from toolkit.submission.submit_run import create
+    from toolkit.submission.run_here import follow_here, make_here, resolve_here
 
     try:
         if ranks is not None:
             request.check_ranks(ranks)
-        asked = AskedJob(str(shipped_jobs()[JOB]), runs=runs, settings=_settings(request), shape={"ntasks": ranks})
+        asked = JobRequest(str(shipped_jobs()[JOB]), runs=runs, settings=_settings(request), ranks=ranks)
         resolved = resolve_here(asked)
         _check_job(request, resolved)
     except ToolkitError as error:
         raise _by_option(error) from None
-    directory = create(resolved, asked.runs_folder(resolved), here=True)
-    code = follow_here(directory, resolved, 0, partial(echo_log, err=True) if as_json else _echo)
+    directory = make_here(asked, resolved)
+    code = follow_here(directory, resolved, 0, partial(echo_log, err=True) if as_json else _echo, _say)
     path = directory.metrics / FILE
     if code and not path.exists():
         sys.exit(code)
@@ -228,6 +227,10 @@ def _start(request: BenchRequest, ranks: int | None, runs: Path | None, *, as_js
     if as_json:
         click.echo(found.to_json())
     return found, code
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _check_job(request: BenchRequest, resolved: ResolvedJob) -> None:

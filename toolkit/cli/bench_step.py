@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.job_request import AskedJob
+from toolkit.cli.job_request import request_of
 from toolkit.cli.options import echo_log, job_options, runs_option
 from toolkit.cli.param_types import JOB, RUN, SITE
 from toolkit.cli.places import find
 from toolkit.errors import ToolkitError
 
 if TYPE_CHECKING:
+    from toolkit.config.request import JobRequest
     from toolkit.metrics.step_profile import StepProfile
 
 USUAL_JOB = "train_lm"
@@ -51,7 +52,7 @@ def step(
     if result is not None:
         _print(_stored(result, runs), as_json=as_json)
         return
-    found, code = _measured(AskedJob(job, (), site, runs, settings, values), steps, warmup)
+    found, code = _measured(request_of(job, values, site=site, runs=runs, settings=settings), steps, warmup)
     _print(found, as_json=as_json)
     sys.exit(code)
 
@@ -65,11 +66,10 @@ def _stored(result: str, runs: Path | None) -> StepProfile:
     return read_profile(path if path.is_file() else find(result, runs).metrics / FILE)
 
 
-def _measured(asked: AskedJob, steps: int, warmup: int) -> tuple[StepProfile, int]:
+def _measured(request: JobRequest, steps: int, warmup: int) -> tuple[StepProfile, int]:
     """Run the job for `warmup` and `steps` steps; return (the profile, the exit code)."""
-    from toolkit.cli.run_foreground import follow_here, resolve_here
     from toolkit.metrics.step_profile import FILE, read_profile
-    from toolkit.submission.submit_run import create
+    from toolkit.submission.run_here import follow_here, make_here, resolve_here
 
     for name, value, least in (("--steps", steps, 1), ("--warmup", warmup, 0)):
         if value < least:
@@ -78,11 +78,11 @@ def _measured(asked: AskedJob, steps: int, warmup: int) -> tuple[StepProfile, in
     length = (f"train.steps={warmup + steps + 1}", f"train.profile_from={warmup + 1}", f"train.profile_steps={steps}")
     later = " ".join(f"--set {setting}" for setting in length[1:])
     resolved = resolve_here(
-        replace(asked, settings=(*asked.settings, *length, "restart.crashes=0")),
-        of_several=f"`toolkit submit {asked.job} {later}`, then `toolkit bench step --result last`",
+        replace(request, settings=(*request.settings, *length, "restart.crashes=0")),
+        fix_for_several=f"`toolkit submit {request.job} {later}`, then `toolkit bench step --result last`",
     )
-    directory = create(resolved, asked.runs_folder(resolved), here=True)
-    code = follow_here(directory, resolved, 0, partial(echo_log, err=True))
+    directory = make_here(request, resolved)
+    code = follow_here(directory, resolved, 0, partial(echo_log, err=True), partial(click.echo, err=True))
     path = directory.metrics / FILE
     if code and not path.exists():
         sys.exit(code)  # the run has told why

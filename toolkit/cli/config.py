@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.job_request import AskedJob
+from toolkit.cli.job_request import request_of
 from toolkit.cli.options import print_command_option
 from toolkit.cli.param_types import JOB, SITE
 from toolkit.talk import say
@@ -52,7 +52,7 @@ def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: b
         else:
             print_values(chosen.values(), chosen.origins, with_origin=origin)
         return
-    resolved = resolve_on(AskedJob(job, settings=settings).resolver(), chosen, say)
+    resolved = resolve_on(request_of(job, {}, settings=settings), chosen, say)
     if as_json:
         click.echo(json.dumps(shown_job(resolved)))
     else:

@@ -1,95 +1,65 @@
-"""A job as a command line asks for it: JOB, what follows `--`, --site, --runs, --set and a shape in sbatch's letters."""
+"""The arguments of a command that makes a run, as one `JobRequest`."""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from toolkit.cli.options import SHAPE, Command, flags_of, job_options, runs_option, sbatch_options_of
-from toolkit.cli.param_types import JOB, SITE
+from toolkit.cli.options import SHAPE, Command, job_options, runs_option, shape_of
+from toolkit.cli.param_types import JOB, RUN, SITE
 
 if TYPE_CHECKING:
-    from toolkit.config.origins import Flag
-    from toolkit.config.resolved import ResolvedJob
-    from toolkit.config.site import Site
-    from toolkit.site.partitions import Resolve
+    from toolkit.config.request import JobRequest
+
+__all__ = ["after_option", "asks_for_job", "request_of", "sweep_options"]
+
+after_option = click.option(
+    "--after",
+    type=RUN,
+    multiple=True,
+    metavar="RUN[:ok|any]",
+    help="Start once RUN has completed, or has ended in any way.",
+)
 
 
-@dataclass(frozen=True)
-class AskedJob:
-    """What was typed. `shape` has the options of `job_options` by their names, None for those that were not given."""
+def request_of(job: str, values: Mapping[str, Any], **fields: Any) -> JobRequest:
+    """Return the request for JOB with the values of `job_options` and other fields of `JobRequest`."""
+    from toolkit.config.request import JobRequest
 
-    job: str
-    argv: tuple[str, ...] = ()
-    site: str | None = None
-    runs: Path | None = None
-    settings: tuple[str, ...] = ()
-    shape: Mapping[str, Any] = field(default_factory=dict)
+    return JobRequest(job, **shape_of(values), **fields)
 
-    def shaped(self, shape: Mapping[str, Any]) -> AskedJob:
-        """The same job with some options of its shape set over those that were typed."""
-        return replace(self, shape={**self.shape, **shape})
 
-    def resolver(self, *, limits: bool = True) -> Resolve:
-        """What resolves the job on a site or on none.
-
-        Without `limits` those of the partition are left to who looks at the cluster; one that is being chosen must serve.
-        """
-        from toolkit.config.layers import resolve_job
-        from toolkit.config.shipped import find_job
-
-        path = find_job(self.job)
-
-        def nodes_before() -> int | str:
-            others = flags_of({**self.shape, "ntasks": None}, nodes_before)
-            return resolve_job(path, site=None, environ=os.environ, settings=self.settings, flags=others).nodes
-
-        flags = flags_of(self.shape, nodes_before)
-
-        def resolve(site: Site | None, more: Mapping[str, Flag]) -> ResolvedJob:
-            return resolve_job(
-                path, site=site, environ=os.environ, settings=self.settings, flags={**flags, **more}, argv=self.argv,
-                limits=limits or "job.partition" in more,
-            )  # fmt: skip
-
-        return resolve
-
-    def sbatch_options(self, *, for_sbatch: bool) -> list[str]:
-        """-o, -e and -d as sbatch takes them.
-
-        Raises:
-            ToolkitError: one cannot stand in a line of the script, or no sbatch will read it.
-        """
-        return sbatch_options_of(self.shape, for_sbatch=for_sbatch)
-
-    def runs_folder(self, resolved: ResolvedJob) -> Path:
-        """RUNS for the job: --runs > TOOLKIT_RUNS > its site's > ./runs."""
-        from toolkit.rundir.find import runs_folder
-
-        return runs_folder(self.runs, os.environ, resolved.paths.runs)
+def sweep_options(function: Command) -> Command:
+    """Add --sweep and --grid; they are part of the request."""
+    grid = click.option(
+        "--grid",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Values of the tasks, as TOML, CSV or JSON lines.",
+    )
+    sweep = click.option(
+        "--sweep",
+        "sweeps",
+        multiple=True,
+        metavar="KEY=V1,V2",
+        help="A task for each value; several options give every combination.",
+    )
+    return sweep(grid(function))
 
 
 def asks_for_job(function: Command) -> Command:
-    """Add what every command that makes a run takes; the command gets it as its first argument, an `AskedJob`."""
+    """Add what every command that makes a run takes; the command gets a `JobRequest` as its first argument."""
 
     @functools.wraps(function)
-    def command(
-        *,
-        job: str,
-        argv: tuple[str, ...],
-        site: str | None,
-        runs: Path | None,
-        settings: tuple[str, ...],
-        **others: Any,
-    ) -> Any:
-        shape = {name: others.pop(name) for name in SHAPE}
-        return function(AskedJob(job, argv, site, runs, settings, shape), **others)
+    def command(*, job: str, **given: Any) -> Any:
+        shape = {name: given.pop(name) for name in SHAPE}
+        fields = ("argv", "site", "runs", "settings", "sweeps", "grid", "after")
+        asked = {name: given.pop(name) for name in fields if name in given}
+        return function(request_of(job, shape, **asked), **given)
 
     with_options = runs_option(job_options(cast(Command, command)))
     of_site = click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")

@@ -221,10 +221,10 @@ def _with_help(error: click.ClickException) -> str:
     text = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption) and context:
-        from toolkit.cli.options import OF_SBATCH
+        from toolkit.slurm.sbatch_table import FIXES_ON_COMMAND_LINE
 
         options = [name for one in context.command.params for name in one.opts]
-        if "--set" in options and (instead := OF_SBATCH.get(error.option_name)):
+        if "--set" in options and (instead := FIXES_ON_COMMAND_LINE.get(error.option_name)):
             return f"No such option {error.option_name!r}. Fix: {instead}; see `{context.command_path} --help`"
         # click would suggest --runs for `--gpu`; a common prefix is the better guess.
         if longer := [name for name in options if name.startswith(error.option_name)]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,24 +10,17 @@ if TYPE_CHECKING:
 
 
 def site_runs(runs: Path | None) -> Path:
-    """RUNS for commands that follow runs: --runs > TOOLKIT_RUNS > the site's > ./runs."""
-    from toolkit.rundir.find import runs_folder
+    """Return RUNS for commands on existing runs: --runs > TOOLKIT_RUNS > the site's > ./runs."""
+    from toolkit.submission import named_run
 
-    named = runs is not None or os.environ.get("TOOLKIT_RUNS")
-    return runs_folder(runs, os.environ, "" if named else runs_of_site())
+    return named_run.site_runs(runs)
 
 
 def runs_of_site() -> str:
-    """RUNS of the site that this is; "" where it names none."""
-    from toolkit.config.expand import expand_path
-    from toolkit.errors import ToolkitError
-    from toolkit.site.detect import detect_site
+    """Return RUNS of the detected site; "" if the site names none."""
+    from toolkit.submission import named_run
 
-    try:
-        site = detect_site().site
-    except ToolkitError:  # no site is known here; the runs in this folder can still be followed
-        return ""
-    return expand_path(site, "runs", os.environ)
+    return named_run.runs_of_site()
 
 
 def folder_of_runs(named: Path | None) -> Path:
@@ -43,21 +35,9 @@ def folder_of_runs(named: Path | None) -> Path:
 
 def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
     """The run directory that RUN names. A verb, `to`="cancel", is not for what names less than a run or a task."""
-    from toolkit.rundir.find import NoRunError, find_run
-    from toolkit.rundir.layout import RunDirectory
     from toolkit.rundir.run_names import refuse_part
+    from toolkit.submission.named_run import find_named
 
     if to:
         refuse_part(run, to)
-    folder = site_runs(runs)
-    try:
-        found = RunDirectory(find_run(run, folder))
-    except NoRunError as error:
-        from toolkit.runs.status.unknown_names import known_otherwise
-
-        raise known_otherwise(run, folder) or error from None
-    if found.task_number is not None:
-        from toolkit.runs.status.state import require_task
-
-        require_task(found)
-    return found
+    return find_named(run, site_runs(runs))

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from toolkit.cli.batch_errors import for_each, refuse_at_last
-from toolkit.cli.job_request import AskedJob
+from toolkit.cli.job_request import request_of
 from toolkit.cli.options import job_options, json_option, print_command_option
 from toolkit.cli.param_types import JOB, SESSION, SITE
 from toolkit.slurm.silence import prints_commands
@@ -50,22 +50,25 @@ def start(
     """
     from importlib.resources import files
 
-    from toolkit.cli.preflight import FORCED, look_first, tell_cost
     from toolkit.session.files import check_name
     from toolkit.session.session import await_grant, check_request, ending_of, request_session
     from toolkit.site.detect import choose_site
     from toolkit.site.partitions import resolve_on
+    from toolkit.submission.preflight.checks import look
+    from toolkit.submission.preflight.report import FORCED, report_cost, require_good
+    from toolkit.submission.sbatch_words import check_sbatch_options
 
     check_name(name)
     if job is None:
         values["job_name"] = values["job_name"] or name  # so that squeue shows it
     lender = job or str(files("toolkit.templates").joinpath("session.toml"))
-    asked = AskedJob(lender, settings=settings, shape=values)
+    request = request_of(lender, values, settings=settings)
     chosen = choose_site(site).site
-    resolved = resolve_on(asked.resolver(limits=False), chosen, say)
-    asked.sbatch_options(for_sbatch=False)
+    resolved = resolve_on(request, chosen, say, limits=False)
+    check_sbatch_options(request.sbatch_options, for_sbatch=False)
     check_request(resolved, name)
-    tell_cost(look_first(resolved, None, site=chosen, instead=FORCED if force else ""))
+    found = look(resolved, None, site=chosen)
+    report_cost(require_good(found, instead=FORCED if force else "", action="asks for it"))
     made, process = request_session(resolved, name)
     known = await_grant(made, process, lambda why: click.echo(f"job {made.full_job_id} waits: {why}", err=True))
     click.echo(f"session {name} is job {made.full_job_id} on {','.join(known.nodes)}" + _until(known.left_s))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.job_request import AskedJob
+from toolkit.cli.job_request import request_of
 from toolkit.cli.options import job_options, json_option, print_command_option, runs_option
 from toolkit.cli.param_types import JOB, PARTITION, SITE
 from toolkit.cli.places import site_runs
@@ -216,8 +216,8 @@ def partitions_command(
     from toolkit.site.detect import choose_site
     from toolkit.site.partitions import candidates
 
-    asked = AskedJob(job, settings=settings, shape=values)
-    ranked, silence = candidates(asked.resolver(), choose_site(site_name).site)
+    request = request_of(job, values, settings=settings)
+    ranked, silence = candidates(request, choose_site(site_name).site)
     if as_json:
         click.echo(json.dumps([asdict(one) | {"behind": _behind(one, ranked)} for one in ranked]))
     else:

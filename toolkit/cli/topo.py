@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.job_request import AskedJob
+from toolkit.cli.job_request import request_of
 from toolkit.cli.options import mesh_options
 from toolkit.cli.param_types import JOB
 from toolkit.cli.topo_check import check
@@ -64,10 +64,11 @@ def groups(
     """
     from toolkit.cli.topo_traffic import job_step, read_model, traffic_of_job
     from toolkit.config.component_checks import refuse_components
+    from toolkit.config.request import resolve
     from toolkit.topology.groups_shown import groups_as_json
     from toolkit.topology.placement import as_launched, place
 
-    resolved = AskedJob(job, settings=settings, shape=shape).resolver()(None, {})
+    resolved = resolve(request_of(job, shape, settings=settings), None)
     refuse_components(resolved, "groups are shown of nodes that are alike", "leave the components out")
     tiers = _tiers(resolved, machine, leaves, facts)
     if resolved.job.min_nodes != resolved.job.max_nodes:

@@ -18,36 +18,18 @@ from toolkit.slurm.sbatch_options import (
     is_one_option,
     value_of,
 )
+from toolkit.slurm.sbatch_table import FIXES_IN_JOB_FILE
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
 _CLUSTER = re.compile(r"[A-Za-z0-9._-]+")
 _NODES = re.compile(r"([1-9][0-9]{0,6})-([1-9][0-9]{0,6})", re.ASCII)
 MOST_NODES = 1_000_000  # several times the largest machine; every possible number of nodes is looked at
-# sbatch's options that job.sbatch must not hold, and where their values belong: behind ours they would win, and what was
-# checked, counted and recorded would not be what Slurm does.
-_ELSEWHERE = (
-    ("nodes", "N", "write nodes = ... in [job]"),
-    ("ntasks", "n", "write nodes = ... and ranks_per_node = ... in [job]"),
-    ("ntasks-per-node", "", "write ranks_per_node = ... in [job]"),
-    ("cpus-per-task", "c", "write cpus_per_rank = ... in [job]"),
-    ("time", "t", "write time = ... in [job]"),
-    ("clusters", "M", "write cluster = ... in [job]"),
-    ("cluster", "", "write cluster = ... in [job]"),
-    ("partition", "p", "write partition = ... in [job]"),
-    ("account", "A", "write account = ... in [job]"),
-    ("qos", "q", "write qos = ... in [job]"),
-    ("array", "a", "write array = ... in [job]"),
-    ("job-name", "J", "write name = ... in [job]"),
-    ("requeue", "", "write requeue = true in [job]"),
-    ("no-requeue", "", "write requeue = false in [job]"),
-    ("signal", "", "write warn_s = ... in [restart]"),
-    ("open-mode", "", "leave it out; the log is appended to"),
-)
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 def check_sbatch_options(options: list[str]) -> list[str]:
     """Reject a string that is not an option, and an option that a key sets."""
+    # After our own options they would override them: toolkit would check, count and record other values than Slurm uses.
     for option in options:
         if begins_component(option):
             raise refuse_value((), f"{option!r} is refused: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
@@ -56,7 +38,7 @@ def check_sbatch_options(options: list[str]) -> list[str]:
         if not is_one_option(option):
             raise refuse_value((), f"{option!r} holds more than one option", ONE_OPTION_FIX)
         word = re.split(r"[=\s]", option.strip(), maxsplit=1)[0]
-        for name, letter, fix in _ELSEWHERE:
+        for name, letter, fix in FIXES_IN_JOB_FILE:
             is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
             is_cut = len(word) > len("--") and f"--{name}".startswith(word)  # sbatch takes the beginning of a name, too
             if is_bare or is_cut or value_of(option, name, letter) is not None:

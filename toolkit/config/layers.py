@@ -28,22 +28,7 @@ from toolkit.config.site import Site
 from toolkit.config.site_values import origins_of_site, values_of_site
 from toolkit.config.texts import TABLES, read_text
 from toolkit.errors import ToolkitError
-
-# The input variables that sbatch(1) documents and that have a key of ours. sbatch lets them win over the script.
-SBATCH_VARIABLES: dict[str, KeyPath] = {
-    "SBATCH_ACCOUNT": ("job", "account"),
-    "SBATCH_ARRAY_INX": ("job", "array"),
-    "SBATCH_CLUSTERS": ("job", "cluster"),
-    "SLURM_CLUSTERS": ("job", "cluster"),  # overrides the other, as with sbatch
-    "SBATCH_CONSTRAINT": ("job", "constraint"),
-    "SBATCH_GPUS_PER_NODE": ("job", "gpus_per_node"),
-    "SBATCH_JOB_NAME": ("job", "name"),
-    "SBATCH_PARTITION": ("job", "partition"),
-    "SBATCH_QOS": ("job", "qos"),
-    "SBATCH_TIMELIMIT": ("job", "time"),
-}
-# These two count when they are set, whatever their value.
-SBATCH_SWITCHES: dict[str, bool] = {"SBATCH_REQUEUE": True, "SBATCH_NO_REQUEUE": False}
+from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
 
 
 @dataclass(frozen=True)
@@ -169,10 +154,10 @@ def _origins_of_components(document: Document) -> dict[str, Origin]:
 
 
 def _from_sbatch(environ: Mapping[str, str]) -> Iterator[Setting]:
-    for name, path in SBATCH_VARIABLES.items():
+    for name, path in KEYS_OF_VARIABLES.items():
         if environ.get(name):
             yield Setting(path, read_text(path, environ[name], where=name), Origin("SBATCH_*", name))
-    for name, value in SBATCH_SWITCHES.items():
+    for name, value in SWITCH_VARIABLES.items():
         if name in environ:
             yield Setting(("job", "requeue"), value, Origin("SBATCH_*", name))
 

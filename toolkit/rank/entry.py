@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rank.compat import end_threads, run_exit_handlers
+from toolkit.rank.result import store_result
 from toolkit.rundir.files import read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.shape import shape_of_job
@@ -38,7 +39,7 @@ def run_rank(environ: Mapping[str, str], rank: int) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  the rank's outermost frame: whatever it was is written down
         code = error.exit_code if isinstance(error, ToolkitError) else 1
         try:
-            _write_down(error, code, attempt.error_file(rank), rank, _secrets_of(environ))
+            record_error(error, code, attempt.error_file(rank), rank, environ)
         finally:
             _leave_now(code)
     _leave_well()
@@ -58,9 +59,11 @@ def _secrets_of(environ: Mapping[str, str]) -> list[str]:
     return [environ[name] for name in (job.get("env") or {}).get("secrets") or () if name in environ]
 
 
-def _write_down(error: BaseException, code: int, path: Path, rank: int, secrets: Sequence[str]) -> None:
+def record_error(error: BaseException, code: int, path: Path, rank: int, environ: Mapping[str, str]) -> None:
+    """Log an error of a rank, and write it to the rank's error file, without the values of the job's secrets."""
     from toolkit.supervise.secrets import hide
 
+    secrets = _secrets_of(environ)
     told = [hide(line, secrets) for line in _lines_of(error)]
     _say("\n".join(told))
     reason = error.message if isinstance(error, ToolkitError) else traceback.format_exception_only(error)[-1].strip()
@@ -167,8 +170,9 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
     start_groups(world, interface=_interface(job), timeout_s=float(config.restart.collective_timeout_s))
     sys.argv = [entry, *argv]
     main = load_function(entry, directory)
+    value = None
     try:
-        main(world, config)
+        value = main(world, config)
     except SystemExit as leave:
         if leave.code:
             raise  # 0 and None are a return, also after `should_stop`
@@ -179,6 +183,8 @@ def run_function(entry: str, directory: Path, argv: Sequence[str], resolved_job:
         world.stop_watch.tell_last_step()
     _await_saves()
     stopped = world.stop_watch.verdict
+    if world.rank == 0 and world.run_dir is not None and not stopped:
+        store_result(RunDirectory(world.run_dir), value, world.attempt)
     if dist.is_initialized():  # a tidy `main` may have done this itself
         dist.barrier()  # rank 0 must not close the store while another rank needs it
         dist.destroy_process_group()

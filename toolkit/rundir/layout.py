@@ -73,6 +73,16 @@ class RunDirectory:
         return self.whole.path / "sweep.json"
 
     @property
+    def calls(self) -> Path:
+        """The function and the arguments of each task of an executor's run."""
+        return self.whole.path / "calls.json"
+
+    @property
+    def result(self) -> Path:
+        """Written by rank 0: what `main` of this run, or of this task, returned."""
+        return self.path / "result.json"
+
+    @property
     def tasks(self) -> Path:
         return self.path / "tasks"
 

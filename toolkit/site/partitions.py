@@ -12,6 +12,7 @@ from toolkit.config.checks import beyond_limits
 from toolkit.config.derive import is_elsewhere
 from toolkit.config.origins import Flag, Origin
 from toolkit.config.refusal import refuse
+from toolkit.config.request import JobRequest, resolve, with_rank_flags
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import AUTO, Site
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
@@ -20,9 +21,6 @@ from toolkit.slurm.partitions import partition_rows
 from toolkit.slurm.times import format_slurm_time
 
 SINFO_TIMEOUT_S = 10.0
-
-# Resolves the job on a site, or on none, with the flags that are given to it.
-Resolve = Callable[[Site | None, dict[str, Flag]], ResolvedJob]
 
 
 @dataclass(frozen=True)
@@ -99,13 +97,14 @@ def _none_known(raw: ResolvedJob, site: Site) -> ToolkitError:
     return refuse(raw, "job.partition", said, f"name one with -p; `sinfo -M {cluster} -s` lists them")
 
 
-def candidates(resolve: Resolve, site: Site) -> tuple[list[Candidate], str]:
+def candidates(request: JobRequest, site: Site) -> tuple[list[Candidate], str]:
     """Every partition of the site for a job, the best first; and why the idle nodes are not known, if so.
 
     Raises:
         ToolkitError: the site file names no partitions, or the job goes to a cluster that has others.
     """
-    if is_elsewhere((raw := resolve(None, {})).job.cluster, site):
+    request = with_rank_flags(request)
+    if is_elsewhere((raw := resolve(request, None)).job.cluster, site):
         raise _none_known(raw, site)
     if not site.partitions:
         raise ToolkitError(
@@ -113,25 +112,28 @@ def candidates(resolve: Resolve, site: Site) -> tuple[list[Candidate], str]:
             where="job.partition",
             fix="name one with -p, or write [partitions] into the site file",
         )
-    found = [_judge(resolve, site, name) for name in site.partitions]
+    found = [_judge(request, site, name) for name in site.partitions]
     states, silence = _ask_sinfo(site)
     found = [_with_nodes(one, states) for one in found]
     return sorted(found, key=lambda one: (bool(one.refused), one.score)), silence
 
 
-def resolve_on(resolve: Resolve, site: Site, tell: Callable[[str], object]) -> ResolvedJob:
-    """The job on its site. Where its partition is to be chosen, `tell` hears which one was, and why.
+def resolve_on(request: JobRequest, site: Site, tell: Callable[[str], object], *, limits: bool = True) -> ResolvedJob:
+    """Return the job on its site. If toolkit chooses its partition, `tell` receives which one, and why.
+
+    `limits` False leaves the limits of a partition that the user named to a check against the cluster itself.
 
     Raises:
-        ToolkitError: no partition can serve it; every one's reason is named.
+        ToolkitError: no partition can serve it; the reason of each is named.
     """
-    if not needs_choice(resolve(None, {}), site):
-        return resolve(site, {})
-    ranked, silence = candidates(resolve, site)
+    request = with_rank_flags(request)
+    if not needs_choice(resolve(request, None), site):
+        return resolve(request, site, limits=limits)
+    ranked, silence = candidates(request, site)
     best = ranked[0]
     if best.refused:
         if len({one.refused for one in ranked}) == 1:
-            _in_partition(resolve, site, best.name)  # the same is wrong everywhere: it is said once, with its place
+            _in_partition(request, site, best.name)  # the same is wrong everywhere: it is said once, with its place
         raise no_partition(site, ranked)
     others = [one for one in ranked[1:] if not one.refused]
     refused = len(ranked) - 1 - len(others)
@@ -141,13 +143,14 @@ def resolve_on(resolve: Resolve, site: Site, tell: Callable[[str], object]) -> R
         + (f"; {refused} cannot serve" if refused else "")
         + (f"; {silence}" if silence else "")
     )
-    return _in_partition(resolve, site, best.name)
+    return _in_partition(request, site, best.name)
 
 
-def resolve_in_allocation(resolve: Resolve, site: Site) -> ResolvedJob:
-    """The job on nodes that are given already: no partition is chosen for it, whatever it asks."""
-    asks = resolve(None, {}).job.partition == AUTO
-    return resolve(site, {"job.partition": Flag("", "-p")} if asks else {})
+def resolve_in_allocation(request: JobRequest, site: Site) -> ResolvedJob:
+    """Return the job on nodes that are allocated already: toolkit chooses no partition for it, whatever it asks."""
+    request = with_rank_flags(request)
+    asks = resolve(request, None).job.partition == AUTO
+    return resolve(request.with_flags({"job.partition": Flag("", "-p")}) if asks else request, site)
 
 
 def no_partition(site: Site, ranked: Iterable[Candidate]) -> ToolkitError:
@@ -160,15 +163,15 @@ def no_partition(site: Site, ranked: Iterable[Candidate]) -> ToolkitError:
     return first
 
 
-def _in_partition(resolve: Resolve, site: Site, name: str) -> ResolvedJob:
-    resolved = resolve(site, {"job.partition": Flag(name, "-p")})
+def _in_partition(request: JobRequest, site: Site, name: str) -> ResolvedJob:
+    resolved = resolve(request.with_flags({"job.partition": Flag(name, "-p")}), site)
     origin = Origin("derived", f"the best of {len(site.partitions)} partitions")
     return resolved.model_copy(update={"origins": {**resolved.origins, "job.partition": origin}})
 
 
-def _judge(resolve: Resolve, site: Site, name: str) -> Candidate:
+def _judge(request: JobRequest, site: Site, name: str) -> Candidate:
     try:
-        resolved = _in_partition(resolve, site, name)
+        resolved = _in_partition(request, site, name)
     except ToolkitError as error:
         return _refused(name, [error, *error.others])
     if beyond := beyond_limits(resolved, site):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, ToolkitError, all_of
@@ -14,11 +15,12 @@ from toolkit.runs.record.parents import KINDS, Parent
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
 from toolkit.slurm.clusters import named
+from toolkit.submission.named_run import find_named
 from toolkit.talk import say
 
 
-def find_parents(texts: Sequence[str], job: ResolvedJob, find: Callable[[str], RunDirectory]) -> list[Parent]:
-    """The runs that `job` is to follow. `find` tells the run, or the task, that a text names.
+def find_parents(texts: Sequence[str], job: ResolvedJob, runs: Path) -> list[Parent]:
+    """Return the runs that `job` is to follow, by the values of --after.
 
     Raises, for all that are wrong together:
         NotFoundError: there is no such run.
@@ -30,7 +32,7 @@ def find_parents(texts: Sequence[str], job: ResolvedJob, find: Callable[[str], R
     for text in texts:
         try:
             name, kind = split_kind(text)
-            run = find(name)
+            run = find_named(name, runs)
             if (before := parents.get(run.run_id)) is not None and before.kind != kind:
                 raise ToolkitError(
                     f"run {run.run_id} is named with both kinds", where=f"--after {text}", fix="leave one out"

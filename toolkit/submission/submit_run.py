@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import NotFoundError, ToolkitError
-from toolkit.rundir.files import cannot_write, write_json, write_text
+from toolkit.rundir.files import cannot_write, read_json, write_json, write_text
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
 from toolkit.rundir.submissions import open_submission
 from toolkit.rundir.sweep import write_sweep
@@ -46,18 +47,19 @@ class HandoverInterruptedError(KeyboardInterrupt):
     """Ctrl-C while a script was handed over: its job may be there, and needs the folder."""
 
 
-def create(
+def make_run(
     job: ResolvedJob, runs: Path, *, here: bool = False, extra_sbatch_options: Sequence[str] = (), sweep: ResolvedSweep | None = None,
-    after: Sequence[Parent] = (), repeats: RunDirectory | None = None,
+    after: Sequence[Parent] = (), repeats: RunDirectory | None = None, calls: Mapping[str, Any] | None = None,
 ) -> RunDirectory:  # fmt: skip
     """Make the run directory of a new run, with its code, its script and its record.
 
-    `here` is for nodes that are given already; `extra_sbatch_options` are options of sbatch for this submission alone; `sweep` has the
-    values of each task; `after` are the runs that this one follows; the code is that of the run that this one `repeats`.
+    `here` means that the nodes are allocated already; `extra_sbatch_options` are options of sbatch for this submission alone;
+    `sweep` has the values of each task; `after` are the runs that this one follows; the code is that of the run that this one
+    `repeats`; `calls` are the function and the arguments of an executor's tasks.
 
     Raises:
-        ToolkitError, OSError: the ranks could not begin, read or save as the job says, the script cannot be rendered, or
-            the folder cannot be written; no run is left behind.
+        ToolkitError, OSError: the ranks could not start, read or save as the job says, the script cannot be rendered, or
+            the folder cannot be written; no run remains.
     """
     check_beginning(job, extra_sbatch_options)
     check_secrets(job, os.environ)
@@ -77,6 +79,10 @@ def create(
         write_text(run.job_file, file.read_text(encoding="utf-8"))
         if sweep is not None:
             write_sweep(run, sweep.sweep)
+        if calls is None and repeats is not None and repeats.calls.exists():
+            calls = read_json(repeats.calls)
+        if calls is not None:
+            write_json(run.calls, calls, mode=0o600)
         record = make_record(job, command=sys.argv, code=code, rerun_of=repeats.run_id if repeats else "")
         record |= record_of(after)
         write_json(run.record, record)  # last: what has a record is a run
@@ -168,9 +174,9 @@ def submit_new(run: RunDirectory, job: ResolvedJob) -> Submitted:
 
 def _warn_of_variables() -> None:
     """sbatch's own variables without a key of ours would win over the script, so they are kept from it, and named."""
-    from toolkit.config.layers import SBATCH_SWITCHES, SBATCH_VARIABLES
+    from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
 
-    known = {*SBATCH_VARIABLES, *SBATCH_SWITCHES}
+    known = {*KEYS_OF_VARIABLES, *SWITCH_VARIABLES}
     for name in sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in known):
         option = "--" + name.removeprefix("SBATCH_").lower().replace("_", "-")
         say(f"{name} is not used; write {option}={os.environ[name]} into job.sbatch")

@@ -32,7 +32,7 @@ from toolkit.site.proof import Proof, make_proof
 from toolkit.slurm.cluster import ClusterFacts, closed_by, cluster_facts
 from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
-from toolkit.submission.submit_run import create, submit_new
+from toolkit.submission.submit_run import make_run, submit_new
 
 LINE = "site-probe: "  # what jobs/site_probe.py puts before its report
 NODES, RANKS_PER_NODE = 2, 2
@@ -147,7 +147,7 @@ def _begin(
             find_job("site_probe"), site=site, environ=os.environ, flags=flags,
             argv=["--token", token, "--folder", str(folder)],
         )  # fmt: skip
-        run = create(job, runs)
+        run = make_run(job, runs)
         submitted = submit_new(run, job)
     except ToolkitError as error:
         findings.append(Finding("ranks", "unknown", f"not submitted: {error.message}", error.fix))

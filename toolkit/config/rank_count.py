@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from toolkit.config.origins import Flag
 from toolkit.errors import ToolkitError
 
+__all__ = ["flags_of_ranks", "needs_nodes"]
+
 _RANGE = re.compile(r"(\d+)-\d+")
 
 
-def shape_of(
-    ranks: int, nodes: str | None, ranks_per_node: str | None, nodes_before: Callable[[], int | str]
-) -> dict[str, Flag]:
+def needs_nodes(ranks: int, nodes: int | str | None, ranks_per_node: int | str | None) -> bool:
+    """Return whether `flags_of_ranks` needs the number of nodes that the job itself asks for."""
+    return ranks > 0 and nodes is None and ranks_per_node is None
+
+
+def flags_of_ranks(ranks: int, nodes: int | str | None, ranks_per_node: int | str | None) -> dict[str, Flag]:
     """Return the flags that -n implies; {} if -N or --ntasks-per-node is invalid, which its own key reports.
 
     Args:
-        ranks, nodes, ranks_per_node: -n, -N and --ntasks-per-node as typed.
-        nodes_before: returns the number of nodes of the job if -N is not given.
+        ranks, nodes, ranks_per_node: -n, -N and --ntasks-per-node as typed; if `needs_nodes`, `nodes` is the job's number.
 
     Raises:
         ToolkitError: the ranks do not fill the nodes evenly, or the number of nodes is a range.
@@ -30,10 +33,9 @@ def shape_of(
         return {}
     if each is not None and nodes is None:
         return {"job.nodes": Flag(_nodes_of(ranks, each), f"-n {ranks} --ntasks-per-node {each}, so -N")}
-    given = nodes if nodes is not None else nodes_before()
-    number = _count(given)
+    number = _count(nodes)
     if number is None:
-        return _refuse_range(ranks, str(given))
+        return _refuse_range(ranks, str(nodes))
     if each is not None and ranks != each * number:
         whole = each * number
         raise _refusal(

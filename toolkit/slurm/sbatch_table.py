@@ -1,0 +1,114 @@
+"""sbatch's options that toolkit knows: the key that sets each one, its names, its variables, and what to write instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "CLI_OPTIONS",
+    "FIXES_IN_JOB_FILE",
+    "FIXES_ON_COMMAND_LINE",
+    "KEYS_OF_VARIABLES",
+    "SBATCH_OPTIONS",
+    "SWITCH_VARIABLES",
+    "SbatchOption",
+    "long_option",
+]
+
+
+@dataclass(frozen=True)
+class SbatchOption:
+    """One option of sbatch.
+
+    `key` is the key of the job file that sets it, "" without one. `variables` set the key, too; the last one wins.
+    `in_job_file` is the fix for an entry of job.sbatch, and `on_command_line` the fix for a command's option; "" means that
+    the option is accepted there. `about` is the help text of a command's option; "" means that no command has it.
+    """
+
+    long: str
+    letter: str = ""
+    key: str = ""
+    variables: tuple[str, ...] = ()
+    in_job_file: str = ""
+    on_command_line: str = ""
+    about: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the option's names as typed, such as ("-N", "--nodes")."""
+        return (f"-{self.letter}", f"--{self.long}") if self.letter else (f"--{self.long}",)
+
+
+def _key(
+    key: str, long: str, letter: str, about: str, *variables: str, refused: bool = True,
+) -> SbatchOption:  # fmt: skip
+    """Return an option that a key of [job] sets and that commands accept."""
+    in_job_file = f"write {key} = ... in [job]" if refused else ""
+    return SbatchOption(long, letter, f"job.{key}", variables, in_job_file, about=about)
+
+
+# The options of commands come first, in the order of their --help.
+SBATCH_OPTIONS = (
+    _key("array", "array", "a", "Tasks of an array: 0-9%2, 0-15:4, 1,3,5-7.", "SBATCH_ARRAY_INX"),
+    _key("cluster", "clusters", "M", "Another cluster of the same accounting.", "SBATCH_CLUSTERS", "SLURM_CLUSTERS"),
+    SbatchOption("cluster", in_job_file="write cluster = ... in [job]"),
+    _key("account", "account", "A", "Account that is charged.", "SBATCH_ACCOUNT"),
+    _key("partition", "partition", "p", "Partition.", "SBATCH_PARTITION"),
+    _key("qos", "qos", "q", "Quality of service.", "SBATCH_QOS"),
+    _key("time", "time", "t", "Walltime, as Slurm reads it: 90:00 is 90 minutes.", "SBATCH_TIMELIMIT"),
+    _key("nodes", "nodes", "N", "Nodes, or a range such as 2-4."),
+    SbatchOption("ntasks", "n", in_job_file="write nodes = ... and ranks_per_node = ... in [job]"),
+    _key("ranks_per_node", "ntasks-per-node", "", "Ranks on each node."),
+    _key("cpus_per_rank", "cpus-per-task", "c", "CPUs of each rank."),
+    _key("gpus_per_node", "gpus-per-node", "", "GPUs on each node.", "SBATCH_GPUS_PER_NODE", refused=False),
+    _key("name", "job-name", "J", "Name of the job.", "SBATCH_JOB_NAME"),
+    _key("constraint", "constraint", "C", "Node features.", "SBATCH_CONSTRAINT", refused=False),
+    _key("nodelist", "nodelist", "w", "Nodes that must be in the allocation.", refused=False),
+    _key("exclude", "exclude", "x", "Nodes that must not be in it.", refused=False),
+    SbatchOption("requeue", "", "job.requeue", in_job_file="write requeue = true in [job]",
+                 on_command_line="`--set job.requeue=true`"),
+    SbatchOption("no-requeue", "", "job.requeue", in_job_file="write requeue = false in [job]",
+                 on_command_line="`--set job.requeue=false`"),
+    SbatchOption("signal", "", "restart.warn_s", in_job_file="write warn_s = ... in [restart]",
+                 on_command_line="`--set restart.warn_s=SECONDS`"),
+    SbatchOption("open-mode", in_job_file="omit it; toolkit appends to the log"),
+    SbatchOption("mem", "", "job.mem_gb_per_node", on_command_line="`--set job.mem_gb_per_node=GIB`"),
+    SbatchOption("gres", on_command_line="`--gpus-per-node COUNT`, which the site writes as its Slurm wants it"),
+    SbatchOption("gpus", "G", on_command_line="`--gpus-per-node COUNT`, for each node"),
+    SbatchOption("gpus-per-task", on_command_line="`--gpus-per-node COUNT`, for all ranks of a node"),
+    SbatchOption("ntasks-per-gpu", on_command_line="`--ntasks-per-node COUNT`, and `--gpus-per-node COUNT`"),
+    SbatchOption("mail-user", "", "notify.mail", on_command_line="`--set notify.mail=ADDRESS`"),
+    SbatchOption("mail-type", "", "notify.mail_on", on_command_line='`--set \'notify.mail_on=["END", "FAIL"]\'`'),
+    SbatchOption("wrap", on_command_line='write entry = ["bash", "-c", "COMMAND"] in [job] of a job file'),
+    SbatchOption("test-only", on_command_line="`toolkit preflight JOB`"),
+    SbatchOption("exclusive", on_command_line="`--set job.sbatch=--exclusive`"),
+    SbatchOption("reservation", on_command_line="`--set job.sbatch=--reservation=NAME`"),
+    SbatchOption("mem-per-cpu", on_command_line="`--set job.sbatch=--mem-per-cpu=2G`"),
+    SbatchOption("begin", on_command_line="`--set job.sbatch=--begin=TIME`"),
+    SbatchOption("licenses", on_command_line="`--set job.sbatch=--licenses=NAME`"),
+)  # fmt: skip
+
+# The options of commands, in the order of --help.
+CLI_OPTIONS = tuple(option for option in SBATCH_OPTIONS if option.about)
+# (long name, short name, fix) of each option that job.sbatch must not contain.
+FIXES_IN_JOB_FILE = tuple(
+    (option.long, option.letter, option.in_job_file) for option in SBATCH_OPTIONS if option.in_job_file
+)
+# What to type instead of an option that no command has, by each of its names.
+FIXES_ON_COMMAND_LINE = {
+    name: option.on_command_line for option in SBATCH_OPTIONS if option.on_command_line for name in option.names
+}
+# The input variables that sbatch(1) documents, and the path of the key that each one sets. For sbatch they override the
+# script. Of two variables for one key the later one wins, as with sbatch.
+KEYS_OF_VARIABLES: dict[str, tuple[str, ...]] = {
+    variable: tuple(option.key.split(".")) for option in SBATCH_OPTIONS for variable in option.variables
+}
+# These two count if they are set, whatever their value.
+SWITCH_VARIABLES = {"SBATCH_REQUEUE": True, "SBATCH_NO_REQUEUE": False}
+
+_LONG_OF_KEY = {option.key: f"--{option.long}" for option in SBATCH_OPTIONS if option.key}
+
+
+def long_option(key: str) -> str:
+    """Return the long option that a key such as "job.time" sets, such as "--time"."""
+    return _LONG_OF_KEY[key]

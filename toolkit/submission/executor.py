@@ -1,0 +1,203 @@
+"""`AutoExecutor`: functions as jobs, with the names that users of submitit know."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import ToolkitError
+from toolkit.submission.public import JobOptions, nearest_name, request_of
+from toolkit.submission.run_handle import Run
+
+__all__ = ["AutoExecutor"]
+
+# submitit's parameter: (key of the job file, or option of `JobOptions` without a dot, and what makes its value).
+_PARAMETERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "name": ("name", str),
+    "nodes": ("nodes", int),
+    "timeout_min": ("time", int),
+    "tasks_per_node": ("ranks_per_node", int),
+    "cpus_per_task": ("cpus_per_rank", int),
+    "gpus_per_node": ("gpus_per_node", int),
+    "mem_gb": ("job.mem_gb_per_node", int),
+    "slurm_job_name": ("name", str),
+    "slurm_nodes": ("nodes", int),
+    "slurm_time": ("time", lambda value: value),
+    "slurm_ntasks_per_node": ("ranks_per_node", int),
+    "slurm_cpus_per_task": ("cpus_per_rank", int),
+    "slurm_gpus_per_node": ("gpus_per_node", int),
+    "slurm_partition": ("partition", str),
+    "slurm_account": ("account", str),
+    "slurm_qos": ("qos", str),
+    "slurm_constraint": ("constraint", str),
+    "slurm_nodelist": ("nodelist", str),
+    "slurm_exclude": ("exclude", str),
+}
+_OWN = ("slurm_array_parallelism", "slurm_additional_parameters", "slurm_dependency", "slurm_exclusive", "site")
+
+
+class AutoExecutor:
+    """Submits functions of importable modules and of the calling script, with JSON values as arguments and results.
+
+    `folder` is the folder of all runs. Without Slurm each function runs in the background of this machine.
+    """
+
+    def __init__(self, folder: str | Path = "runs", *, site: str | None = None) -> None:
+        self.folder = Path(folder)
+        self.parameters: dict[str, Any] = {} if site is None else {"site": site}
+
+    def update_parameters(self, **parameters: Any) -> None:
+        """Set parameters of later submissions, by submitit's names; an integer time is in minutes.
+
+        Raises:
+            ToolkitError: a name is unknown, or a value has the wrong form.
+        """
+        known = {*_PARAMETERS, *_OWN}
+        for name, value in parameters.items():
+            if name not in known:
+                raise ToolkitError(
+                    f"unknown parameter {name!r}", where="AutoExecutor.update_parameters", fix=nearest_name(name, known)
+                )
+            if name in _PARAMETERS:
+                _converted(name, value)
+        self.parameters.update(parameters)
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Run:
+        """Submit one call, and return its run; `result()` returns what the function returned."""
+        return self._create(_calls_of(function, [(args, kwargs)]))
+
+    def map_array(self, function: Callable[..., Any], *iterables: Iterable[Any]) -> list[Run]:
+        """Submit a call for each tuple of arguments, as one array job, and return a run for each task."""
+        arguments = [(args, {}) for args in zip(*iterables, strict=True)]
+        if not arguments:
+            return []
+        calls = _calls_of(function, arguments)
+        if not self._has_scheduler():
+            return [self._create({**calls, "calls": [call]}) for call in calls["calls"]]
+        at_once = self.parameters.get("slurm_array_parallelism")
+        array = f"0-{len(arguments) - 1}" + (f"%{int(at_once)}" if at_once else "")
+        whole = self._create(calls, array="0" if len(arguments) == 1 else array)
+        return whole.tasks()
+
+    def _has_scheduler(self) -> bool:
+        from toolkit.site.detect import choose_site
+
+        return choose_site(self.parameters.get("site")).site.scheduler.kind == "slurm"
+
+    def _create(self, calls: Mapping[str, Any], *, array: str = "") -> Run:
+        from toolkit.submission.create import create
+
+        template = str(files("toolkit.templates").joinpath("function.toml"))
+        options: JobOptions = {"runs": self.folder, "name": _job_name(calls["function"]), **self._options()}
+        options["set"] = {"job.entry": [sys.executable, "-m", "toolkit.rank.call"], **(options.get("set") or {})}
+        if array:
+            options["array"] = array
+        return create(request_of(template, options, calls=calls))
+
+    def _options(self) -> JobOptions:
+        """Return the parameters as options of a submission."""
+        options: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
+        for name, value in self.parameters.items():
+            if name in _PARAMETERS:
+                key, converted = _converted(name, value)
+                (settings if "." in key else options)[key] = converted
+        words = [_sbatch_word(name, value) for name, value in self._additional().items()]
+        if words:
+            settings["job.sbatch"] = words
+        if dependency := self.parameters.get("slurm_dependency"):
+            options["sbatch"] = [f"--dependency={dependency}"]
+        if site := self.parameters.get("site"):
+            options["site"] = site
+        return {**options, "set": settings}  # type: ignore[typeddict-item]
+
+    def _additional(self) -> dict[str, Any]:
+        additional = dict(self.parameters.get("slurm_additional_parameters") or {})
+        if self.parameters.get("slurm_exclusive"):
+            additional["exclusive"] = True
+        return additional
+
+
+def _converted(name: str, value: Any) -> tuple[str, Any]:
+    key, convert = _PARAMETERS[name]
+    try:
+        return key, convert(value)
+    except (TypeError, ValueError) as error:
+        raise ToolkitError(
+            f"expected {convert.__name__}, got {value!r}", where=name, fix="write a value of that type"
+        ) from error
+
+
+def _sbatch_word(name: str, value: Any) -> str:
+    option = "--" + name.replace("_", "-")
+    return option if value is True else f"{option}={value}"
+
+
+def _job_name(function: str) -> str:
+    return (
+        "".join(char if char.isascii() and char.isalnum() else "_" for char in function).strip("_")[:64] or "function"
+    )
+
+
+def _calls_of(
+    function: Callable[..., Any], arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """Return the content of `calls.json`: where each node finds the function, and the arguments of each task.
+
+    Raises:
+        ToolkitError: no other process can find the function, or an argument is not a JSON value.
+    """
+    from toolkit.rank.result import reason_not_json
+
+    module, script = _place_of(function)
+    for number, (args, kwargs) in enumerate(arguments):
+        for name, value in (*enumerate(args), *kwargs.items()):
+            if reason := reason_not_json(value):
+                raise ToolkitError(
+                    reason, where=f"{function.__qualname__}, task {number}, argument {name}",
+                    fix="pass numbers, strings, lists or dictionaries; pass the path of a file that holds anything else",
+                )  # fmt: skip
+    folder = str(Path(script).parent) if script else ""
+    return {
+        "schema": 1,
+        "module": module,
+        "script": script,
+        "function": function.__qualname__,
+        "path": list(dict.fromkeys(filter(None, [folder, *(str(Path(one).absolute()) for one in sys.path if one)]))),
+        "directory": str(Path.cwd()),
+        "calls": [{"args": list(args), "kwargs": dict(kwargs)} for args, kwargs in arguments],
+    }
+
+
+def _place_of(function: Callable[..., Any]) -> tuple[str, str]:
+    """Return the module of a function, or the path of the calling script."""
+    where = getattr(function, "__qualname__", repr(function))
+    fix = "define a function with `def` at the top level of a module or of the script"
+    if not inspect.isfunction(function):
+        raise ToolkitError(f"expected a function, got {type(function).__name__}", where=where, fix=fix)
+    if function.__name__ == "<lambda>":
+        raise ToolkitError("expected a function with a name, got a lambda", where=where, fix=fix)
+    if "<locals>" in function.__qualname__:
+        raise ToolkitError(
+            "expected a function of a module, got one that is defined inside a function", where=where, fix=fix
+        )
+    module = sys.modules.get(function.__module__)
+    found: Any = module
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is not function:
+        raise ToolkitError(
+            f"module {function.__module__} has another object of this name",
+            where=where,
+            fix=fix + ", without a decorator",
+        )
+    if function.__module__ != "__main__":
+        return function.__module__, ""
+    script = getattr(module, "__file__", None)
+    if not script:
+        raise ToolkitError("expected a function of a file, got one that was typed in", where=where, fix=fix)
+    return "", str(Path(script).absolute())

@@ -1,0 +1,117 @@
+"""`resume` and `rerun` as one sequence each: the next start of a run, and a new run that repeats one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from toolkit.config.amend import nodes_after
+from toolkit.config.origins import Flag
+from toolkit.config.rank_count import flags_of_ranks, needs_nodes
+from toolkit.config.request import JobRequest
+from toolkit.config.resolved import ResolvedJob
+from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rundir.layout import RunDirectory
+from toolkit.runs.record.job import first_job, recorded_job, uses_slurm
+from toolkit.site.detect import choose_site
+from toolkit.slurm.commands import NoAnswerError
+from toolkit.submission.allocation import check_here
+from toolkit.submission.create import parents_of
+from toolkit.submission.named_run import find_named, site_runs
+from toolkit.submission.preflight.checks import look
+from toolkit.submission.preflight.report import FORCED, report_cost, require_good
+from toolkit.submission.rerun import job_to_repeat, sweep_to_repeat
+from toolkit.submission.resume import Changes, NextStart, prepare_resume, undo_resume
+from toolkit.submission.run_handle import Run
+from toolkit.submission.run_here import flags_of_allocation
+from toolkit.submission.sbatch_words import check_sbatch_options
+from toolkit.submission.submit_run import make_run, submit, submit_new
+
+__all__ = ["prepare_next", "rerun", "resume", "submit_next"]
+
+
+def resume(
+    request: JobRequest, *, checkpoint: str | None = None, same_code: bool = False, job_gone: bool = False,
+    force: bool = False,
+) -> Run:  # fmt: skip
+    """Submit the next start of the run that `request.job` names.
+
+    Raises:
+        ToolkitError: the run has not ended, a value is wrong, or preflight or sbatch refuses it; the run is unchanged.
+    """
+    prepared = prepare_next(request, checkpoint=checkpoint, same_code=same_code, job_gone=job_gone)
+    return submit_next(prepared, request, force=force)
+
+
+def prepare_next(
+    request: JobRequest, *, checkpoint: str | None = None, same_code: bool = False, job_gone: bool = False,
+    here: bool = False,
+) -> NextStart:  # fmt: skip
+    """Return the next start of a run, which is ready; `here` needs an allocation if the site has Slurm."""
+    part = find_named(request.job, site_runs(request.runs))
+    recorded = recorded_job(part)
+    site = choose_site(request.site).site if request.site else None
+    scheduler = site.scheduler if site else recorded.scheduler
+    if here and scheduler.kind == "slurm":
+        request = request.with_flags(flags_of_allocation(request.flags, request.ranks, request.settings))
+    flags = _flags_over(recorded, request)
+    options = check_sbatch_options(request.sbatch_options, for_sbatch=scheduler.kind == "slurm" and not here)
+    moved = recorded.model_copy(update={"scheduler": scheduler})
+    after = parents_of(request.after, moved, site_runs(request.runs)) if request.after else ()
+    changes = Changes(request.settings, flags, options, checkpoint, site, same_code, after, job_gone)
+    prepared = prepare_resume(part, changes)
+    try:
+        if here:
+            check_here(prepared.job, os.environ, resumed=part.run_id)
+    except ToolkitError:
+        undo_resume(prepared)
+        raise
+    return prepared
+
+
+def submit_next(prepared: NextStart, request: JobRequest, *, force: bool = False) -> Run:
+    """Submit the prepared start of a run; if it is refused, the run is unchanged."""
+    options = check_sbatch_options(request.sbatch_options, for_sbatch=uses_slurm(prepared.job))
+    part, job = prepared.part, prepared.job
+    try:
+        found = look(job, _runs_of(part), extra_sbatch_options=options, run=part)
+        report_cost(require_good(found, instead=FORCED if force else ""))
+        submitted = submit(part.whole, job, prepared.number)
+    except (NoAnswerError, OwnFailureError):
+        raise  # the job may be in the queue
+    except ToolkitError:
+        undo_resume(prepared)
+        raise
+    return Run(part.path, submitted.job_id, submitted.cluster)
+
+
+def rerun(request: JobRequest, *, force: bool = False) -> Run:
+    """Submit a new run with the configuration, the code and the data of the run that `request.job` names."""
+    before = find_named(request.job, site_runs(request.runs))
+    site = choose_site(request.site).site if request.site else None
+    flags = _flags_over(first_job(before), request)
+    job = job_to_repeat(before, settings=request.settings, flags=flags, site=site)
+    options = check_sbatch_options(request.sbatch_options, for_sbatch=uses_slurm(job))
+    runs = _runs_of(before)
+    sweep = sweep_to_repeat(before, job, site)
+    found = look(job, runs, site=site, extra_sbatch_options=options)
+    cost = require_good(found, instead=FORCED if force else "")
+    repeated = make_run(job, runs, extra_sbatch_options=options, repeats=before, sweep=sweep)
+    report_cost(cost)
+    submitted = submit_new(repeated, job)
+    return Run(repeated.path, submitted.job_id, submitted.cluster)
+
+
+def _runs_of(part: RunDirectory) -> Path:
+    return part.whole.path.parents[1]
+
+
+def _flags_over(recorded: ResolvedJob, request: JobRequest) -> dict[str, Flag]:
+    """Return the flags of a request, whose number of ranks (-n) is spread over the nodes of the recorded job."""
+    flags = dict(request.flags)
+    if request.ranks is None:
+        return flags
+    nodes, each = request.typed("job.nodes"), request.typed("job.ranks_per_node")
+    if needs_nodes(request.ranks, nodes, each):
+        nodes = nodes_after(recorded, request.settings)
+    return flags | flags_of_ranks(request.ranks, nodes, each)

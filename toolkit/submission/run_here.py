@@ -1,0 +1,100 @@
+"""A job in the foreground: on the nodes of the allocation that this process is in, else on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from toolkit.config.origins import Flag
+from toolkit.config.request import JobRequest, resolve
+from toolkit.config.resolved import ResolvedJob
+from toolkit.config.site import Site
+from toolkit.rundir.find import runs_folder
+from toolkit.rundir.layout import RunDirectory
+from toolkit.site.detect import choose_site
+from toolkit.site.partitions import resolve_in_allocation
+from toolkit.submission.allocation import (
+    check_here,
+    cluster_here,
+    environment_of_allocation,
+    nodes_of_allocation,
+    refuse_shapes,
+    tasks_per_node,
+)
+from toolkit.submission.sbatch_words import check_sbatch_options
+from toolkit.submission.submit_run import make_run
+
+__all__ = ["flags_of_allocation", "follow_here", "make_here", "resolve_here"]
+
+
+def resolve_here(
+    request: JobRequest, *, inside: Site | None = None, fix_for_several: str = "`toolkit submit ...`"
+) -> ResolvedJob:
+    """Return the job on the nodes of the allocation that this process is in, else on this machine.
+
+    `inside` is the site of the session that this process has entered; `fix_for_several` is the fix for a job of several
+    components.
+    """
+    refuse_shapes(resolve(request, None), fix_for_several)  # whatever the site
+    has_choice = os.environ.get("SLURM_JOB_ID") or os.environ.get("TOOLKIT_SITE")
+    default = None if has_choice else "local"
+    site = inside if inside is not None and request.site is None else choose_site(request.site or default).site
+    if site.scheduler.kind == "slurm":
+        request = request.with_flags(flags_of_allocation(request.flags, request.ranks, request.settings))
+    job = resolve_in_allocation(request, site)
+    check_here(job, os.environ)
+    check_sbatch_options(request.sbatch_options, for_sbatch=False)
+    return job
+
+
+def flags_of_allocation(flags: Mapping[str, Flag], ranks: int | None, settings: Sequence[str]) -> dict[str, Flag]:
+    """Return what the allocation of this process decides: cluster, nodes and, unless the user set them, ranks on each node.
+
+    It is empty outside an allocation.
+    """
+    if not os.environ.get("SLURM_JOB_ID"):
+        return {}
+    typed = {key: flag.value for key, flag in flags.items()}
+    allocation = environment_of_allocation(os.environ)
+    decided = {
+        "job.cluster": Flag(cluster_here(os.environ, typed.get("job.cluster")), "-M"),
+        "job.nodes": Flag(nodes_of_allocation(allocation, typed.get("job.nodes")), "-N"),
+    }
+    is_set = any(setting.startswith("job.ranks_per_node") for setting in settings)
+    if not is_set and ranks is None and "job.ranks_per_node" not in typed and (tasks := tasks_per_node(allocation)):
+        decided["job.ranks_per_node"] = Flag(tasks, "--ntasks-per-node")
+    return decided
+
+
+def make_here(request: JobRequest, job: ResolvedJob) -> RunDirectory:
+    """Make the run directory of a job that starts in the foreground."""
+    return make_run(job, runs_folder(request.runs, os.environ, job.paths.runs), here=True, calls=request.calls)
+
+
+def follow_here(
+    run: RunDirectory, job: ResolvedJob, start: int, write: Callable[[str], object],
+    report: Callable[[str], object] | None = None,
+) -> int:  # fmt: skip
+    """Run one start in the foreground to its end, and return the job's exit code. `write` gets the output of the ranks."""
+    from rich.console import Console
+
+    from toolkit.runs.follow.follow import exit_code_of, report_end
+    from toolkit.runs.status.state import run_status
+    from toolkit.submission.foreground import Interrupts, show_output, start_here
+
+    report = report or _to_stderr
+    earlier = len(run.attempt_numbers())
+    with Interrupts(run) as interrupts:
+        report(f"run {run.run_id}, in {run.path}")
+        supervisor = interrupts.supervisor = start_here(run, job, start)
+        show_output(run, supervisor, write, report, first_attempt=earlier)
+    status = run_status(run)
+    report_end(status, run, Console(stderr=True))
+    return exit_code_of(status)
+
+
+def _to_stderr(line: str) -> Any:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
