@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from toolkit.version import VERSION
+
 if TYPE_CHECKING:
     from toolkit.errors import ToolkitError
     from toolkit.submission.executor import AutoExecutor
     from toolkit.submission.public import list_runs, resume, run, submit
     from toolkit.submission.run_handle import Run, RunFailedError
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["AutoExecutor", "Run", "RunFailedError", "ToolkitError", "list_runs", "resume", "run", "submit"]
 
 # The module of each public name. It is imported at the first use, so that `import toolkit` stays light in every rank.

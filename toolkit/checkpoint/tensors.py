@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-import toolkit
 from toolkit.checkpoint.format.elements import element
 from toolkit.errors import ToolkitError
+from toolkit.version import VERSION
 
 
 def written_by() -> str:
     """The versions that write a checkpoint, for its manifest."""
-    return f"toolkit {toolkit.__version__}, torch {torch.__version__}"
+    return f"toolkit {VERSION}, torch {torch.__version__}"
 
 
 def dtype_name(dtype: torch.dtype) -> str:

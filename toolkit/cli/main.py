@@ -15,10 +15,10 @@ from typing import TextIO
 import click
 from click.shell_completion import CompletionItem
 
-import toolkit
 from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, DamagedFileError, ToolkitError
 from toolkit.slurm.silence import one_command
 from toolkit.talk import say
+from toolkit.version import VERSION
 
 # name: (module, attribute, one-line help)
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -109,7 +109,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(toolkit.__version__, prog_name="toolkit")
+@click.version_option(VERSION, prog_name="toolkit")
 def cli() -> None:
     """Batch work on Slurm and MPI clusters: from one job file to a trained and resumed model.
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
-import toolkit.jobs
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.find import typed_path
 
 
 def shipped_jobs() -> dict[str, Path]:
     """Return the job files that come with toolkit, by name."""
-    return {path.stem: path for folder in toolkit.jobs.__path__ for path in sorted(Path(folder).glob("*.toml"))}
+    return {
+        path.stem: path
+        for folder in import_module("toolkit.jobs").__path__
+        for path in sorted(Path(folder).glob("*.toml"))
+    }
 
 
 def find_job(name_or_path: str) -> Path:

@@ -65,7 +65,7 @@ def _function(calls: dict[str, Any]) -> Callable[..., Any]:
         raise ToolkitError(
             f"function {calls['function']!r} not found", where=calls["module"] or calls["script"], fix="define it there"
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 if __name__ == "__main__":

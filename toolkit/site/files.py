@@ -7,16 +7,16 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
-import toolkit.site_configs
 from toolkit.rundir.find import typed_path
 
 
 def site_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
     """Return the folders that hold site files, the first to be asked first."""
     own = [typed_path(part) for part in environ.get("TOOLKIT_SITES", "").split(os.pathsep) if part]
-    return [*own, typed_path("~/.config/toolkit/sites"), *map(Path, toolkit.site_configs.__path__)]
+    return [*own, typed_path("~/.config/toolkit/sites"), *map(Path, import_module("toolkit.site_configs").__path__)]
 
 
 def site_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:

@@ -8,15 +8,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import toolkit.site_configs
 from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import write_text
 from toolkit.rundir.find import typed_path
 from toolkit.site.findings import BAD, Finding
+from toolkit.version import VERSION
 
 # Who is asked and how far it was checked prove nothing; an exported SLURM_CONF may take the place of the file's.
 _NOT_PROVED = frozenset({"contact", "docs", "checked", "scheduler.conf"})
@@ -51,7 +52,7 @@ def digest_of(site: Site) -> str:
 def make_proof(site: Site, *, slurm: str, cluster: str, partitions: dict[str, list[Finding]]) -> Proof:
     return Proof(
         site=site.name, file=str(site.file.resolve()), digest=digest_of(site), date=datetime.now(UTC).date().isoformat(),
-        slurm=slurm, cluster=cluster, toolkit=toolkit.__version__, partitions=partitions,
+        slurm=slurm, cluster=cluster, toolkit=VERSION, partitions=partitions,
     )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def save_proof(proof: Proof) -> Path | None:
         ToolkitError: it cannot be written.
     """
     file = Path(proof.file)
-    shipped = file.parent in [Path(folder).resolve() for folder in toolkit.site_configs.__path__]
+    shipped = file.parent in [Path(folder).resolve() for folder in import_module("toolkit.site_configs").__path__]
     beside = not shipped and os.access(file.parent, os.W_OK)
     path = _beside(file) if beside else _among_own(proof.site)
     ran = {name: found for name, found in proof.partitions.items() if all(one.state != "unknown" for one in found)}

@@ -72,7 +72,7 @@ class AutoExecutor:
 
     def map_array(self, function: Callable[..., Any], *iterables: Iterable[Any]) -> list[Run]:
         """Submit a call for each tuple of arguments, as one array job, and return a run for each task."""
-        arguments = [(args, {}) for args in zip(*iterables, strict=True)]
+        arguments: list[tuple[Sequence[Any], Mapping[str, Any]]] = [(args, {}) for args in zip(*iterables, strict=True)]
         if not arguments:
             return []
         calls = _calls_of(function, arguments)

@@ -76,14 +76,14 @@ def run(job: str | Path, **options: Unpack[JobOptions]) -> Run:
 
 
 def resume(
-    name: str, *, checkpoint: str | None = None, same_code: bool = False, job_gone: bool = False, force: bool = False,
+    run_name: str, *, checkpoint: str | None = None, same_code: bool = False, job_gone: bool = False, force: bool = False,
     **options: Unpack[JobOptions],
 ) -> Run:  # fmt: skip
     """Submit the next start of a run from its newest checkpoint, or from `checkpoint`, maybe with another shape."""
     from toolkit.submission import next_start
 
     return next_start.resume(
-        request_of(name, options), checkpoint=checkpoint, same_code=same_code, job_gone=job_gone, force=force
+        request_of(run_name, options), checkpoint=checkpoint, same_code=same_code, job_gone=job_gone, force=force
     )
 
 
@@ -102,7 +102,7 @@ def list_runs(
     return [Run(Path(status.path), cluster=status.cluster) for status in found]
 
 
-def request_of(job: str | Path, options: JobOptions, **fields: Any) -> JobRequest:
+def request_of(job: str | Path, options: JobOptions | Mapping[str, Any], **fields: Any) -> JobRequest:
     """Return the request that a call states.
 
     Raises:
@@ -111,11 +111,11 @@ def request_of(job: str | Path, options: JobOptions, **fields: Any) -> JobReques
     from toolkit.config.origins import Flag
     from toolkit.config.request import JobRequest
 
-    given = dict(options)
+    given: dict[str, Any] = {**options}
     for name in given:
         if name not in JobOptions.__annotations__:
             raise ToolkitError(
-                f"unknown option {name!r}", where="toolkit", fix=nearest_name(name, JobOptions.__annotations__)
+                f"unknown option {name!r}", where=str(job), fix=nearest_name(name, JobOptions.__annotations__)
             )
     flags = {
         f"job.{name}": Flag(str(value) if name == "time" else value, name)
@@ -125,13 +125,16 @@ def request_of(job: str | Path, options: JobOptions, **fields: Any) -> JobReques
     if given.get("repeat") not in (None, 1):  # Slurm must not requeue repeated jobs, too
         flags["job.requeue"] = Flag(False, "repeat, so job.requeue =")
     settings = _settings(given.get("set") or {})
-    path = {name: Path(given[name]) for name in ("runs", "grid") if given.get(name) is not None}
     sweeps = tuple(f"{key}={','.join(map(_as_setting, values))}" for key, values in (given.get("sweep") or {}).items())
     return JobRequest(
         str(job), settings, flags, given.get("n"), tuple(map(str, given.get("args") or ())), given.get("site"),
         sweeps=sweeps, after=tuple(given.get("after") or ()), sbatch_options=tuple(given.get("sbatch") or ()),
-        **path, **fields,
+        runs=_path(given.get("runs")), grid=_path(given.get("grid")), **fields,
     )  # fmt: skip
+
+
+def _path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)
 
 
 def nearest_name(name: str, known: Collection[str]) -> str:

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import toolkit
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.secrets import shown_words
 from toolkit.rundir.files import utc_now
 from toolkit.runs.record.code_snapshot import Snapshot
 from toolkit.runs.record.repository import code_state
+from toolkit.version import VERSION
 
 _ENVIRONMENT = ("CONDA_DEFAULT_ENV", "HOSTNAME", "LANG", "LOADEDMODULES", "USER", "VIRTUAL_ENV")
 
@@ -25,7 +25,7 @@ def make_record(job: ResolvedJob, *, command: list[str], code: dict[str, Any], r
         "created": utc_now(),
         "command": shown_words(command),
         "working_directory": str(Path.cwd()),
-        "toolkit": toolkit.__version__,
+        "toolkit": VERSION,
         "python": platform.python_version(),
         "interpreter": sys.executable,
         "host": platform.node(),

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-import toolkit
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.folder.commit import commit, open_part, refuse_existing
 from toolkit.checkpoint.folder.deletion import discard
@@ -27,6 +26,7 @@ from toolkit.checkpoint.format.manifest_file import manifest_text
 from toolkit.checkpoint.saving.streamed_shard import StreamedShard, stream_shard
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import mode_of_files_in, sync, write_text
+from toolkit.version import VERSION
 
 _INDEX_PIECES = 50_000  # as HDF5StorageWriter: larger checkpoints do without, until `toolkit ckpt index`
 
@@ -63,7 +63,7 @@ def write_checkpoint(
             attempt=0,
             world_size=1,
             saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            written_by=f"toolkit {toolkit.__version__}{IMPORTED}{made_from}",
+            written_by=f"toolkit {VERSION}{IMPORTED}{made_from}",
             objects=dict(values),
             tensors=records,
             files=files,

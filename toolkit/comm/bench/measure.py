@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-import toolkit
 from toolkit.comm.bench.limit import find_limit
 from toolkit.comm.bench.meaning import Meaning
 from toolkit.comm.bench.mpi_trials import mpi_library, mpi_trials
@@ -24,6 +23,7 @@ from toolkit.metrics.collectives import ELEMENT_BYTES, OPERATIONS, Limit, Measur
 from toolkit.metrics.collectives_table import foot, head, left_out, line
 from toolkit.rundir.files import utc_now
 from toolkit.topology.gather import gather_topology
+from toolkit.version import VERSION
 from toolkit.world.facts import World
 
 _MODEL_BUDGET_S = 2.0  # of measuring links, for nodes and for the network
@@ -58,7 +58,7 @@ def measure(world: World, request: BenchRequest, say: Say) -> Measurement:
         limit, missing = find_limit(world, topology, last) if world.rank == 0 else (None, "")
         library, no_mpi = mpi_library(world) if request.mpi else (None, "")
         found = Measurement(
-            schema_version=1, time=utc_now(), toolkit=toolkit.__version__, torch=torch.__version__, mpi=library,
+            schema_version=1, time=utc_now(), toolkit=VERSION, torch=torch.__version__, mpi=library,
             backend="nccl" if world.device.startswith("cuda") else "gloo", launcher=world.launcher,
             iterations=request.iterations, warmup=request.warmup, first_bytes=first, last_bytes=last,
             factor=request.factor, ranks=_places(world), limit=limit, series=(),
