@@ -56,7 +56,7 @@ def test_the_example_of_submitits_readme_and_an_array(here: Site) -> None:
 @pytest.mark.timeout(240)
 def test_a_job_file_is_submitted_and_its_result_read(here: Site) -> None:
     (here.folder / "fit.py").write_text("def main(world, config):\n    return {'size': world.size}\n")
-    (here.folder / "fit.toml").write_text('[job]\nentry = "fit.py:main"\ntime = "2"\n')
+    (here.folder / "fit.toml").write_text('[job]\nentry = "fit.py:main"\ntime = "5"\n')
     script = f"""
 import json, toolkit
 run = toolkit.submit("{here.folder}/fit.toml", n=2, runs="{here.folder}/api")

@@ -85,7 +85,7 @@ def test_what_is_asked_and_remembered(toolkit, slurm: Slurm) -> None:
     assert (told["name"], told["state"], told["nodes"], told["left_s"]) == ("dev", "running", ["n1", "n2"], 1800)
     said = toolkit("session", "start", "--name", "dev")
     assert said.code == 1 and "`toolkit session stop dev`" in said.err
-    assert toolkit.ok("session", "stop", "dev") == "session dev: job 42 was given back\n"
+    assert toolkit.ok("session", "stop", "dev") == "session dev: released job 42\n"
     assert slurm.calls[-1] == "scancel --full 42"
     assert not list(sessions_folder().iterdir())
 
@@ -186,7 +186,7 @@ def test_why_it_waits_is_said_and_ctrl_c_gives_it_up(toolkit, slurm: Slurm, monk
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--name", ".x"), 2, "is no name of a session"),
+        (("--name", ".x"), 2, "is not a valid session name"),
         (("-a", "0-3"), 2, "a session is one allocation, and an array is many"),
         (("-o", "x"), 2, "is for sbatch"),
         (("--site", "local"), 2, "site local has no scheduler to ask for nodes"),
@@ -270,7 +270,7 @@ def test_no_jupyter_is_said_with_the_fix(toolkit, slurm: Slurm) -> None:
 
 
 def test_the_cost_is_told_for_one_walltime(toolkit, slurm: Slurm) -> None:
-    cost = "toolkit: asks for at most 2 node-hours, 4 CPU-hours (2 nodes x 0-01:00:00)\n"
+    cost = "toolkit: requests at most 2 node-hours, 4 CPU-hours (2 nodes x 0-01:00:00)\n"
     words = ("session", "start", "--name", "dev", "-N", 2, "--ntasks-per-node", 2, "-t", "1:00:00")
     assert toolkit(*words).err.endswith(cost)
 
@@ -278,5 +278,5 @@ def test_the_cost_is_told_for_one_walltime(toolkit, slurm: Slurm) -> None:
 def test_one_that_is_not_there_keeps_no_other_from_its_end(toolkit, slurm: Slurm) -> None:
     start(toolkit)
     said = toolkit("session", "stop", "nobody", "dev")
-    assert (said.code, said.out) == (4, "session dev: job 42 was given back\n")
+    assert (said.code, said.out) == (4, "session dev: released job 42\n")
     assert "there is no session 'nobody'" in said.err and not list(sessions_folder().iterdir())

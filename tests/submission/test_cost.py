@@ -26,15 +26,15 @@ def cost(tmp_path):
     ("keys", "words"),
     [
         ('nodes = 4\nranks_per_node = 4\ngpus_per_node = 4\ntime = "2:00:00"\nrequeue = false',
-         "asks for at most 8 node-hours, 32 GPU-hours (4 nodes x 0-02:00:00)"),
-        ('nodes = "2-4"\nranks_per_node = 8\ntime = "30"\nrequeue = false', "asks for at most 2 node-hours, 16 CPU-hours (4 nodes x 0-00:30:00)"),
-        ('array = "0-9%2"\ntime = "60"\nrequeue = false', "asks for at most 10 node-hours, 10 CPU-hours (1 node x 10 tasks x 0-01:00:00)"),
-        ('repeat = 10\ntime = "60"', "asks for at most 10 node-hours, 10 CPU-hours (1 node x 10 jobs in turn x 0-01:00:00)"),
-        ('time = "60"', "asks for at most 1 node-hours, 1 CPU-hours (1 node x 0-01:00:00); if it is not done by then, it is requeued, and takes as much once more"),
-        ('array = "0-1"\ntime = "60"', "asks for at most 2 node-hours, 2 CPU-hours (1 node x 2 tasks x 0-01:00:00); a task that is not done by then is requeued, and takes its part once more"),
+         "requests at most 8 node-hours, 32 GPU-hours (4 nodes x 0-02:00:00)"),
+        ('nodes = "2-4"\nranks_per_node = 8\ntime = "30"\nrequeue = false', "requests at most 2 node-hours, 16 CPU-hours (4 nodes x 0-00:30:00)"),
+        ('array = "0-9%2"\ntime = "60"\nrequeue = false', "requests at most 10 node-hours, 10 CPU-hours (1 node x 10 tasks x 0-01:00:00)"),
+        ('repeat = 10\ntime = "60"', "requests at most 10 node-hours, 10 CPU-hours (1 node x 10 repeated jobs x 0-01:00:00)"),
+        ('time = "60"', "requests at most 1 node-hours, 1 CPU-hours (1 node x 0-01:00:00); if it is not done by then, it is requeued, and takes as much once more"),
+        ('array = "0-1"\ntime = "60"', "requests at most 2 node-hours, 2 CPU-hours (1 node x 2 tasks x 0-01:00:00); a task that is not done by then is requeued, and takes its part once more"),
         ('nodes = 2\ngpus_per_node = 1\ntime = "UNLIMITED"', "asks for 2 nodes, 2 GPUs without an end"),
         ("", "asks for 1 node without an end"),
-        ('sbatch = ["--gres=gpu:2"]\ntime = "60"\nrequeue = false', "asks for at most 1 node-hours, 2 GPU-hours (1 node x 0-01:00:00)"),
+        ('sbatch = ["--gres=gpu:2"]\ntime = "60"\nrequeue = false', "requests at most 1 node-hours, 2 GPU-hours (1 node x 0-01:00:00)"),
     ],
 )  # fmt: skip
 def test_before_a_job(cost, keys, words):

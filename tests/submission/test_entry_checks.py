@@ -49,10 +49,10 @@ def test_a_source_that_is_not_there_is_refused_by_each_command_and_leaves_no_run
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("old", "/old holds checkpoints and is none. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
+        ("old", "/old contains checkpoints and is not one itself. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
         ("old/checkpoints", "and is none. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
         ("old/checkpoints/step-00000011", "step-00000011. Fix: name one that is there, such as "),
-        ("other", "/other is no checkpoint: it has no manifest.json. Fix: give the path of a step-... folder; "),
+        ("other", "/other is not a checkpoint: it has no manifest.json. Fix: give the path of a step-... folder; "),
         ("file", "/file is a file, and a checkpoint is a folder. Fix: "),
         ("cut/step-00000007", "/cut/step-00000007 is damaged: shard-00000-of-00001.h5: is missing; shard-"),
         ("edited/step-00000007", "/edited/step-00000007 is damaged: manifest.json: is not a manifest. Fix: name another; "),

@@ -11,8 +11,8 @@ from toolkit.rundir.bad_nodes import note_bad_node
     ("options", "excluded", "said"),
     [
         ([], "--exclude=node3", "node3 was bad for run"),
-        (["-x", "node[1-2]"], '--exclude="node[1-2],node3"', "it is left out"),
-        (["-w", "node[3-4]"], "", "the job asks for it all the same"),
+        (["-x", "node[1-2]"], '--exclude="node[1-2],node3"', "excluded"),
+        (["-w", "node[3-4]"], "", "kept because the job requests it"),
     ],
 )
 def test_bad_nodes_are_left_out(toolkit, options: list[str], excluded: str, said: str) -> None:

@@ -56,7 +56,7 @@ def test_the_script_has_the_first_component_and_all_that_is_the_jobs_before_the_
 
 def test_the_components_cost_together(job: ResolvedJob) -> None:
     cost = together([cost_of(one, request_of(one)) for one in job.components])
-    assert in_words(cost) == "asks for at most 3 node-hours, 8 GPU-hours (3 nodes x 0-01:00:00)"
+    assert in_words(cost) == "requests at most 3 node-hours, 8 GPU-hours (3 nodes x 0-01:00:00)"
     assert (cost.cpus, cost.billing_hours) == (16, None)
 
 

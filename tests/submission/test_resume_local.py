@@ -55,10 +55,12 @@ def test_shape_and_values_change_and_starts_count_up(toolkit, ended) -> None:
 
 def test_a_completed_script_says_how_it_is_resumed(toolkit, ended) -> None:
     said = toolkit("resume", "last", "--wait").err
-    assert f"run {ended.run_id} is completed; it begins anew, since it has no checkpoint, in the same folder" in said
+    assert f"run {ended.run_id} is completed; it starts anew, since it has no checkpoint, in the same folder" in said
     assert f"`toolkit rerun {ended.run_id}` repeats it" in said
     checkpoints(ended, 10)
-    assert "is completed; it goes on from step-00000010, in the same folder" in toolkit("resume", "last", "--wait").err
+    assert (
+        "is completed; it continues from step-00000010, in the same folder" in toolkit("resume", "last", "--wait").err
+    )
 
 
 def test_ranks_in_all_are_divided_by_the_nodes_that_a_setting_gives(toolkit, ended) -> None:

@@ -63,7 +63,9 @@ def allocation(toolkit, monkeypatch):
 
 def test_jobs_in_turn_are_none_of_one_allocations(toolkit, allocation) -> None:
     said = toolkit("run", toolkit.job("true"), "--repeat", 3)
-    told = "toolkit: --repeat 3:job.repeat: 3 jobs in turn are jobs of their own, and this allocation is one. Fix: `toolkit submit"
+    told = (
+        "toolkit: --repeat 3:job.repeat: expected one job in this allocation, got 3 repeated jobs. Fix: `toolkit submit"
+    )
     assert said.code == 2 and said.err.startswith(told), said
     assert allocation("--repeat", 1) == (2, 2)
 

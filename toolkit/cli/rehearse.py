@@ -48,7 +48,7 @@ def rehearse(
     from toolkit.runs.rehearse.rehearse import rehearse as follow
 
     if rank is not None and failure != "kill-rank":
-        raise click.UsageError(f"{failure} takes no rank; leave out {rank}, or say kill-rank {rank}")
+        raise click.UsageError(f"{failure} takes no rank; omit {rank}, or write kill-rank {rank}")
     directory = find(run, runs, to="rehearse")
     inject = choose(directory, require_stepping(directory), failure, rank, _cut_off(directory))
     _ask(directory, failure, yes=yes)
@@ -61,7 +61,7 @@ def rehearse(
 
 
 def _ask(run: RunDirectory, failure: str, *, yes: bool) -> None:
-    """Nobody's live run fails by a slip of the hand."""
+    """Ask the user before a running job is made to fail."""
     from toolkit.errors import ToolkitError
     from toolkit.runs.rehearse.rehearse import require_stepping, what_is_at_stake
 

@@ -37,12 +37,12 @@ def session() -> None:
 @click.option("--name", default="session", show_default=True, help="What the other commands call it.")
 @click.option("--site", type=SITE, metavar="NAME", help="Site's name or file [TOOLKIT_SITE, detected].")
 @job_options
-@click.option("--force", is_flag=True, help="Ask for what can never start, too.")
+@click.option("--force", is_flag=True, help="Request nodes although preflight refuses the request.")
 @print_command_option
 def start(
     job: str | None, name: str, site: str | None, settings: tuple[str, ...], force: bool, **values: Any
 ) -> None:  # fmt: skip
-    """Ask for nodes and wait until they are there; Ctrl-C gives the request up. JOB lends its shape.
+    """Request nodes and wait until Slurm grants them; Ctrl-C withdraws the request. JOB lends its shape.
 
     \b
     toolkit session start -N 2 -t 1:00:00
@@ -56,7 +56,7 @@ def start(
     from toolkit.site.partitions import resolve_on
     from toolkit.submission.preflight.checks import look
     from toolkit.submission.preflight.report import FORCED, report_cost, require_good
-    from toolkit.submission.sbatch_words import check_sbatch_options
+    from toolkit.submission.submit_run import check_sbatch_options
 
     check_name(name)
     if job is None:
@@ -68,7 +68,7 @@ def start(
     check_sbatch_options(request.sbatch_options, for_sbatch=False)
     check_request(resolved, name)
     found = look(resolved, None, site=chosen)
-    report_cost(require_good(found, instead=FORCED if force else "", action="asks for it"))
+    report_cost(require_good(found, instead=FORCED if force else "", action="requests them"))
     made, process = request_session(resolved, name)
     known = await_grant(made, process, lambda why: click.echo(f"job {made.full_job_id} waits: {why}", err=True))
     click.echo(f"session {name} is job {made.full_job_id} on {','.join(known.nodes)}" + _until(known.left_s))
@@ -205,7 +205,7 @@ def stop(name: tuple[str, ...]) -> None:
     def give_back(word: str) -> None:
         one = find_session(word)
         end_session(one)
-        click.echo(f"session {one.name}: job {one.full_job_id} was given back")
+        click.echo(f"session {one.name}: released job {one.full_job_id}")
 
     _, refused = for_each(name, give_back)
     refuse_at_last(refused)

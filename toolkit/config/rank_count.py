@@ -13,7 +13,7 @@ _RANGE = re.compile(r"(\d+)-\d+")
 
 
 def needs_nodes(ranks: int, nodes: int | str | None, ranks_per_node: int | str | None) -> bool:
-    """Return whether `flags_of_ranks` needs the number of nodes that the job itself asks for."""
+    """Return whether `flags_of_ranks` needs the number of nodes that the job itself requests."""
     return ranks > 0 and nodes is None and ranks_per_node is None
 
 

@@ -20,7 +20,7 @@ __all__ = ["JobRequest", "resolve", "with_rank_flags"]
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a user asks for, before any file or cluster is read.
+    """What a user requests, before any file or cluster is read.
 
     `job` is a job file, the name of a shipped job or, for `resume` and `rerun`, of a run. `flags` set keys such as
     "job.nodes", and `settings` are `table.key=value` strings, as --set takes them. `ranks` is the total number of ranks

@@ -1,4 +1,4 @@
-"""Where sessions are written down: `~/.toolkit/sessions/NAME.json`, so that any shell on any login node finds them."""
+"""Records of sessions: `~/.toolkit/sessions/NAME.json`, so that any shell on any login node can read them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Session:
 
     @property
     def full_job_id(self) -> str:
-        """The job's id with its cluster, where that is another one than the site's."""
+        """The job's id, with its cluster if that is not the site's own."""
         return named(self.job_id, self.job.job.cluster)
 
     def file(self, suffix: str) -> Path:
@@ -38,7 +38,7 @@ class Session:
         return session_file(self.name, suffix)
 
     def write(self) -> None:
-        """Write it down, for its owner alone."""
+        """Write the record, readable by its owner only."""
         value = {"schema": 1, "name": self.name, "job_id": self.job_id, "created": self.created}
         write_json(self.file("json"), value | {"job": self.job.model_dump(mode="json", by_alias=True)}, mode=0o600)
 
@@ -60,33 +60,33 @@ def session_file(name: str, suffix: str) -> Path:
 
 
 def new_session(name: str, job_id: str, job: ResolvedJob) -> Session:
-    """Write down a session whose job Slurm has."""
+    """Record a session whose job Slurm has accepted."""
     session = Session(name, job_id, utc_now(), job)
     session.write()
     return session
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be a file's name.
+    """Refuse a name that cannot be a file name.
 
     Raises:
         ToolkitError: it is none.
     """
     if not _NAME.fullmatch(name):
         raise ToolkitError(
-            f"{name!r} is no name of a session",
+            f"{name!r} is not a valid session name",
             where="--name",
             fix="1 to 64 of A-Z a-z 0-9 . _ -, a letter or digit first",
         )
 
 
 def all_sessions() -> list[Session]:
-    """Every session that is written down, the oldest first."""
+    """Return every recorded session, the oldest first."""
     return sorted(map(_read, sessions_folder().glob("*.json")), key=lambda session: session.created)
 
 
 def find_session(name: str) -> Session:
-    """The session that a user names.
+    """Return the session of a name.
 
     Raises:
         NotFoundError: there is none of this name; the nearest is given.

@@ -1,4 +1,4 @@
-"""A notebook on a session's first node, and the line that makes a tunnel to it."""
+"""A notebook on a session's first node, and the ssh command for a tunnel to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOOK = 'for kind; do command -v "$kind" && exit; done; exit 9'
 
 @dataclass(frozen=True)
 class Notebook:
-    """A Jupyter server that answers."""
+    """A Jupyter server that accepts connections."""
 
     node: str
     address: str
@@ -35,17 +35,17 @@ class Notebook:
     token: str
 
     def tunnel(self, login: str) -> str:
-        """The line for the user's own machine."""
+        """Return the ssh command for the user's own machine."""
         return f"ssh -N -L {self.port}:{self.address}:{self.port} {getpass.getuser()}@{login}"
 
     @property
     def url(self) -> str:
-        """Where a browser finds it through the tunnel."""
+        """Return the address for a browser at the other end of the tunnel."""
         return f"http://localhost:{self.port}/?token={self.token}"
 
 
 def start_notebook(known: SessionState, *, port: int | None = None, named: str | None = None) -> Notebook:
-    """Start Jupyter on a node, bound to the address by which this host reaches the node, or find the one that runs.
+    """Start Jupyter on a node, bound to the address by which this host reaches the node, or return the one that runs already.
 
     Its token is in a file of the session that the owner alone may read: no list of processes shows it.
 
@@ -89,12 +89,12 @@ def start_notebook(known: SessionState, *, port: int | None = None, named: str |
 
 
 def _runtime(known: SessionState, node: str) -> Path:
-    """Where Jupyter says what it has started: a folder for each node, since a server is found by its port there."""
+    """Return the folder in which Jupyter records its servers: a folder for each node, because servers are named by their ports."""
     return known.session.file("jupyter") / node
 
 
 def _address_of(known: SessionState, node: str) -> str:
-    """The node's address as Slurm reaches it, which is where the tunnel leads; its own idea may be a loopback."""
+    """Return the node's address as Slurm reaches it; the node itself may resolve its name to a loopback."""
     said = slurm_of(known.session.job).call(["sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%o"])
     name = next(iter(said.split()), node)
     try:
@@ -122,7 +122,7 @@ def _program(known: SessionState, node: str, environment: dict[str, str]) -> str
 
 
 def _living(known: SessionState, node: str, address: str) -> Notebook | None:
-    """The notebook that Jupyter says it has started on a node, where it takes connections.
+    """Return the notebook that Jupyter has recorded for a node, if it accepts connections.
 
     Its token is the one that it says: the session's file has that of whichever was begun last.
     """
@@ -130,7 +130,7 @@ def _living(known: SessionState, node: str, address: str) -> Notebook | None:
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
             port, token = int(said["port"]), str(said["token"])
-        except (ValueError, KeyError, OSError):  # it is being written
+        except (ValueError, KeyError, OSError):  # Jupyter is still writing it
             continue
         try:
             with socket.create_connection((address, port), timeout=2.0):

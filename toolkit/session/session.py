@@ -32,9 +32,9 @@ from toolkit.submission.script import allocation_options
 from toolkit.talk import say
 
 WARN_S = 600.0
-ANSWER_S = 60.0  # for salloc to say which job it has asked for
+ANSWER_S = 60.0  # for salloc to report the job that it has requested
 POLL_S = 0.2
-QUESTION_PERIOD_S = 5.0  # between two questions to Slurm of why a session waits
+QUESTION_PERIOD_S = 5.0  # between two queries why a session waits
 _JOB = re.compile(r"^salloc: (?:Pending|Granted) job allocation (\d+)", re.MULTILINE)
 
 
@@ -57,7 +57,7 @@ class SessionState:
         return self.state is RunState.RUNNING and self.left_s is not None and self.left_s < WARN_S
 
     def as_json(self) -> dict[str, Any]:
-        """One of the list that `session ls --json` prints."""
+        """Return one entry of `session ls --json`."""
         return {
             "name": self.session.name, "job_id": self.session.job_id, "state": self.state.value, "reason": self.reason,
             "site": self.session.job.site.name, "cluster": self.session.job.job.cluster, "nodes": self.nodes,
@@ -66,7 +66,7 @@ class SessionState:
 
 
 def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Popen[bytes]]:
-    """Ask Slurm for an allocation of a job's shape; returns once the queue has it.
+    """Request an allocation of a job's shape; return once it is in the queue.
 
     The process is salloc, which lives on its own until the allocation is granted.
 
@@ -87,7 +87,7 @@ def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Po
     deadline = time.monotonic() + ANSWER_S
     try:
         while True:
-            ended = process.poll() is not None  # before the log is read: its last words count
+            ended = process.poll() is not None  # before the log is read, so that its last lines count
             if found := _JOB.search(said := log.read_text(errors="replace")):
                 break
             if ended:
@@ -100,14 +100,14 @@ def request_session(job: ResolvedJob, name: str) -> tuple[Session, subprocess.Po
                 )
             time.sleep(POLL_S)
     except BaseException:
-        process.terminate()  # salloc then takes its request back
+        process.terminate()  # salloc then withdraws its request
         log.unlink(missing_ok=True)
         raise
     return new_session(name, found[1], job), process
 
 
 def check_request(job: ResolvedJob, name: str) -> None:
-    """Refuse what is no session before Slurm is asked.
+    """Refuse a job that cannot be a session before any query to Slurm.
 
     Raises:
         CheckFailedError: there is a session of this name.
@@ -120,7 +120,7 @@ def check_request(job: ResolvedJob, name: str) -> None:
 def _check_job(job: ResolvedJob) -> None:
     if not uses_slurm(job):
         raise ToolkitError(
-            f"site {job.site.name} has no scheduler to ask for nodes",
+            f"site {job.site.name} has no scheduler that could grant nodes",
             where=job.origin("site.name").place("site.name"),
             fix="`toolkit run JOB` runs here and now, or --site with the name of a cluster",
         )
@@ -155,7 +155,7 @@ def _refused(slurm: Slurm, said: str, code: int) -> ToolkitError:
 
 
 def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callable[[str], object]) -> SessionState:
-    """Wait until the session has its nodes; `tell` hears why it waits. Ctrl-C gives it up.
+    """Wait until the session has its nodes; `tell` receives why it waits. Ctrl-C withdraws the request.
 
     Raises:
         SchedulerRefusedError: the request ended without nodes.
@@ -183,18 +183,18 @@ def await_grant(session: Session, process: subprocess.Popen[bytes], tell: Callab
 
 
 def end_session(session: Session) -> None:
-    """Give a session's nodes back, or its place in the queue, and forget it."""
+    """Release a session's nodes, or its place in the queue, and remove its record."""
     slurm_of(session.job).cancel([session.job_id])
     session.forget()
 
 
 def state_of(session: Session) -> SessionState:
-    """What Slurm says of a session now."""
+    """Return the current state of a session."""
     return states_of([session])[0]
 
 
 def states_of(sessions: Sequence[Session]) -> list[SessionState]:
-    """What Slurm says of some sessions, with one question to each cluster."""
+    """Return the current states of sessions, with one query to each cluster."""
     clusters: dict[Slurm, list[Session]] = {}
     for session in sessions:
         clusters.setdefault(slurm_of(session.job), []).append(session)
@@ -232,7 +232,7 @@ def _why_it_waits(fact: JobFacts) -> str:
 
 
 def running_session(name: str) -> SessionState:
-    """A session that has its nodes; one that ends soon is warned of.
+    """Return a session that has its nodes; warn if it ends soon.
 
     Raises:
         NotFoundError: there is none of this name.
@@ -254,14 +254,14 @@ def running_session(name: str) -> SessionState:
 
 
 def ending_of(known: SessionState) -> str:
-    """When a session ends, in words."""
+    """Return the description of a session's end."""
     assert known.left_s is not None
     end = time.strftime("%H:%M", time.localtime(time.time() + known.left_s))
     return f"session {known.session.name} ends in {known.left_s / 60:.0f} min, at {end}; save what you need"
 
 
 def enter(name: str, environ: MutableMapping[str, str]) -> Site:
-    """Let this process be in a session's allocation, as in the shell of a salloc; returns its site.
+    """Put this process into a session's allocation, as a shell of salloc; return its site.
 
     Raises:
         as `running_session`.
@@ -293,6 +293,6 @@ def enter(name: str, environ: MutableMapping[str, str]) -> Site:
 
 
 def site_of_session(session: Session) -> Site:
-    """The site that a session is on, as its file says now, with the slurm.conf that the session was made with."""
+    """Return the site of a session from its current file, with the slurm.conf that created the session."""
     site, conf = site_of(session.job), session.job.scheduler.conf
     return site if site.scheduler.conf == conf else site.with_conf(typed_path(conf), "the session's")

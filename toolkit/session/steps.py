@@ -1,4 +1,4 @@
-"""Steps in a session's allocation: a command on all of its nodes, a shell on one, and a shell that outlives a terminal."""
+"""Steps in a session's allocation: a command on all of its nodes, a shell on one, and a shell that survives its terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolkit.session.session import SessionState
 from toolkit.slurm.clusters import for_cluster
 from toolkit.slurm.submit import without_job
 
-KEEPER_S = 20.0  # for a step to begin
+KEEPER_S = 20.0  # for a step to start
 # Of a node: where its tmux would open its socket, and whether there is a tmux at all.
 _LOOK = 'command -v tmux >/dev/null || exit 9; [ -S "${TMUX_TMPDIR:-/tmp}/tmux-$(id -u)/$0" ]'
 _KEEP = 'tmux -L "$0" new-session -d -s "$1" && while tmux -L "$0" has-session 2>/dev/null; do sleep 2; done'
@@ -27,7 +27,7 @@ _NO_TMUX = 9
 def step_argv(
     known: SessionState, command: Sequence[str], *, nodes: int | None = None, ntasks: int | None = None
 ) -> list[str]:
-    """srun of a command as the session's job would start its ranks: as many, with the site's MPI.
+    """Return the srun command for a program, with the number of ranks and the MPI of the session's job.
 
     Args:
         nodes: fewer than the session has.
@@ -53,7 +53,7 @@ def step_argv(
 
 
 def shell_argv(known: SessionState, command: Sequence[str], *, node: str, on_terminal: bool = False) -> list[str]:
-    """srun of one command on one node, beside whatever runs there."""
+    """Return the srun command for one program on one node, beside other steps."""
     terminal = ["--pty"] if on_terminal else []
     return [*_inside(known), "--nodes=1", "--ntasks=1", f"--nodelist={node}", *terminal, *command]
 
@@ -63,7 +63,7 @@ def _inside(known: SessionState) -> list[str]:
 
 
 def step_environment(known: SessionState, **more: str) -> dict[str, str]:
-    """The environment of a step: this shell's, with what the site sets for ranks."""
+    """Return the environment of a step: that of this shell, with the site's variables for ranks."""
     job = known.session.job
     environment = slurm_of(job).environment(without_job(os.environ))
     library = {"MPI4PY_LIBMPI": job.launcher.libmpi} if job.launcher.libmpi else {}
@@ -71,7 +71,7 @@ def step_environment(known: SessionState, **more: str) -> dict[str, str]:
 
 
 def node_of(known: SessionState, named: str | None) -> str:
-    """The node that is named, or the session's first one.
+    """Return the named node, or the session's first one.
 
     Raises:
         ToolkitError: it is none of the session's.
@@ -79,12 +79,12 @@ def node_of(known: SessionState, named: str | None) -> str:
     if named is None or named in known.nodes:
         return named or known.nodes[0]
     raise ToolkitError(
-        f"{named} is no node of session {known.session.name}", where="--node", fix=f"one of {', '.join(known.nodes)}"
+        f"{named} is not a node of session {known.session.name}", where="--node", fix=f"one of {', '.join(known.nodes)}"
     )
 
 
 def lasting_shell(known: SessionState, node: str) -> list[str]:
-    """The argv of a terminal in the session's tmux on a node, which is started where it does not run.
+    """Return the command for a terminal in the session's tmux on a node; start tmux first if it does not run.
 
     A step of its own keeps it, under an srun that no terminal ends. [] where the node has no tmux.
 
@@ -120,7 +120,7 @@ def _look(known: SessionState, node: str, socket: str) -> int:
 def begin_step(
     known: SessionState, argv: Sequence[str], log: str, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a step that lives on when this terminal is gone; what it prints goes to a file of the session."""
+    """Start a step that survives this terminal; its output goes to a file of the session."""
     path = known.session.file(log)
     path.unlink(missing_ok=True)
     descriptor = open_append(path)

@@ -1,4 +1,4 @@
-"""The allocation that `toolkit run` finds itself in, as salloc's variables tell it: nodes, tasks, CPUs."""
+"""The allocation of the `toolkit run` process, from salloc's variables: nodes, tasks, CPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolkit.slurm.clusters import cluster_of_allocation
 
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
-# What a step or an array task says of itself. Of salloc's own interactive step nothing is in the way: it holds no CPUs.
+# Variables of a step or of an array task. Those of salloc's own interactive step are kept: it holds no CPUs.
 _OF_STEP = re.compile(
     r"SLURM_(STEP|SRUN_COMM|CPU_BIND|MEM_BIND|ARRAY_).*|PMIX?_.*"
     r"|SLURM_(PROCID|LOCALID|NODEID|GTIDS|TASK_PID|NTASKS|NPROCS|TASKS_PER_NODE|NNODES|NODELIST|MPI_TYPE)"
@@ -22,7 +22,7 @@ _INTERACTIVE_STEP = "4294967290"
 
 
 def environment_of_allocation(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment as the allocation's owner has it, also where we run inside a step of it (`srun --pty bash`).
+    """Return the environment of the allocation itself, also for a process inside a step of it (`srun --pty bash`).
 
     srun takes many of a step's variables as its own options, and a step that we run in holds CPUs: ours overlaps it.
     """
@@ -39,7 +39,7 @@ def environment_of_allocation(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
-    """The nodes of the allocation that we are in; a run here takes all of them.
+    """Return the number of nodes of this allocation; a run uses all of them.
 
     Raises:
         ToolkitError: `asked`, which is -N, is another number.
@@ -55,7 +55,7 @@ def nodes_of_allocation(environ: Mapping[str, str], asked: str | None) -> str:
 
 
 def cluster_here(environ: Mapping[str, str], asked: str | None) -> str:
-    """The cluster of the allocation that we are in, by the name that a run on it records; "" for the site's own.
+    """Return the cluster of this allocation, by the name that a run records; "" for the site's own.
 
     Raises:
         ToolkitError: `asked`, which is -M, is another one.
@@ -72,7 +72,7 @@ def cluster_here(environ: Mapping[str, str], asked: str | None) -> str:
 
 
 def tasks_per_node(environ: Mapping[str, str]) -> str | None:
-    """The tasks on each node that salloc was asked for; None where it was not asked, or where nodes differ."""
+    """Return the tasks on each node that the user requested from salloc; None without that, or if nodes differ."""
     if "SLURM_NTASKS" not in environ:  # then SLURM_TASKS_PER_NODE only counts the CPUs
         return None
     counts = set(_counts(environ.get("SLURM_TASKS_PER_NODE", "")))
@@ -80,10 +80,10 @@ def tasks_per_node(environ: Mapping[str, str]) -> str | None:
 
 
 def check_here(job: ResolvedJob, environ: Mapping[str, str], *, resumed: str = "") -> None:
-    """Can the job run here and now? On a Slurm cluster it needs an allocation that is large enough.
+    """Refuse a job that cannot run in the foreground: on a Slurm cluster it needs a large enough allocation.
 
     Raises:
-        ToolkitError: there is no allocation, or it has too few CPUs; srun would say neither with numbers.
+        ToolkitError: there is no allocation, or it has too few CPUs; srun reports neither with numbers.
     """
     if not uses_slurm(job):
         return
@@ -98,7 +98,7 @@ def check_here(job: ResolvedJob, environ: Mapping[str, str], *, resumed: str = "
         )
     if table.repeat > 1:
         raise ToolkitError(
-            f"{table.repeat} jobs in turn are jobs of their own, and this allocation is one",
+            f"expected one job in this allocation, got {table.repeat} repeated jobs",
             where=job.origin("job.repeat").place("job.repeat"),
             fix=f"{queued}, or --repeat 1",
         )
@@ -137,5 +137,5 @@ def refuse_shapes(job: ResolvedJob, fix: str) -> None:
 
 
 def _counts(text: str) -> list[int]:
-    """Slurm's count of each node: `2(x3),1` is 2, 2, 2, 1."""
+    """Return Slurm's count for each node: `2(x3),1` is 2, 2, 2, 1."""
     return [int(count) for count, times in _COUNT.findall(text) for _ in range(int(times or 1))]

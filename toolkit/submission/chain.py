@@ -1,4 +1,4 @@
-"""`--after RUN[:ok|any]`: is there such a run, can it still end as it must, and which job has Slurm to wait for."""
+"""`--after RUN[:ok|any]`: the run, whether it can still end as required, and the job that Slurm waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_parents(texts: Sequence[str], job: ResolvedJob, runs: Path) -> list[Par
 
     Raises, for all that are wrong together:
         NotFoundError: there is no such run.
-        CheckFailedError: it can no longer end as the job wants it to, was never submitted, or nobody knows its state.
+        CheckFailedError: it can no longer end as the job wants it to, was never submitted, or its state is unknown.
         ToolkitError: no scheduler of the job's could wait for it.
     """
     parents: dict[str, Parent] = {}
@@ -46,13 +46,13 @@ def find_parents(texts: Sequence[str], job: ResolvedJob, runs: Path) -> list[Par
 
 
 def split_kind(text: str) -> tuple[str, str]:
-    """RUN and its kind, "ok" where none is given. A path may hold a colon."""
+    """Return RUN and its kind, "ok" by default. A path may contain a colon."""
     name, colon, kind = text.rpartition(":")
     if not colon or "/" in kind:
         return text, "ok"
     if kind not in KINDS or not name:
         raise ToolkitError(
-            f"{kind!r} is no way to follow a run", where=f"--after {text}",
+            f"expected ok or any, got {kind!r}", where=f"--after {text}",
             fix=f"write {name or 'RUN'}:ok for its success, {name or 'RUN'}:any for any end",
         )  # fmt: skip
     return name, kind
@@ -65,7 +65,7 @@ def _parent(run: RunDirectory, kind: str, job: ResolvedJob, where: str) -> Paren
             f"run {run.run_id} is rendered, not submitted", where=where, fix=f"submit it first: {run.script(0)}"
         )
     if status.state is RunState.COMPLETED or (status.state.final and kind == "any"):
-        say(f"run {run.run_id} is {status.state.value} already, so nothing has to be waited for")
+        say(f"run {run.run_id} is {status.state.value} already, so the job need not wait for it")
         return Parent(run.run_id, kind, "", str(run.path))
     if status.state.final:
         raise CheckFailedError(
@@ -75,13 +75,13 @@ def _parent(run: RunDirectory, kind: str, job: ResolvedJob, where: str) -> Paren
         )
     if status.state is RunState.UNKNOWN:
         raise CheckFailedError(
-            f"nobody knows how run {run.run_id} is: {status.reason}", where=where,
+            f"the state of run {run.run_id} is unknown: {status.reason}", where=where,
             fix=f"ask `toolkit status {run.run_id}` until it is known",
         )  # fmt: skip
     _check_same_cluster(run, status, job, where)
     if kind == "ok" and recorded_job(run).job.repeat > 1:
         raise CheckFailedError(
-            f"run {run.run_id} is {recorded_job(run).job.repeat} jobs in turn, and Slurm cannot tell its success from theirs",
+            f"run {run.run_id} is {recorded_job(run).job.repeat} repeated jobs, and Slurm cannot distinguish its success from theirs",
             where=where,
             fix=f"`toolkit wait {run.run_id} && toolkit submit ...`, or --after {run.run_id}:any where a failure may be followed, too",
         )  # fmt: skip
@@ -90,7 +90,7 @@ def _parent(run: RunDirectory, kind: str, job: ResolvedJob, where: str) -> Paren
 
 
 def _check_same_cluster(run: RunDirectory, status: RunStatus, job: ResolvedJob, where: str) -> None:
-    """Slurm waits for its own jobs only."""
+    """Refuse a run of another cluster: Slurm waits for its own jobs only."""
     parent = recorded_job(run)
     if not uses_slurm(job):
         raise ToolkitError(
@@ -99,7 +99,7 @@ def _check_same_cluster(run: RunDirectory, status: RunStatus, job: ResolvedJob, 
         )  # fmt: skip
     if status.job_id.startswith("local-") or slurm_of(parent) != slurm_of(job):
         raise ToolkitError(
-            f"run {run.run_id} ({_job_in_words(status.job_id, parent)}) is no job of {_cluster_in_words(job)}",
+            f"run {run.run_id} ({_job_in_words(status.job_id, parent)}) is not a job of {_cluster_in_words(job)}",
             where=where, fix=f"`toolkit wait {run.run_id}` first, then submit",
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The code of a run: a copy of the job's folder as it is, or that of another run, which is repeated."""
+"""The code of a run: a copy of the job's folder, or the copy of the run that is repeated."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from toolkit.runs.record.code_snapshot import (
     repeat_snapshot,
     take_snapshot,
 )
-from toolkit.runs.record.repository import check_out
-from toolkit.submission.record import recorded_code
+from toolkit.runs.record.repository import check_out, code_state
 from toolkit.talk import say
 
 MOST_TOLD = 5  # names of files in one line
 
 
 def keep_code(job: ResolvedJob, run: RunDirectory, runs: Path) -> tuple[ResolvedJob, dict[str, Any]]:
-    """Take the copy that a new run starts from: (the job that starts there, what its record says of its code).
+    """Copy the code of a new run, and return the job that starts from it and the record of the code.
 
     Raises:
         ToolkitError: the job wants one, and its folder holds too much.
@@ -41,18 +40,27 @@ def keep_code(job: ResolvedJob, run: RunDirectory, runs: Path) -> tuple[Resolved
     return job, recorded_code(job, snapshot)
 
 
+def recorded_code(job: ResolvedJob, snapshot: Snapshot | str) -> dict[str, Any]:
+    """Return the record of the job's repository and of the copy of its folder, or why there is no copy."""
+    state = code_state(job.job_directory)
+    if isinstance(snapshot, str):
+        return state | {"snapshot_left_out": snapshot}
+    assert job.code_directory is not None
+    return state | {"snapshot": snapshot.summary(job.code_directory.name)}
+
+
 def repeat_code(job: ResolvedJob, run: RunDirectory, before: RunDirectory) -> tuple[ResolvedJob, dict[str, Any]]:
-    """Give a new run the code that another one was submitted with: its copy, else its commit and changes.
+    """Give a new run the code of another run: its copy, else its commit and changes.
 
     Raises:
-        CheckFailedError: neither is to be had any more; the fix is named.
+        CheckFailedError: neither exists any more; the fix is named.
     """
     code: dict[str, Any] = read_json(before.record)["code"]
     if list_of(before.code(0)).exists():
         repeat_snapshot(before.code(0), run.code(0))
         folder = run.code(0)
     elif not files_of_entry(job):
-        return job, code  # a program or a package from elsewhere: nothing of the folder is its code
+        return job, code  # a program or a package from elsewhere: its code is not in the folder
     elif "commit" in code:
         folder = check_out(job.job_directory, code, run.code(0))
     else:
@@ -68,7 +76,7 @@ def repeat_code(job: ResolvedJob, run: RunDirectory, before: RunDirectory) -> tu
 
 
 def is_rerun(run: RunDirectory) -> bool:
-    """A rerun keeps the code that it repeats, also when it is resumed."""
+    """Return whether a run is a rerun, which keeps the code that it repeats when it is resumed."""
     return "rerun_of" in read_json(run.record)
 
 
@@ -96,18 +104,18 @@ class NewCode:
         self.record = recorded_code(self.job, snapshot)
 
     def put_in_place(self) -> None:
-        """The start is ours: give the copy its name."""
+        """Rename the copy, once this resume has claimed the start."""
         if self.draft.exists():
             self.draft.rename(self.folder)
             list_of(self.draft).rename(list_of(self.folder))
 
     def discard(self) -> None:
-        """The start is not ours after all."""
+        """Remove the copy, because another resume has claimed the start."""
         remove_snapshot(self.draft)
 
 
 def _tell_edits(run: RunDirectory, start: int, snapshot: Snapshot) -> None:
-    """Say which files are not what the start before ran."""
+    """Report the files that changed since the previous start."""
     copies = [copy for number in reversed(range(start)) if (copy := read_snapshot(run.code(number)))]
     edits = differences(copies[0], snapshot) if copies else {}
     if edits:

@@ -1,4 +1,4 @@
-"""What a job may cost before it is submitted: node-hours, CPU-hours, GPU-hours and, where the site weighs them, billing."""
+"""The cost of a job before its submission: node-hours, CPU-hours, GPU-hours and, with the site's weights, billing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SUMMED = ("nodes", "cpus", "gpus", "node_hours", "cpu_hours", "gpu_hours", "bil
 
 @dataclass(frozen=True)
 class Cost:
-    """What all tasks and jobs in turn of a job take together until their walltime is over. Hours are None where no walltime is known.
+    """What all tasks and repeated jobs take together until their walltime ends. Hours are None without a known walltime.
 
-    `repeat` is the number of jobs in turn, 1 for any other job. `time_s` is the walltime that counts, the job's or the
+    `repeat` is the number of repeated jobs, 1 for any other job. `time_s` is the walltime that counts, the job's or the
     partition's default. `billing_hours` are TRESBillingWeights times hours, None where the partition has none. `goes_on`
     says that a run may be requeued when its walltime is over, and so take this more than once.
     """
@@ -44,7 +44,7 @@ class Cost:
 
 
 def cost_of(job: ResolvedJob, request: Request, cluster: Cluster | None = None) -> Cost:
-    """The most that a job can take until it is requeued; `cluster` knows the partition's default time and weights."""
+    """Return the most that a job can use until it is requeued; `cluster` knows the partition's default time and weights."""
     partition = next(iter(cluster.chosen(request)), None) if cluster is not None else None
     nodes, tasks = request.max_nodes, request.tasks
     tres = request.tres(nodes)
@@ -66,7 +66,7 @@ def cost_of(job: ResolvedJob, request: Request, cluster: Cluster | None = None) 
 
 
 def together(costs: Sequence[Cost]) -> Cost:
-    """The components of a heterogeneous job, which begin and end at the same time; unknown is what one does not know."""
+    """Return the cost of a heterogeneous job, whose components start and end together; None if one is unknown."""
     sums = {name: _sum([getattr(one, name) for one in costs]) for name in _SUMMED}
     times = [one.time_s for one in costs]
     return replace(costs[0], **sums, time_s=None if None in times else max(filter(None, times), default=0))
@@ -77,14 +77,14 @@ def _sum(counts: Sequence[float | None]) -> Any:
 
 
 def _default_time_s(job: ResolvedJob, partition: PartitionLimits | None) -> int | None:
-    """A job without a walltime gets the partition's DefaultTime, and its MaxTime where there is none."""
+    """Return the walltime of a job without one: the partition's DefaultTime, else its MaxTime."""
     if partition is not None:
         return partition.max_time_s if partition.default_time_s is None else partition.default_time_s
     return job.partition_limits.max_time_s if job.partition_limits is not None else None
 
 
 def billing_of(tres: Mapping[str, float], weights: Mapping[str, float], *, most_alone: bool) -> float:
-    """Slurm's billing of some resources (slurm.conf(5), TRESBillingWeights).
+    """Return Slurm's billing of some resources (slurm.conf(5), TRESBillingWeights).
 
     `most_alone` is PriorityFlags=MAX_TRES: of what nodes have, only the dearest counts.
     """
@@ -93,12 +93,12 @@ def billing_of(tres: Mapping[str, float], weights: Mapping[str, float], *, most_
 
 
 def in_words(cost: Cost) -> str:
-    """One line for people: `asks for at most 8 node-hours, 32 GPU-hours (4 nodes x 2:00:00)`."""
+    """Return one line for the user: `requests at most 8 node-hours, 32 GPU-hours (4 nodes x 2:00:00)`."""
     shape = counted(cost.nodes, "node") + (f" x {counted(cost.tasks, 'task')}" if cost.tasks > 1 else "")
-    shape += f" x {cost.repeat} jobs in turn" if cost.repeat > 1 else ""
+    shape += f" x {cost.repeat} repeated jobs" if cost.repeat > 1 else ""
     if cost.node_hours is None:
         gpus = f", {counted(cost.gpus, 'GPU')}" if cost.gpus else ""
-        return f"asks for {shape}{gpus} without an end"
+        return f"requests {shape}{gpus} without a time limit"
     parts = [f"{_rounded(cost.node_hours)} node-hours"]
     if cost.gpus:
         parts.append(f"{_rounded(cost.gpu_hours)} GPU-hours")
@@ -106,11 +106,11 @@ def in_words(cost: Cost) -> str:
         parts.append(f"{_rounded(cost.cpu_hours)} CPU-hours")
     if cost.billing_hours is not None:
         parts.append(f"{_rounded(cost.billing_hours)} billing hours")
-    return f"asks for at most {', '.join(parts)} ({shape} x {format_slurm_time(cost.time_s)}){_again(cost)}"
+    return f"requests at most {', '.join(parts)} ({shape} x {format_slurm_time(cost.time_s)}){_again(cost)}"
 
 
 def _again(cost: Cost) -> str:
-    """What a requeue adds to the most that a job can take."""
+    """Return what a requeue may add to the cost."""
     if not cost.goes_on:
         return ""
     if cost.tasks > 1:

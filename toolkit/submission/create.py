@@ -20,8 +20,7 @@ from toolkit.site.partitions import resolve_on
 from toolkit.submission.preflight.checks import Preflight, look
 from toolkit.submission.preflight.report import FORCED, RENDERED, report_cost, require_good
 from toolkit.submission.run_handle import Run
-from toolkit.submission.sbatch_words import check_sbatch_options
-from toolkit.submission.submit_run import make_run, submit_new
+from toolkit.submission.submit_run import check_sbatch_options, make_run, submit_new
 from toolkit.talk import say
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Can the ranks begin, read and save as the job says? What this host can tell before they start."""
+"""Checks that the ranks can start, read and save as the job requests, as far as this host can determine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_beginning(job: ResolvedJob, options: Sequence[str] = ()) -> None:
-    """Everything that is looked at for the first start of a run; `options` are sbatch's for this submission alone.
+    """Make every check for the first start of a run; `options` are sbatch's for this submission alone.
 
     Raises:
         ToolkitError: the ranks could not begin, read or save as the job says.
@@ -36,13 +36,13 @@ def check_beginning(job: ResolvedJob, options: Sequence[str] = ()) -> None:
 
 
 def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
-    """Look at `checkpoint.source` as the ranks will: quickly, at the whole folder.
+    """Check `checkpoint.source` as the ranks will: quickly, and the whole folder.
 
     As the entry's file, it must be there for this host, too. What cannot be known is left to the ranks: a container has
     folders of its own, and a job that waits for another, by sbatch's `options`, may wait for its checkpoint.
 
     Raises:
-        ToolkitError: there is no such folder, it is no checkpoint, a damaged one, or none that the job can begin from
+        ToolkitError: there is no such folder, or it is not a checkpoint that the job can start from
             as it says.
     """
     source = job.checkpoint.source
@@ -53,12 +53,12 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     if said := _no_checkpoint(path):
         raise ToolkitError(said, where=where, fix=_fix_of(path, source))
     manifest = check_whole(path, where=where)
-    if not is_foreign(job.job.entry):  # what a script takes of it, and how it counts steps, is its own business
+    if not is_foreign(job.job.entry):  # a script decides what it loads, and how it counts steps
         _check_use(job, path, manifest, where=where)
 
 
 def _check_use(job: ResolvedJob, path: Path, manifest: Manifest, *, where: str) -> None:
-    """Look whether the job can begin from a checkpoint as it says in `checkpoint.take`."""
+    """Check that the job can start from a checkpoint as `checkpoint.take` requests."""
     said, fix = "", ""
     if job.checkpoint.take == "weights":
         if manifest.is_imported and not any(name.startswith("model.") for name in manifest.tensors):
@@ -75,10 +75,10 @@ def _check_use(job: ResolvedJob, path: Path, manifest: Manifest, *, where: str) 
 
 
 def check_whole(checkpoint: Path, *, where: str) -> Manifest:
-    """Look at a checkpoint quickly, as ranks do before they begin from it; returns what it holds.
+    """Check a checkpoint quickly, as ranks do before they start from it; return its content.
 
     Raises:
-        ToolkitError: it is damaged, or cannot be read here; `where` stands in it as the place.
+        ToolkitError: it is damaged, or cannot be read here; `where` is its place.
     """
     from toolkit.checkpoint.errors import CorruptCheckpointError
     from toolkit.checkpoint.folder.choice import good_manifest
@@ -97,7 +97,7 @@ def check_whole(checkpoint: Path, *, where: str) -> Manifest:
 
 
 def check_codec(job: ResolvedJob) -> None:
-    """Look for what `checkpoint.compression` needs. The ranks run in the environment of this command, or a copy of it.
+    """Check for the library that `checkpoint.compression` needs. The ranks run in the environment of this command, or a copy of it.
 
     Raises:
         ToolkitError: it is not installed here.
@@ -117,7 +117,7 @@ def check_codec(job: ResolvedJob) -> None:
 
 
 def check_data(job: ResolvedJob, options: Sequence[str] = ()) -> None:
-    """Look whether each of `data.paths` names anything; what cannot be known is left to the ranks, as in `check_source`.
+    """Check that each of `data.paths` matches a file; ranks check what this host cannot see, as in `check_source`.
 
     Raises:
         ToolkitError: one of them names nothing here.
@@ -137,7 +137,7 @@ def check_data(job: ResolvedJob, options: Sequence[str] = ()) -> None:
 
 
 def check_arguments(job: ResolvedJob) -> None:
-    """Look at `[args]` as the job's script declares them, where it reads them by `read_arguments`.
+    """Check `[args]` against the declarations of the job's script, if it reads them by `read_arguments`.
 
     Raises:
         ToolkitError: the ranks would refuse a key or a value.
@@ -158,7 +158,7 @@ def check_arguments(job: ResolvedJob) -> None:
 
 
 def check_guard(job: ResolvedJob, *, has_checkpoint: bool = False) -> None:
-    """Look whether `train.guard` could go back to a checkpoint, once there is one or while one is due.
+    """Check that `train.guard` can roll back to a checkpoint that exists or will exist.
 
     Raises:
         ToolkitError: it could not.
@@ -172,7 +172,7 @@ def check_guard(job: ResolvedJob, *, has_checkpoint: bool = False) -> None:
 
 
 def check_bench(job: ResolvedJob) -> None:
-    """Look at `[args]` of the shipped `bench_collectives` as its ranks will, as far as the job's shape tells.
+    """Check `[args]` of the shipped `bench_collectives` as its ranks will, as far as the job's shape allows.
 
     Raises:
         ToolkitError: it is nothing that these ranks could measure.
@@ -189,16 +189,14 @@ def check_bench(job: ResolvedJob) -> None:
 
 
 def _no_checkpoint(path: Path) -> str:
-    """Why a path cannot be a checkpoint; "" where there is a manifest."""
+    """Return why a path cannot be a checkpoint; "" if it has a manifest."""
     if not path.exists():
         return f"there is no folder {path}"
     if not path.is_dir():
         return f"{path} is a file, and a checkpoint is a folder"
     if (path / "manifest.json").exists():
         return ""
-    return (
-        f"{path} {'holds checkpoints and is none' if _newest_in(path) else 'is no checkpoint: it has no manifest.json'}"
-    )
+    return f"{path} {'contains checkpoints and is not one itself' if _newest_in(path) else 'is not a checkpoint: it has no manifest.json'}"
 
 
 def _fix_of(path: Path, source: str) -> str:
@@ -213,7 +211,7 @@ def _fix_of(path: Path, source: str) -> str:
 
 
 def _newest_in(path: Path) -> Path | None:
-    """The newest checkpoint in a `checkpoints` folder or in a run, as a path from there."""
+    """Return the newest checkpoint in a `checkpoints` folder or in a run, as a relative path."""
     from toolkit.checkpoint.format.layout import committed_steps
 
     for folder in (path, path / "checkpoints"):
@@ -223,7 +221,7 @@ def _newest_in(path: Path) -> Path | None:
 
 
 def _is_elsewhere(path: Path, job: ResolvedJob) -> bool:
-    """Whether the ranks may see at `path` what this host does not: in a container, or on a node's own disk."""
+    """Return whether the ranks may see files at `path` that this host does not: in a container, or on a node's own disk."""
     local = job.paths.local_scratch
     return not path.is_relative_to(job.job_directory) and (
         _has_image(job) or (bool(local) and path.is_relative_to(local))
@@ -231,7 +229,7 @@ def _is_elsewhere(path: Path, job: ResolvedJob) -> bool:
 
 
 def _waits(job: ResolvedJob, options: Sequence[str]) -> bool:
-    """Whether another job comes first, which may make what this one needs."""
+    """Return whether another job comes first, which may create what this one needs."""
     return bool(last_value_of((*job.job.sbatch, *options), "dependency", "d"))
 
 

@@ -1,4 +1,4 @@
-"""submitit's executors, with our script as their text and without their pickles.
+"""submitit's executors, with toolkit's script instead of theirs and without their pickles.
 
 `sbatch` gets the rendered script of a run; where there is no Slurm, the same script runs in the background of this
 machine.
@@ -34,7 +34,7 @@ _START_LOCAL = 'log=$1/slurm-local-$$.out; (umask 077; : >>"$log"); exec >>"$log
 
 
 class SlurmScriptExecutor(SlurmExecutor):
-    """Submits a run's rendered script with sbatch, as one job whatever becomes of sbatch's answer.
+    """Submits a run's rendered script with sbatch, as one job, even if the answer of sbatch is lost.
 
     `options` win over the script's, and `arguments` are the script's own.
     """
@@ -72,11 +72,11 @@ class SlurmScriptExecutor(SlurmExecutor):
 
 
 def submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int, slurm: Slurm) -> tuple[str, list[Part]]:
-    """Submit the script of a start: its job id, and the parts of an array that Slurm holds in several.
+    """Submit the script of a start; return its job id, and the parts of an array that Slurm holds as several jobs.
 
     Raises:
-        SchedulerRefusedError: sbatch said no.
-        UnsettledError: nobody knows whether Slurm took it.
+        SchedulerRefusedError: sbatch refused it.
+        UnsettledError: toolkit cannot determine whether Slurm accepted it.
     """
     token = token_of(run.run_id, start)
     try:
@@ -95,7 +95,7 @@ def submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int, slurm: Slur
 def _submit_slices(
     run: RunDirectory, job: ResolvedJob, start: int, slices: Sequence[Slice], slurm: Slurm
 ) -> list[Part]:
-    """Submit all parts of an array, or none: where one is refused, those before it are cancelled."""
+    """Submit all parts of an array, or none: if one is refused, the earlier ones are cancelled."""
     script, words = run.script(start), sbatch_words(job)
     depends = last_directive(script, "dependency", "d")
     parts: list[Part] = []
@@ -118,7 +118,7 @@ def _submit_slices(
 
 
 def ignore_interrupts() -> None:
-    """Called between fork and exec: a script does not die of an interrupt before its supervisor hears them."""
+    """Called between fork and exec: no interrupt ends a script before its supervisor handles signals."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

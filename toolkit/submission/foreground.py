@@ -1,4 +1,4 @@
-"""Here and now: the rendered script as a child of this process, its ranks' output on this terminal."""
+"""The foreground: the rendered script as a child of this process, its ranks' output on this terminal."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from toolkit.submission.allocation import environment_of_allocation
 from toolkit.submission.executors import ignore_interrupts, start_local
 
 MOST_SHOWN_RANKS = 64
-# With less room than this, the next lines of ranks are lost, and so much only was kept for the attempt's end.
+# With less space than this, further output of ranks is lost; only this reserve is left for the attempt's end.
 LINES_BYTES = (1 << 14) + RESERVE_BYTES
-ROOM_PERIOD_S = 3.0  # between two trials whether there is as much
+ROOM_PERIOD_S = 3.0  # between two checks of the free space
 
 
 def start_here(run: RunDirectory, job: ResolvedJob, start: int = 0) -> subprocess.Popen[bytes]:
@@ -58,9 +58,9 @@ def _start_in_allocation(run: RunDirectory, start: int) -> subprocess.Popen[byte
 
 @dataclass
 class Interrupts:
-    """While a run lives in the foreground, as a context: Ctrl-C asks it to save and end; twice ends it at once.
+    """A context while a run is in the foreground: Ctrl-C asks it to save and end; a second one kills it.
 
-    `supervisor` is who hears of it, once there is one.
+    `supervisor` gets the signal, once there is one.
     """
 
     run: RunDirectory
@@ -77,13 +77,13 @@ class Interrupts:
     def _forward(self, _number: int, _frame: FrameType | None) -> None:
         if self.supervisor is not None:
             with suppress(ProcessLookupError):
-                # Before its first start it does not hear yet, and has nothing to lose.
+                # Before its first start it does not handle signals yet, and has nothing to lose.
                 if self.asked and not self.run.start_numbers():
                     os.killpg(self.supervisor.pid, signal.SIGKILL)
                 os.kill(self.supervisor.pid, signal.SIGINT)
         if not self.asked:
             self.asked = True
-            # For one that does not hear yet.
+            # For a supervisor that does not handle signals yet.
             write_text(self.run.control / "stop", utc_now() + "\n")
             print("\ntoolkit: asked the run to save and end; Ctrl-C again ends it at once", file=sys.stderr)  # noqa: T201
 
@@ -123,7 +123,7 @@ def show_output(
 
 
 def _shown_logs(attempt: AttemptDirectory) -> list[LogPart]:
-    """All logs of an attempt's ranks, or that of the first where they are too many."""
+    """Return the logs of an attempt's ranks, or that of the first rank if there are too many."""
     ranks = _ranks_of(attempt)
     if ranks <= MOST_SHOWN_RANKS:
         return logs_of_attempt(attempt, labelled=ranks > 1)
@@ -132,5 +132,5 @@ def _shown_logs(attempt: AttemptDirectory) -> list[LogPart]:
 
 
 def _ranks_of(attempt: AttemptDirectory) -> int:
-    """As the supervisor wrote before it started them; which logs are there says nothing."""
+    """Return the number of ranks that the supervisor recorded before it started them; the logs may be incomplete."""
     return int((read_begun(attempt) or {"ranks": 1})["ranks"])

@@ -24,8 +24,7 @@ from toolkit.submission.rerun import job_to_repeat, sweep_to_repeat
 from toolkit.submission.resume import Changes, NextStart, prepare_resume, undo_resume
 from toolkit.submission.run_handle import Run
 from toolkit.submission.run_here import flags_of_allocation
-from toolkit.submission.sbatch_words import check_sbatch_options
-from toolkit.submission.submit_run import make_run, submit, submit_new
+from toolkit.submission.submit_run import check_sbatch_options, make_run, submit, submit_new
 
 __all__ = ["prepare_next", "rerun", "resume", "submit_next"]
 

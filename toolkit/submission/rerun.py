@@ -25,7 +25,7 @@ def job_to_repeat(
     flags: Mapping[str, Flag] | None = None,
     site: Site | None = None,
 ) -> ResolvedJob:
-    """The job of a run as it was first submitted, to the last value, but for what is named here.
+    """Return the job of a run as it was first submitted, with the changes that are named here.
 
     What the site said then holds, whatever its file says now; another `site` is taken as it is now. A task of an array
     is repeated as an array of that task alone.
@@ -46,7 +46,7 @@ def job_to_repeat(
 
 
 def sweep_to_repeat(run: RunDirectory, job: ResolvedJob, site: Site | None) -> ResolvedSweep | None:
-    """The sweep of a run whose job is repeated as `job`; None for a run that is none.
+    """Return the sweep of a run whose job is repeated as `job`; None for a run without a sweep.
 
     Raises:
         ToolkitError: a task is wrong with what is named anew.
@@ -56,7 +56,7 @@ def sweep_to_repeat(run: RunDirectory, job: ResolvedJob, site: Site | None) -> R
 
 
 def _check_partition(recorded: ResolvedJob, settings: Sequence[str], flags: Mapping[str, Flag]) -> None:
-    """A record has the limits of one partition, and cannot tell what another one takes."""
+    """Refuse another partition: a record has the limits of one partition only."""
     asked = {one.path: one for one in from_command_line(settings, flags)}.get(("job", "partition"))
     if asked is not None and recorded.partition_limits is not None and asked.value != recorded.job.partition:
         raise ToolkitError(

@@ -1,4 +1,4 @@
-"""What a resume cannot change of a run, and how one gets there all the same."""
+"""What a resume cannot change of a run, and the alternative for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolkit.rundir.layout import RunDirectory
 
 
 def check_site(run: RunDirectory, recorded: ResolvedJob, site: Site | None) -> None:
-    """Refuse a site without a scheduler for what only one can start.
+    """Refuse a site without a scheduler for a run that needs one.
 
     Raises:
         ToolkitError: the run is an array, or has several components.
@@ -28,7 +28,7 @@ def check_site(run: RunDirectory, recorded: ResolvedJob, site: Site | None) -> N
 
 
 def check_components(run: RunDirectory, recorded: ResolvedJob, keys: Iterable[str]) -> None:
-    """Refuse new values of keys that each component has by itself: no word of a command line says whose they are.
+    """Refuse new values of keys that each component sets: a command line cannot name the component.
 
     Raises:
         ToolkitError: one of `keys`, as in `job.nodes`, is such a key.
@@ -45,10 +45,10 @@ def check_components(run: RunDirectory, recorded: ResolvedJob, keys: Iterable[st
 
 
 def check_tasks(run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob) -> None:
-    """Refuse to make one piece of work of many tasks, or many of one: what they have saved lies in folders of their own.
+    """Refuse to turn tasks into one job, or one job into tasks: each has a checkpoint folder of its own.
 
     Raises:
-        ToolkitError: the run is an array and is to be none, or the other way round.
+        ToolkitError: the run is an array and the new job is not, or the reverse.
     """
     was_array, place = recorded.job.tasks is not None, job.origin("job.array").place("job.array")
     if was_array == (job.job.tasks is not None):
@@ -57,9 +57,9 @@ def check_tasks(run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob) -> N
     if was_array:
         raise ToolkitError(
             f"run {name} is an array, and its tasks stay tasks", where=place,
-            fix=f"leave it out; `toolkit resume {name}_T` goes on with task T alone",
+            fix=f"leave it out; `toolkit resume {name}_T` continues task T alone",
         )  # fmt: skip
     raise ToolkitError(
-        f"run {name} is no array, and what it has saved is no task's", where=place,
+        f"run {name} is not an array, and its checkpoints belong to no task", where=place,
         fix=f"leave it out, or `toolkit rerun {name} -a {job.job.array}`",
     )  # fmt: skip

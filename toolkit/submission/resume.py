@@ -47,23 +47,23 @@ from toolkit.submission.secrets import check_secrets
 from toolkit.submission.sweep.sweep import resolve_again
 from toolkit.talk import say
 
-SILENCE_S = 600.0  # who has written nothing for so long may be called gone
+SILENCE_S = 600.0  # a run without output for this long may be declared gone
 
 
 @dataclass(frozen=True)
 class NextStart:
-    """A start of a run that is written down and not yet handed over, and what was put away for it."""
+    """A start of a run that is recorded and not yet submitted, and the files that were moved for it."""
 
     part: RunDirectory  # the run, or the task that is resumed alone
     number: int
     job: ResolvedJob
-    requests: Mapping[Path, str]  # what was asked of the lives before, by its file
+    requests: Mapping[Path, str]  # requests to earlier starts, by file
     closed: Sequence[Path]  # `lost.json` of starts whose supervisor vanished
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What a resume has other than the start before it.
+    """The changes of a resume from the previous start.
 
     `settings` and `flags` replace recorded values, as for a submit; `sbatch` are options of this submission alone;
     `checkpoint` is a step number, a folder's name or a path, None for the newest that verifies; `site` is another one
@@ -83,12 +83,12 @@ class Changes:
 
 
 def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextStart:
-    """Write the script of the run's next start. Where it is not submitted after all, `take_back` undoes everything.
+    """Write the script of the run's next start. If it is not submitted, `undo_resume` undoes everything.
 
     A task of an array is resumed as an array of that task alone, which is a start of its whole run.
 
     Raises:
-        CheckFailedError: the run still lives, nobody knows whether it does, it was never submitted, or another
+        CheckFailedError: the run is active, its state is unknown, it was never submitted, or another
             resume is submitting it.
         NotFoundError: there is no such checkpoint.
         ToolkitError: a value is wrong, or the site cannot serve the new shape.
@@ -96,11 +96,11 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
     changes = changes or Changes()
     require_submitted(run)
     number = _next_number(run.whole)
-    # After the count: a resume that was done in between is seen here or at the claim.
+    # After the count: a concurrent resume is seen here or at the claim.
     status = _require_ended(run.whole, job_gone=changes.job_gone)
     source = find_checkpoint(run, changes.checkpoint) if changes.checkpoint is not None else None
     if source is not None:
-        check_whole(source, where="--from")  # before newer ones are set aside for it
+        check_whole(source, where="--from")  # before newer ones are archived for it
     job = _changed_job(run, status, changes, source)
     sweep = read_sweep(run)
     task_overrides = (
@@ -133,14 +133,14 @@ def prepare_resume(run: RunDirectory, changes: Changes | None = None) -> NextSta
 
 
 def _next_number(whole: RunDirectory) -> int:
-    """The number behind that of every start that was submitted, or begun by any part of the run."""
+    """Return the next number after every start that was submitted, or started by any part of the run."""
     submitted = map(start_of, whole.path.glob("submitt*-*.json"))
     begun = [part.start_numbers() for part in whole.with_tasks()]
     return max([-1, *submitted, *(number for numbers in begun for number in numbers)]) + 1
 
 
 def _require_ended(whole: RunDirectory, *, job_gone: bool) -> RunStatus:
-    """Of an array all tasks must have ended: those that wait know their job only from the run's newest submission."""
+    """Return the status of a run that has ended; for an array, all tasks must have ended: waiting ones know only the newest job."""
     status = run_status(whole)
     if job_gone and status.state is RunState.UNKNOWN:
         _require_silence(whole)
@@ -152,7 +152,7 @@ def _require_ended(whole: RunDirectory, *, job_gone: bool) -> RunStatus:
 
 
 def _require_silence(whole: RunDirectory) -> None:
-    """Refuse a run that wrote something a moment ago, whoever says that it is gone.
+    """Refuse a run that wrote something a moment ago, although the user says that its job is gone.
 
     A job that comes back all the same is fenced off: it may not begin a start any more, nor go on with an older one.
     """
@@ -168,7 +168,7 @@ def _require_silence(whole: RunDirectory) -> None:
 
 
 def _written_by_living(part: RunDirectory) -> list[Path]:
-    """What its ranks and its supervisor write: logs, heartbeats, numbers."""
+    """Return the files that its ranks and its supervisor write: logs, heartbeats, metrics."""
     places = ("slurm-*.out", "metrics/*", "starts/*/*", "attempts/*/*", "attempts/*/logs/*")
     return [path for place in places for path in part.path.glob(place) if path.is_file()]
 
@@ -216,9 +216,9 @@ def _changed_job(run: RunDirectory, status: RunStatus, changes: Changes, source:
 
 
 def _tell_of_completed(run: RunDirectory, source: Path | None) -> None:
-    """A script may have more to do, which only the user knows; that it begins anew is seldom what was meant."""
+    """A script may have more to do, which only the user knows; starting anew is seldom intended."""
     newest = source or next(iter(run.committed_checkpoints()[-1:]), None)
-    begins = f"goes on from {newest.name}" if newest is not None else "begins anew, since it has no checkpoint"
+    begins = f"continues from {newest.name}" if newest is not None else "starts anew, since it has no checkpoint"
     say(
         f"run {run.run_id} is completed; it {begins}, in the same folder. `toolkit rerun {run.run_id}` repeats it as a "
         "run of its own"
@@ -230,21 +230,21 @@ def _require_copy(run: RunDirectory, recorded: ResolvedJob) -> None:
         raise CheckFailedError(
             f"run {run.whole.run_id} kept no copy of its code",
             where="--same-code",
-            fix=f"look at {recorded.job_directory} yourself, and leave --same-code out",
+            fix=f"check {recorded.job_directory} yourself, and omit --same-code",
         )
 
 
 def _begun_from(job: ResolvedJob, run: RunDirectory, source: Path) -> ResolvedJob:
-    """The job with a named checkpoint to begin from."""
+    """Return the job with a named checkpoint to start from."""
     # Without an origin of its own: the next resume takes the newest checkpoint again.
     update: dict[str, Any] = {"source": str(source)}
-    if source.is_relative_to(run.path.resolve()):  # it goes on, also where it began with another run's weights
+    if source.is_relative_to(run.path.resolve()):  # the run continues, also if it started with another run's weights
         update |= {"take": "all", "without": []}
     return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update=update)})
 
 
 def _has_checkpoints(run: RunDirectory) -> bool:
-    """Where there are some, a run goes on from its own, whatever became of the one that it began with."""
+    """Return whether the run has checkpoints: it continues from its own, not from the one that it started with."""
     return any(part.committed_checkpoints() for part in run.with_tasks())
 
 
@@ -254,7 +254,7 @@ def _requests_of(parts: Sequence[RunDirectory]) -> dict[Path, str]:
 
 
 def _lost_starts_of(parts: Sequence[RunDirectory]) -> list[Path]:
-    """The `lost.json` that starts without a word of their end lack: the supervisor vanished, and their job is over."""
+    """Return the missing `lost.json` of starts without a recorded end: their supervisor vanished, and their job has ended."""
     starts = (part.start(number) for part in parts for number in part.start_numbers())
     return [
         start / "lost.json"
@@ -264,7 +264,7 @@ def _lost_starts_of(parts: Sequence[RunDirectory]) -> list[Path]:
 
 
 def _put_away(prepared: NextStart) -> None:
-    """What was asked of the lives before does not count for the next one, and each of them is over."""
+    """Remove requests to earlier starts, and close those starts."""
     for flag in prepared.requests:
         flag.unlink(missing_ok=True)
     for path in prepared.closed:
@@ -272,7 +272,7 @@ def _put_away(prepared: NextStart) -> None:
 
 
 def _tasks_to_resume(run: RunDirectory, recorded: ResolvedJob, status: RunStatus) -> dict[str, Flag]:
-    """The array of one task, or of those that are not completed, where the user named none.
+    """Return the array of one task, or of the incomplete ones, if the user named none.
 
     Raises:
         CheckFailedError: all of them are completed.
@@ -320,9 +320,9 @@ def _claim_number(
 
 
 def undo_resume(prepared: NextStart) -> None:
-    """Undo what `prepare_resume` did for a start that was refused; nothing of it must last.
+    """Undo what `prepare_resume` did for a start that was refused.
 
-    A checkpoint that it set aside stays so where its name is taken again.
+    An archived checkpoint keeps its new name if the old name is taken again.
     """
     part, start = prepared.part, prepared.number
     for flag, words in prepared.requests.items():
@@ -342,7 +342,7 @@ def undo_resume(prepared: NextStart) -> None:
 
 
 def find_checkpoint(run: RunDirectory, name: str) -> Path:
-    """A checkpoint by step, folder name or path."""
+    """Return a checkpoint by step, folder name or path."""
     candidates = [Path(name), run.checkpoints / name]
     if name.isdigit():
         candidates.append(run.checkpoints / f"step-{int(name):08}")
@@ -358,9 +358,9 @@ def find_checkpoint(run: RunDirectory, name: str) -> Path:
 
 
 def archive_newer_checkpoints(run: RunDirectory, source: Path, start: int) -> None:
-    """Rename the run's checkpoints that are newer than `source`, so that ranks go on from it; nothing is deleted.
+    """Rename the run's checkpoints that are newer than `source`, so that ranks continue from it; nothing is deleted.
 
-    Of another run's checkpoint none of this run's is known to be older, so all are set aside. `start` is the start
+    For a checkpoint of another run, all checkpoints of this run are archived. `start` is the start
     that begins from `source`.
     """
     inside = source.parent == run.checkpoints.resolve()
@@ -368,4 +368,4 @@ def archive_newer_checkpoints(run: RunDirectory, source: Path, start: int) -> No
         if not inside or path.name > source.name:
             aside = path.with_name(f"{path.name}.aside-{start:03}")
             path.rename(aside)
-            say(f"the run goes on from {source}; {path.name} is now {aside.name}")
+            say(f"the run continues from {source}; {path.name} is now {aside.name}")

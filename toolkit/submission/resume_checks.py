@@ -1,4 +1,4 @@
-"""Has a run steps left to make? What the job's keys and a checkpoint tell before any rank starts."""
+"""Checks that a run has steps left, from the job's keys and a checkpoint, before any rank starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_steps_left(
     Args:
         recorded, job: as the run was submitted last, and as it is resumed.
         source: the checkpoint that it is to go on from; None for its newest.
-        completed: whether the run came to its end.
+        completed: whether the run has completed.
 
     Raises:
         CheckFailedError: nothing is left to do.
@@ -51,7 +51,7 @@ def check_steps_left(
 
 
 def _place(key: str, recorded: ResolvedJob, job: ResolvedJob) -> str:
-    """Where a key was set; of words that were typed for the last start it says so, since nobody typed them now."""
+    """Return where a key was set; for a flag of the last start it says so, since the user did not type it now."""
     origin = job.origin(key)
     was_typed = origin.layer in ("TOOLKIT_*", "flag") and origin == recorded.origin(key)
     return f"{origin.place(key)} of its last start" if was_typed else origin.place(key)
@@ -60,7 +60,7 @@ def _place(key: str, recorded: ResolvedJob, job: ResolvedJob) -> str:
 def _check_patience_left(
     run: RunDirectory, recorded: ResolvedJob, job: ResolvedJob, begins_at: Manifest, *, completed: bool
 ) -> None:
-    """Refuse to go on with a run that has stopped early without more patience than it has spent."""
+    """Refuse to continue a run that has stopped early, unless its patience is increased."""
     patience, waited = job.train.early_stop_patience, _waited(begins_at)
     if not completed or not patience or waited < patience:
         return
@@ -74,7 +74,7 @@ def _check_patience_left(
 
 
 def _waited(manifest: Manifest) -> int:
-    """Validations in a row without an improvement, as `toolkit.train.early_stop` saved them; 0 where nobody counted."""
+    """Return the validations without an improvement, as `toolkit.train.early_stop` saved them; 0 without a count."""
     extra = manifest.state.get("extra")
     kept = extra.get("early_stop") if isinstance(extra, dict) else None
     waited = kept.get("waited") if isinstance(kept, dict) else None
@@ -82,7 +82,7 @@ def _waited(manifest: Manifest) -> int:
 
 
 def _begins_at(run: RunDirectory, job: ResolvedJob, source: Path | None) -> Manifest | None:
-    """The checkpoint that ranks would go on from; None where only they can tell, or where they begin at 0."""
+    """Return the checkpoint that ranks would continue from; None if only they can determine it, or if they start at 0."""
     from toolkit.checkpoint.folder.choice import good_manifest
 
     chosen = source or next(iter(run.committed_checkpoints()[-1:]), None)

@@ -23,8 +23,7 @@ from toolkit.submission.allocation import (
     refuse_shapes,
     tasks_per_node,
 )
-from toolkit.submission.sbatch_words import check_sbatch_options
-from toolkit.submission.submit_run import make_run
+from toolkit.submission.submit_run import check_sbatch_options, make_run
 
 __all__ = ["flags_of_allocation", "follow_here", "make_here", "resolve_here"]
 

@@ -1,4 +1,4 @@
-"""The rendered script, which is the submitted script: directives, the site's lines, one last line."""
+"""The rendered script, which is submitted unchanged: directives, the site's lines, one last line."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def render_script(
     job: ResolvedJob, run: RunDirectory, start: int, *, excluded: Sequence[str] = (), extra_sbatch_options: Sequence[str] = (),
     task_overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:  # fmt: skip
-    """The script of one submission of a run whose first start is `start`; it leaves out some nodes more.
+    """Return the script of one submission of a run whose first start is `start`; `excluded` are further nodes to exclude.
 
     `extra_sbatch_options` are options of sbatch for this submission alone, which no later one of the run has; `task_overrides` is what each task
     of a sweep lays over the job.
 
     Raises:
-        ToolkitError: a value holds a control character, or a name to pass is no variable name.
+        ToolkitError: a value holds a control character, or a name to pass is not a valid variable name.
     """
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     template = environment.from_string(files("toolkit.templates").joinpath("job.sbatch.j2").read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ def render_script(
 
 
 def _with_sweep(job: str, task_overrides: Mapping[str, Mapping[str, Any]]) -> str:
-    """The job's line of JSON with one more key."""
+    """Return the job's line of JSON with one more key."""
     return f'{job[:-1]},"sweep":{json.dumps(task_overrides)}}}'
 
 
@@ -81,7 +81,7 @@ def directives(
 ) -> list[str]:
     """sbatch's long options, one a directive, unquoted; of a heterogeneous job those of its first component come first.
 
-    Slurm hands on to all components what is the job's, such as its name and its dependencies.
+    Slurm applies to all components what belongs to the job, such as its name and its dependencies.
     """
     first, *others = job.components
     options = [*_of_whole_job(first, run, start, excluded), *extra_sbatch_options]
@@ -123,12 +123,12 @@ def _webhook_variable(job: ResolvedJob) -> list[str]:
 
 
 def allocation_options(job: ResolvedJob) -> list[str]:
-    """salloc's long options for the nodes that a job would get."""
+    """Return salloc's long options for the nodes that a job would get."""
     return [*_nodes_and_ranks(job.job), *_wanted(job, ()), *_other_words(job)]
 
 
 def _other_words(job: ResolvedJob) -> list[str]:
-    """What site and job ask for beside our options. Two of theirs are joined with ours: behind them they would win, and
+    """Return the site's and the job's further options. Two of them are joined with ours: after ours they would override them, and
     the token or the bad nodes be lost.
     """
     joined = (("comment", ""), ("exclude", "x"))
@@ -136,7 +136,7 @@ def _other_words(job: ResolvedJob) -> list[str]:
 
 
 def _wanted(job: ResolvedJob, excluded: Sequence[str]) -> list[str]:
-    """What nodes must have, and where they are."""
+    """Return the options for what nodes must have, and for the choice of nodes."""
     table = job.job
     wanted = {
         "--time": table.time, "--partition": table.partition, "--account": table.account, "--qos": table.qos,
@@ -148,7 +148,7 @@ def _wanted(job: ResolvedJob, excluded: Sequence[str]) -> list[str]:
 
 
 def _nodes_and_ranks(table: JobTable) -> list[str]:
-    """Options that make room for the ranks of each node.
+    """Return options that reserve space for the ranks of each node.
 
     With tasks for each node Slurm counts those of the fewest nodes, and gives no node more than they fill (seen with
     22.05: two of four idle nodes for 2-4). Of a range only CPUs are asked for; the step names its tasks itself.
@@ -163,7 +163,7 @@ def _nodes_and_ranks(table: JobTable) -> list[str]:
 
 
 def quote_directive(option: str) -> str:
-    """One option as a `#SBATCH` line holds it; sbatch's quoting is its own, not the shell's."""
+    """Return one option as a `#SBATCH` line contains it; sbatch's quoting is its own, not the shell's."""
     _refuse_control(option, "an sbatch option")
     if _PLAIN.fullmatch(option):
         return option
@@ -175,9 +175,9 @@ def quote_directive(option: str) -> str:
 
 
 def site_lines(job: ResolvedJob) -> list[str]:
-    """Shell lines that the site wants before anything runs: modules, set-up, variables.
+    """Return the site's shell lines that run first: modules, set-up, variables.
 
-    One that fails ends the job: ranks would otherwise meet the wrong MPI or CUDA, and nobody would know why.
+    A line that fails ends the job: otherwise ranks would use the wrong MPI or CUDA for an unknown reason.
     """
     table = job.site_env
     lines = [_or_end(f"load_module {shlex.quote(name)}", f"module load {name}") for name in table.modules]
@@ -193,7 +193,7 @@ def _or_end(line: str, told: str) -> str:
 
 def _variable(name: str) -> str:
     if not _VARIABLE.fullmatch(name):
-        raise ToolkitError(f"{name!r} is no variable name", where="[env]", fix="use letters, digits and _")
+        raise ToolkitError(f"{name!r} is not a valid variable name", where="[env]", fix="use letters, digits and _")
     return name
 
 

@@ -1,4 +1,4 @@
-"""Secrets at the submission: those that are referred to must be there, and a value that looks like one is warned of."""
+"""Secrets at the submission: those that the job refers to must exist, and toolkit warns of a value that looks like one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from toolkit.talk import say
 
 
 def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
-    """Look for what [env] secrets and the webhook of [notify] refer to. What a command prints is left to the batch host.
+    """Check that what [env] secrets and the webhook of [notify] refer to exists. The batch host runs the commands.
 
     Raises:
-        ToolkitError: the submitting shell lacks one, a file is missing or open to others, or the webhook is no URL.
+        ToolkitError: the submitting shell lacks one, a file is missing or open to others, or the webhook is not a URL.
     """
     for name, reference in job.env.secrets.items():
         where = job.origin(f"env.secrets.{name}").place(f"env.secrets.{name}")
@@ -39,7 +39,7 @@ def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
 
 
 def warn_of_likely_secrets(job: ResolvedJob) -> None:
-    """Say which values look like secrets: they come to stand in the run's script and record."""
+    """Warn of values that look like secrets: the run's script and record contain them."""
     for key in likely_secrets(job):
         name = key.rpartition(".")[2]
         fix = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config.resolved import ResolvedJob
+from toolkit.config.secrets import shown_words
+from toolkit.config.values import no_line
 from toolkit.errors import NotFoundError, ToolkitError
-from toolkit.rundir.files import cannot_write, read_json, write_json, write_text
+from toolkit.rundir.files import cannot_write, read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
 from toolkit.rundir.submissions import open_submission
 from toolkit.rundir.sweep import write_sweep
@@ -25,17 +28,29 @@ from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
 from toolkit.submission.code import keep_code, repeat_code
 from toolkit.submission.entry_checks import check_beginning
 from toolkit.submission.excluded_nodes import nodes_to_exclude
-from toolkit.submission.record import make_record
 from toolkit.submission.script import render_script
 from toolkit.submission.secrets import check_secrets, warn_of_likely_secrets
 from toolkit.submission.sweep.sweep import ResolvedSweep
 from toolkit.supervise.allocation import process_start_ticks
 from toolkit.talk import say
+from toolkit.version import VERSION
+
+__all__ = [
+    "HandoverInterruptedError",
+    "Submitted",
+    "check_sbatch_options",
+    "make_record",
+    "make_run",
+    "submit",
+    "submit_new",
+]
+
+_ENVIRONMENT = ("CONDA_DEFAULT_ENV", "HOSTNAME", "LANG", "LOADEDMODULES", "USER", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run whose start `start` was handed over as `job_id`, to another cluster where one is named."""
+    """A run whose start `start` was submitted as `job_id`, to another cluster if one is named."""
 
     run: RunDirectory
     start: int
@@ -44,7 +59,25 @@ class Submitted:
 
 
 class HandoverInterruptedError(KeyboardInterrupt):
-    """Ctrl-C while a script was handed over: its job may be there, and needs the folder."""
+    """Ctrl-C during a submission: the job may exist, and needs the folder."""
+
+
+def check_sbatch_options(options: Sequence[str], *, for_sbatch: bool) -> Sequence[str]:
+    """Return options that follow the job's own, so that for sbatch they override those.
+
+    Raises:
+        ToolkitError: an option cannot be a line of the script, or no sbatch will read it.
+    """
+    for option in options:
+        if reason := no_line(option):
+            raise ToolkitError(reason, where=option, fix="remove it")
+        if not for_sbatch:
+            raise ToolkitError(
+                "is for sbatch, and no sbatch starts this run",
+                where=option,
+                fix="leave it out, or `toolkit submit` to a cluster",
+            )
+    return options
 
 
 def make_run(
@@ -69,7 +102,9 @@ def make_run(
         job, code = keep_code(job, run, runs) if repeats is None else repeat_code(job, run, repeats)
         excluded = [] if here else nodes_to_exclude(job, runs)
         task_overrides = sweep.task_overrides if sweep is not None else None
-        options = [*extra_sbatch_options, *dependency_options(after, [*sbatch_words(job), *extra_sbatch_options])]
+        options = [*extra_sbatch_options]
+        if after:
+            options += dependency_options(after, [*sbatch_words(job), *extra_sbatch_options])
         write_text(
             run.script(0),
             render_script(job, run, 0, excluded=excluded, extra_sbatch_options=options, task_overrides=task_overrides),
@@ -84,21 +119,40 @@ def make_run(
         if calls is not None:
             write_json(run.calls, calls, mode=0o600)
         record = make_record(job, command=sys.argv, code=code, rerun_of=repeats.run_id if repeats else "")
-        record |= record_of(after)
-        write_json(run.record, record)  # last: what has a record is a run
+        if after:
+            record |= record_of(after)
+        write_json(run.record, record)  # last: a folder with a record is a run
     except BaseException:  # Ctrl-C as well: nothing was submitted
         discard_run(run)
         raise
     return run
 
 
+def make_record(job: ResolvedJob, *, command: list[str], code: dict[str, Any], rerun_of: str = "") -> dict[str, Any]:
+    """Return the record of a new run; the environment by allow-list, so that it contains no secret."""
+    return {
+        "schema": 1,
+        "created": utc_now(),
+        "command": shown_words(command),
+        "working_directory": str(Path.cwd()),
+        "toolkit": VERSION,
+        "python": platform.python_version(),
+        "interpreter": sys.executable,
+        "host": platform.node(),
+        "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        "code": code,
+        "job": job.model_dump(mode="json", by_alias=True),
+        **({"rerun_of": rerun_of} if rerun_of else {}),
+    }
+
+
 def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
-    """Hand the script of a run over to Slurm, or start it in the background where there is none.
+    """Submit the script of a run to Slurm, or start it in the background without Slurm.
 
     Raises:
-        SchedulerRefusedError: sbatch said no.
-        ToolkitError: the run directory cannot be written; nothing was handed over.
-        UnsettledError: nobody knows whether Slurm took the job; `status` and `resume` ask again.
+        SchedulerRefusedError: sbatch refused it.
+        ToolkitError: the run directory cannot be written; nothing was submitted.
+        UnsettledError: toolkit cannot determine whether Slurm accepted the job; `status` and `resume` query again.
     """
     from toolkit.submission.executors import LocalScriptExecutor  # submitit is heavy
 
@@ -153,7 +207,7 @@ def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int) -> str:
 
 
 def submit_new(run: RunDirectory, job: ResolvedJob) -> Submitted:
-    """Submit a run that was just created; where it is refused, nothing of it stays.
+    """Submit a run that was just created; if it is refused, nothing of it remains.
 
     Raises:
         as `submit`.
@@ -167,13 +221,13 @@ def submit_new(run: RunDirectory, job: ResolvedJob) -> Submitted:
         raise
     except HandoverInterruptedError:
         raise
-    except KeyboardInterrupt:  # nobody has the script yet
+    except KeyboardInterrupt:  # nothing was submitted yet
         discard_run(run)
         raise
 
 
 def _warn_of_variables() -> None:
-    """sbatch's own variables without a key of ours would win over the script, so they are kept from it, and named."""
+    """Warn of sbatch's variables without a key: they would override the script, so toolkit removes them."""
     from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
 
     known = {*KEYS_OF_VARIABLES, *SWITCH_VARIABLES}

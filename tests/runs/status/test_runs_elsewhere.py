@@ -88,9 +88,9 @@ def test_no_cluster_waits_for_anothers_job(toolkit, calls) -> None:
     parent = run_on(toolkit, "far", "parent")
     child = ("render", toolkit.job("true"), "--site", "devcluster", "--after", parent.run_id)
     said = toolkit(*child)
-    assert said.code == 2 and "(job 7;far, site devcluster) is no job of devcluster's Slurm" in said.err
+    assert said.code == 2 and "(job 7;far, site devcluster) is not a job of devcluster's Slurm" in said.err
     said = toolkit(*child, "-M", "near")
-    assert "is no job of cluster near" in said.err
+    assert "is not a job of cluster near" in said.err
     assert "afterok:7" in toolkit.ok(*child, "-M", "far")
 
 

@@ -77,13 +77,13 @@ def test_the_limits_of_a_partition(resolved, cluster, keys, partition, where, wh
     [
         ("ranks_per_node = 3\ncpus_per_rank = 4", "", "job.cpus_per_rank", "12 CPUs per node, but the largest node has 8", "cpus_per_rank = 2"),
         ("ranks_per_node = 9", "", "job.cpus_per_rank", "9 CPUs per node, but the largest node has 8", "ranks_per_node = 8"),
-        ("mem_gb_per_node = 16", "", "job.mem_gb_per_node", "the job asks for 16 GiB per node, but the largest node has 15.6", "mem_gb_per_node = 15"),
+        ("mem_gb_per_node = 16", "", "job.mem_gb_per_node", "the job requests 16 GiB per node, but the largest node has 15.6", "mem_gb_per_node = 15"),
         ("gpus_per_node = 5", "", "job.gpus_per_node", "5 GPUs per node, but the node with most has 4", "gpus_per_node = 4"),
         ("gpus_per_node = 2", TYPED, "gpu.request", "no node here has GPUs of type h100: they have a100", "name a100 in --gres=gpu:h100:2"),
         ('sbatch = ["--gres=gpu:v100:1"]', "", "job.sbatch", "no node here has GPUs of type v100: they have a100", "name a100 in job.sbatch"),
         ('sbatch = ["--gres=gpu:1,fpga:2"]', "", "job.sbatch", "this cluster has no generic resource 'fpga': it knows gpu (GresTypes of slurm.conf)", "leave fpga out of --gres"),
-        ('constraint = "gold|ib&gold"', "", "job.constraint", "no node here has gold or gold with ib: they have ib, nvme", "mend -C; `sinfo -o '%N %f'` shows each node's"),
-        ('sbatch = ["--mem-per-cpu=9G"]\ncpus_per_rank = 2', "", "job.mem_gb_per_node", "the job asks for 18 GiB per node, but the largest node has 15.6", "mem_gb_per_node = 15"),
+        ('constraint = "gold|ib&gold"', "", "job.constraint", "no node here has gold or gold with ib: they have ib, nvme", "fix -C; `sinfo -o '%N %f'` shows each node's"),
+        ('sbatch = ["--mem-per-cpu=9G"]\ncpus_per_rank = 2', "", "job.mem_gb_per_node", "the job requests 18 GiB per node, but the largest node has 15.6", "mem_gb_per_node = 15"),
     ],
 )  # fmt: skip
 def test_no_node_is_so_large(resolved, cluster, keys, site, where, what, fix):
@@ -101,7 +101,7 @@ def test_a_partition_that_gives_no_whole_nodes(resolved, cluster):
 def test_what_slurm_gives_where_nothing_is_asked_for_must_fit_too(resolved, cluster):
     finding = one(resolved("cpus_per_rank = 8"), cluster(default_memory_per_cpu_mib=2048.0))
     assert finding.what == (
-        "the job asks for none, and DefMemPerCPU x 8 CPUs is 16 GiB per node, but the largest node has 15.6"
+        "the job requests none, and DefMemPerCPU x 8 CPUs is 16 GiB per node, but the largest node has 15.6"
     )
 
 
@@ -113,7 +113,7 @@ def test_one_node_must_have_all_of_it(resolved, cluster):
     assert finding.what == "1 node with 1 CPU, 100 GiB, 1 GPU each, but there are 0 such"
     finding = one(resolved("nodes = 4\nranks_per_node = 1\ngpus_per_node = 1"), cluster([lean, large]))
     assert (finding.what, finding.fix) == (
-        "4 nodes with 1 CPU, 1 GPU each, but there are 3 such", "nodes = 3, or ask for less on each",
+        "4 nodes with 1 CPU, 1 GPU each, but there are 3 such", "nodes = 3, or request less on each",
     )  # fmt: skip
 
 
@@ -185,14 +185,14 @@ def accounted(cluster, *, mine=Limits(), of_qos=Limits(), enforce=ENFORCED, **pa
         ('qos = "gold"', {}, "job.qos", "account physics may not use gold", "give one of normal, long with -q"),
         ('qos = "lnog"', {}, "job.qos", "account physics asks for a QOS that this cluster has not: lnog", "give one of normal, long with -q"),
         ('time = "2:00:00"', {"longest_s": 3600}, "job.time", "0-02:00:00, but QOS normal gives at most 0-01:00:00", 'time = "0-01:00:00"'),
-        ("nodes = 3", {"most_for_job": {"node": 2}}, "job.nodes", "3 nodes, but QOS normal gives a job 2", "ask for less with -N, or give another account or QOS"),
-        ("nodes = 3", {"most_of_user": {"cpu": 2}}, "job.cpus_per_rank", "3 CPUs, but QOS normal gives all jobs of a user 2", "ask for less with -c, or give another account or QOS"),
-        ("nodes = 2\ngpus_per_node = 4\nranks_per_node = 4", {"most_of_group": {"gres/gpu": 7}}, "job.gpus_per_node", "8 GPUs, but QOS normal gives all its jobs together 7", "ask for less with --gpus-per-node, or give another account or QOS"),
-        ("mem_gb_per_node = 4", {"most_on_node": {"mem": 2048}}, "job.mem_gb_per_node", "4 GiB, but QOS normal gives a node 2", "ask for less with --set job.mem_gb_per_node=, or give another account or QOS"),
+        ("nodes = 3", {"most_for_job": {"node": 2}}, "job.nodes", "3 nodes, but QOS normal gives a job 2", "request less with -N, or give another account or QOS"),
+        ("nodes = 3", {"most_of_user": {"cpu": 2}}, "job.cpus_per_rank", "3 CPUs, but QOS normal gives all jobs of a user 2", "request less with -c, or give another account or QOS"),
+        ("nodes = 2\ngpus_per_node = 4\nranks_per_node = 4", {"most_of_group": {"gres/gpu": 7}}, "job.gpus_per_node", "8 GPUs, but QOS normal gives all its jobs together 7", "request less with --gpus-per-node, or give another account or QOS"),
+        ("mem_gb_per_node = 4", {"most_on_node": {"mem": 2048}}, "job.mem_gb_per_node", "4 GiB, but QOS normal gives a node 2", "request less with --set job.mem_gb_per_node=, or give another account or QOS"),
         ('array = "0-9"', {"submitted_jobs": 5}, "job.array", "10 jobs, but QOS normal may have 5 in the queue", "submit with -a 0-4, and when these have ended `toolkit resume RUN --set job.array=5-9`"),
         ("", {"running_jobs": 0}, "job.account", "QOS normal may run no jobs", "give another with -A or -q"),
-        ("", {"least_for_job": {"node": 2}}, "job.nodes", "1 nodes, but QOS normal is for jobs with 2 or more", "ask for more with -N"),
-        ('nodes = 2\ntime = "1:00:00"', {"most_for_job_minutes": {"node": 60}}, "job.time", "120 nodes x minutes, but QOS normal gives a job 60", 'time = "0-00:30:00", or ask for less'),
+        ("", {"least_for_job": {"node": 2}}, "job.nodes", "1 nodes, but QOS normal is for jobs with 2 or more", "request more with -N"),
+        ('nodes = 2\ntime = "1:00:00"', {"most_for_job_minutes": {"node": 60}}, "job.time", "120 nodes x minutes, but QOS normal gives a job 60", 'time = "0-00:30:00", or request less'),
     ],
 )  # fmt: skip
 def test_what_accounting_allows(resolved, cluster, keys, limits, where, what, fix):
@@ -325,7 +325,7 @@ def test_memory_as_it_is_asked_for(resolved, cluster):
     assert found(resolved("cpus_per_rank = 8\ngpus_per_node = 1"), cluster(gives_memory_by_gpu=True, **tight)) == []
     assert one(
         resolved('gpus_per_node = 2\nranks_per_node = 2\nsbatch = ["--mem-per-gpu=9G"]'), cluster()
-    ).what.startswith("the job asks for 18 GiB")
+    ).what.startswith("the job requests 18 GiB")
 
 
 def test_what_slurm_does_not_enforce_is_not_refused(resolved, cluster):

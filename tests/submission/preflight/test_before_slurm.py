@@ -75,9 +75,9 @@ def test_a_folder_of_logs_that_slurm_would_not_make(resolved, tmp_path):
     ("content", "mode", "what", "fix"),
     [
         (b"#!/bin/bash\r\ntrue\r\n", 0o755, "end as on Windows", "sed -i"),
-        (b"#!/no/such/shell\n", 0o755, "is to be run by /no/such/shell, which is not on this host", "mend its #! line"),
+        (b"#!/no/such/shell\n", 0o755, "is to be run by /no/such/shell, which is not on this host", "fix its #! line"),
         (b"#!\n", 0o755, "names no interpreter", 'write "#!/bin/bash"'),
-        (b"echo hello\n", 0o755, "is no program: it has no #! line", "begin it with a line"),
+        (b"echo hello\n", 0o755, "is not a program: it has no #! line", "begin it with a line"),
         (b"#!/bin/sh\n", 0o644, "is not executable", "chmod +x"),
     ],
 )

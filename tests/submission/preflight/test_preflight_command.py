@@ -121,7 +121,7 @@ def test_a_session_that_can_never_start_is_refused(toolkit, slurm, tmp_path):
     salloc.chmod(0o755)
     said = toolkit("session", "start", "--site", "devcluster", "-N", 3)
     what = "-N 3:job.nodes: 3 nodes, but partition main has 2. Fix: nodes = 2"
-    assert (said.code, said.err) == (2, f"toolkit: {what}; --force asks for it all the same\n")
+    assert (said.code, said.err) == (2, f"toolkit: {what}; --force requests them all the same\n")
     said = toolkit("session", "start", "--site", "devcluster", "-N", 3, "--force")
     assert said.code == 3 and f"toolkit: passed over (--force): {what}\n" in said.err and "it was asked" in said.err
     assert not toolkit.runs.exists()
@@ -136,7 +136,7 @@ def test_what_is_rendered_is_not_refused(toolkit, slurm):
 
 def test_what_it_costs_is_told_before(toolkit, slurm):
     said = call(toolkit, "submit", "-N", 2, "--ntasks-per-node", 4)
-    told = "asks for at most 2 node-hours, 8 CPU-hours, 16 billing hours (2 nodes x 0-01:00:00); if it is not done by then, it is requeued, and takes as much once more"
+    told = "requests at most 2 node-hours, 8 CPU-hours, 16 billing hours (2 nodes x 0-01:00:00); if it is not done by then, it is requeued, and takes as much once more"
     assert f"toolkit: {told}" in said.err.splitlines()  # the partition's DefaultTime and weights
     assert told in call(toolkit, "preflight", "-N", 2, "--ntasks-per-node", 4).out
 

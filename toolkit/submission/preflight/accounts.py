@@ -16,7 +16,7 @@ from toolkit.submission.preflight.finding import About, Finding
 from toolkit.submission.preflight.partitions import in_gib
 from toolkit.submission.sweep.split import fix_of_room
 
-# Slurm's name of a resource: its name here, the key that asks for it, the flag.
+# Slurm's name of a resource: its name here, the key that requests it, the flag.
 _RESOURCES = {
     "node": ("nodes", "job.nodes", "-N"),
     "cpu": ("CPUs", "job.cpus_per_rank", "-c"),
@@ -26,7 +26,7 @@ _RESOURCES = {
 
 
 def against_accounts(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """What accounting keeps from this user for good. Slurm takes most of it, and lets it wait for ever."""
+    """Return what accounting never allows this user. Slurm accepts most of it, and lets it wait for ever."""
     accounting = cluster.accounting
     if accounting is None or not cluster.enforces("associations", "limits", "qos", "safe"):
         return
@@ -49,7 +49,7 @@ def against_accounts(job: ResolvedJob, request: Request, cluster: Cluster) -> It
 def _in_force(
     request: Request, cluster: Cluster, accounting: Accounting, mine: Association
 ) -> Iterator[tuple[str, Limits]]:
-    """Whose limits count. Of each limit that several have, the first of them: the partition's QOS, the job's, the user.
+    """Return whose limits count. If several set a limit, the first of them counts: the partition's QOS, the job's, the user.
 
     That is Slurm's order (resource_limits.html); a QOS with the flag OverPartQOS comes before the partition's.
     """
@@ -95,7 +95,7 @@ def _no_qos(about: About, request: Request, accounting: Accounting) -> Finding:
 def _qos(about: About, request: Request, accounting: Accounting, mine: Sequence[Association]) -> Iterator[Finding]:
     allowed = list(dict.fromkeys(name for one in mine for name in one.qos))
     if request.qos and request.qos not in allowed:
-        said = "may not use" if request.qos in accounting.qos else "asks for a QOS that this cluster has not:"
+        said = "may not use" if request.qos in accounting.qos else "requests a QOS that this cluster does not have:"
         yield about.refuse(
             "job.qos",
             f"account {mine[0].account} {said} {request.qos}",
@@ -123,7 +123,7 @@ def _limits(about: About, request: Request, whose: str, limits: Limits) -> Itera
             yield about.refuse(
                 key,
                 f"{count:.0f} {what}, but {whose} is for jobs with {least:.0f} or more",
-                f"ask for more with {flag}",
+                f"request more with {flag}",
             )
 
 
@@ -136,7 +136,7 @@ def _time(about: About, request: Request, whose: str, longest_s: int) -> Iterato
 
 
 def _jobs(about: About, request: Request, whose: str, limits: Limits, queued: int) -> Iterator[Finding]:
-    """What sbatch refuses: `queued` jobs of the user count, too. Those of others in a group are not known."""
+    """Return what sbatch refuses: `queued` jobs of the user count, too. Jobs of other members of a group are unknown."""
     if limits.running_jobs == 0:
         yield about.refuse("job.account", f"{whose} may run no jobs", "give another with -A or -q")
     submitted = (limits.submitted_jobs, limits.submitted_jobs_of_group)
@@ -163,12 +163,12 @@ def _above(
         yield about.refuse(
             key,
             f"{_count(kind, have[name])} {what}{typed}, but {whose} gives {words} {_count(kind, limit)}",
-            f"ask for less with {flag}, or give another account or QOS",
+            f"request less with {flag}, or give another account or QOS",
         )
 
 
 def _minutes(about: About, request: Request, whose: str, limits: Limits) -> Iterator[Finding]:
-    """MaxTRESMins: resources times the time asked for."""
+    """Return findings on MaxTRESMins: resources times the requested time."""
     if request.time_s is None:
         return
     asked = {name: count * request.time_s / 60 for name, count in request.tres(request.min_nodes).items()}
@@ -179,7 +179,7 @@ def _minutes(about: About, request: Request, whose: str, limits: Limits) -> Iter
             yield about.refuse(
                 "job.time",
                 f"{asked[name]:.0f} {what} x minutes, but {whose} gives a job {limit:.0f}",
-                f'time = "{format_slurm_time(int(limit / asked[name] * request.time_s) // 60 * 60)}", or ask for less',
+                f'time = "{format_slurm_time(int(limit / asked[name] * request.time_s) // 60 * 60)}", or request less',
             )
 
 

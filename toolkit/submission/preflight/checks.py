@@ -1,4 +1,4 @@
-"""Look at a job before it is handed over: every check, and all that they find."""
+"""Every check of a job before its submission, and what they find."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from toolkit.submission.preflight.storage import check_room, check_shared
 
 @dataclass(frozen=True)
 class Preflight:
-    """What was found, refusals first. `silent` says which facts of the cluster were not to be had, and why.
+    """What was found, refusals first. `silent` lists the facts that the cluster did not provide, and why.
 
     `is_final` is true where there is no cluster to submit to, so that nothing could pass over the refusals.
     """
@@ -65,11 +65,11 @@ def look(
     extra_sbatch_options: Sequence[str] = (),
     run: RunDirectory | None = None,
 ) -> Preflight:
-    """Look at a job and, where it goes to Slurm, at the cluster.
+    """Check a job and, if it goes to Slurm, the cluster.
 
     Args:
         runs: the folder of run directories; None for a session, which is nodes alone: nothing of the job runs there.
-        site: to look at its limits, too; None where the job was checked against them already.
+        site: also checks its limits; None if the job was checked against them already.
         extra_sbatch_options: options of sbatch for this submission alone.
         run: the run that the job continues.
     """
@@ -119,7 +119,7 @@ def _against_cluster(job: ResolvedJob, request: Request, cluster: Cluster) -> It
     of_partitions = against_partitions(job, request, cluster)
     yield from of_partitions
     known = {one.where for one in of_partitions}
-    # Of one value the nearer limit is told alone.
+    # For one value, only the nearer limit is reported.
     yield from (one for one in against_nodes(job, request, cluster) if one.where not in known)
     yield from against_reservation(job, request, cluster)
     yield from against_array_limits(job, cluster.settings)
@@ -127,7 +127,7 @@ def _against_cluster(job: ResolvedJob, request: Request, cluster: Cluster) -> It
 
 
 def _of_site_file(job: ResolvedJob, site: Site, found: Sequence[Finding], *, past_time: bool) -> list[Finding]:
-    """What only the site file says: where the cluster refuses the same value, its own word is enough.
+    """Return refusals by the site file alone; if the cluster refuses the same value, that refusal is enough.
 
     `past_time` is true where the job's QOS goes past a partition's time limit.
     """
@@ -142,6 +142,6 @@ def _of_site_file(job: ResolvedJob, site: Site, found: Sequence[Finding], *, pas
 
 
 def _ordered(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """What is so of several components is told once."""
+    """Return findings by severity; one that several components share is reported once."""
     order = list(Severity)
     return tuple(sorted(dict.fromkeys(found), key=lambda one: order.index(one.severity)))

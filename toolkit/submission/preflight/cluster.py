@@ -1,4 +1,4 @@
-"""What the cluster is asked for its checks: each fact by one cheap question, those that wait for none at the same time."""
+"""Queries to the cluster: one cheap query for each fact; independent queries run at the same time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PATIENCE_S = 5.0  # for one answer; a submission must not wait for a cluster tha
 
 @dataclass(frozen=True)
 class Accounting:
-    """What the accounting database allows this user, and what of it is in the queue; None where squeue did not say."""
+    """What accounting allows this user, and how much of it is in the queue; None if squeue did not answer."""
 
     user: str
     default_account: str

@@ -25,7 +25,7 @@ def check_files(job: ResolvedJob, extra_sbatch_options: Sequence[str] = ()) -> I
 
 
 def _log_folders(about: About, words: Sequence[str], extra_sbatch_options: Sequence[str]) -> Iterator[Finding]:
-    """Of `-o` and `-e`. A folder that is missing ends the job without a word: there is no place for one."""
+    """Return findings on `-o` and `-e`. If the folder is missing, Slurm ends the job without a log."""
     at = Path(last_value_of(words, "chdir", "D") or ".")
     for name, letter in (("output", "o"), ("error", "e")):
         written = last_value_of(words, name, letter)
@@ -64,7 +64,7 @@ def _program(about: About, written: str, directory: Path) -> Iterator[Finding]:
     elif not first.startswith(_ELF):
         yield about.refuse(
             "job.entry",
-            f"{path} is no program: it has no #! line, and is not compiled for Linux",
+            f"{path} is not a program: it has no #! line, and is not compiled for Linux",
             'begin it with a line such as "#!/bin/bash"',
         )
 
@@ -83,5 +83,5 @@ def _interpreter(about: About, path: Path, first: bytes) -> Iterator[Finding]:
         yield about.refuse("job.entry", f"the #! line of {path} names no interpreter", 'write "#!/bin/bash"')
     elif not Path(words[0]).is_absolute() or shutil.which(words[0]) is None:
         yield about.refuse(
-            "job.entry", f"{path} is to be run by {words[0]}, which is not on this host", "mend its #! line"
+            "job.entry", f"{path} is to be run by {words[0]}, which is not on this host", "fix its #! line"
         )

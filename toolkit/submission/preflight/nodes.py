@@ -1,4 +1,4 @@
-"""A request against the nodes that there really are: their CPUs, memory, GPUs and features, and how many have them all."""
+"""A request against the nodes that exist: their CPUs, memory, GPUs and features, and how many have them all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolkit.submission.preflight.partitions import cpu_fix, in_gib
 
 
 def against_nodes(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """What no node has, or too few; and what Slurm's way to choose GPUs does not understand."""
+    """Return findings on what no node has, or too few nodes have, and on GPU options that Slurm's plugin ignores."""
     yield from _gpu_dialect(About(job, "gpu_dialect"), request, cluster)
     yield from _other_gres(About(job, "gpu_dialect"), request, cluster)
     shapes = cluster.shapes or ()
@@ -79,7 +79,7 @@ def _names_in(hosts: str) -> list[str]:
         return []
     try:
         return expand_hostlist(hosts)
-    except ToolkitError:  # sbatch knows more forms than we do, and judges those that nobody knows
+    except ToolkitError:  # sbatch knows more forms than toolkit does, and judges the others
         return []
 
 
@@ -105,7 +105,7 @@ def _gpu_dialect(about: About, request: Request, cluster: Cluster) -> Iterator[F
 
 
 def _other_gres(about: About, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """Generic resources that are no GPUs, by their names alone."""
+    """Return findings on generic resources other than GPUs, by their names alone."""
     kinds = [kind for kind in cluster.settings.get("GresTypes", "").split(",") if kind]
     if unknown := [name for name in request.gres if name not in (*kinds, "gpu")]:
         knows = f"it knows {', '.join(kinds)}" if kinds else "it knows none"
@@ -114,12 +114,12 @@ def _other_gres(about: About, request: Request, cluster: Cluster) -> Iterator[Fi
 
 
 def _memory(job: ResolvedJob, request: Request, cluster: Cluster, cpus: int) -> tuple[float | None, str]:
-    """What a node must have in MiB, and where that is said: a job that asks for none gets the cluster's default.
+    """Return what a node must have in MiB, and its source: a job that requests none gets the cluster's default.
 
     `cpus` are those of a node that the default counts.
     """
     if request.memory_mib is not None:
-        return request.memory_mib, "the job asks for"
+        return request.memory_mib, "the job requests"
     partition = next(iter(cluster.chosen(request)), None)
     by_gpu = "DefMemPerGPU" in cluster.settings.get("JobDefaults", "") or (partition and partition.gives_memory_by_gpu)
     if request.gpus_per_node and by_gpu:
@@ -130,9 +130,9 @@ def _memory(job: ResolvedJob, request: Request, cluster: Cluster, cpus: int) -> 
         of_node = memory_mib(cluster.settings.get("DefMemPerNode", ""))
         of_cpu = memory_mib(cluster.settings.get("DefMemPerCPU", ""))
     if of_node:
-        return of_node, f"the job asks for none, and DefMemPerNode of {job.site.name} is"
+        return of_node, f"the job requests none, and DefMemPerNode of {job.site.name} is"
     if of_cpu:
-        return of_cpu * cpus, f"the job asks for none, and DefMemPerCPU x {counted(cpus, 'CPU')} is"
+        return of_cpu * cpus, f"the job requests none, and DefMemPerCPU x {counted(cpus, 'CPU')} is"
     return None, ""
 
 
@@ -159,7 +159,7 @@ def _whole_nodes(about: About, request: Request, cluster: Cluster, shapes: Seque
 def _default_memory(
     job: ResolvedJob, request: Request, cluster: Cluster, shapes: Sequence[NodeShape]
 ) -> Iterator[Finding]:
-    """A default beyond MaxMemPerNode of the partition: Slurm takes the job, and lets it wait for ever."""
+    """A default beyond MaxMemPerNode of the partition: Slurm accepts the job, and lets it wait for ever."""
     about, cpus = About(job, "memory"), request.cpus_per_node
     if request.whole_nodes:  # with all their CPUs, and the default for each
         cpus = max(cpus, min(shape.cpus for shape in shapes))
@@ -217,14 +217,14 @@ def _features(about: About, request: Request, shapes: Sequence[NodeShape]) -> It
             "job.constraint",
             f"no node here has {wanted}: "
             + (f"they have {', '.join(known[:12])}" if known else "they have no features"),
-            "mend -C; `sinfo -o '%N %f'` shows each node's",
+            "fix -C; `sinfo -o '%N %f'` shows each node's",
         )
 
 
 def _together(
     about: About, request: Request, asked_mib: float | None, shapes: Sequence[NodeShape]
 ) -> Iterator[Finding]:
-    """Each thing is somewhere; is all of it on enough nodes?"""
+    """Return findings if each resource exists, but too few nodes have all of them."""
     fitting = [shape for shape in shapes if _fits(shape, request, asked_mib)]
     have, usable = sum(one.nodes for one in fitting), sum(one.nodes for one in fitting if _is_usable(one, request))
     if have < request.min_nodes <= sum(shape.nodes for shape in shapes):
@@ -232,7 +232,7 @@ def _together(
             "job.nodes",
             f"{counted(request.min_nodes, 'node')} with {_in_words(request, asked_mib)} each, but there "
             f"{'is' if have == 1 else 'are'} {have} such",
-            f"nodes = {have}, or ask for less on each" if have else "ask for less on each",
+            f"nodes = {have}, or request less on each" if have else "request less on each",
         )
     elif usable < request.min_nodes <= have:
         yield about.warn(

@@ -20,7 +20,7 @@ from toolkit.submission.preflight.finding import About, Finding, Severity
 
 
 def against_partitions(job: ResolvedJob, request: Request, cluster: Cluster) -> list[Finding]:
-    """What keeps a job out of every partition that it names."""
+    """Return findings that keep a job out of every partition that it names."""
     about = About(job, "partition")
     if unknown := [name for name in request.partitions if name not in cluster.partitions]:
         close = nearest(unknown[0], cluster.partitions) or [one.name for one in cluster.partitions.values()]
@@ -42,7 +42,7 @@ def against_partitions(job: ResolvedJob, request: Request, cluster: Cluster) -> 
 
 
 def _whichever_is_meant(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """What no partition here would take, so that it is wrong whichever one is named next."""
+    """Return findings that hold for every partition of the cluster."""
     beyond = cluster.limits_of(request).flags
     here = cluster.candidates(request)
     first, *others = [
@@ -57,7 +57,7 @@ def _whichever_is_meant(job: ResolvedJob, request: Request, cluster: Cluster) ->
 
 
 def against_reservation(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
-    """A job in a reservation ends with it."""
+    """Return findings on a job in a reservation, which ends with the reservation."""
     if cluster.reservations is None:
         return
     about = About(job, "reservation")
@@ -89,7 +89,7 @@ def against_reservation(job: ResolvedJob, request: Request, cluster: Cluster) ->
 
 
 def _may_use(about: About, request: Request, reservation: Reservation) -> Iterator[Finding]:
-    """Whose a reservation is. Lists of who may not (`-NAME`) and of groups are Slurm's to judge."""
+    """Return findings on the users and accounts of a reservation. Slurm judges lists of exceptions (`-NAME`) and of groups."""
     named = (*reservation.users, *reservation.accounts)
     if not named or reservation.groups or any(name.startswith("-") for name in named):
         return
@@ -183,7 +183,7 @@ def _parts_of_nodes(job: ResolvedJob, request: Request, partition: PartitionLimi
 
 
 def _who(job: ResolvedJob, request: Request, partition: PartitionLimits) -> Iterator[Finding]:
-    """Accounts, QOS and groups that a partition is for."""
+    """Return findings on the accounts, QOS and groups of a partition."""
     for check, value, allowed, denied, letter in (
         ("account", request.account, partition.allow_accounts, partition.deny_accounts, "-A"),
         ("qos", request.qos, partition.allow_qos, partition.deny_qos, "-q"),
@@ -211,7 +211,7 @@ def _own_groups() -> set[str]:
 
 
 def cpu_fix(request: Request, most: int) -> str:
-    """How the CPUs of a node's ranks come down to `most`."""
+    """Return how to reduce the CPUs of a node's ranks to `most`."""
     fits = most // request.ranks_per_node
     return f"cpus_per_rank = {fits}" if fits else f"ranks_per_node = {most}"
 
@@ -221,5 +221,5 @@ def in_gib(mib: float) -> str:
 
 
 def _in_minutes(seconds: int) -> str:
-    """A time within `seconds`: Slurm counts whole minutes."""
+    """Return a time within `seconds`: Slurm counts whole minutes."""
     return format_slurm_time(max(60, seconds // 60 * 60))

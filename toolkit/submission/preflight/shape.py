@@ -20,14 +20,14 @@ _HOURS_OF_A_DAY = 24
 
 
 def check_shape(job: ResolvedJob, request: Request) -> Iterator[Finding]:
-    """What needs no cluster to be seen."""
+    """Return the findings that need no cluster."""
     yield from _ranks_and_gpus(About(job, "ranks_per_gpu"), request)
     if request.has_time:
         yield from _walltime(About(job, "walltime"), job.job.time)
 
 
 def against_array_limits(job: ResolvedJob, settings: Mapping[str, str]) -> Iterator[Finding]:
-    """The numbers of an array's tasks, against slurm.conf."""
+    """Return findings on the task numbers of an array, against slurm.conf."""
     tasks, size = job.job.tasks, whole_number(settings.get("MaxArraySize"))
     if tasks is None or not (slices := slices_of(tasks, size)):
         return

@@ -1,4 +1,4 @@
-"""Do the nodes see what the job needs, and is there room for it? What mounts, the site file and quotas tell."""
+"""Checks that the nodes see the job's files, and that there is space, from mounts, the site file and quotas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _QUOTA_LINE = re.compile(
 
 
 def check_shared(job: ResolvedJob, runs: Path, cluster: Cluster | None) -> Iterator[Finding]:
-    """Paths that every node must see, on file systems that only this host has."""
+    """Return findings on paths that every node must see, on file systems of this host alone."""
     about = About(job, "shared")
     if cluster is not None and _is_only_node(cluster):
         return
@@ -49,7 +49,7 @@ def check_shared(job: ResolvedJob, runs: Path, cluster: Cluster | None) -> Itera
         if mount.kind in _IN_MEMORY or private is not None:
             where = f"in this host's memory ({mount.kind})" if mount.kind in _IN_MEMORY else f"below {private}"
             what = f"{name} is {path}, {where}, which other hosts have for themselves"
-            # Where this host is a node, or nobody knows the nodes, it may be meant.
+            # If this host is a node, or the nodes are unknown, the folder may be intended.
             known = cluster is not None and cluster.shapes
             yield about.refuse(str(path), what, fix) if known else about.warn(str(path), what, fix)
         elif mount.kind in _ON_DISKS:
@@ -62,19 +62,19 @@ def check_shared(job: ResolvedJob, runs: Path, cluster: Cluster | None) -> Itera
 
 
 def check_room(job: ResolvedJob, runs: Path, run: RunDirectory | None = None) -> Iterator[Finding]:
-    """Is there room below RUNS for the run's files, and for the next checkpoints where their size is known?"""
+    """Return findings on the space below RUNS for the run's files, and for the next checkpoints if their size is known."""
     about, folder = About(job, "room"), _existing(runs)
     found = os.statvfs(folder)
     if not found.f_blocks:  # no file system for files, such as /proc
         return
     if not os.access(folder, os.W_OK | os.X_OK):  # also false, even for root, where it is mounted read-only
-        told = "you cannot write here" if folder.is_dir() else "is no folder"
+        told = "you cannot write here" if folder.is_dir() else "is not a folder"
         yield about.refuse(str(folder), told, f"give {_ANOTHER}")
         return
     free_bytes, free_files = found.f_bavail * found.f_frsize, found.f_favail
     newest = max((one for one in run.committed_checkpoints()), default=None) if run is not None else None
     expected = _size_of(newest) if newest is not None else None
-    if expected is not None and free_bytes < 2 * expected:  # a save is whole before an older one goes
+    if expected is not None and free_bytes < 2 * expected:  # a save is complete before an older one is deleted
         yield about.refuse(
             str(folder),
             f"{_in_gb(free_bytes)} are free, and a checkpoint takes {_in_gb(expected)}: a save and the one before it need twice that",
@@ -94,17 +94,17 @@ def check_room(job: ResolvedJob, runs: Path, run: RunDirectory | None = None) ->
 
 def _existing(path: Path) -> Path:
     path = path.absolute()
-    # Path.exists raises for a name that is too long: whoever makes the folder says so.
+    # Path.exists raises for a name that is too long; making the folder reports that.
     return next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # noqa: PTH110
 
 
 def _is_known_shared(job: ResolvedJob, path: Path) -> bool:
-    """The site file says of these two that all nodes see them."""
+    """Return whether the site file states that all nodes see the folder."""
     return any(folder and path.absolute().is_relative_to(folder) for folder in (job.paths.runs, job.paths.scratch))
 
 
 def _is_only_node(cluster: Cluster) -> bool:
-    """Submission and ranks are on one host."""
+    """Return whether submission and ranks are on one host."""
     names: Sequence[str] = [shape.names for shape in cluster.shapes or ()]
     if len(names) != 1 or cluster.shapes is None or cluster.shapes[0].nodes != 1:
         return False
@@ -119,7 +119,7 @@ def _size_of(checkpoint: Path) -> int:
 
 
 def _quota(about: About, folder: Path) -> Iterator[Finding]:
-    """What quota(1) says of the file system of a folder; silent where it is not installed or does not answer."""
+    """Return what quota(1) reports for the file system of a folder; nothing if it is not installed or does not answer."""
     mount = mount_of(folder)
     if mount is None or shutil.which("quota") is None:
         return

@@ -20,7 +20,7 @@ _ROWS = "task"  # `[[task]]` in TOML
 
 
 def read_grid(path: Path) -> list[Row]:
-    """The rows of a file of values.
+    """Return the rows of a file of values.
 
     TOML has lists, of which every combination is a task, or a `[[task]]` for each. CSV has the keys in its first line;
     an empty cell keeps the job's value. JSON lines have an object for each task.
@@ -60,7 +60,9 @@ def _product_of(document: Document) -> list[Row]:
         check_key(key, where=f"{where}:{key}")
         if not isinstance(values, list) or not values:
             raise ToolkitError(
-                f"{values!r} is no list of values", where=f"{where}:{key}", fix=f"write {key_path[-1]} = [V1, V2]"
+                f"expected a list of values, got {values!r}",
+                where=f"{where}:{key}",
+                fix=f"write {key_path[-1]} = [V1, V2]",
             )
         refuse_twice(values, where=f"{where}:{key}")
         factors.append([{key: Flag(value, where)} for value in values])
@@ -69,7 +71,7 @@ def _product_of(document: Document) -> list[Row]:
 
 
 def _row_of(values: Any, where: str) -> Row:
-    """One task's values; a table inside is one of dotted keys."""
+    """Return one task's values; an inner table becomes dotted keys."""
     if not isinstance(values, dict) or not values:
         raise ToolkitError("has no values", where=where, fix='write "table.key" and its value, or leave the task out')
     named: list[tuple[str, Any]] = []
@@ -80,9 +82,11 @@ def _row_of(values: Any, where: str) -> Row:
             named += [(".".join(path), inner) for path, inner in leaves({name: value})]
     for key, _ in named:
         if "." not in key:
-            raise ToolkitError(f"{key!r} is no table.key", where=where, fix=f"write train.{key} or args.{key}")
+            raise ToolkitError(f"expected table.key, got {key!r}", where=where, fix=f"write train.{key} or args.{key}")
         if not all(key.split(".")):
-            raise ToolkitError(f"{key!r} is no table.key", where=where, fix="name a table and its key: train.lr")
+            raise ToolkitError(
+                f"expected table.key, got {key!r}", where=where, fix="name a table and its key: train.lr"
+            )
         check_key(key, where=f"{where}:{key}")
     check_keys([key for key, _ in named], where=where)
     return {key: Flag(value, where) for key, value in named}
@@ -103,7 +107,7 @@ def _csv_rows(lines: Any, path: Path) -> Iterator[Row]:
     for key in keys:
         if "." not in key or not all(key.split(".")):
             raise ToolkitError(
-                f"{key!r} is no table.key", where=f"{path}:1", fix="name a key for each column: train.lr"
+                f"expected table.key, got {key!r}", where=f"{path}:1", fix="name a key for each column: train.lr"
             )
         check_key(key, where=f"{path}:1:{key}")
     check_keys(keys, where=f"{path}:1")
@@ -114,7 +118,7 @@ def _csv_rows(lines: Any, path: Path) -> Iterator[Row]:
         if len(cells) != len(keys):
             raise ToolkitError(
                 f"has {len(cells)} cells, and the first line names {len(keys)} keys", where=where,
-                fix='give each key a cell; one that holds a comma stands in quotes: "[1,2]"',
+                fix='give each key a cell; put a cell with a comma into quotes: "[1,2]"',
             )  # fmt: skip
         given = {key: cell.strip() for key, cell in zip(keys, cells, strict=True) if cell.strip()}
         yield {key: Flag(read_value(key, cell, where=where), where) for key, cell in given.items()}
@@ -136,10 +140,10 @@ def _read_json_lines(path: Path) -> list[Row]:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object that names no key twice: json itself takes the last one."""
+    """Return an object; refuse one that has a key twice, of which json itself uses the last."""
     names = [name for name, _ in pairs]
     if len(names) > len(found := dict(pairs)):
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice")
     return found
 
 

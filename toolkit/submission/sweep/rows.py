@@ -1,4 +1,4 @@
-"""The rows of a sweep: for each task the values that it has in place of the job's, and where each was given."""
+"""The rows of a sweep: for each task the values that override the job's, and where the user set each one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from toolkit.config.origins import Flag
 from toolkit.config.texts import TABLES, read_text
 from toolkit.errors import ToolkitError
 
-MOST_TASKS = 100_000  # more than any queue takes; each is resolved and written down
+MOST_TASKS = 100_000  # more than any queue accepts; each is resolved and recorded
 
 Row = Mapping[str, Flag]
 
 
 def product(factors: Sequence[Sequence[Row]], *, where: str) -> list[Row]:
-    """Every combination, the last factor changing fastest.
+    """Return every combination, the last factor changing fastest.
 
     Raises:
         ToolkitError: there are too many.
@@ -32,7 +32,7 @@ def product(factors: Sequence[Sequence[Row]], *, where: str) -> list[Row]:
 
 
 def rows_of_option(option: str) -> list[Row]:
-    """The values of one `--sweep KEY=V1,V2`, a row each.
+    """Return the values of one `--sweep KEY=V1,V2`, a row each.
 
     Raises:
         ToolkitError: there is no such key, or a value is not of its type.
@@ -52,15 +52,15 @@ def rows_of_option(option: str) -> list[Row]:
 
 
 def overlap(key: str, other: str) -> bool:
-    """True where one of two keys would take the other's value away: `args.a` and `args.a.b`."""
+    """Return whether one of two keys would overwrite the other's value: `args.a` and `args.a.b`."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def check_keys(keys: Sequence[str], *, where: str) -> None:
-    """Refuse the keys of one task of which one would silently win.
+    """Refuse keys of one task that would override each other silently.
 
     Raises:
-        ToolkitError: a key stands there twice, by itself or as a part of another one.
+        ToolkitError: a key occurs twice, by itself or as a part of another one.
     """
     for number, key in enumerate(keys):
         for other in keys[:number]:
@@ -75,7 +75,7 @@ def refuse_twice(values: Sequence[Any], *, where: str) -> None:
     """Refuse a value that would make two tasks the same.
 
     Raises:
-        ToolkitError: it stands in the list a second time.
+        ToolkitError: the list has it twice.
     """
     seen: set[str] = set()
     for value in values:
@@ -87,7 +87,7 @@ def refuse_twice(values: Sequence[Any], *, where: str) -> None:
 
 
 def split_values(text: str) -> list[str]:
-    """Split at the commas that stand outside quotes, brackets and braces: `[1,2],[3]` are two values."""
+    """Split at the commas outside quotes, brackets and braces: `[1,2],[3]` are two values."""
     words, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -106,12 +106,12 @@ def split_values(text: str) -> list[str]:
 
 
 def read_value(key: str, text: str, *, where: str) -> Any:
-    """A value by its key's type, as `--set` reads it."""
+    """Return a value by its key's type, as `--set` reads it."""
     return read_text(tuple(key.split(".")), text, where=where)
 
 
 def check_key(key: str, *, where: str) -> None:
-    """Refuse keys that the tasks of one array cannot have each for itself.
+    """Refuse keys that must be the same for all tasks of an array.
 
     Raises:
         ToolkitError: Slurm gives all tasks of an array the same resources, or the table is not one of a job's.

@@ -1,4 +1,4 @@
-"""What one Slurm array cannot hold: tasks beyond MaxArraySize go into several, tasks beyond MaxSubmitJobs are refused.
+"""Arrays beyond Slurm's limits: tasks beyond MaxArraySize go into several arrays, and more than MaxSubmitJobs are refused.
 
 Where tasks wait for each other (`%10`), a part begins when the one before it is over, so that the limit holds for all
 of them together.
@@ -29,7 +29,7 @@ class Slice:
 
 
 def slices_of(tasks: ArrayTasks, size: int | None) -> list[Slice]:
-    """The arrays for some tasks, of which each takes numbers below `size`; [] where one array takes them as they are."""
+    """Return the arrays for some tasks, each with numbers below `size`; [] if one array can hold them as they are."""
     if size is None or max(tasks) < size:
         return []
     limit = f"%{tasks.at_once}" if tasks.at_once else ""
@@ -45,7 +45,7 @@ def _windows(tasks: ArrayTasks, size: int) -> Iterator[tuple[int, list[int]]]:
 
 
 def slices_instead(refused: SchedulerRefusedError, job: ResolvedJob, slurm: Slurm) -> list[Slice]:
-    """The arrays to submit in place of one that Slurm has refused.
+    """Return the arrays to submit instead of one that Slurm has refused.
 
     Raises:
         SchedulerRefusedError: nothing can take its place: it was refused for another reason, or has too many tasks.
@@ -59,7 +59,7 @@ def slices_instead(refused: SchedulerRefusedError, job: ResolvedJob, slurm: Slur
 
 
 def array_size(slurm: Slurm) -> int | None:
-    """MaxArraySize: task numbers stay below it. None where Slurm does not tell it, and then judges itself."""
+    """MaxArraySize: the exclusive limit of task numbers. None if Slurm does not report it."""
     try:
         return whole_number(cluster_settings(slurm).get("MaxArraySize"))
     except (NotFoundError, SchedulerRefusedError):
@@ -67,7 +67,7 @@ def array_size(slurm: Slurm) -> int | None:
 
 
 def check_submit_limit(job: ResolvedJob, slurm: Slurm) -> None:
-    """Refuse more tasks than the user's association takes, since Slurm would take none of them.
+    """Refuse more tasks than the user's association allows, because Slurm would accept none of them.
 
     Raises:
         SchedulerRefusedError: the fix says which tasks fit, and how the others follow.
@@ -89,7 +89,7 @@ def check_submit_limit(job: ResolvedJob, slurm: Slurm) -> None:
 
 
 def fix_of_room(tasks: Sequence[int], room: int) -> str:
-    """How all of some tasks, in order, come to run where the queue has room for `room` of them."""
+    """Return how to run all tasks in order if the queue accepts `room` of them."""
     if not room:
         return "wait until your jobs have ended"
     now, later = write_array(tasks[:room]), write_array(tasks[room:])
@@ -97,7 +97,7 @@ def fix_of_room(tasks: Sequence[int], room: int) -> str:
 
 
 def _submit_limit(job: ResolvedJob, slurm: Slurm) -> int | None:
-    """The least MaxSubmitJobs of the user's associations with the job's account and partition; None without one."""
+    """Return the least MaxSubmitJobs of the user's associations with the job's account and partition; None without one."""
     account, partition = job.job.account, job.job.partition
     try:
         mine = associations_of(slurm, getpass.getuser(), job.job.cluster)

@@ -27,7 +27,7 @@ from toolkit.talk import say
 
 
 def read_sweep_options(options: Sequence[str], grid: Path | None) -> list[Row]:
-    """The tasks that `--sweep KEY=V1,V2` and `--grid FILE` ask for together: the product of all of them; [] for none.
+    """Return the tasks of `--sweep KEY=V1,V2` and `--grid FILE` together: the product of all of them; [] for none.
 
     Raises:
         ToolkitError: a key or a value is wrong, a key is given twice, or there are too many tasks.
@@ -52,12 +52,12 @@ def _refuse_repeated(factors: Sequence[Sequence[Row]]) -> None:
         seen |= keys
 
 
-# Tables that only functions of ours are called with.
+# Tables that only functions with the toolkit interface receive.
 _FOR_FUNCTIONS = frozenset({"args", "train", "data", "parallel"})
 
 
 def warn_of_unread(job: ResolvedJob, rows: Sequence[Row]) -> None:
-    """Say which swept keys a script or a program is not told of, so that its tasks would all be the same."""
+    """Warn of swept keys that a script or a program does not read, so that its tasks would all be the same."""
     if not is_foreign(job.job.entry):
         return
     places = {key: flag.name for row in reversed(rows) for key, flag in row.items()}
@@ -65,13 +65,13 @@ def warn_of_unread(job: ResolvedJob, rows: Sequence[Row]) -> None:
         table, _, name = key.partition(".")
         if table in _FOR_FUNCTIONS:
             say(
-                f"warning: {place}: the entry is no `file.py:function`, so its tasks find {key} only in the file that "
+                f"warning: {place}: the entry is not a `file.py:function`, so its tasks find {key} only in the file that "
                 f"TOOLKIT_RESOLVED_JOB names. Fix: sweep a variable, env.vars.{name.upper().replace('.', '_')}"
             )
 
 
 def array_of(rows: Sequence[Row], asked: str | None) -> str:
-    """The array of a sweep: all of its tasks, or those that -a names; `%4` alone is all of them, 4 at a time."""
+    """Return the array of a sweep: all of its tasks, or those that -a names; `%4` alone is all of them, 4 at a time."""
     everything = f"0-{len(rows) - 1}" if len(rows) > 1 else "0"
     if not asked or asked.startswith("%"):
         return everything + (asked or "")
@@ -80,7 +80,7 @@ def array_of(rows: Sequence[Row], asked: str | None) -> str:
 
 @dataclass(frozen=True)
 class ResolvedSweep:
-    """A sweep whose tasks were checked. `laid` is what the script lays over the job for each task of its array, by
+    """A sweep whose tasks were checked. `task_overrides` are the values that override the job's for each task of its array, by
     number: the swept values, and what follows from them.
     """
 
@@ -100,7 +100,7 @@ def resolve_sweep(job: ResolvedJob, site: Site, rows: Sequence[Row]) -> Resolved
 
 
 def resolve_again(job: ResolvedJob, site: Site, sweep: Sweep) -> ResolvedSweep:
-    """As `resolve_sweep`, for a recorded sweep whose job a resume may have changed.
+    """Return what `resolve_sweep` returns, for a recorded sweep whose job a resume may have changed.
 
     Raises:
         ToolkitError: a task is wrong, or a swept key was set for all tasks, which would change nothing.
@@ -140,13 +140,13 @@ def _laid_over(job: ResolvedJob, site: Site, rows: Sequence[Row], sweep: Sweep) 
 
 
 def _tables_of(job: ResolvedJob, tables: Iterable[str]) -> dict[str, Any]:
-    """`table.key` and its value, as JSON has it."""
+    """Return `table.key` and its value, as JSON has it."""
     dumped = job.model_dump(mode="json", by_alias=True, include=set(tables))
     return {f"{table}.{key}": value for table, keys in dumped.items() for key, value in keys.items()}
 
 
 def _json_of(row: Row) -> dict[str, Any]:
-    """The values as JSON has them: TOML's dates become texts, as in [args]."""
+    """Return the values as JSON has them: TOML's dates become strings, as in [args]."""
     return {
         key: flag.value
         if isinstance(flag.value, str | int | float)
