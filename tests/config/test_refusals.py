@@ -308,7 +308,7 @@ def test_a_function_that_is_not_there(tmp_path, resolve, source, message):
 )  # fmt: skip
 def test_an_sbatch_option_that_another_key_sets_is_refused_with_that_key(tmp_path, resolve, option, key):
     said = message_of(tmp_path, lambda: resolve(f'sbatch = ["--hold", "{option}"]'))
-    assert said.startswith(f"job.toml:3:job.sbatch: {option!r} would override what another key sets. Fix: ")
+    assert said.startswith(f"job.toml:3:job.sbatch: {option!r} would win over what is said elsewhere. Fix: ")
     assert key in said
 
 

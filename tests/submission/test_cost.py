@@ -32,8 +32,8 @@ def cost(tmp_path):
         ('repeat = 10\ntime = "60"', "requests at most 10 node-hours, 10 CPU-hours (1 node x 10 repeated jobs x 0-01:00:00)"),
         ('time = "60"', "requests at most 1 node-hours, 1 CPU-hours (1 node x 0-01:00:00); if it is not done by then, it is requeued, and takes as much once more"),
         ('array = "0-1"\ntime = "60"', "requests at most 2 node-hours, 2 CPU-hours (1 node x 2 tasks x 0-01:00:00); a task that is not done by then is requeued, and takes its part once more"),
-        ('nodes = 2\ngpus_per_node = 1\ntime = "UNLIMITED"', "asks for 2 nodes, 2 GPUs without an end"),
-        ("", "asks for 1 node without an end"),
+        ('nodes = 2\ngpus_per_node = 1\ntime = "UNLIMITED"', "requests 2 nodes, 2 GPUs without a time limit"),
+        ("", "requests 1 node without a time limit"),
         ('sbatch = ["--gres=gpu:2"]\ntime = "60"\nrequeue = false', "requests at most 1 node-hours, 2 GPU-hours (1 node x 0-01:00:00)"),
     ],
 )  # fmt: skip

@@ -50,7 +50,7 @@ def test_a_source_that_is_not_there_is_refused_by_each_command_and_leaves_no_run
     ("source", "said"),
     [
         ("old", "/old contains checkpoints and is not one itself. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
-        ("old/checkpoints", "and is none. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
+        ("old/checkpoints", "and is not one itself. Fix: name one of them, as in source = 'old/checkpoints/step-00000010'"),
         ("old/checkpoints/step-00000011", "step-00000011. Fix: name one that is there, such as "),
         ("other", "/other is not a checkpoint: it has no manifest.json. Fix: give the path of a step-... folder; "),
         ("file", "/file is a file, and a checkpoint is a folder. Fix: "),

@@ -53,5 +53,5 @@ def test_tasks_stay_tasks_and_one_piece_of_work_stays_one(toolkit, refuse):
         assert "its tasks stay tasks" in said and f"Fix: leave it out; `toolkit resume {array.run_id}_T`" in said
     assert f"Fix: `toolkit resume {task.run_id}`\n" in refuse(task, "--here")
     said = refuse(alone, "-a", "0-1")
-    assert f"run {alone.run_id} is no array" in said and f"or `toolkit rerun {alone.run_id} -a 0-1`" in said
+    assert f"run {alone.run_id} is not an array" in said and f"or `toolkit rerun {alone.run_id} -a 0-1`" in said
     assert f"salloc -N 1 --ntasks-per-node 1 toolkit resume {alone.run_id} --here`" in refuse(alone, "--here")

@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 def site_runs(runs: Path | None) -> Path:
     """Return RUNS for commands on existing runs: --runs > TOOLKIT_RUNS > the site's > ./runs."""
-    from toolkit.submission import named_run
+    from toolkit.submission.named_run import site_runs as folder
 
-    return named_run.site_runs(runs)
+    return folder(runs)
 
 
 def runs_of_site() -> str:
     """Return RUNS of the detected site; "" if the site names none."""
-    from toolkit.submission import named_run
+    from toolkit.submission.named_run import runs_of_site as folder
 
-    return named_run.runs_of_site()
+    return folder()
 
 
 def folder_of_runs(named: Path | None) -> Path:

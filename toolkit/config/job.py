@@ -42,7 +42,7 @@ def check_sbatch_options(options: list[str]) -> list[str]:
             is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
             is_cut = len(word) > len("--") and f"--{name}".startswith(word)  # sbatch takes the beginning of a name, too
             if is_bare or is_cut or value_of(option, name, letter) is not None:
-                raise refuse_value((), f"{option!r} would override what another key sets", fix)
+                raise refuse_value((), f"{option!r} would win over what is said elsewhere", fix)
     return options
 
 

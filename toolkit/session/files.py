@@ -16,6 +16,8 @@ from toolkit.rundir.files import read_json, utc_now, write_json
 from toolkit.rundir.session_names import session_names, sessions_folder
 from toolkit.slurm.clusters import named
 
+__all__ = ["Session", "all_sessions", "check_name", "find_session", "new_session", "session_file"]
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 

@@ -19,6 +19,8 @@ from toolkit.runs.record.job import slurm_of
 from toolkit.session.session import SessionState
 from toolkit.session.steps import begin_step, node_of, shell_argv, step_environment
 
+__all__ = ["start_notebook"]
+
 FIRST_PORT = 8888
 START_S = 60.0  # Jupyter's imports from a slow file system
 _KINDS = ("jupyter-lab", "jupyter-notebook", "jupyter-server")

@@ -31,6 +31,18 @@ from toolkit.slurm.times import printed_limit_s
 from toolkit.submission.script import allocation_options
 from toolkit.talk import say
 
+__all__ = [
+    "SessionState",
+    "await_grant",
+    "check_request",
+    "end_session",
+    "ending_of",
+    "enter",
+    "request_session",
+    "running_session",
+    "states_of",
+]
+
 WARN_S = 600.0
 ANSWER_S = 60.0  # for salloc to report the job that it has requested
 POLL_S = 0.2

@@ -14,6 +14,8 @@ from toolkit.session.session import SessionState
 from toolkit.slurm.clusters import for_cluster
 from toolkit.slurm.submit import without_job
 
+__all__ = ["begin_step", "lasting_shell", "node_of", "shell_argv", "step_argv", "step_environment"]
+
 KEEPER_S = 20.0  # for a step to start
 # Of a node: where its tmux would open its socket, and whether there is a tmux at all.
 _LOOK = 'command -v tmux >/dev/null || exit 9; [ -S "${TMUX_TMPDIR:-/tmp}/tmux-$(id -u)/$0" ]'

@@ -20,6 +20,8 @@ from toolkit.site.commands import slurm_of_site
 from toolkit.slurm.partitions import partition_rows
 from toolkit.slurm.times import format_slurm_time
 
+__all__ = ["Candidate", "candidates", "resolve_in_allocation", "resolve_on"]
+
 SINFO_TIMEOUT_S = 10.0
 
 

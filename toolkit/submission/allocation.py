@@ -11,6 +11,15 @@ from toolkit.errors import ToolkitError, counted
 from toolkit.runs.record.job import uses_slurm
 from toolkit.slurm.clusters import cluster_of_allocation
 
+__all__ = [
+    "check_here",
+    "cluster_here",
+    "environment_of_allocation",
+    "nodes_of_allocation",
+    "refuse_shapes",
+    "tasks_per_node",
+]
+
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 # Variables of a step or of an array task. Those of salloc's own interactive step are kept: it holds no CPUs.

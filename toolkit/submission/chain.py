@@ -18,6 +18,8 @@ from toolkit.slurm.clusters import named
 from toolkit.submission.named_run import find_named
 from toolkit.talk import say
 
+__all__ = ["find_parents"]
+
 
 def find_parents(texts: Sequence[str], job: ResolvedJob, runs: Path) -> list[Parent]:
     """Return the runs that `job` is to follow, by the values of --after.
@@ -52,7 +54,7 @@ def split_kind(text: str) -> tuple[str, str]:
         return text, "ok"
     if kind not in KINDS or not name:
         raise ToolkitError(
-            f"expected ok or any, got {kind!r}", where=f"--after {text}",
+            f"expected RUN, RUN:ok or RUN:any, got {text!r}", where=f"--after {text}",
             fix=f"write {name or 'RUN'}:ok for its success, {name or 'RUN'}:any for any end",
         )  # fmt: skip
     return name, kind

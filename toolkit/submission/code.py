@@ -25,6 +25,8 @@ from toolkit.runs.record.code_snapshot import (
 from toolkit.runs.record.repository import check_out, code_state
 from toolkit.talk import say
 
+__all__ = ["NewCode", "is_rerun", "keep_code", "repeat_code"]
+
 MOST_TOLD = 5  # names of files in one line
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from toolkit.slurm.limits import PartitionLimits
     from toolkit.submission.preflight.cluster import Cluster
 
+__all__ = ["Cost", "cost_of", "in_words", "together"]
+
 _SUMMED = ("nodes", "cpus", "gpus", "node_hours", "cpu_hours", "gpu_hours", "billing_hours")
 
 

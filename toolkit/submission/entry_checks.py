@@ -20,6 +20,17 @@ from toolkit.supervise.launch import is_foreign
 if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
 
+__all__ = [
+    "check_arguments",
+    "check_beginning",
+    "check_bench",
+    "check_codec",
+    "check_data",
+    "check_guard",
+    "check_source",
+    "check_whole",
+]
+
 
 def check_beginning(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     """Make every check for the first start of a run; `options` are sbatch's for this submission alone.

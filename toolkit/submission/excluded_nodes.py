@@ -10,6 +10,8 @@ from toolkit.rundir.bad_nodes import BadNode, bad_nodes
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.talk import say
 
+__all__ = ["describe", "nodes_to_exclude"]
+
 
 def nodes_to_exclude(job: ResolvedJob, runs: Path) -> list[str]:
     """Return the bad nodes of the job's site, each reported on stderr; those that the job requests are kept."""

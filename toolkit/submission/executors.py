@@ -29,6 +29,8 @@ from toolkit.slurm.submit import comment_of, submit_once, token_of, without_job
 from toolkit.submission.sweep.split import Slice, slices_instead
 from toolkit.supervise.allocation import process_start_ticks
 
+__all__ = ["LocalScriptExecutor", "ignore_interrupts", "start_local", "submit_to_slurm"]
+
 # The shell's own pid names the log, 0600 as the run's other files, before anything else runs.
 _START_LOCAL = 'log=$1/slurm-local-$$.out; (umask 077; : >>"$log"); exec >>"$log" 2>&1; exec bash "$2"'
 

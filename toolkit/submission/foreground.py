@@ -25,6 +25,8 @@ from toolkit.runs.status.restarts import RestartNews
 from toolkit.submission.allocation import environment_of_allocation
 from toolkit.submission.executors import ignore_interrupts, start_local
 
+__all__ = ["Interrupts", "show_output", "start_here"]
+
 MOST_SHOWN_RANKS = 64
 # With less space than this, further output of ranks is lost; only this reserve is left for the attempt's end.
 LINES_BYTES = (1 << 14) + RESERVE_BYTES

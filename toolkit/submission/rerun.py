@@ -17,6 +17,8 @@ from toolkit.rundir.sweep import read_sweep
 from toolkit.runs.record.job import first_job
 from toolkit.submission.sweep.sweep import ResolvedSweep, resolve_again
 
+__all__ = ["job_to_repeat", "sweep_to_repeat"]
+
 
 def job_to_repeat(
     run: RunDirectory,

@@ -10,6 +10,8 @@ from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
 
+__all__ = ["check_components", "check_site", "check_tasks"]
+
 
 def check_site(run: RunDirectory, recorded: ResolvedJob, site: Site | None) -> None:
     """Refuse a site without a scheduler for a run that needs one.

@@ -47,6 +47,8 @@ from toolkit.submission.secrets import check_secrets
 from toolkit.submission.sweep.sweep import resolve_again
 from toolkit.talk import say
 
+__all__ = ["Changes", "NextStart", "prepare_resume", "undo_resume"]
+
 SILENCE_S = 600.0  # a run without output for this long may be declared gone
 
 

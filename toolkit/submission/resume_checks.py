@@ -14,6 +14,8 @@ from toolkit.talk import say
 if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
 
+__all__ = ["check_steps_left"]
+
 _KEY, _PATIENCE = "train.steps", "train.early_stop_patience"
 
 

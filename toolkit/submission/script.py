@@ -19,7 +19,10 @@ from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.record.job import sbatch_words
 from toolkit.slurm.sbatch_options import excluded_nodes, value_of
+from toolkit.slurm.sbatch_table import long_option
 from toolkit.slurm.submit import comment_of, token_of
+
+__all__ = ["allocation_options", "render_script"]
 
 # Shell patterns of the variables that a job inherits; everything else comes from the site and the job.
 KEPT = (
@@ -138,13 +141,15 @@ def _other_words(job: ResolvedJob) -> list[str]:
 def _wanted(job: ResolvedJob, excluded: Sequence[str]) -> list[str]:
     """Return the options for what nodes must have, and for the choice of nodes."""
     table = job.job
+    exclude = excluded_nodes(table.exclude, sbatch_words(job), excluded)
+    memory = f"{table.mem_gb_per_node}G" if table.mem_gb_per_node else ""
     wanted = {
-        "--time": table.time, "--partition": table.partition, "--account": table.account, "--qos": table.qos,
-        "--constraint": table.constraint, "--nodelist": table.nodelist, "--exclude": excluded_nodes(table.exclude, sbatch_words(job), excluded),
-        "--mem": f"{table.mem_gb_per_node}G" if table.mem_gb_per_node else "",
+        "job.time": table.time, "job.partition": table.partition, "job.account": table.account, "job.qos": table.qos,
+        "job.constraint": table.constraint, "job.nodelist": table.nodelist, "job.exclude": exclude,
+        "job.mem_gb_per_node": memory,
     }  # fmt: skip
     gpus = [job.gpu.request.replace("{count}", str(table.gpus_per_node))] if table.gpus_per_node else []
-    return [*gpus, *(f"{name}={value}" for name, value in wanted.items() if value)]
+    return [*gpus, *(f"{long_option(key)}={value}" for key, value in wanted.items() if value)]
 
 
 def _nodes_and_ranks(table: JobTable) -> list[str]:

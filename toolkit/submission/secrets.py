@@ -10,6 +10,8 @@ from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.supervise.secrets import read_secret_file, read_url
 from toolkit.talk import say
 
+__all__ = ["check_secrets", "warn_of_likely_secrets"]
+
 
 def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
     """Check that what [env] secrets and the webhook of [notify] refer to exists. The batch host runs the commands.

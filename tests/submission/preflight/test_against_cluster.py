@@ -183,7 +183,7 @@ def accounted(cluster, *, mine=Limits(), of_qos=Limits(), enforce=ENFORCED, **pa
     [
         ('account = "maths"', {}, "job.account", "ada may not charge account maths", "give one of yours with -A: physics"),
         ('qos = "gold"', {}, "job.qos", "account physics may not use gold", "give one of normal, long with -q"),
-        ('qos = "lnog"', {}, "job.qos", "account physics asks for a QOS that this cluster has not: lnog", "give one of normal, long with -q"),
+        ('qos = "lnog"', {}, "job.qos", "account physics requests a QOS that this cluster does not have: lnog", "give one of normal, long with -q"),
         ('time = "2:00:00"', {"longest_s": 3600}, "job.time", "0-02:00:00, but QOS normal gives at most 0-01:00:00", 'time = "0-01:00:00"'),
         ("nodes = 3", {"most_for_job": {"node": 2}}, "job.nodes", "3 nodes, but QOS normal gives a job 2", "request less with -N, or give another account or QOS"),
         ("nodes = 3", {"most_of_user": {"cpu": 2}}, "job.cpus_per_rank", "3 CPUs, but QOS normal gives all jobs of a user 2", "request less with -c, or give another account or QOS"),

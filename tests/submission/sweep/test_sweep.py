@@ -145,7 +145,7 @@ def test_a_wrong_sweep_is_refused_with_its_place(rendered, toolkit, options, sai
         ),
         ("g.jsonl", '{"train.lr": 1}\n[1]', "g.jsonl:2: has no values"),
         ("g.jsonl", '{"lr": 1}', "write train.lr or args.lr"),
-        ("g.toml", "train.lr = 3\n", "g.toml:1:train.lr: 3 is no list"),
+        ("g.toml", "train.lr = 3\n", "g.toml:1:train.lr: expected a list of values, got 3"),
         ("g.toml", "args.x = [1]\n[[task]]\nargs.y = 1\n", "[[task]] and other keys"),
         ("g.toml", "", "has no task"),
     ],

@@ -16,6 +16,8 @@ from toolkit.submission.preflight.finding import About, Finding
 from toolkit.submission.preflight.partitions import in_gib
 from toolkit.submission.sweep.split import fix_of_room
 
+__all__ = ["against_accounts"]
+
 # Slurm's name of a resource: its name here, the key that requests it, the flag.
 _RESOURCES = {
     "node": ("nodes", "job.nodes", "-N"),

@@ -26,6 +26,8 @@ from toolkit.submission.preflight.partitions import against_partitions, against_
 from toolkit.submission.preflight.shape import against_array_limits, check_shape
 from toolkit.submission.preflight.storage import check_room, check_shared
 
+__all__ = ["Preflight", "look"]
+
 
 @dataclass(frozen=True)
 class Preflight:

@@ -30,6 +30,8 @@ from toolkit.slurm.limits import (
     reservations,
 )
 
+__all__ = ["Accounting", "Cluster", "ask_cluster", "default_qos"]
+
 T = TypeVar("T")
 PATIENCE_S = 5.0  # for one answer; a submission must not wait for a cluster that is busy
 

@@ -13,6 +13,8 @@ from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.submission.preflight.cluster import Cluster
 from toolkit.submission.preflight.finding import About, Finding
 
+__all__ = ["check_dependency", "check_sums"]
+
 
 def check_dependency(job: ResolvedJob, extra_sbatch_options: Sequence[str]) -> Iterator[Finding]:
     """Slurm hands the dependency on to each component, and they all have the job's name."""

@@ -13,6 +13,8 @@ from toolkit.runs.record.job import sbatch_words
 from toolkit.slurm.sbatch_options import last_value_of, value_of
 from toolkit.submission.preflight.finding import About, Finding
 
+__all__ = ["check_files"]
+
 _LONGEST_SHEBANG = 256  # what Linux reads of it, execve(2)
 _ELF = b"\x7fELF"
 

@@ -9,6 +9,8 @@ from typing import Any
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 
+__all__ = ["About", "Finding", "Severity"]
+
 
 class Severity(StrEnum):
     """A refusal can never run or end well; a warning may not be meant; a note is worth knowing, and told when asked."""

@@ -15,6 +15,8 @@ from toolkit.submission.preflight.cluster import Cluster
 from toolkit.submission.preflight.finding import About, Finding
 from toolkit.submission.preflight.partitions import cpu_fix, in_gib
 
+__all__ = ["against_nodes"]
+
 
 def against_nodes(job: ResolvedJob, request: Request, cluster: Cluster) -> Iterator[Finding]:
     """Return findings on what no node has, or too few nodes have, and on GPU options that Slurm's plugin ignores."""

@@ -18,6 +18,8 @@ from toolkit.slurm.times import format_slurm_time
 from toolkit.submission.preflight.cluster import Cluster
 from toolkit.submission.preflight.finding import About, Finding, Severity
 
+__all__ = ["against_partitions", "against_reservation", "cpu_fix", "in_gib"]
+
 
 def against_partitions(job: ResolvedJob, request: Request, cluster: Cluster) -> list[Finding]:
     """Return findings that keep a job out of every partition that it names."""

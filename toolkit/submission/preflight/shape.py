@@ -13,6 +13,8 @@ from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_t
 from toolkit.submission.preflight.finding import About, Finding
 from toolkit.submission.sweep.split import slices_of
 
+__all__ = ["against_array_limits", "check_shape"]
+
 _MINUTES = re.compile(r"[0-9]+")
 _MINUTES_AND_SECONDS = re.compile(r"([0-9]+):([0-9]+)")
 _DAYS_AND_HOURS = re.compile(r"[0-9]+-([0-9]+)(?::.*)?")

@@ -19,6 +19,8 @@ from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.submission.preflight.cluster import Cluster
 from toolkit.submission.preflight.finding import About, Finding
 
+__all__ = ["check_room", "check_shared"]
+
 # Folders that each host has for itself, by convention and by most sites' configuration.
 _PRIVATE = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run")))
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})

@@ -15,6 +15,8 @@ from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import json_reason
 from toolkit.submission.sweep.rows import Row, check_key, check_keys, product, read_value, refuse_twice
 
+__all__ = ["read_grid"]
+
 FORMS = "a file of TOML (.toml), CSV (.csv) or JSON lines (.jsonl)"
 _ROWS = "task"  # `[[task]]` in TOML
 

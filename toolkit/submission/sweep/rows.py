@@ -11,6 +11,8 @@ from toolkit.config.origins import Flag
 from toolkit.config.texts import TABLES, read_text
 from toolkit.errors import ToolkitError
 
+__all__ = ["Row", "check_key", "check_keys", "overlap", "product", "read_value", "refuse_twice", "rows_of_option"]
+
 MOST_TASKS = 100_000  # more than any queue accepts; each is resolved and recorded
 
 Row = Mapping[str, Flag]

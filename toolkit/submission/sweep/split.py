@@ -18,6 +18,8 @@ from toolkit.slurm.commands import Slurm
 from toolkit.slurm.limits import cluster_settings
 from toolkit.slurm.records import whole_number
 
+__all__ = ["Slice", "fix_of_room", "slices_instead", "slices_of"]
+
 
 @dataclass(frozen=True)
 class Slice:

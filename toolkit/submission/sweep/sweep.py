@@ -25,6 +25,8 @@ from toolkit.submission.sweep.rows import Row, overlap, product, rows_of_option
 from toolkit.supervise.launch import is_foreign
 from toolkit.talk import say
 
+__all__ = ["ResolvedSweep", "array_of", "read_sweep_options", "resolve_again", "resolve_sweep", "warn_of_unread"]
+
 
 def read_sweep_options(options: Sequence[str], grid: Path | None) -> list[Row]:
     """Return the tasks of `--sweep KEY=V1,V2` and `--grid FILE` together: the product of all of them; [] for none.
