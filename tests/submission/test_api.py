@@ -73,7 +73,7 @@ def test_a_submitted_run_answers(job) -> None:
     record = json.loads(run.directory.record.read_text())
     assert record["job"]["job"]["time"] == "5" and record["job"]["job"]["name"] == "work"
     assert repr(run).startswith(f"<Run {run.run_id}: work is completed (job local-")
-    assert api.list_runs(state="completed", since="1h") == [api.Run(run.path)]
+    assert api.list_runs(state="completed", since="1h") == [run]
     assert api.list_runs(state="failed") == []
 
 

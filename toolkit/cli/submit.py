@@ -29,9 +29,9 @@ def announce(run: Run, *, parsable: bool) -> None:
     from toolkit.slurm.clusters import named
 
     whole = run.directory.whole
-    message = f"run {whole.run_id} is job {named(run.job_id, run.cluster)}, in {whole.path}"
+    message = f"run {whole.run_id} is job {named(run.submitted_job, run.cluster)}, in {whole.path}"
     try:
-        click.echo(f"{run.job_id};{whole.run_id}" if parsable else message)
+        click.echo(f"{run.submitted_job};{whole.run_id}" if parsable else message)
     except OSError:
         say(message)
         raise

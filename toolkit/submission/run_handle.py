@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,14 +29,14 @@ class RunFailedError(ToolkitError):
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run, or a task of an array run. All that it returns is read anew from the run's files and from Slurm.
+    """A run, or a task of an array run. Each call reads the run's files, and asks Slurm, anew.
 
-    `submitted_job` is the id of the job that the call which returned this handle has submitted, "" without one.
+    `submitted_job` is the id of the job that was submitted with this handle, on `cluster` if that is not the site's own.
     """
 
     path: Path
-    submitted_job: str = ""
-    cluster: str = ""
+    submitted_job: str = field(default="", compare=False)
+    cluster: str = field(default="", compare=False)
 
     @property
     def directory(self) -> RunDirectory:
@@ -52,7 +52,7 @@ class Run:
         """Slurm's id of the newest job; `local-PID` on a site without a scheduler."""
         from toolkit.runs.status.state import newest_job_id
 
-        return self.submitted_job or newest_job_id(self.directory)
+        return newest_job_id(self.directory) or self.submitted_job
 
     @property
     def state(self) -> RunState:
