@@ -12,8 +12,8 @@ from toolkit.slurm.sbatch_table import (
     FIXES_IN_JOB_FILE,
     FIXES_ON_COMMAND_LINE,
     KEYS_OF_VARIABLES,
+    LONG_OPTIONS,
     SBATCH_OPTIONS,
-    long_option,
 )
 
 
@@ -45,4 +45,4 @@ def test_of_two_variables_for_a_key_the_later_one_counts() -> None:
 
 @pytest.mark.parametrize(("key", "option"), [("job.time", "--time"), ("job.mem_gb_per_node", "--mem")])
 def test_the_option_of_a_key(key: str, option: str) -> None:
-    assert long_option(key) == option
+    assert LONG_OPTIONS[key] == option

@@ -9,10 +9,10 @@ __all__ = [
     "FIXES_IN_JOB_FILE",
     "FIXES_ON_COMMAND_LINE",
     "KEYS_OF_VARIABLES",
+    "LONG_OPTIONS",
     "SBATCH_OPTIONS",
     "SWITCH_VARIABLES",
     "SbatchOption",
-    "long_option",
 ]
 
 
@@ -106,9 +106,5 @@ KEYS_OF_VARIABLES: dict[str, tuple[str, ...]] = {
 # These two count if they are set, whatever their value.
 SWITCH_VARIABLES = {"SBATCH_REQUEUE": True, "SBATCH_NO_REQUEUE": False}
 
-_LONG_OF_KEY = {option.key: f"--{option.long}" for option in SBATCH_OPTIONS if option.key}
-
-
-def long_option(key: str) -> str:
-    """Return the long option that a key such as "job.time" sets, such as "--time"."""
-    return _LONG_OF_KEY[key]
+# The long option that sets a key such as "job.time".
+LONG_OPTIONS = {option.key: f"--{option.long}" for option in SBATCH_OPTIONS if option.key}

@@ -29,7 +29,7 @@ class RunFailedError(ToolkitError):
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run, or a task of an array run. Each call reads the run's files, and asks Slurm, anew.
+    """A run, or a task of an array run. Each call reads the run's files and queries Slurm anew.
 
     `submitted_job` is the id of the job that was submitted with this handle, on `cluster` if that is not the site's own.
     """

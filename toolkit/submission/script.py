@@ -19,7 +19,7 @@ from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.record.job import sbatch_words
 from toolkit.slurm.sbatch_options import excluded_nodes, value_of
-from toolkit.slurm.sbatch_table import long_option
+from toolkit.slurm.sbatch_table import LONG_OPTIONS
 from toolkit.slurm.submit import comment_of, token_of
 
 __all__ = ["allocation_options", "render_script"]
@@ -149,7 +149,7 @@ def _wanted(job: ResolvedJob, excluded: Sequence[str]) -> list[str]:
         "job.mem_gb_per_node": memory,
     }  # fmt: skip
     gpus = [job.gpu.request.replace("{count}", str(table.gpus_per_node))] if table.gpus_per_node else []
-    return [*gpus, *(f"{long_option(key)}={value}" for key, value in wanted.items() if value)]
+    return [*gpus, *(f"{LONG_OPTIONS[key]}={value}" for key, value in wanted.items() if value)]
 
 
 def _nodes_and_ranks(table: JobTable) -> list[str]:
