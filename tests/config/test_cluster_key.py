@@ -77,11 +77,11 @@ def test_sbatchs_variables_name_it_and_the_flag_wins(resolve, there) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('cluster = "a,b"', "'a,b' is more than one cluster, and a run is on one"),
-        ('cluster = "all"', "'all' is more than one cluster"),
+        ('cluster = "a,b"', "expected one cluster, got 'a,b'"),
+        ('cluster = "all"', "expected one cluster, got 'all'"),
         ('cluster = "a b"', "'a b' is not a valid cluster name"),
-        ('sbatch = ["-M far"]', r"'-M far' would win over .* Fix: write cluster = \.\.\. in \[job\]"),
-        ('sbatch = ["--clusters=far"]', "would win over"),
+        ('sbatch = ["-M far"]', r"'-M far' would override .* Fix: write cluster = \.\.\. in \[job\]"),
+        ('sbatch = ["--clusters=far"]', "would override"),
     ],
 )
 def test_what_is_refused(resolve, lines: str, message: str) -> None:

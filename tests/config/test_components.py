@@ -59,7 +59,7 @@ def test_what_is_wrong_is_told_with_the_component_and_its_line(resolve, site) ->
     [
         ('nodes = "2-4"', TWO, r"job\.toml:5:job\.nodes: component\[0\] has no nodes of its own, and 2-4 is a range"),
         ('array = "0-3"', TWO, "array of heterogeneous jobs"),
-        ("repeat = 3", TWO, "jobs in turn are an array"),
+        ("repeat = 3", TWO, "repeated jobs are an array"),
         ('nodelist = "n1"', TWO, "the nodes of one component cannot be in another"),
         (
             "",

@@ -51,7 +51,7 @@ def test_a_file_name_that_is_no_job_name(tmp_path):
     with pytest.raises(ToolkitError) as caught:
         resolve_job(path, site=None, environ={})
     assert str(caught.value) == (
-        f"{path}: 'my job' is not a valid job name, and [job] gives none. "
+        f"{path}: 'my job' is not a valid job name, and [job] sets none. "
         'Fix: write name = "my_job" in [job], or give -J my_job'
     )
     assert resolve_job(path, site=None, environ={"SBATCH_JOB_NAME": "mine"}).job.name == "mine"

@@ -236,7 +236,7 @@ def test_a_wrong_value_of_another_layer_names_it(tmp_path, resolve, layers, mess
         ),
         ("[]", "job.toml:2:job.entry: [] names nothing to run. Fix: give "),
         ('["", "a"]', "job.toml:2:job.entry: ['', 'a'] names nothing to run. Fix: give "),
-        ("5", "job.toml:2:job.entry: 5 has no form that this key takes. Fix: give "),
+        ("5", "job.toml:2:job.entry: 5 is not a valid value for this key. Fix: give "),
     ],
 )
 def test_a_wrong_entry(tmp_path, resolve, entry, message):
@@ -308,7 +308,7 @@ def test_a_function_that_is_not_there(tmp_path, resolve, source, message):
 )  # fmt: skip
 def test_an_sbatch_option_that_another_key_sets_is_refused_with_that_key(tmp_path, resolve, option, key):
     said = message_of(tmp_path, lambda: resolve(f'sbatch = ["--hold", "{option}"]'))
-    assert said.startswith(f"job.toml:3:job.sbatch: {option!r} would win over what is said elsewhere. Fix: ")
+    assert said.startswith(f"job.toml:3:job.sbatch: {option!r} would override another key. Fix: ")
     assert key in said
 
 
@@ -329,7 +329,7 @@ def test_other_sbatch_options_are_passed_on(resolve, option):
 def test_a_second_option_in_one_text_would_pass_every_check_and_is_refused(tmp_path, resolve, text):
     said = message_of(tmp_path, lambda: resolve(f'sbatch = ["{text}"]'))
     assert said.startswith(
-        f"job.toml:3:job.sbatch: {text!r} holds more than one option. Fix: write each option as its own string"
+        f"job.toml:3:job.sbatch: {text!r} contains more than one option. Fix: write each option as its own string"
     )
 
 

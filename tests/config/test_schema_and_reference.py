@@ -59,7 +59,7 @@ def test_the_reference_is_written_between_the_markers(tmp_path):
     command = [sys.executable, "-m", "toolkit.config.reference", str(page)]
     subprocess.run(command, check=True)
     text = page.read_text()
-    assert text.startswith("before\n<!-- keys: begin -->\n\n### Keys of the job file")
+    assert text.startswith("before\n<!-- keys: begin -->\n\n## Keys of the job file")
     assert text.endswith("<!-- keys: end -->\nafter\n")
     assert "STALE" not in text
     assert "| `stall_s` | a whole number, at least 1 | `900` |" in text
@@ -71,9 +71,9 @@ def test_the_reference_is_written_between_the_markers(tmp_path):
 
 
 def test_the_contract_has_the_keys_of_today():
-    page = ROOT / "docs" / "contract.md"
+    page = ROOT / "docs" / "keys.md"
     text = page.read_text()
-    assert embed(text, where=str(page)) == text, "python -m toolkit.config.reference docs/contract.md"
+    assert embed(text, where=str(page)) == text, "python -m toolkit.config.reference docs/keys.md"
 
 
 def test_markers_are_needed():

@@ -166,7 +166,7 @@ def test_a_path_is_a_run_a_task_or_refused(runs, monkeypatch):
     for text in (f"{older.path}/", f"./{older.run_id}", older.run_id):
         assert find_run(text, folder) == older.path
     assert find_run(f"{older.path}/tasks/4", folder) == older.task(4).path
-    with pytest.raises(NotFoundError, match=r"is no run directory. Fix: name the folder that holds record.json"):
+    with pytest.raises(NotFoundError, match=r"is not a run directory. Fix: name the folder that holds record.json"):
         find_run(str(older.path.parent), folder)
 
 

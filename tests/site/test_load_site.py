@@ -46,7 +46,7 @@ def test_a_circle_is_named(sites, tmp_path):
         ),
         (
             "[gpu]\nrequest = '--gres=gpu:{n}'",
-            "s.toml:3:gpu.request: '--gres=gpu:{n}' is no option with one {count}. "
+            "s.toml:3:gpu.request: expected an option with one {count}, got '--gres=gpu:{n}'. "
             'Fix: give a string with {count}, such as "--gres=gpu:{count}"',
         ),
         (

@@ -94,4 +94,4 @@ def test_a_wrong_site_file_hides_no_other(toolkit, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(conf))
     found = toolkit("site", "detect")
     assert (found.returncode, found.stdout.split(":")[0]) == (0, "devcluster")
-    assert "is left out" in found.stderr and "broken.toml:3" in found.stderr
+    assert "ignoring this site file" in found.stderr and "broken.toml:3" in found.stderr

@@ -76,7 +76,7 @@ def test_refusals_name_place_and_fix(toolkit):
     for words, said in [
         (["-a", "0-3"], "-a 0-3:job.array: site local has no scheduler that could run the tasks of an array. Fix: --site"),
         (["-a", "1,1"], "-a 1,1:job.array: '1,1' names a task twice, in '1'. Fix: give \"0-9\""),
-        (["--set", 'job.sbatch=["--array=0-3"]'], "'--array=0-3' would win over what is said elsewhere. Fix: write array ="),
+        (["--set", 'job.sbatch=["--array=0-3"]'], "'--array=0-3' would override another key. Fix: write array ="),
     ]:  # fmt: skip
         refused = toolkit("submit", job, *words)
         assert (refused.code, said in refused.err) == (2, True), refused

@@ -34,7 +34,7 @@ from toolkit.slurm.refusals import refusal_of
             "sbatch: error: CPU count per node can not be satisfied\n"
             "sbatch: error: Batch job submission failed: Requested node configuration is not available",
             "CPU count per node can not be satisfied; Requested node configuration is not available",
-            "ask for less",
+            "request less",
         ),
         ("sbatch: error: Unable to open file job.sbatch\n", "Unable to open file job.sbatch", "--runs"),
         ("sbatch: error: Something new\n", "Something new", ""),

@@ -229,7 +229,7 @@ def test_a_guard_killed_by_9_is_noticed_and_leaves_nothing(supervise, local_job)
     os.kill(read_json(job.run.attempt(0).rank_file(1))["pid"], signal.SIGKILL)
     assert job.wait() == 137
     end = job.end()
-    assert end["cause"] == "crashed" and "without a word" in end["reason"]
+    assert end["cause"] == "crashed" and "without reporting an error" in end["reason"]
     assert job.living() == []
 
 

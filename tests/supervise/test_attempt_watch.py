@@ -61,8 +61,8 @@ def test_a_pause_of_the_file_system_is_waited_out(run_directory, capsys):
     assert watch.follow(FakeRanks()).cause is Cause.STOPPED
     thread.join()
     said = capsys.readouterr().out
-    assert "does not answer" in said
-    assert "answers again" in said
+    assert "does not respond" in said
+    assert "responds again" in said
 
 
 def test_a_file_system_that_stays_away_ends_the_attempt_in_words(run_directory, monkeypatch):

@@ -48,7 +48,7 @@ def test_a_launch_waits_for_it_and_is_judged_by_its_own_words(supervisor, run_di
     assert (end.cause, end.symptom, end.last_lines) == (Cause.LAUNCH_FAILED, "", ["srun: error: something else"])
     said = capfd.readouterr().out
     assert f"Slurm's controller does not answer ({UNCONFIRMED}); it is asked again for up to 35" in said
-    assert said.count("Slurm's controller") == 2 and "Slurm's controller answers again after 2 s" in said
+    assert said.count("Slurm's controller") == 2 and "Slurm's controller responds again after 2 s" in said
     assert [line["event"] for line in read_lines(attempt.events)] == ["started"]
 
 

@@ -92,7 +92,7 @@ def test_ranks_that_vanish_silently_are_named(attempt):
     attempt.done_marker(0).write_text("done\n")
     end = silent_end(attempt, 12, -9)
     assert (end.rank, end.host, end.exit_code) == (None, None, 137)  # eleven are missing: nobody is the culprit
-    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more ended without a word" in end.reason
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more exited without reporting an error" in end.reason
 
 
 def test_a_rank_that_srun_names_is_the_culprit(attempt):

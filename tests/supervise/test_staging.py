@@ -72,7 +72,7 @@ def test_the_archive_is_made_again_when_something_changed(venv: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (job("/usr"), "/usr : it has no pyvenv.cfg"),
+        (job("/usr"), "/usr: it has no pyvenv.cfg"),
         (job(True, ""), "no disk of the nodes"),
         (job(True, "$NOT_SET_HERE/x"), "no disk of the nodes"),
     ],

@@ -123,7 +123,7 @@ def test_stalls_are_posted_with_what_follows(supervised, server):
     ]
     first, last = server.heard
     assert (first["state"], first["next"], last["state"], last["exit_code"]) == ("running", "restart", "failed", 125)
-    assert " goes on: restart: no step for " in first["text"] and " is failed: no step for " in last["text"]
+    assert " continues: restart: no step for " in first["text"] and " is failed: no step for " in last["text"]
 
 
 def test_of_a_walltime_only_the_last_is_an_end():

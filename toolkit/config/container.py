@@ -58,7 +58,7 @@ class ContainerTable(Table):
         for option in options:
             if table.data.get("runtime") == "apptainer" and option in _WITHOUT_ENVIRONMENT:
                 raise ValueError(
-                    f"holds {option!r}, which keeps out what Slurm and MPI tell each rank; --contain does not"
+                    f"{option!r} hides the variables of Slurm and MPI from each rank; use --contain"
                 )
         return options
 
@@ -71,5 +71,5 @@ def check_mounts(mounts: list[str]) -> list[str]:
         if len(parts) > 3 or flags not in ([], ["ro"], ["rw"]) or "," in mount:
             raise ValueError(f"expected SOURCE:TARGET or SOURCE:TARGET:ro, got {mount!r}")
         if not all(part.startswith("/") for part in parts[:2]):
-            raise ValueError(f"holds {mount!r}, which is not absolute")
+            raise ValueError(f"expected absolute paths, got {mount!r}")
     return mounts

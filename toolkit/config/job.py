@@ -34,15 +34,15 @@ def check_sbatch_options(options: list[str]) -> list[str]:
         if begins_component(option):
             raise refuse_value((), f"{option!r} is refused: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
         if not option.startswith("-"):
-            raise ValueError("holds an option that does not start with '-'")
+            raise ValueError("expected options that start with '-'")
         if not is_one_option(option):
-            raise refuse_value((), f"{option!r} holds more than one option", ONE_OPTION_FIX)
+            raise refuse_value((), f"{option!r} contains more than one option", ONE_OPTION_FIX)
         word = re.split(r"[=\s]", option.strip(), maxsplit=1)[0]
         for name, letter, fix in FIXES_IN_JOB_FILE:
             is_bare = option.strip() in (f"--{name}", f"-{letter or name}")
-            is_cut = len(word) > len("--") and f"--{name}".startswith(word)  # sbatch takes the beginning of a name, too
+            is_cut = len(word) > len("--") and f"--{name}".startswith(word)  # sbatch accepts a prefix of a name as well
             if is_bare or is_cut or value_of(option, name, letter) is not None:
-                raise refuse_value((), f"{option!r} would win over what is said elsewhere", fix)
+                raise refuse_value((), f"{option!r} would override another key", fix)
     return options
 
 
@@ -166,7 +166,7 @@ class JobTable(Table):
     @classmethod
     def _check_cluster(cls, cluster: str) -> str:
         if cluster == "all" or "," in cluster:
-            raise ValueError("is more than one cluster, and a run is on one")
+            raise ValueError("expected one cluster")
         if cluster and not _CLUSTER.fullmatch(cluster):
             raise ValueError("is not a valid cluster name")
         return cluster

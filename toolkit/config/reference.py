@@ -1,4 +1,4 @@
-"""Every key of every table as Markdown, made from the models: `python -m toolkit.config.reference docs/contract.md`.
+"""Every key of every table as Markdown, made from the models: `python -m toolkit.config.reference docs/keys.md`.
 
 The page holds the tables between two markers; the rest of it is written by hand.
 """
@@ -28,7 +28,7 @@ def reference() -> str:
     """Return the tables of the job file and of the site file."""
     lines: list[str] = []
     for kind, model in FILES.items():
-        lines += [f"### Keys of the {kind} file", ""]
+        lines += [f"## Keys of the {kind} file", ""]
         top = [(name, field) for name, field in _keys(model) if table_model(field.annotation) is None]
         if top:
             lines += [*_table(top), ""]
@@ -85,7 +85,7 @@ def embed(page: str, *, where: str) -> str:
 def main() -> None:
     """Rewrite the page that is named as the only argument."""
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m toolkit.config.reference docs/contract.md")
+        sys.exit("usage: python -m toolkit.config.reference docs/keys.md")
     path = Path(sys.argv[1])
     try:
         path.write_text(embed(path.read_text(), where=str(path)))

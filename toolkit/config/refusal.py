@@ -56,9 +56,9 @@ def _one(
     elif first["type"] in ("model_type", "dict_type"):
         said, fix = f"{first['input']!r} is not a table", f"write [{'.'.join(path)}] and its keys below it"
     else:
-        # A key of several types has one complaint for each; none of them alone says what is wrong.
+        # pydantic reports one error for each type of a key; none of them alone names the problem.
         several = len(found) > 1
-        said = f"{first['input']!r} has no form that this key takes" if several else _said(first, message)
+        said = f"{first['input']!r} is not a valid value for this key" if several else _said(first, message)
         fix = f"give {form_of(field)}" if field else "see `toolkit config schema`"
     return ToolkitError(said, where=f"{place(path)}:{dotted(path)}", fix=fix)
 
@@ -66,8 +66,10 @@ def _one(
 def _said(details: ErrorDetails, message: str) -> str:
     value = details["input"]
     if details["type"] in ("value_error", "assertion_error"):
-        if isinstance(value, dict) or message.startswith(repr(value)):
+        if isinstance(value, dict) or message.startswith(("'", '"')) or ", got " in message:
             return message
+        if message.startswith("expected "):
+            return f"{message}, got {value!r}"
         return f"{value!r} {message}"
     return f"{value!r} is refused: {message[:1].lower()}{message[1:]}"
 

@@ -79,7 +79,7 @@ class SchedulerTable(Table):
             if begins_component(option):
                 raise refuse_value((), f"{option!r} is refused: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
             if not is_one_option(option):
-                raise refuse_value((), f"{option!r} holds more than one option", ONE_OPTION_FIX)
+                raise refuse_value((), f"{option!r} contains more than one option", ONE_OPTION_FIX)
         return options
 
 

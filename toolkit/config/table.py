@@ -1,7 +1,7 @@
 """What every table of a job or site file is: closed, frozen, typed, each key with its meaning.
 
 The meaning, the form and the limits of a key stand once, in its field. The error messages, the JSON schema and
-the reference in docs/contract.md are all made from there.
+the reference in docs/keys.md are all made from there.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def set_fabric(
 ) -> list[str]:
     """Set the variables that follow from the facts of this node; returns a line for each, of the node's first rank.
 
-    What NCCL would read from its files is kept as well: a variable would win over it.
+    What NCCL would read from its files is kept as well: a variable would override it.
     """
     gpus = visible_gpus(environ) if world.device.startswith("cuda") else 0
     # On one node `meet` keeps to loopback, which is not a choice to report.

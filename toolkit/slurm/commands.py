@@ -1,7 +1,7 @@
 """Calls of Slurm's commands: explicit formats, a scrubbed environment, a time-out, and errors in words.
 
 A user's SQUEUE_FORMAT or SLURM_TIME_FORMAT would change what the commands print; they are removed for every call.
-SBATCH_* would win over the script: those that have a key of ours are in the script already, the others must not add to it.
+SBATCH_* would override the script: those with a key are in the script already, the others must not add to it.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class AttemptWatch:
                 ) from error
             return None
         if self._unreadable_since is not None:
-            say(f"the run directory answers again after {time.monotonic() - self._unreadable_since:.0f} s")
+            say(f"the run directory responds again after {time.monotonic() - self._unreadable_since:.0f} s")
             self._unreadable_since = None
             self._beat_seen_at = time.monotonic()  # ranks may have been waiting for it as well, which is not a stall
         return result

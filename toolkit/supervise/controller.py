@@ -30,7 +30,7 @@ def await_controller(
     began = time.monotonic()
     while not is_asked_to_end():
         if _answers(allocation, request):
-            say(f"Slurm's controller answers again after {time.monotonic() - began:.0f} s")
+            say(f"Slurm's controller responds again after {time.monotonic() - began:.0f} s")
             return True
         if allocation.left_s() <= kept_s:
             break
