@@ -71,7 +71,7 @@ def test_what_is_wrong_is_told_with_the_component_and_its_line(resolve, site) ->
         ('sbatch = ["-N1 : -N2"]', "", "is refused: the components"),
         ("", "[component]\nnodes = 2", r"component: .* give tables \[\[component\]\]"),
         ("", "[components]\nnodes = 2", "there is no 'components': the components of a heterogeneous job"),
-        ("", TWO + 'sbatch = ["-N2"]', r"component\[1\]\.sbatch: '-N2' would win"),
+        ("", TWO + 'sbatch = ["-N2"]', r"component\[1\]\.sbatch: '-N2' would override"),
     ],
 )
 def test_what_cannot_be_one(resolve, site, keys: str, more: str, message: str) -> None:

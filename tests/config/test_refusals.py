@@ -94,7 +94,7 @@ def message_of(tmp_path, call):
         (
             "",
             '[env]\npass = ["A B"]',
-            "job.toml:5:env.pass: ['A B'] 'A B' is not a valid variable name. "
+            "job.toml:5:env.pass: 'A B' is not a valid variable name. "
             'Fix: give a list of variable names such as ["HF_HOME"]',
         ),
         (

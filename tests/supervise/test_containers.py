@@ -109,5 +109,5 @@ def test_what_apptainer_would_alter_is_refused(tmp_path: Path, value: str) -> No
 
 
 def test_options_that_hide_the_rank_number_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ToolkitError, match="holds '--containall', which keeps out"):
+    with pytest.raises(ToolkitError, match="'--containall' hides the variables"):
         resolved(tmp_path, '[container]\nruntime = "apptainer"\noptions = ["--containall"]\n', "")
