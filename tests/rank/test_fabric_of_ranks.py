@@ -17,7 +17,7 @@ def set_here(monkeypatch, tmp_path):
     """A call of `set_fabric` on a node with two GPUs and a second interface."""
     monkeypatch.setattr(fabric, "visible_gpus", lambda _environ: 2)
     monkeypatch.setattr(fabric, "choose_interface", lambda _wanted, *, single_node: ("ib0", "10.0.0.1"))
-    monkeypatch.setattr("toolkit.topology.fabric.node.interface_addresses", lambda: {"lo": "", "ib0": "", "eth0": ""})
+    monkeypatch.setattr("toolkit.topology.nccl.node.interface_addresses", lambda: {"lo": "", "ib0": "", "eth0": ""})
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def call(environ, world=ON_GPU, **conf):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from machine_fakes import FakeNvml, h100_pair, write_system
 
-from toolkit.topology.fabric.node import AdapterPort, read_ports
 from toolkit.topology.facts import Claimed, Fact, contradictions, facts_of
+from toolkit.topology.nccl.node import AdapterPort, read_ports
 from toolkit.topology.node_links import cliques_of, nearest_nics_of
 from toolkit.topology.probe import probe_node, settle
 from toolkit.topology.sources.commands import run_command

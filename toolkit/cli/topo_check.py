@@ -15,12 +15,12 @@ from toolkit.cli.places import find
 from toolkit.talk import say
 
 if TYPE_CHECKING:
-    from toolkit.topology.fabric.finding import Finding, Given
-    from toolkit.topology.fabric.log_check import Plan
-    from toolkit.topology.fabric.log_evidence import LogEvidence
-    from toolkit.topology.fabric.node import AdapterPort
-    from toolkit.topology.fabric.settings import FabricSetting
-    from toolkit.topology.fabric.variable import Version
+    from toolkit.topology.nccl.finding import Finding, Given
+    from toolkit.topology.nccl.log_check import Plan
+    from toolkit.topology.nccl.log_evidence import LogEvidence
+    from toolkit.topology.nccl.node import AdapterPort
+    from toolkit.topology.nccl.settings import FabricSetting
+    from toolkit.topology.nccl.variable import Version
     from toolkit.topology.readers.nccl_log import NcclLog
 
 EXISTING = click.Path(path_type=Path)
@@ -63,7 +63,7 @@ def check(
     toolkit topo check --env-file job.env --nccl 2.21.5
     toolkit topo check --log slurm-42.out --expect-net IB --expect-nics mlx5_0,mlx5_1
     """
-    from toolkit.topology.fabric.lint import lint
+    from toolkit.topology.nccl.lint import lint
 
     _refuse_both(env_file, run)
     _refuse_lonely(log, expect_net, expect_nics, expect_gdr, expect_rails)
@@ -74,7 +74,7 @@ def check(
     findings = lint(givens, version, _here(where == "environment", ports))
     fine: list[str] = []
     if seen and log:
-        from toolkit.topology.fabric.log_check import check_log
+        from toolkit.topology.nccl.log_check import check_log
 
         plan = _plan(ports, expect_net, expect_nics, expect_gdr, expect_rails)
         of_log, fine = check_log(*seen, plan, str(log))
@@ -110,7 +110,7 @@ def _givens(
     env_file: Path | None, run: str | None, runs: Path | None, seen: tuple[NcclLog, LogEvidence] | None,
     log: Path | None,
 ) -> tuple[str, list[Given]]:  # fmt: skip
-    from toolkit.topology.fabric import environment
+    from toolkit.topology.nccl import environment
 
     if env_file:
         return str(env_file), environment.of_file(env_file)
@@ -127,7 +127,7 @@ def _givens(
 
 def _read_log(path: Path) -> tuple[NcclLog, LogEvidence]:
     from toolkit.errors import ToolkitError
-    from toolkit.topology.fabric.log_evidence import read_evidence
+    from toolkit.topology.nccl.log_evidence import read_evidence
     from toolkit.topology.readers.nccl_log import parse_nccl_log
 
     try:
@@ -148,8 +148,8 @@ def _read_log(path: Path) -> tuple[NcclLog, LogEvidence]:
 
 
 def _version(nccl: str | None, seen: tuple[NcclLog, LogEvidence] | None) -> tuple[Version | None, str]:
-    from toolkit.topology.fabric.installed import find_nccl
-    from toolkit.topology.fabric.variable import parse_version
+    from toolkit.topology.nccl.installed import find_nccl
+    from toolkit.topology.nccl.variable import parse_version
 
     if nccl:
         return parse_version(nccl, "--nccl"), "--nccl"
@@ -161,8 +161,8 @@ def _version(nccl: str | None, seen: tuple[NcclLog, LogEvidence] | None) -> tupl
 
 def _here(local: bool, ports: tuple[AdapterPort, ...] | None) -> Any:
     """What is known of devices: a facts file says it for any environment, this node for its own."""
-    from toolkit.topology.fabric.lint import Here
-    from toolkit.topology.fabric.node import read_ports
+    from toolkit.topology.nccl.lint import Here
+    from toolkit.topology.nccl.node import read_ports
     from toolkit.world.address import interface_addresses
 
     known = ports if ports is not None or not local else read_ports()
@@ -171,7 +171,7 @@ def _here(local: bool, ports: tuple[AdapterPort, ...] | None) -> Any:
 
 
 def _facts(path: Path | None) -> tuple[AdapterPort, ...] | None:
-    from toolkit.topology.fabric.facts_file import read_facts_file
+    from toolkit.topology.nccl.facts_file import read_facts_file
 
     return read_facts_file(path) if path else None
 
@@ -181,7 +181,7 @@ def _plan(
 ) -> Plan:
     from dataclasses import replace
 
-    from toolkit.topology.fabric.log_check import Plan, plan_from_ports
+    from toolkit.topology.nccl.log_check import Plan, plan_from_ports
 
     plan = plan_from_ports(ports) if ports is not None else Plan()
     if network:
@@ -197,9 +197,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _settings(givens: list[Given]) -> list[FabricSetting]:
-    from toolkit.topology.fabric.finding import effective
-    from toolkit.topology.fabric.node import read_node
-    from toolkit.topology.fabric.settings import fabric_settings
+    from toolkit.topology.nccl.finding import effective
+    from toolkit.topology.nccl.node import read_node
+    from toolkit.topology.nccl.settings import fabric_settings
     from toolkit.world.address import choose_interface
     from toolkit.world.device import visible_gpus
 
@@ -209,13 +209,13 @@ def _settings(givens: list[Given]) -> list[FabricSetting]:
 
 
 def _ours(givens: list[Given]) -> set[str]:
-    from toolkit.topology.fabric.names import is_ours
+    from toolkit.topology.nccl.names import is_ours
 
     return {given.name for given in givens if is_ours(given.name) or given.name == "GLOO_SOCKET_IFNAME"}
 
 
 def _log_as_json(log: NcclLog, evidence: LogEvidence, fine: list[str]) -> dict[str, Any]:
-    from toolkit.topology.fabric.log_check import network_of
+    from toolkit.topology.nccl.log_check import network_of
 
     return {
         "network": network_of(log, evidence),

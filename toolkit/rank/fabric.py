@@ -6,10 +6,10 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.fabric.environment import SYSTEM_FILE, of_process
-from toolkit.topology.fabric.finding import effective
-from toolkit.topology.fabric.node import read_node
-from toolkit.topology.fabric.settings import fabric_settings
+from toolkit.topology.nccl.environment import SYSTEM_FILE, of_process
+from toolkit.topology.nccl.finding import effective
+from toolkit.topology.nccl.node import read_node
+from toolkit.topology.nccl.settings import fabric_settings
 from toolkit.world.address import choose_interface
 from toolkit.world.device import visible_gpus
 from toolkit.world.facts import World

@@ -10,8 +10,8 @@ import ipaddress
 import re
 from collections.abc import Callable
 
-from toolkit.topology.fabric.finding import Finding, Given, found
-from toolkit.topology.fabric.variable import Variable, Version, before
+from toolkit.topology.nccl.finding import Finding, Given, found
+from toolkit.topology.nccl.variable import Variable, Version, before
 
 _LEADING = re.compile(r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|[0-9]+))", re.ASCII)
 _RANGE = re.compile(r"(-?[0-9]+)\.\.([0-9]*)")

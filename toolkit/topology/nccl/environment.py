@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.fabric.finding import Given
+from toolkit.topology.nccl.finding import Given
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SYSTEM_FILE = Path("/etc/nccl.conf")

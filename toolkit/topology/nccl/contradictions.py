@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from toolkit.topology.fabric.documented import variables
-from toolkit.topology.fabric.finding import Finding, Given, Level, found
-from toolkit.topology.fabric.values import as_c_reads
-from toolkit.topology.fabric.variable import Version, before
+from toolkit.topology.nccl.documented import variables
+from toolkit.topology.nccl.finding import Finding, Given, Level, found
+from toolkit.topology.nccl.values import as_c_reads
+from toolkit.topology.nccl.variable import Version, before
 
 Settings = Mapping[str, Given]
 Rule = Callable[[Settings, Version | None], Iterator[Finding]]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from toolkit.topology.fabric import installed
+from toolkit.topology.nccl import installed
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.fabric import environment
-from toolkit.topology.fabric.finding import effective
+from toolkit.topology.nccl import environment
+from toolkit.topology.nccl.finding import effective
 
 
 def read(path: Path, text: str) -> dict[str, tuple[str, str]]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import cast
 
-from toolkit.topology.fabric.undocumented import undocumented
-from toolkit.topology.fabric.variable import Kind, State, Variable, Version
+from toolkit.topology.nccl.undocumented import undocumented
+from toolkit.topology.nccl.variable import Kind, State, Variable, Version
 
 NEWEST: Version = (2, 32)  # what the table knows; a later NCCL may have more
 _TABLE = """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.topology.fabric.documented import NEWEST, variables
-from toolkit.topology.fabric.finding import Finding, Given
-from toolkit.topology.fabric.lint import lint
-from toolkit.topology.fabric.variable import before, parse_version
+from toolkit.topology.nccl.documented import NEWEST, variables
+from toolkit.topology.nccl.finding import Finding, Given
+from toolkit.topology.nccl.lint import lint
+from toolkit.topology.nccl.variable import before, parse_version
 
 
 def check(name: str, value: str = "1", version: str = "2.27.7") -> Finding:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.topology.fabric.finding import Given
-from toolkit.topology.fabric.lint import Here, lint
+from toolkit.topology.nccl.finding import Given
+from toolkit.topology.nccl.lint import Here, lint
 
 MANY = Here(adapters=("mlx5_0", "mlx5_1", "mlx5_10", "mlx5_11"), interfaces=("lo", "eth0", "eth1", "eth10"))
 

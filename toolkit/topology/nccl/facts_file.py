@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.fabric.node import AdapterPort
 from toolkit.topology.facts import NicPort, NodeFacts
+from toolkit.topology.nccl.node import AdapterPort
 from toolkit.topology.topology_json import read_topology
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from toolkit.topology.fabric.variable import Variable
+from toolkit.topology.nccl.variable import Variable
 
 Level = Literal["wrong", "note"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.topology.fabric.log_check import Plan, check_log, plan_from_ports
-from toolkit.topology.fabric.log_evidence import read_evidence
-from toolkit.topology.fabric.node import AdapterPort
+from toolkit.topology.nccl.log_check import Plan, check_log, plan_from_ports
+from toolkit.topology.nccl.log_evidence import read_evidence
+from toolkit.topology.nccl.node import AdapterPort
 from toolkit.topology.readers.nccl_log import parse_nccl_log
 
 CORPUS = Path("/work/shared/corpus/nccl-log")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from toolkit.topology.fabric.finding import Finding, Given, found
-from toolkit.topology.fabric.variable import Variable
+from toolkit.topology.nccl.finding import Finding, Given, found
+from toolkit.topology.nccl.variable import Variable
 
 TORCH_INTERFACES = "https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use"
 _DRIVERS = frozenset({"mlx4", "mlx5", "hfi1"})  # all adapters of a driver, as the prefix is meant

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.topology.fabric.finding import Given
-from toolkit.topology.fabric.lint import lint
+from toolkit.topology.nccl.finding import Given
+from toolkit.topology.nccl.lint import lint
 
 
 def check(text: str, version=(2, 27, 7)) -> dict[str, str]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.topology.fabric import environment
-from toolkit.topology.fabric.documented import variables
-from toolkit.topology.fabric.finding import Given
-from toolkit.topology.fabric.lint import Here, lint
+from toolkit.topology.nccl import environment
+from toolkit.topology.nccl.documented import variables
+from toolkit.topology.nccl.finding import Given
+from toolkit.topology.nccl.lint import Here, lint
 
 SITES = sorted((Path(__file__).parents[3] / "site_configs").glob("*.toml"))
 VALUES = st.one_of(

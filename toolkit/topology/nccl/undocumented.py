@@ -6,7 +6,7 @@ The names are those that stand in libnccl.so of the packages 2.14.3, 2.18.3, 2.2
 
 from __future__ import annotations
 
-from toolkit.topology.fabric.variable import Variable, Version
+from toolkit.topology.nccl.variable import Variable, Version
 
 _SEEN: dict[Version, str] = {
     (): "COMM_ID CREATE_THREAD_CONTEXT GDR_FLUSH_DISABLE GRAPH_DUMP_FILE GRAPH_DUMP_FILE_RANK GRAPH_FILE "

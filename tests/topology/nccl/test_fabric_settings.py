@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from toolkit.topology.fabric.node import AdapterPort, FabricNode, read_default_route, read_ports
-from toolkit.topology.fabric.settings import fabric_settings, to_set
+from toolkit.topology.nccl.node import AdapterPort, FabricNode, read_default_route, read_ports
+from toolkit.topology.nccl.settings import fabric_settings, to_set
 
 
 def port(name: str, rate: float | None = 400.0, *, number: int = 1, active: bool | None = True) -> AdapterPort:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.fabric.variable import Version, parse_version
+from toolkit.topology.nccl.variable import Version, parse_version
 
 PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 LIBRARY = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")

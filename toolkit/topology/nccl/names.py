@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 
-from toolkit.topology.fabric.documented import NEWEST, variables
-from toolkit.topology.fabric.finding import Finding, Given, found
-from toolkit.topology.fabric.values import as_c_reads
-from toolkit.topology.fabric.variable import PAGE, Variable, Version, before, shown
+from toolkit.topology.nccl.documented import NEWEST, variables
+from toolkit.topology.nccl.finding import Finding, Given, found
+from toolkit.topology.nccl.values import as_c_reads
+from toolkit.topology.nccl.variable import PAGE, Variable, Version, before, shown
 
 # Left on, these cost speed or hide a fault. What each does to a job, and what to do instead.
 _HARM = {

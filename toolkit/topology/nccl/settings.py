@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from toolkit.topology.fabric.node import AdapterPort, FabricNode, fast_ports
-from toolkit.topology.fabric.variable import PAGE
+from toolkit.topology.nccl.node import AdapterPort, FabricNode, fast_ports
+from toolkit.topology.nccl.variable import PAGE
 
 _TORCH = "https://docs.pytorch.org/docs/stable/distributed.html#choosing-the-network-interface-to-use"
 _CUDA = "https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.topology.fabric.documented import variables
-from toolkit.topology.fabric.finding import Given
-from toolkit.topology.fabric.lint import lint
-from toolkit.topology.fabric.values import as_c_reads, check_value
+from toolkit.topology.nccl.documented import variables
+from toolkit.topology.nccl.finding import Given
+from toolkit.topology.nccl.lint import lint
+from toolkit.topology.nccl.values import as_c_reads, check_value
 
 NEW = (2, 27, 7)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from toolkit.topology.fabric.contradictions import check_together
-from toolkit.topology.fabric.device_lists import check_gloo, check_list
-from toolkit.topology.fabric.documented import variables
-from toolkit.topology.fabric.finding import Finding, Given, effective
-from toolkit.topology.fabric.names import check_left_on, check_name, is_ours
-from toolkit.topology.fabric.values import check_value
-from toolkit.topology.fabric.variable import Version
+from toolkit.topology.nccl.contradictions import check_together
+from toolkit.topology.nccl.device_lists import check_gloo, check_list
+from toolkit.topology.nccl.documented import variables
+from toolkit.topology.nccl.finding import Finding, Given, effective
+from toolkit.topology.nccl.names import check_left_on, check_name, is_ours
+from toolkit.topology.nccl.values import check_value
+from toolkit.topology.nccl.variable import Version
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from toolkit.topology.fabric.finding import Finding
-from toolkit.topology.fabric.log_evidence import LogEvidence
-from toolkit.topology.fabric.node import AdapterPort, fast_ports
-from toolkit.topology.fabric.variable import PAGE
+from toolkit.topology.nccl.finding import Finding
+from toolkit.topology.nccl.log_evidence import LogEvidence
+from toolkit.topology.nccl.node import AdapterPort, fast_ports
+from toolkit.topology.nccl.variable import PAGE
 from toolkit.topology.readers.nccl_log import NcclLog
 
 TROUBLE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
