@@ -43,7 +43,7 @@ def test_the_wheel_holds_the_package_and_its_data_and_no_more(wheel: Path) -> No
             ("jobs", "*.toml"), ("jobs", "*.py"), ("site_configs", "*.toml"), ("templates", "*.j2"), ("templates", "*.toml"),
         )
         for path in (ROOT / folder).glob(pattern)
-    }  # fmt: skip
+    } | {"toolkit/topology/nccl/nccl_variables.toml"}  # fmt: skip
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "toolkit").rglob("*.py")}
     assert data | code <= names, sorted((data | code) - names)
     rest = names - data - code
@@ -90,6 +90,8 @@ def test_installed_outside_the_checkout_it_runs_a_shipped_job(wheel: Path, tmp_p
     ).stdout  # fmt: skip
     assert str(tmp_path) in where and str(ROOT) not in where, where
     assert "devcluster" in use(toolkit, tmp_path, "site", "list").split()
+    (tmp_path / "job.env").write_text("NCCL_NVLS_ENABLE=2\n")  # read from the table of NCCL's variables
+    assert "this is the default" in use(toolkit, tmp_path, "topo", "check", "--env-file", "job.env")
     use(toolkit, tmp_path, "submit", "mpi_hello", "--site", "local", "--wait")
     lines = use(toolkit, tmp_path, "logs", "--rank", "all").splitlines()
     said = [line for line in lines if "] toolkit: " not in line]  # rank 0 tells of its CPUs, too

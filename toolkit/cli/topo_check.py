@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from toolkit.topology.nccl.log_evidence import LogEvidence
     from toolkit.topology.nccl.node import AdapterPort
     from toolkit.topology.nccl.settings import FabricSetting
-    from toolkit.topology.nccl.variable import Version
+    from toolkit.topology.nccl.variables import Version
     from toolkit.topology.readers.nccl_log import NcclLog
 
 EXISTING = click.Path(path_type=Path)
@@ -149,7 +149,7 @@ def _read_log(path: Path) -> tuple[NcclLog, LogEvidence]:
 
 def _version(nccl: str | None, seen: tuple[NcclLog, LogEvidence] | None) -> tuple[Version | None, str]:
     from toolkit.topology.nccl.installed import find_nccl
-    from toolkit.topology.nccl.variable import parse_version
+    from toolkit.topology.nccl.variables import parse_version
 
     if nccl:
         return parse_version(nccl, "--nccl"), "--nccl"

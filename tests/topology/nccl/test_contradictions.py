@@ -16,24 +16,28 @@ def check(text: str, version=(2, 27, 7)) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("text", "about", "why"),
     [
-        ("NCCL_IB_DISABLE=1 NCCL_IB_HCA==mlx5_0", "NCCL_IB_HCA", "no effect beside NCCL_IB_DISABLE=1"),
-        ("NCCL_IB_DISABLE=1 NCCL_NET=IB", "NCCL_NET", "the job ends"),
-        ("NCCL_NET=Socket NCCL_NET_GDR_LEVEL=SYS", "NCCL_NET_GDR_LEVEL", "no effect beside NCCL_NET=Socket"),
-        ("NCCL_P2P_DISABLE=1 NCCL_P2P_LEVEL=NVL", "NCCL_P2P_LEVEL", "no effect beside NCCL_P2P_DISABLE=1"),
+        ("NCCL_IB_DISABLE=1 NCCL_IB_HCA==mlx5_0", "NCCL_IB_HCA", "no effect with NCCL_IB_DISABLE=1"),
+        ("NCCL_IB_DISABLE=1 NCCL_NET=IB", "NCCL_NET", "the job fails"),
+        ("NCCL_NET=Socket NCCL_NET_GDR_LEVEL=SYS", "NCCL_NET_GDR_LEVEL", "no effect with NCCL_NET=Socket"),
+        ("NCCL_P2P_DISABLE=1 NCCL_P2P_LEVEL=NVL", "NCCL_P2P_LEVEL", "no effect with NCCL_P2P_DISABLE=1"),
         ("NCCL_MIN_CTAS=32 NCCL_MAX_CTAS=8", "NCCL_MIN_CTAS", "above NCCL_MAX_CTAS=8"),
-        ("NCCL_MAX_CTAS=8 NCCL_MAX_NCHANNELS=16", "NCCL_MAX_NCHANNELS", "the narrower one counts"),
-        ("NCCL_MAX_CTAS=2", "NCCL_MAX_CTAS", "cap the bandwidth"),
-        ("NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=8", "NCCL_NSOCKS_PERTHREAD", "is 128, and 64 is the most"),
-        ("NCCL_BUFFSIZE=4096", "NCCL_BUFFSIZE", "switches adaptive routing off"),
+        ("NCCL_MAX_CTAS=8 NCCL_MAX_NCHANNELS=16", "NCCL_MAX_NCHANNELS", "the narrower bound applies"),
+        ("NCCL_MAX_CTAS=2", "NCCL_MAX_CTAS", "limit the bandwidth"),
+        ("NCCL_SOCKET_NTHREADS=16 NCCL_NSOCKS_PERTHREAD=8", "NCCL_NSOCKS_PERTHREAD", "is 128, and the limit is 64"),
+        ("NCCL_BUFFSIZE=4096", "NCCL_BUFFSIZE", "disables adaptive routing"),
         ("NCCL_IB_PKEY=3 NCCL_IB_PKEY_VALUE=0x8111", "NCCL_IB_PKEY", "NCCL_IB_PKEY_VALUE"),
         ("NCCL_MNNVL_ENABLE=1 NCCL_CUMEM_ENABLE=0", "NCCL_MNNVL_ENABLE", "needs cuMem"),
         ("NCCL_NVLS_ENABLE=1 NCCL_MULTI_RANK_GPU_ENABLE=1", "NCCL_NVLS_ENABLE", "share a GPU"),
         ("NCCL_GRAPH_STREAM_ORDERING=0 NCCL_GRAPH_MIXING_SUPPORT=1", "NCCL_GRAPH_STREAM_ORDERING", "not supported"),
         ("NCCL_OOB_NET_IFNAME==mlx5_1", "NCCL_OOB_NET_IFNAME", "without NCCL_OOB_NET_ENABLE=1"),
-        ("NCCL_ALGO=NVLS NCCL_NVLS_ENABLE=0", "NCCL_ALGO", "NCCL_NVLS_ENABLE=0 switches that off"),
+        ("NCCL_ALGO=NVLS NCCL_NVLS_ENABLE=0", "NCCL_ALGO", "NCCL_NVLS_ENABLE=0 disables that"),
         ("NCCL_DEBUG_SUBSYS=NET NCCL_DEBUG=WARN", "NCCL_DEBUG_SUBSYS", "no effect without NCCL_DEBUG=INFO"),
-        ("NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/log", "NCCL_DEBUG_FILE", "write over one another's file"),
-        ("NCCL_IB_GID_INDEX=3 NCCL_IB_ROCE_VERSION_NUM=2", "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_GID_INDEX is not set"),
+        ("NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/tmp/log", "NCCL_DEBUG_FILE", "overwrite the same file"),
+        (
+            "NCCL_IB_GID_INDEX=3 NCCL_IB_ROCE_VERSION_NUM=2",
+            "NCCL_IB_ROCE_VERSION_NUM",
+            "only if NCCL_IB_GID_INDEX is not set",
+        ),
     ],
 )
 def test_each(text, about, why):
@@ -42,7 +46,7 @@ def test_each(text, about, why):
 
 
 def test_a_hard_coded_gid_is_wrong_from_221_on():
-    assert check("NCCL_IB_GID_INDEX=3")["NCCL_IB_GID_INDEX"].startswith("wrong: the table of addresses differs")
+    assert check("NCCL_IB_GID_INDEX=3")["NCCL_IB_GID_INDEX"].startswith("wrong: the GID table differs")
     assert check("NCCL_IB_GID_INDEX=3", (2, 20, 5))["NCCL_IB_GID_INDEX"].startswith("note: ")
     assert "NCCL_IB_GID_INDEX" not in check("NCCL_IB_GID_INDEX=-1")
 

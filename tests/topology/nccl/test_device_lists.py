@@ -16,14 +16,14 @@ def check(name: str, value: str, here: Here | None = None):
 
 def test_mlx5_1_also_means_mlx5_10():
     ((level, why, fix),) = check("NCCL_IB_HCA", "mlx5_0,mlx5_1")
-    assert level == "wrong" and "mlx5_1 also means mlx5_10 to mlx5_19" in why and fix == "NCCL_IB_HCA==mlx5_0,mlx5_1"
+    assert level == "wrong" and "mlx5_1 also matches mlx5_10 to mlx5_19" in why and fix == "NCCL_IB_HCA==mlx5_0,mlx5_1"
     ((level, why, _),) = check("NCCL_IB_HCA", "mlx5_1:1", MANY)
-    assert level == "wrong" and "mlx5_1 also means mlx5_10, mlx5_11" in why
+    assert level == "wrong" and "mlx5_1 also matches mlx5_10, mlx5_11" in why
 
 
 def test_where_the_node_has_no_other_it_is_a_note():
     ((level, why, _),) = check("NCCL_IB_HCA", "mlx5_1", Here(adapters=("mlx5_0", "mlx5_1")))
-    assert (level, why) == ("note", "each word is a prefix; here it means no other device")
+    assert (level, why) == ("note", "each name is a prefix; on this node it matches no other device")
 
 
 def test_an_excluded_prefix_excludes_more():
@@ -39,26 +39,26 @@ def test_what_the_page_shows_is_fine(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "mended"),
+    ("value", "fixed"),
     [("=mlx5_0,=mlx5_1", "=mlx5_0,mlx5_1"), ("=^mlx5_1", "^=mlx5_1"), ("=mlx5_0, mlx5_1", "=mlx5_0,mlx5_1"),
      ("^mlx5_0,^mlx5_1", "^mlx5_0,mlx5_1"), ("=mlx5_0 mlx5_1", "=mlx5_0,mlx5_1")],
 )  # fmt: skip
-def test_signs_and_spaces_inside_a_list(value, mended):
+def test_signs_and_spaces_inside_a_list(value, fixed):
     ((level, _, fix),) = check("NCCL_IB_HCA", value)
-    assert (level, fix) == ("wrong", f"NCCL_IB_HCA={mended}")
+    assert (level, fix) == ("wrong", f"NCCL_IB_HCA={fixed}")
 
 
 def test_interfaces():
     assert check("NCCL_SOCKET_IFNAME", "eth") == check("NCCL_SOCKET_IFNAME", "=eth0,eth1") == []
     assert check("NCCL_SOCKET_IFNAME", "^docker,lo") == []
     ((level, why, _),) = check("NCCL_SOCKET_IFNAME", "eth1", MANY)
-    assert level == "wrong" and "eth1 also means eth10" in why
+    assert level == "wrong" and "eth1 also matches eth10" in why
     assert check("NCCL_SOCKET_IFNAME", "hsn0,hsn1")[0][0] == "note"
 
 
 def test_a_name_that_nothing_has_is_wrong_where_the_ranks_run():
     ((level, why, _),) = check("NCCL_IB_HCA", "=mlx5_7", Here(adapters=("mlx5_0",), sure=True))
-    assert level == "wrong" and "no device of the node is called mlx5_7 (there are mlx5_0)" in why
+    assert level == "wrong" and "the node has no device mlx5_7 (it has mlx5_0)" in why
     assert check("NCCL_IB_HCA", "=mlx5_7", Here(adapters=("mlx5_0",)))[0][0] == "note"
 
 

@@ -39,7 +39,7 @@ def test_what_is_set_is_kept_and_said_so():
     settings = fabric_settings(NODE, {"NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": ""})
     kept = {setting.name: setting for setting in settings if setting.kept is not None}
     assert kept.keys() == {"NCCL_IB_HCA", "NCCL_DEBUG"} and not kept.keys() & to_set(settings).keys()
-    assert kept["NCCL_IB_HCA"].line.startswith("NCCL_IB_HCA=mlx5 is kept as it was set; it would be =mlx5_0,mlx5_1")
+    assert kept["NCCL_IB_HCA"].line.startswith("NCCL_IB_HCA=mlx5 is already set, and kept; otherwise =mlx5_0,mlx5_1")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.topology.nccl import environment
-from toolkit.topology.nccl.documented import variables
+from toolkit.topology.nccl.variables import variables
 from toolkit.topology.nccl.finding import Given
 from toolkit.topology.nccl.lint import Here, lint
 

@@ -22,7 +22,7 @@ def nothing_installed(monkeypatch):
 
 
 def test_nothing(nothing_installed, tmp_path):
-    assert installed.find_nccl({}, [str(tmp_path)]) == (None, "no NCCL was found here")
+    assert installed.find_nccl({}, [str(tmp_path)]) == (None, "no NCCL found on this machine")
 
 
 def test_a_librarys_file_name(nothing_installed, tmp_path):

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.topology.nccl.documented import NEWEST, variables
+from toolkit.topology.nccl.variables import newest_release, variables
 from toolkit.topology.nccl.finding import Finding, Given
 from toolkit.topology.nccl.lint import lint
-from toolkit.topology.nccl.variable import before, parse_version
+from toolkit.topology.nccl.variables import is_before, parse_version
 
 
-def check(name: str, value: str = "1", version: str = "2.27.7") -> Finding:
-    (found,) = lint([Given(name, value, "job.env:3")], parse_version(version, "test"))
+def check(name: str, value: str = "1", version: str | None = "2.27.7") -> Finding:
+    (found,) = lint([Given(name, value, "job.env:3")], parse_version(version, "test") if version else None)
     return found
 
 
 @pytest.mark.parametrize(
     ("name", "value", "version", "why", "fix"),
     [
-        ("NCCL_IB_TIMEOT", "22", "2.27.7", "knows no such variable", "did you mean NCCL_IB_TIMEOUT"),
-        ("NCCL_FROBNICATE", "1", "2.27.7", "knows no such variable", "take it out"),
-        ("NCLL_DEBUG", "INFO", "2.27.7", "knows no such variable", "did you mean NCCL_DEBUG"),
-        ("nccl_debug", "INFO", "2.27.7", "in capitals", "NCCL_DEBUG=INFO"),
-        ("NCCL_LL_THRESHOLD", "0", "2.27.7", "removed in NCCL 2.5", "take it out"),
-        ("NCCL_TREE_THRESHOLD", "0", "2.27.7", "removed in NCCL 2.5", "take it out"),
+        ("NCCL_IB_TIMEOT", "22", "2.27.7", "has no such variable", "did you mean NCCL_IB_TIMEOUT"),
+        ("NCLL_FROBNICATE", "1", "2.27.7", "has no such variable", "remove it"),
+        ("NCCL_P2P_DISABLED", "1", "2.27.7", "has no such variable", "did you mean NCCL_P2P_DISABLE ("),
+        ("NCLL_DEBUG", "INFO", "2.27.7", "has no such variable", "did you mean NCCL_DEBUG"),
+        ("nccl_debug", "INFO", "2.27.7", "uppercase", "NCCL_DEBUG=INFO"),
+        ("NCCL_LL_THRESHOLD", "0", "2.27.7", "removed in NCCL 2.5", "remove it"),
+        ("NCCL_TREE_THRESHOLD", "0", "2.27.7", "removed in NCCL 2.5", "remove it"),
         ("NCCL_IB_GDR_LEVEL", "PHB", "2.27.7", "replaced by NCCL_NET_GDR_LEVEL in NCCL 2.4", "NCCL_NET_GDR_LEVEL=PHB"),
         ("NCCL_IB_CUDA_SUPPORT", "0", "2.27.7", "replaced by NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_LEVEL=LOC"),
         ("NCCL_MNNVL", "1", "2.27.7", "in NCCL 2.21", "NCCL_MNNVL_ENABLE=1"),
-        ("NCCL_ASYNC_ERROR_HANDLING", "1", "2.27.7", "it was torch's", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1"),
-        ("NCCL_CTA_POLICY", "ZERO", "2.21.5", "it came with NCCL 2.27; the NCCL in use, 2.21.5", "NCCL 2.27 or newer"),
-        ("NCCL_P2P_DISABLE", "1", "2.27.7", "NVLink lies idle", "take it out"),
-        ("NCCL_ALGO", "Ring", "2.27.7", "for finding faults only", "take it out"),
+        ("NCCL_ASYNC_ERROR_HANDLING", "1", "2.27.7", "torch 2.2 renamed it", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1"),
+        ("NCCL_CTA_POLICY", "ZERO", "2.21.5", "NCCL has it since 2.27; the NCCL in use, 2.21.5", "NCCL 2.27 or newer"),
+        ("NCCL_P2P_DISABLE", "1", "2.27.7", "NVLink is unused", "remove it"),
+        ("NCCL_ALGO", "Ring", "2.27.7", "for debugging only", "remove it"),
         ("NCCL_DEBUG", "TRACE", "2.27.7", "every call", "NCCL_DEBUG=WARN"),
     ],
 )
@@ -43,13 +44,16 @@ def test_wrong(name, value, version, why, fix):
 @pytest.mark.parametrize(
     ("name", "value", "version", "why"),
     [
-        ("NCCL_MAX_NCHANNELS", "8", "2.27.7", "in favour of NCCL_MAX_CTAS"),
-        ("NCCL_NCHANNELS_PER_NET_PEER", "4", "2.27.7", "does not document it"),
+        ("NCCL_MAX_NCHANNELS", "8", "2.27.7", "in favor of NCCL_MAX_CTAS"),
+        ("NCCL_NCHANNELS_PER_NET_PEER", "4", "2.27.7", "unknown to the documentation of NCCL 2.32"),
+        ("NCCL_FROBNICATE", "1", "2.27.7", "unknown to the documentation of NCCL 2.32"),
+        ("NCCL_GIN_ENABLE", "1", "2.32.3", "unknown to the documentation of NCCL 2.32"),
+        ("NCCL_IB_MERGE_VFS", "1", None, "unknown to the documentation of NCCL 2.32"),
         ("NCCL_FROBNICATE", "1", "2.40.1", "the NCCL in use, 2.40.1, is newer"),
-        ("NCCL_DEBUG", "INFO", "2.27.7", "some hundred lines"),
+        ("NCCL_DEBUG", "INFO", "2.27.7", "several hundred lines"),
         ("NCCL_CROSS_NIC_", "1", "2.40.1", ""),
-        ("NCCL_NVLS_ENABLE", "2", "2.27.7", "what NCCL does anyway"),
-        ("NCCL_P2P_DISABLE", "0", "2.27.7", "what NCCL does anyway"),
+        ("NCCL_NVLS_ENABLE", "2", "2.27.7", "the default"),
+        ("NCCL_P2P_DISABLE", "0", "2.27.7", "the default"),
         ("NCCL_NET_GDR_LEVEL", "PHB", "2.27.7", "a later NCCL may choose better"),
     ],
 )
@@ -60,7 +64,7 @@ def test_good_to_know(name, value, version, why):
 
 def test_an_old_nccl_still_reads_what_is_gone_later():
     assert lint([Given("NCCL_LL_THRESHOLD", "", "x")], (2, 4, 8)) == []
-    assert check("NCCL_LL_THRESHOLD", "16384", "2.4.8").why.startswith("for finding faults only")
+    assert check("NCCL_LL_THRESHOLD", "16384", "2.4.8").why.startswith("for debugging only")
 
 
 @pytest.mark.parametrize(
@@ -73,16 +77,21 @@ def test_versions(text, version):
 
 
 def test_a_version_without_its_last_part_is_any_of_them():
-    assert not before((2, 24, 3), (2, 24)) and before((2, 23, 4), (2, 24)) and not before(None, (2, 24))
+    assert not is_before((2, 24, 3), (2, 24)) and is_before((2, 23, 4), (2, 24)) and not is_before(None, (2, 24))
 
 
 def test_the_table_is_whole():
-    table = variables()
+    table, newest = variables(), newest_release()
     documented = [known for known in table.values() if known.kind not in ("undocumented", "torch")]
     assert len(documented) >= 125 and len(table) == len({known.name for known in table.values()})
     for known in table.values():
         assert known.does and known.name.startswith("NCCL_") and known.kind
-        assert known.since <= (NEWEST[0], NEWEST[1] + 1)
+        assert known.since <= (newest[0], newest[1] + 1)
         assert not known.now or known.now in table or known.now.startswith("TORCH_NCCL_")
         default = Given(known.name, known.default, "table")
         assert not [f for f in lint([default], None) if "range" in f.why or "does not know" in f.why], known
+
+
+def test_a_similar_documented_name_is_proposed_for_an_unknown_one():
+    assert "did you mean NCCL_IB_MERGE_NICS" in check("NCCL_IB_MERGE_VFS").fix
+    assert check("NCCL_FROBNICATE").fix.startswith("check its name")

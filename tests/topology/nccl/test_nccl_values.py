@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.topology.nccl.documented import variables
+from toolkit.topology.nccl.variables import variables
 from toolkit.topology.nccl.finding import Given
 from toolkit.topology.nccl.lint import lint
 from toolkit.topology.nccl.values import as_c_reads, check_value
@@ -32,30 +32,30 @@ def test_numbers_are_read_as_c_reads_them(text, read):
         ("NCCL_IB_DISABLE", "true", "'true' as 0", "NCCL_IB_DISABLE=1"),
         ("NCCL_BUFFSIZE", "8M", "reads '8M' as 8 bytes", "NCCL_BUFFSIZE=8388608"),
         ("NCCL_BUFFSIZE", "8 MiB", "as 8 bytes", "NCCL_BUFFSIZE=8388608"),
-        ("NCCL_IB_QPS_PER_CONNECTION", "200", "200 is out of range", "give 1 to 128"),
+        ("NCCL_IB_QPS_PER_CONNECTION", "200", "200 is out of range", "set 1 to 128"),
         ("NCCL_IB_QPS_PER_CONNECTION", "010", "octal: NCCL reads 010 as 8", "NCCL_IB_QPS_PER_CONNECTION=10"),
-        ("NCCL_IB_QPS_PER_CONNECTION", "9" * 5000, "more than 64 bits", "give 1 to 128"),
-        ("NCCL_NTHREADS", "300", "300 is out of range", "give one of 64, 128, 256, 512"),
-        ("NCCL_IB_TIMEOUT", "0", "hangs for ever", "1 to 31"),
-        ("NCCL_IB_TIMEOUT", "32", "hangs for ever", "1 to 31"),
-        ("NCCL_IB_RETRY_CNT", "13", "13 is out of range", "give 0 to 7"),
+        ("NCCL_IB_QPS_PER_CONNECTION", "9" * 5000, "more than 64 bits", "set 1 to 128"),
+        ("NCCL_NTHREADS", "300", "300 is out of range", "set one of 64, 128, 256, 512"),
+        ("NCCL_IB_TIMEOUT", "0", "hangs forever", "1 to 31"),
+        ("NCCL_IB_TIMEOUT", "32", "hangs forever", "1 to 31"),
+        ("NCCL_IB_RETRY_CNT", "13", "13 is out of range", "set 0 to 7"),
         ("NCCL_P2P_LEVEL", "2", "today 2 is PXB", "NCCL_P2P_LEVEL=PXB"),
         ("NCCL_P2P_LEVEL", "9", "today 9 is SYS", "NCCL_P2P_LEVEL=SYS"),
-        ("NCCL_NET_GDR_LEVEL", "NODE", "a word of `nvidia-smi topo -m`", "PHB for the same NUMA node"),
-        ("NCCL_NET_GDR_LEVEL", "phb", "compares letters exactly", "NCCL_NET_GDR_LEVEL=PHB"),
+        ("NCCL_NET_GDR_LEVEL", "NODE", "a level of `nvidia-smi topo -m`", "PHB for the same NUMA node"),
+        ("NCCL_NET_GDR_LEVEL", "phb", "compares case-sensitively", "NCCL_NET_GDR_LEVEL=PHB"),
         ("NCCL_NET_GDR_LEVEL", "NVL", "this means never", "LOC, PIX, PXB, PHB, SYS"),
         ("NCCL_DEBUG", "INOF", "does not know 'INOF'", "did you mean INFO?"),
         ("NCCL_DEBUG_SUBSYS", "INIT,NTE", "does not know 'NTE'", "did you mean NET?"),
         ("NCCL_SOCKET_FAMILY", "IPv4", "does not know 'IPv4'", "AF_INET, AF_INET6"),
         ("NCCL_ALGO", "Rng", "does not know 'Rng'", "did you mean ring?"),
-        ("NCCL_ALGO", "allreduse:tree", "no function 'allreduse'", "allreduce"),
+        ("NCCL_ALGO", "allreduse:tree", "has no function 'allreduse'", "allreduce"),
         ("NCCL_PROTO", "LL129", "does not know 'LL129'", "LL, LL128, Simple"),
-        ("NCCL_IB_ADDR_RANGE", "10.0.0/8", "no range of addresses", "10.0.0.0/8"),
-        ("NCCL_CONF_FILE", "~/nccl.conf", "does not know ~", "the whole path"),
+        ("NCCL_IB_ADDR_RANGE", "10.0.0/8", "not a valid range of addresses", "10.0.0.0/8"),
+        ("NCCL_CONF_FILE", "~/nccl.conf", "does not expand ~", "the whole path"),
         ("NCCL_NETDEVS_POLICY", "MAX", "does not know 'MAX'", "MAX:N"),
         ("NCCL_CTA_POLICY", "FAST", "does not know 'FAST'", "EFFICIENCY"),
-        ("NCCL_RAS_TIMEOUT_FACTOR", "-1", "no number above 0", "such as 2"),
-        ("NCCL_MNNVL_UUID", "rack7", "no whole number", "decimal or 0x"),
+        ("NCCL_RAS_TIMEOUT_FACTOR", "-1", "expected a number above 0", "such as 2"),
+        ("NCCL_MNNVL_UUID", "rack7", "expected an integer", "decimal or 0x"),
     ],
 )
 def test_what_is_misread_is_named_with_the_fix(name, value, why, fix):
@@ -79,12 +79,12 @@ def test_what_the_page_allows_is_fine(name, value):
 
 
 def test_algorithms_for_functions_need_a_version_that_reads_them():
-    assert "from NCCL 2.24 on" in problem("NCCL_ALGO", "allreduce:tree", (2, 21, 5))[0]
+    assert "since 2.24" in problem("NCCL_ALGO", "allreduce:tree", (2, 21, 5))[0]
 
 
 def test_a_key_is_never_printed():
     (found,) = lint([Given("NCCL_PSK", "hunter2", "here")], None)
-    assert "hunter2" not in "\n".join(found.lines()) and "fewer than 32 letters" in found.why
+    assert "hunter2" not in "\n".join(found.lines()) and "fewer than 32 characters" in found.why
 
 
 def test_control_characters_do_not_reach_the_terminal():

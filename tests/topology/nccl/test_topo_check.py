@@ -88,7 +88,7 @@ def test_this_environment(check, monkeypatch):
 
 def test_what_is_set_is_kept_and_said_so(check, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert "for ranks: GLOO_SOCKET_IFNAME=lo is kept as it was set" in check("--settings").out
+    assert "for ranks: GLOO_SOCKET_IFNAME=lo is already set, and kept" in check("--settings").out
 
 
 def test_a_log_as_planned(check):
@@ -126,13 +126,13 @@ def test_a_run(check, toolkit):
     [
         (("--env-file", "none"), "none: cannot be read: No such file", 2),
         (("--env-file", "job.env", "--run", "last"), "--env-file and --run both say what to check", 2),
-        (("--nccl", "new"), "--nccl: 'new' is no version of NCCL. Fix: give it as 2.21.5", 2),
+        (("--nccl", "new"), "--nccl: expected a version of NCCL, got 'new'. Fix: write it as 2.21.5", 2),
         (("--expect-net", "IB"), "what to expect is given, and no log. Fix: give --log FILE", 2),
         (("--log", "job.env"), "job.env:1: expected the output of NCCL", 1),
         (("--log", "none"), "none: cannot be read", 2),
         (("--facts", "job.env"), "job.env: line 1: no JSON", 2),
         (("--facts", "bad.json"), "bad.json: ", 2),
-        (("--facts", "unknown.json"), "the adapters are unknown there: ibstat: No such file", 2),
+        (("--facts", "unknown.json"), "the adapters are unknown in this file: ibstat: No such file", 2),
         (("--facts", "odd.json"), "odd.json: ", 2),
         (("--run", "last"), "there is no run yet", 4),
     ],

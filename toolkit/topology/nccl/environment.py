@@ -1,4 +1,4 @@
-"""What is set, and where: this process's environment, a file, a run's resolved job, or a log."""
+"""Settings and their source: the environment of this process, a file, a run's resolved job, or a log."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from toolkit.topology.nccl.finding import Given
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SYSTEM_FILE = Path("/etc/nccl.conf")
-MOST_BYTES = 16 << 20  # an environment is some kilobytes; a file of another kind is soon told
+MOST_BYTES = 16 << 20  # an environment has some kilobytes; a larger file is a mistake
 
 
 def of_process(environ: Mapping[str, str], system_file: Path = SYSTEM_FILE, home: Path | None = None) -> list[Given]:
-    """The environment, then the files that NCCL reads for what the environment leaves open."""
+    """The environment, followed by the files that NCCL reads for unset variables."""
     givens = [Given(name, value, "environment") for name, value in environ.items()]
     named = environ.get("NCCL_CONF_FILE", "")
-    own = Path(named) if named else (home or Path.home()) / ".nccl.conf"
-    for path in (own, system_file):
+    for path in (Path(named) if named else (home or Path.home()) / ".nccl.conf", system_file):
         if path.is_file():
             givens += _of_nccl_file(path)
     return givens
 
 
 def _of_nccl_file(path: Path) -> list[Given]:
-    """NCCL's own form: NAME=VALUE to the end of the line, without quotes; # at the beginning is a comment."""
+    """NCCL's own format: NAME=VALUE up to the end of the line, without quotes; a line that starts with # is a comment."""
     givens = []
-    for number, line in enumerate(_text_of(path).splitlines(), 1):
+    for number, line in enumerate(_read(path).splitlines(), 1):
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
             givens.append(Given(name, value, f"{path}:{number}"))
@@ -38,14 +37,12 @@ def _of_nccl_file(path: Path) -> list[Given]:
 
 
 def of_file(path: Path) -> list[Given]:
-    """`NAME=VALUE` or `export NAME=VALUE` lines: what `env` prints, Docker reads, or a script sets before it does more.
-
-    The last of a name counts.
+    """The last setting of each name in `NAME=VALUE` or `export NAME=VALUE` lines: a script, or the output of `env`.
 
     Raises:
-        ToolkitError: the file cannot be read, or sets nothing.
+        ToolkitError: the file is not readable, or sets no variable.
     """
-    text = _text_of(path)
+    text = _read(path)
     lines = text.split("\0") if "\0" in text else text.splitlines()  # env -0
     givens: dict[str, Given] = {}
     for number, line in enumerate(lines, 1):
@@ -61,14 +58,14 @@ def _assignments(line: str) -> list[tuple[str, str]]:
         words = _words(line.removeprefix("export "))
     else:
         name, equals, value = line.partition("=")
-        quoted = any(letter in value for letter in "'\"") or " #" in value
-        words = [f"{name}={(_words(value) or [''])[0] if quoted else value.strip()}"] if equals else []
+        is_quoted = any(quote in value for quote in "'\"") or " #" in value
+        words = [f"{name}={(_words(value) or [''])[0] if is_quoted else value.strip()}"] if equals else []
     pairs = [word.split("=", 1) for word in words if "=" in word]
     return [(name, value) for name, value in pairs if _NAME.fullmatch(name)]
 
 
 def _words(text: str) -> list[str]:
-    """The words as a shell reads them; a quote that nothing closes is a letter."""
+    """The words as a shell splits them; an unclosed quote is an ordinary character."""
     try:
         return shlex.split(text, comments=True)
     except ValueError:
@@ -76,22 +73,22 @@ def _words(text: str) -> list[str]:
 
 
 def of_job(job: Mapping[str, Any], where: str) -> list[Given]:
-    """What a resolved job sets for its ranks: the job's [env] before the site's [network] and [env]."""
+    """The settings of a resolved job for its ranks: the job's [env] before the site's [network] and [env]."""
     givens = []
-    for table in ("env", "network", "site_env"):
+    for table, label in (("env", "env"), ("network", "network"), ("site_env", "site env")):
         entry = job.get(table)
         values = entry.get("vars") if isinstance(entry, Mapping) else None
         for name, value in (values if isinstance(values, Mapping) else {}).items():
-            givens.append(Given(str(name), str(value), f"{where}: {'site env' if table == 'site_env' else table}.vars"))
+            givens.append(Given(str(name), str(value), f"{where}: {label}.vars"))
     return givens
 
 
 def of_log(environment: Mapping[str, str | None] | None, where: str) -> list[Given]:
-    """What NCCL said was set by its environment; a variable with two values is left out."""
+    """The settings that NCCL logged, without variables that it logged with two values."""
     return [Given(name, value, where) for name, value in (environment or {}).items() if value is not None]
 
 
-def _text_of(path: Path) -> str:
+def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -100,5 +97,6 @@ def _text_of(path: Path) -> str:
             f"cannot be read: {error.strerror}", where=str(path), fix="give a file that you can read"
         ) from error
     if len(data) > MOST_BYTES:
-        raise ToolkitError(f"more than {MOST_BYTES >> 20} MiB", where=str(path), fix="give the file with the variables")
+        fix = "give the file with the variables"
+        raise ToolkitError(f"expected at most {MOST_BYTES >> 20} MiB, got more", where=str(path), fix=fix)
     return data.decode("utf-8-sig", errors="replace")

@@ -1,4 +1,4 @@
-"""What a check found: a variable, what is wrong with it, and the fix."""
+"""A setting of a variable, and a finding about it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from toolkit.topology.nccl.variable import Variable
+from toolkit.topology.nccl.variables import Variable
 
 Level = Literal["wrong", "note"]
 
 
 @dataclass(frozen=True)
 class Given:
-    """A variable as somebody set it, and where."""
+    """The value of a variable, and where it is set."""
 
     name: str
     value: str
@@ -22,10 +22,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Finding:
-    """`wrong` has not the effect that it was set for, does harm, or was left behind; a `note` is good to know.
-
-    `variable` and `value` are empty for what a log shows.
-    """
+    """A problem (`wrong`) or a remark (`note`); `variable` and `value` are empty for findings about a log."""
 
     level: Level
     variable: str
@@ -41,7 +38,7 @@ class Finding:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The finding for people: what it is about, then why, the fix and the source."""
+        """The finding as lines for people."""
         about = f"{self.variable}={self.value}" if self.variable else "the log"
         lines = [
             f"{self.level}: {about}  [{self.where}]",
@@ -50,17 +47,17 @@ class Finding:
             f"  fix: {self.fix}",
             f"  source: {self.source}",
         ]
-        # A value may hold control characters, which would rule the terminal.
+        # Control characters in a value would control the terminal.
         return ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in lines]
 
 
-def found(level: Level, given: Given, known: Variable, why: str, fix: str, source: str = "") -> Finding:
-    """A finding about a variable that the table knows."""
-    return Finding(level, given.name, given.value, given.where, known.does, why, fix, source or known.source)
+def finding_of(level: Level, given: Given, variable: Variable, why: str, fix: str, source: str = "") -> Finding:
+    """A finding about a variable of the table."""
+    return Finding(level, given.name, given.value, given.where, variable.does, why, fix, source or variable.source)
 
 
 def effective(givens: Sequence[Given]) -> Mapping[str, Given]:
-    """The setting of each variable that counts: the first, since NCCL overwrites nothing that is set already."""
+    """The effective setting of each variable: the first, since NCCL never overrides one that is already set."""
     chosen: dict[str, Given] = {}
     for given in givens:
         chosen.setdefault(given.name, given)

@@ -1,4 +1,4 @@
-"""Which NCCL is in use here, without importing torch: package, torch asked in a process of its own, library."""
+"""Finds the version of the NCCL in use, without importing torch into this process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.nccl.variable import Version, parse_version
+from toolkit.topology.nccl.variables import Version, parse_version
 
 PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 LIBRARY = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
 SYSTEM_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/lib")
-TORCH_TIMEOUT_S = 60.0  # torch is imported from a busy file system, perhaps
+TORCH_TIMEOUT_S = 60.0  # an import from a busy file system is slow
 _ASK_TORCH = "import torch; print('nccl', *torch.cuda.nccl.version())"
 
 
 def find_nccl(
     environ: Mapping[str, str], folders: Sequence[str] = SYSTEM_FOLDERS, timeout_s: float = TORCH_TIMEOUT_S
 ) -> tuple[Version | None, str]:
-    """(the version, where it was found), or (None, why it is not known)."""
-    # A preloaded library wins over torch's own, and pip's package is the one that torch brings.
+    """(version, where it was found), or (None, why it is unknown)."""
+    # A preloaded library overrides torch's own, which is in pip's package.
     preload = [path for path in re.split(r"[:\s]", environ.get("LD_PRELOAD", "")) if "libnccl" in path]
     for path in preload:
         if version := _of_library(Path(os.path.realpath(path))):
@@ -35,13 +35,13 @@ def find_nccl(
             return parse_version(importlib.metadata.version(package), package), f"package {package}"
         except (importlib.metadata.PackageNotFoundError, ToolkitError):
             continue
-    if (asked := _ask_torch(timeout_s)) is not None:
-        return asked, "torch.cuda.nccl.version()"
+    if (version := _version_of_torch(timeout_s)) is not None:
+        return version, "torch.cuda.nccl.version()"
     for folder in [*environ.get("LD_LIBRARY_PATH", "").split(":"), *folders]:
         for path in sorted(Path(folder).glob("libnccl.so.*")) if folder else ():
             if version := _of_library(path):
                 return version, str(path)
-    return None, "no NCCL was found here"
+    return None, "no NCCL found on this machine"
 
 
 def _of_library(path: Path) -> Version | None:
@@ -49,12 +49,12 @@ def _of_library(path: Path) -> Version | None:
     return parse_version(match[1], str(path)) if match else None
 
 
-def _ask_torch(timeout_s: float) -> Version | None:
-    """torch's answer, from a process of its own: where torch is not installed, or without CUDA, there is none."""
+def _version_of_torch(timeout_s: float) -> Version | None:
+    """The version that torch reports in a separate process; None without torch or without CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
-    # A torch for CPUs has no NCCL: its import would take seconds and say nothing.
+    # A torch for CPUs has no NCCL, and its import takes seconds.
     if not any(Path(place, "lib", "libtorch_cuda.so").exists() for place in spec.submodule_search_locations):
         return None
     try:

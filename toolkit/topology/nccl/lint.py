@@ -1,4 +1,4 @@
-"""Check an environment against the NCCL that will read it."""
+"""All checks of an environment against the NCCL that reads it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 
 from toolkit.topology.nccl.contradictions import check_together
 from toolkit.topology.nccl.device_lists import check_gloo, check_list
-from toolkit.topology.nccl.documented import variables
 from toolkit.topology.nccl.finding import Finding, Given, effective
 from toolkit.topology.nccl.names import check_left_on, check_name, is_ours
 from toolkit.topology.nccl.values import check_value
-from toolkit.topology.nccl.variable import Version
+from toolkit.topology.nccl.variables import Version, variables
 
 
 @dataclass(frozen=True)
 class Here:
-    """The devices of a node, None where nobody knows them; `sure` when the ranks run on such nodes."""
+    """The devices of a node, None if unknown; `sure` means that the ranks run on such nodes."""
 
     interfaces: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
@@ -24,36 +23,38 @@ class Here:
 
 
 def lint(givens: Sequence[Given], version: Version | None, here: Here | None = None) -> list[Finding]:
-    """All findings, what is wrong first, each variable's in the order of `givens`.
+    """All findings: first what is wrong, and within a level in the order of `givens`.
 
     Args:
-        givens: what is set, the one that counts first where a name stands twice.
-        version: of NCCL; None, when unknown, is taken for the newest that the table knows.
+        givens: the settings; the first one of a name is effective.
+        version: of NCCL; None, if unknown, means the newest release of the table.
     """
     here = here or Here()
     settings = effective([given for given in givens if is_ours(given.name)])
     findings: list[Finding] = []
-    readable: dict[str, Given] = {}  # what NCCL reads as it was meant; only that can contradict anything
+    readable: dict[str, Given] = {}  # a value that NCCL misreads contradicts no other variable
     for name, given in settings.items():
         misread, others = _of_text(given, version), _of_use(given, here)
         if all(finding.level == "note" for finding in misread):
             readable[name] = given
-            # What is deprecated or undocumented needs no second note that it is set.
+            # A deprecated or undocumented variable needs no second note.
             misread += [finding for finding in others if finding.level == "wrong" or not misread]
         findings += misread
     findings += check_together(readable, version)
     for given in effective(givens).values():
         if given.name == "GLOO_SOCKET_IFNAME":
             findings += check_gloo(given, here.interfaces)
-    return sorted(_once(findings), key=lambda finding: finding.level != "wrong")
+    wrong = {finding.variable for finding in findings if finding.level == "wrong"}
+    findings = [finding for finding in findings if finding.level == "wrong" or finding.variable not in wrong]
+    return sorted(findings, key=lambda finding: finding.level != "wrong")
 
 
 def _of_text(given: Given, version: Version | None) -> list[Finding]:
-    """Whether NCCL knows the name, and reads the value as it was meant."""
+    """Findings about the name, and about a value that NCCL reads differently than it looks."""
     of_name = check_name(given, version)
     known = variables().get(given.name)
     if known is None or any(finding.level == "wrong" for finding in of_name):
-        return of_name  # its value does not matter
+        return of_name
     of_value = check_value(given, known, version)
     if known.form == "secret":
         of_value = [replace(finding, value="(not shown)") for finding in of_value]
@@ -61,7 +62,7 @@ def _of_text(given: Given, version: Version | None) -> list[Finding]:
 
 
 def _of_use(given: Given, here: Here) -> list[Finding]:
-    """Whether what it asks for is wise: names of devices, and what is there to find faults."""
+    """Findings about device names, and about variables that should not stay set."""
     known = variables().get(given.name)
     if known is None:
         return []
@@ -69,9 +70,3 @@ def _of_use(given: Given, here: Here) -> list[Finding]:
         devices = here.adapters if known.form == "adapters" else here.interfaces
         return check_list(given, known, devices, sure=here.sure)
     return check_left_on(given, known)
-
-
-def _once(findings: list[Finding]) -> list[Finding]:
-    """A note says no more where the same variable is wrong."""
-    wrong = {finding.variable for finding in findings if finding.level == "wrong"}
-    return [finding for finding in findings if finding.level == "wrong" or finding.variable not in wrong]

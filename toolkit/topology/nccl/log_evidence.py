@@ -1,4 +1,4 @@
-"""What a log of NCCL's says of the network beyond the reader's facts: GPUDirect, connections, why there is no IB."""
+"""Reads what NCCL's log shows of the network beyond the facts of the log reader: GPUDirect, connections, failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from toolkit.topology.readers.lines import read_lines_with_hosts
 
-_SAID = re.compile(r"NCCL (INFO|WARN) (.*)")
+_MESSAGE = re.compile(r"NCCL (INFO|WARN) (.*)")
 _CHANNEL = re.compile(
     r"Channel ([0-9]{1,3})(?:/[0-9]+)? : ([0-9]{1,7})\[[^\]]*\] -> ([0-9]{1,7})\[[^\]]*\] \[(send|receive)\] "
     r"via NET/([^/\s]+)(?:/([0-9]{1,4})(?:\([0-9]+\))?)?(/GDRDMA\S*|/Shared\S*)?"
@@ -20,11 +20,11 @@ _VERSION = re.compile(r"(?:NCCL|RCCL) version ?:? ?v?([0-9]{1,3}\.[0-9]{1,3}(?:\
 _SOCKETS = re.compile(r"NET/Socket ?: Using (.+)")
 _REASONS = (
     (re.compile(r"Failed to open libibverbs"), "libibverbs cannot be loaded",
-     "install rdma-core (libibverbs.so.1), in the container too"),
+     "install rdma-core (libibverbs.so.1), also in the container"),
     (re.compile(r"NET/IB ?: No device found"), "NCCL found no adapter that it may use",
-     "look at NCCL_IB_HCA, at the ports' states (ibstat), and whether the container sees /dev/infiniband"),
+     "check NCCL_IB_HCA, the states of the ports (ibstat), and that the container can access /dev/infiniband"),
     (re.compile(r"NET/Plugin ?:? .*(?:Could not find|No plugin found)"), "no network plugin was found",
-     "put the plugin's folder into LD_LIBRARY_PATH, where this fabric needs one (EFA, Slingshot)"),
+     "add the plugin's folder to LD_LIBRARY_PATH, if this fabric needs one (EFA, Slingshot)"),
 )  # fmt: skip
 
 
@@ -43,21 +43,28 @@ class Hop:
 
 @dataclass
 class LogEvidence:
-    """All that was found, in the order of the log."""
+    """The evidence in a log, in its order.
+
+    Attributes:
+        direct: how many lines report GPUDirect as enabled and as disabled.
+        why_not_direct: the first line that reports why GPUDirect is disabled.
+        reasons: why a network is not used, and the fix.
+        internal: number of connections inside a node.
+    """
 
     version: str = ""
     hops: list[Hop] = field(default_factory=list)
-    direct: Counter[str] = field(default_factory=Counter)  # enabled, disabled: lines that say so
-    direct_said: str = ""  # the first line that says why it is off
+    direct: Counter[str] = field(default_factory=Counter)
+    why_not_direct: str = ""
     sockets: str = ""
-    reasons: list[tuple[str, str]] = field(default_factory=list)  # why a network is not used, and the fix
+    reasons: list[tuple[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    internal: int = 0  # connections inside a node
+    internal: int = 0
 
     @property
     def gpu_direct(self) -> bool | None:
-        """Whether connections between nodes go from GPU to NIC: what connections say, else what NCCL says of itself."""
-        between = [hop.direct for hop in self.hops if hop.network not in ("Socket",)]
+        """Whether all connections between nodes use GPUDirect; without connections, what NCCL reports of itself."""
+        between = [hop.direct for hop in self.hops if hop.network != "Socket"]
         if between:
             return all(between)
         if self.direct["enabled"] or self.direct["disabled"]:
@@ -66,34 +73,34 @@ class LogEvidence:
 
 
 def read_evidence(text: str) -> LogEvidence:
-    """Read the whole log; lines that are not NCCL's are passed over."""
+    """The evidence in a log; lines of other programs are ignored."""
     evidence = LogEvidence()
     for line in read_lines_with_hosts(text)[0]:
         if not evidence.version and (version := _VERSION.search(line.text)):
             evidence.version = version[1]
-        if said := _SAID.search(line.text):
-            _take(evidence, said[1], said[2])
+        if match := _MESSAGE.search(line.text):
+            _add(evidence, match[1], match[2])
     return evidence
 
 
-def _take(evidence: LogEvidence, level: str, said: str) -> None:
+def _add(evidence: LogEvidence, level: str, message: str) -> None:
     if level == "WARN":
-        evidence.warnings.append(said)
-    if hop := _CHANNEL.search(said):
+        evidence.warnings.append(message)
+    if hop := _CHANNEL.search(message):
         device = int(hop[6]) if hop[6] else None
-        direct = bool(hop[7]) and "GDRDMA" in hop[7]
-        evidence.hops.append(Hop(int(hop[1]), int(hop[2]), int(hop[3]), hop[4], hop[5], device, direct))
-    elif _INTERNAL.search(said):
+        is_direct = bool(hop[7]) and "GDRDMA" in hop[7]
+        evidence.hops.append(Hop(int(hop[1]), int(hop[2]), int(hop[3]), hop[4], hop[5], device, is_direct))
+    elif _INTERNAL.search(message):
         evidence.internal += 1
-    if summary := _GDR_SUMMARY.search(said):
+    if summary := _GDR_SUMMARY.search(message):
         evidence.direct["enabled" if summary[1] == "1" else "disabled"] += 1
-    if direct_line := _GDR.search(said):
+    if direct_line := _GDR.search(message):
         state = direct_line[1].lower()
         evidence.direct[state] += 1
-        if state == "disabled" and not evidence.direct_said:
-            evidence.direct_said = said.strip()
-    if sockets := _SOCKETS.search(said):
+        if state == "disabled" and not evidence.why_not_direct:
+            evidence.why_not_direct = message.strip()
+    if sockets := _SOCKETS.search(message):
         evidence.sockets = evidence.sockets or sockets[1].strip()
     for pattern, why, fix in _REASONS:
-        if pattern.search(said) and (why, fix) not in evidence.reasons:
+        if pattern.search(message) and (why, fix) not in evidence.reasons:
             evidence.reasons.append((why, fix))

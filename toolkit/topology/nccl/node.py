@@ -1,4 +1,4 @@
-"""What the settings of the fabric need to know of a node: interfaces, default route, ports of adapters, GPUs."""
+"""Facts of a node from which settings follow: interfaces, default route, adapter ports, GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel", "lo")
 
 @dataclass(frozen=True)
 class AdapterPort:
-    """One port of an InfiniBand or RoCE adapter; what is not known is None."""
+    """One port of an InfiniBand or RoCE adapter; an unknown value is None. The rate is in Gbit/s."""
 
     adapter: str
     port: int
@@ -25,15 +25,15 @@ class AdapterPort:
 
 @dataclass(frozen=True)
 class FabricNode:
-    """Plain facts of one node, from which its settings follow.
+    """Facts of one node.
 
     Attributes:
-        nodes: how many nodes the run has.
-        gpus: how many GPUs the ranks of the node may use.
-        interface: the one over which ranks meet: the site's, else the one that was chosen.
-        interfaces: all that have an IPv4 address.
-        default_route: the interface of the default route; empty where there is none.
-        ports: of its adapters; None where nobody could ask.
+        nodes: number of nodes of the run.
+        gpus: number of GPUs that the ranks of the node may use.
+        interface: the interface of the rendezvous: the site's, else the chosen one.
+        interfaces: all interfaces with an IPv4 address.
+        default_route: the interface of the default route; empty if there is none.
+        ports: the adapters' ports; None if unknown.
     """
 
     nodes: int
@@ -45,12 +45,12 @@ class FabricNode:
 
     @property
     def outer_interfaces(self) -> tuple[str, ...]:
-        """Those that can reach other nodes, as far as names tell."""
+        """The interfaces that can reach other nodes, judged by their names."""
         return tuple(name for name in self.interfaces if not name.startswith(_VIRTUAL))
 
 
 def fast_ports(ports: tuple[AdapterPort, ...]) -> list[AdapterPort]:
-    """The active ports above half the fastest one's rate; all active ones where a rate is not known."""
+    """The active ports above half the fastest rate; all active ports if a rate is unknown."""
     active = [port for port in ports if port.active]
     rates = [port.rate_gb_per_s for port in active if port.rate_gb_per_s is not None]
     if not rates or len(rates) < len(active):
@@ -59,8 +59,8 @@ def fast_ports(ports: tuple[AdapterPort, ...]) -> list[AdapterPort]:
 
 
 def read_ports(root: Path = SYSTEM_ROOT) -> tuple[AdapterPort, ...] | None:
-    """The ports that the kernel lists, without a command; None where it has no such list."""
-    adapters, _ = read_adapters(root)  # `topo show` tells of damage: here it is unknown what stands there
+    """The ports that the kernel lists, without running a command; None if it has no list."""
+    adapters, _ = read_adapters(root)  # `topo show` reports damage; here a damaged value is unknown
     if adapters is None:
         return None
     return tuple(
@@ -71,7 +71,7 @@ def read_ports(root: Path = SYSTEM_ROOT) -> tuple[AdapterPort, ...] | None:
 
 
 def read_default_route(table: Path = Path("/proc/net/route")) -> str:
-    """The interface of the default route of IPv4 with the least metric; empty where there is none."""
+    """The interface of the IPv4 default route with the lowest metric; empty if there is none."""
     try:
         rows = [line.split() for line in table.read_text(encoding="utf-8").splitlines()[1:]]
     except OSError:
@@ -81,12 +81,5 @@ def read_default_route(table: Path = Path("/proc/net/route")) -> str:
 
 
 def read_node(interface: str, nodes: int, gpus: int) -> FabricNode:
-    """The facts of this node; `interface` is the one that was chosen for the ranks."""
-    return FabricNode(
-        nodes=nodes,
-        gpus=gpus,
-        interface=interface,
-        interfaces=tuple(interface_addresses()),
-        default_route=read_default_route(),
-        ports=read_ports(),
-    )
+    """The facts of this node; `interface` is the one of the rendezvous."""
+    return FabricNode(nodes, gpus, interface, tuple(interface_addresses()), read_default_route(), read_ports())

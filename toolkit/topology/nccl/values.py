@@ -1,6 +1,6 @@
-"""Is a value one that NCCL reads as it was meant?
+"""Checks of a variable's value: does NCCL read it as the user meant it?
 
-NCCL reads numbers with C's `strtoll(text, 0, 0)`: `true` is 0, `4M` is 4, `010` is 8, and nothing is said.
+NCCL reads numbers with C's `strtoll(text, 0, 0)`: `true` is 0, `4M` is 4, `010` is 8, each without a message.
 """
 
 from __future__ import annotations
@@ -8,150 +8,135 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from toolkit.topology.nccl.finding import Finding, Given, found
-from toolkit.topology.nccl.variable import Variable, Version, before
+from toolkit.topology.nccl.finding import Finding, Given, finding_of
+from toolkit.topology.nccl.variables import Variable, Version, is_before
 
 _LEADING = re.compile(r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|[0-9]+))", re.ASCII)
 _RANGE = re.compile(r"(-?[0-9]+)\.\.([0-9]*)")
 _SIZES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-# The legacy numbers of distances, as NCCL still translates them.
-OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
-ALGORITHMS = ("ring", "tree", "collnet", "collnetchain", "collnetdirect", "nvls", "nvlstree", "pat")
-PROTOCOLS = ("LL", "LL128", "Simple")
-SUBSYSTEMS = (
-    "INIT COLL P2P SHM NET GRAPH TUNING ENV ALLOC ALLOC_HOST CALL PROXY NVLS BOOTSTRAP REG PROFILE RAS DESTROY ALL"
-)
-FUNCTIONS = ("allgather", "allreduce", "broadcast", "reduce", "reducescatter")
-_YES = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
+# The meaning of legacy numeric distances, as NCCL still translates them.
+_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
+_ALGORITHMS = ("ring", "tree", "collnet", "collnetchain", "collnetdirect", "nvls", "nvlstree", "pat")
+_PROTOCOLS = ("LL", "LL128", "Simple")
+_SUBSYSTEMS = (
+    "INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST",
+    "CALL", "PROXY", "NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "ALL",
+)  # fmt: skip
+_FUNCTIONS = ("allgather", "allreduce", "broadcast", "reduce", "reducescatter")
+_FLAGS = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
 
-Problem = tuple[str, str]  # why it is wrong, and the fix
+Problem = tuple[str, str]  # the reason, and the fix
 
 
 def check_value(given: Given, known: Variable, version: Version | None) -> list[Finding]:
-    """What is wrong with the value itself."""
+    """Findings about the value alone; NCCL treats an empty one as unset."""
     if not given.value.strip():
-        return []  # as if it were not set
-    word, _, words = known.form.partition(":")
-    problem: Problem | None
-    if word in ("word", "list"):
-        problem = _words(given, words.split("/"), several=word == "list")
-    elif word in ("level", "gdr"):
+        return []
+    form, _, words = known.form.partition(":")
+    problem: Problem | None = None
+    if form in ("word", "list"):
+        problem = _words(given, words.split("/"), several=form == "list")
+    elif form in ("level", "gdr"):
         problem = _level(given, words.split("/"))
-    elif word in _FORMS:
-        problem = _FORMS[word](given, version)
-    elif word[:1].isdigit() or word.startswith("-"):
-        problem = _whole(given, word)
-    else:
-        problem = None
-    return [found("wrong", given, known, *problem)] if problem else []
+    elif form in _FORMS:
+        problem = _FORMS[form](given, version)
+    elif form[:1].isdigit() or form.startswith("-"):
+        problem = _integer(given, form)
+    return [finding_of("wrong", given, known, *problem)] if problem else []
 
 
 def as_c_reads(text: str) -> int:
-    """The number that C's strtoll makes of a text."""
+    """The number that C's strtoll parses from a string."""
     match = _LEADING.match(text)
     if not match:
         return 0
-    digits = match[1].lstrip("+-")[:40]  # far beyond 64 bits
+    digits = match[1].lstrip("+-")[:40]  # far more than 64 bits
     base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") and len(digits) > 1 else 10
     octal = re.match("[0-7]+", digits)
     value = int(octal[0] if base == 8 and octal else digits, base)
     return -value if match[1].startswith("-") else value
 
 
-def _whole(given: Given, form: str) -> Problem | None:
-    """A whole number, or the reason why NCCL takes it for another."""
+def _integer(given: Given, form: str) -> Problem | None:
+    """The problem of an integer that NCCL reads as another one, or that is out of range."""
     text = given.value.strip()
-    read = as_c_reads(text)
-    allowed = _allowed(form)
-    if text.lower() in _YES and form == "0..1":
-        return f"NCCL reads a number here, and {text!r} as 0", f"{given.name}={_YES[text.lower()]}"
+    number = as_c_reads(text)
+    if match := _RANGE.fullmatch(form):
+        in_range = int(match[1]) <= number and (not match[2] or number <= int(match[2]))
+        allowed = f"{match[1]} to {match[2]}" if match[2] else f"an integer of {match[1]} or more"
+    else:
+        in_range, allowed = str(number) in form.split("/"), f"one of {', '.join(form.split('/'))}"
+    if text.lower() in _FLAGS and form == "0..1":
+        return f"NCCL expects a number, and reads {text!r} as 0", f"{given.name}={_FLAGS[text.lower()]}"
     if not re.fullmatch(r"[+-]?([0-9]+|0[xX][0-9a-fA-F]+)", text):
-        return f"no whole number: NCCL reads {text!r} as {read}", f"give {allowed}"
+        return f"expected an integer: NCCL reads {text!r} as {number}", f"set {allowed}"
     if re.fullmatch(r"[+-]?0[0-9]+", text):
-        return f"a number that begins with 0 is octal: NCCL reads {text} as {read}", f"{given.name}={text.lstrip('0')}"
-    if given.name == "NCCL_IB_TIMEOUT" and (read == 0 or read > 31):
-        return f"NCCL takes {read} for no time-out at all: a broken link hangs for ever", "give 1 to 31; 20 is default"
-    if abs(read) >= 1 << 63:
-        return f"{text[:40]} has more than 64 bits: NCCL takes its default", f"give {allowed}"
-    if not _inside(read, form):
-        return f"{read} is out of range", f"give {allowed}"
-    return None
-
-
-def _inside(number: int, form: str) -> bool:
-    if match := _RANGE.fullmatch(form):
-        return int(match[1]) <= number and (not match[2] or number <= int(match[2]))
-    return str(number) in form.split("/")
-
-
-def _allowed(form: str) -> str:
-    if match := _RANGE.fullmatch(form):
-        return f"{match[1]} to {match[2]}" if match[2] else f"a whole number from {match[1]} on"
-    return f"one of {', '.join(form.split('/'))}"
+        return f"a number with a leading 0 is octal: NCCL reads {text} as {number}", f"{given.name}={text.lstrip('0')}"
+    if given.name == "NCCL_IB_TIMEOUT" and (number == 0 or number > 31):
+        return f"{number} disables the time-out: a broken link hangs forever", "set 1 to 31; the default is 20"
+    if abs(number) >= 1 << 63:
+        return f"{text[:40]} has more than 64 bits: NCCL uses its default", f"set {allowed}"
+    return None if in_range else (f"{number} is out of range", f"set {allowed}")
 
 
 def _bytes(given: Given, version: Version | None) -> Problem | None:
     text = given.value.strip()
-    unit = re.fullmatch(r"([0-9]+)\s*([kmg])i?b?", text.lower())
-    if unit:
-        return (
-            f"NCCL knows no units: it reads {text!r} as {as_c_reads(text)} bytes",
-            f"{given.name}={int(unit[1]) * _SIZES[unit[2]]}",
-        )
-    return _whole(given, "0..")
+    if unit := re.fullmatch(r"([0-9]+)\s*([kmg])i?b?", text.lower()):
+        why = f"NCCL supports no units: it reads {text!r} as {as_c_reads(text)} bytes"
+        return why, f"{given.name}={int(unit[1]) * _SIZES[unit[2]]}"
+    return _integer(given, "0..")
 
 
-def _words(given: Given, words: list[str], *, several: bool) -> Problem | None:
+def _question(word: str, words: Sequence[str]) -> str:
+    """ "did you mean" with the most similar of some words, or nothing."""
+    by_case = {one.upper(): one for one in words}
+    similar = difflib.get_close_matches(word.upper(), by_case, n=1, cutoff=0.5)
+    return f"did you mean {by_case[similar[0]]}? " if similar else ""
+
+
+def _words(given: Given, words: Sequence[str], *, several: bool) -> Problem | None:
     parts = [part.strip() for part in given.value.lstrip("^").split(",")] if several else [given.value]
-    fold = {word.upper(): word for word in words}
-    exact = given.name in ("NCCL_SOCKET_FAMILY", "NCCL_IB_ADDR_FAMILY")
+    uppercase = {word.upper() for word in words}
+    is_exact = given.name in ("NCCL_SOCKET_FAMILY", "NCCL_IB_ADDR_FAMILY")
     for part in parts:
-        if part.lstrip("^").upper() not in fold or (exact and part not in words):
-            near = difflib.get_close_matches(part.upper(), fold, n=1, cutoff=0.5)
-            listed = f"give {'some' if several else 'one'} of {', '.join(words)}"
-            return f"NCCL does not know {part!r}", f"did you mean {fold[near[0]]}? {listed}" if near else listed
+        if part.lstrip("^").upper() not in uppercase or (is_exact and part not in words):
+            allowed = f"{'some' if several else 'one'} of {', '.join(words)}"
+            return f"NCCL does not know {part!r}", f"{_question(part, words)}set {allowed}"
     return None
 
 
-def _level(given: Given, words: list[str]) -> Problem | None:
-    text = given.value
-    listed = f"one of {', '.join(words)}"
+def _level(given: Given, words: Sequence[str]) -> Problem | None:
+    text, allowed = given.value, f"one of {', '.join(words)}"
     if text in words:
         return None
     if re.fullmatch(r"[0-9].*", text):
-        name = OLD_LEVELS[min(as_c_reads(text), len(OLD_LEVELS) - 1)]
-        return (
-            f"numbers of distances are discouraged, since what they mean can change: today {text} is {name}",
-            f"{given.name}={name}",
-        )
+        name = _LEVELS[min(as_c_reads(text), len(_LEVELS) - 1)]
+        why = f"NCCL discourages numeric distances, since their meaning can change: today {text} is {name}"
+        return why, f"{given.name}={name}"
     if text.upper() in words:
-        return "NCCL compares letters exactly, and passes this over in silence", f"{given.name}={text.upper()}"
+        return "NCCL compares case-sensitively, and ignores this without a message", f"{given.name}={text.upper()}"
     if text.upper() == "NODE":
-        return (
-            "NODE is a word of `nvidia-smi topo -m`: NCCL passes it over in silence, and chooses itself",
-            f"take it out; or give PHB for the same NUMA node, SYS for any distance ({listed})",
-        )
+        why = "NODE is a level of `nvidia-smi topo -m`: NCCL ignores it without a message, and uses its default"
+        return why, f"remove it; or set PHB for the same NUMA node, SYS for any distance ({allowed})"
     if text == "NVL":
-        return "no NIC hangs on NVLink: this means never", f"give {listed}"
-    return f"NCCL does not know {text!r}, passes it over in silence, and chooses itself", f"give {listed}"
+        return "a NIC never connects over NVLink: this means never", f"set {allowed}"
+    return f"NCCL does not know {text!r}, ignores it without a message, and uses its default", f"set {allowed}"
 
 
-def _choices(given: Given, names: tuple[str, ...], version: Version | None) -> Problem | None:
-    """`ring,tree` and, from 2.24 on, `allreduce:tree;broadcast:^ring`."""
-    fold = {name.lower() for name in names}
+def _choices(given: Given, names: Sequence[str], version: Version | None) -> Problem | None:
+    """The problem of a list like `ring,tree`, or since 2.24 `allreduce:tree;broadcast:^ring`."""
     for entry in given.value.split(";"):
         function, colon, chosen = entry.rpartition(":")
-        if (colon or ";" in given.value) and before(version, (2, 24)):
-            return "algorithms for single functions are read from NCCL 2.24 on", "give one list, such as ring,tree"
-        if colon and function.strip().lower() not in FUNCTIONS:
-            return f"NCCL knows no function {function!r}", f"give one of {', '.join(FUNCTIONS)}"
+        if (colon or ";" in given.value) and is_before(version, (2, 24)):
+            return "NCCL supports choices for single functions since 2.24", "set one list, such as ring,tree"
+        if colon and function.strip().lower() not in _FUNCTIONS:
+            return f"NCCL has no function {function!r}", f"set one of {', '.join(_FUNCTIONS)}"
         for word in chosen.lstrip("^").split(","):
-            if word.strip().lower() not in fold:
-                near = difflib.get_close_matches(word.lower(), fold, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]}? " if near else ""
-                return f"NCCL does not know {word!r}, and from 2.24 on fails", f"{hint}give some of {', '.join(names)}"
+            if word.strip().lower() not in [name.lower() for name in names]:
+                why = f"NCCL does not know {word!r}, and since 2.24 fails"
+                return why, f"{_question(word, names)}set some of {', '.join(names)}"
     return None
 
 
@@ -159,58 +144,59 @@ def _cidr(given: Given, version: Version | None) -> Problem | None:
     try:
         ipaddress.ip_network(given.value, strict=False)
     except ValueError:
-        return f"{given.value!r} is no range of addresses", "give one such as 10.0.0.0/8"
+        return f"{given.value!r} is not a valid range of addresses", "set one such as 10.0.0.0/8"
     return None
 
 
-def _real(given: Given, version: Version | None) -> Problem | None:
+def _positive(given: Given, version: Version | None) -> Problem | None:
     try:
-        positive = float(given.value) > 0
+        is_positive = float(given.value) > 0
     except ValueError:
-        positive = False
-    return None if positive else ("no number above 0: NCCL takes 1", "give a number such as 2")
+        is_positive = False
+    return None if is_positive else ("expected a number above 0: NCCL uses 1", "set a number such as 2")
 
 
 def _number(given: Given, version: Version | None) -> Problem | None:
     if re.fullmatch(r"-?([0-9]+|0[xX][0-9a-fA-F]+)", given.value.strip()):
         return None
-    return f"no whole number: {given.value!r}", "give one, decimal or 0x..."
+    return f"expected an integer, got {given.value!r}", "set one, decimal or 0x..."
 
 
 def _file(given: Given, version: Version | None) -> Problem | None:
     if given.value.startswith("~"):
-        return "NCCL does not know ~, and looks for a folder of that name", "give the whole path"
+        return "NCCL does not expand ~, and searches for a folder of that name", "set the whole path"
     return None
 
 
 def _policies(given: Given, version: Version | None) -> Problem | None:
-    words = given.value.split("|")
     known = ("DEFAULT", "EFFICIENCY", "ZERO")
-    if given.value in ("0", "1", "2") or all(word in known for word in words):
+    if given.value in ("0", "1", "2") or all(word in known for word in given.value.split("|")):
         return None
-    return f"NCCL does not know {given.value!r}", f"give {', '.join(known)}, or several with | between"
+    return f"NCCL does not know {given.value!r}", f"set {', '.join(known)}, or several separated by |"
 
 
 def _netdevs(given: Given, version: Version | None) -> Problem | None:
     if re.fullmatch(r"AUTO|ALL|MAX:[1-9][0-9]*", given.value):
         return None
-    return f"NCCL does not know {given.value!r}", "give ALL or MAX:N"
+    return f"NCCL does not know {given.value!r}", "set ALL or MAX:N"
 
 
 def _secret(given: Given, version: Version | None) -> Problem | None:
-    return None if len(given.value) >= 32 else ("a key of fewer than 32 letters is refused", "give a longer one")
+    if len(given.value) >= 32:
+        return None
+    return "NCCL rejects a key of fewer than 32 characters", "set a longer one"
 
 
 _FORMS: dict[str, Callable[[Given, Version | None], Problem | None]] = {
     "bytes": _bytes,
     "cidr": _cidr,
-    "real": _real,
+    "real": _positive,
     "number": _number,
     "file": _file,
     "policies": _policies,
     "netdevs": _netdevs,
     "secret": _secret,
-    "subsystems": lambda given, version: _words(given, SUBSYSTEMS.split(), several=True),
-    "algorithms": lambda given, version: _choices(given, ALGORITHMS, version),
-    "protocols": lambda given, version: _choices(given, PROTOCOLS, version),
+    "subsystems": lambda given, version: _words(given, _SUBSYSTEMS, several=True),
+    "algorithms": lambda given, version: _choices(given, _ALGORITHMS, version),
+    "protocols": lambda given, version: _choices(given, _PROTOCOLS, version),
 }
