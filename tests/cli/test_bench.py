@@ -82,7 +82,7 @@ def test_where_no_mpi_started_the_ranks_mpi_is_left_out_and_that_is_said(here) -
         ),
         (["--operation", "all_gather", "--algorithm", "ring"], "--algorithm: 'ring' is of all_reduce alone"),
         (["--algorithm", "hierarchical"], "--algorithm: all-reduce algorithm 'hierarchical' needs two or more nodes"),
-        (["-o", "picture.gif"], "picture.gif: .gif is no picture that is known"),
+        (["-o", "picture.gif"], "picture.gif: unsupported image format: .gif"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_started(toolkit, here, monkeypatch, argv, said) -> None:

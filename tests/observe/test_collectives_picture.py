@@ -8,7 +8,8 @@ import pytest
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.collectives import OPERATIONS, Limit, Measurement, RankPlace, Row, Series, Timing, sizes_of
-from toolkit.observe.collectives_picture import check_picture, draw_measurement
+from toolkit.observe.pictures.collectives import draw_measurement
+from toolkit.observe.pictures.formats import check_picture
 
 
 def series(operation, library, algorithm, model):
@@ -64,10 +65,10 @@ def test_the_ending_says_which_kind(tmp_path):
 
 
 def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
-    with pytest.raises(ToolkitError, match=r"\.gif is no picture") as caught:
+    with pytest.raises(ToolkitError, match=r"unsupported image format: \.gif") as caught:
         check_picture(tmp_path / "picture.gif")
     assert ".svg" in caught.value.fix
-    with pytest.raises(ToolkitError, match="folder is not there"):
+    with pytest.raises(ToolkitError, match="folder does not exist"):
         check_picture(tmp_path / "nowhere" / "picture.svg")
     with pytest.raises(ToolkitError, match="nothing was measured"):
         draw_measurement(dataclasses.replace(measurement(), series=()), tmp_path / "picture.svg")

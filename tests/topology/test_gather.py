@@ -109,14 +109,14 @@ def test_files_of_single_nodes_in_any_order_are_one_topology(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "file: nothing stands in it. Fix: give what `toolkit topo show --json` printed"),
-        ('{"topology": 1}\nsrun: error', "file: line 2: no JSON: 'srun: error'"),
-        ("[]", "file: object 1: no topology of form 1"),
-        ('{"topology": 2}', "file: object 1: no topology of form 1"),
+        ("", "file: expected JSON, got no data. Fix: give the output of `toolkit topo show --json`"),
+        ('{"topology": 1}\nsrun: error', "file: line 2: expected JSON, got 'srun: error'"),
+        ("[]", "file: object 1: expected a topology of version 1"),
+        ('{"topology": 2}', "file: object 1: expected a topology of version 1"),
         ('{"topology": 1, "hardware": {}}', "file: object 1: nodes: Field required"),
-        ('{"topology": 1,\n"hardware" 2}', "file: line 2: no JSON: '2}'"),
-        ('{"topology": 1,\n', "file: line 2: no JSON: ''"),
-        ("[" * 100_000, "file: line 1: no JSON: '[[["),
+        ('{"topology": 1,\n"hardware" 2}', "file: line 2: expected JSON, got '2}'"),
+        ('{"topology": 1,\n', "file: line 2: expected JSON, got ''"),
+        ("[" * 100_000, "file: line 1: expected JSON, got '[[["),
     ],
 )
 def test_what_is_no_topology_is_refused_with_its_place(text, said):
@@ -127,7 +127,7 @@ def test_what_is_no_topology_is_refused_with_its_place(text, said):
 
 def test_a_node_whose_hardware_is_lost_is_refused():
     text = write_topology(topology_of_machine("dgx-1", [1])).replace('"hardware": "', '"hardware": "x')
-    with pytest.raises(ToolkitError, match=r"nodes.0.hardware: no hardware has the name"):
+    with pytest.raises(ToolkitError, match=r"nodes.0.hardware: unknown hardware"):
         read_topology(text, "file")
 
 

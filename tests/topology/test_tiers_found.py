@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from toolkit.topology.facts import Fact, LinkFact, Topology, unknown
-from toolkit.topology.links import disjoint_cliques
+from toolkit.topology.links.matrix import disjoint_cliques
 from toolkit.topology.machine_facts import PLANS, topology_of_machine
 from toolkit.topology.tiers_found import tiers_of_topology
 from toolkit.topology.traffic import Traffic, dimension_cost
@@ -55,7 +55,7 @@ def test_known_machines_have_the_tiers_of_their_makers(machine, leaves, groups):
         ("dgx-1", {"clique": 75, "node": 25, "leaf": 6.25}, "1 link by NVIDIA DGX-1 user guide; NVLink 2: 25 GB/s"),
         ("gb200", {"clique": 900, "leaf": 50}, "18 links by NVIDIA GB200 NVL72 data sheet; NVLink 5: 50 GB/s a link"),
         ("pcie-8", {"switch": 25, "socket": 12, "node": 8, "leaf": 1.5625},
-         "PCIe 4.0 x16: 31.5 GB/s by PCI-SIG, less what the way between sockets costs"),
+         "PCIe 4.0 x16: 31.5 GB/s by PCI-SIG, less the cost of the path between sockets"),
     ],
 )  # fmt: skip
 def test_links_carry_what_their_makers_say(machine, carries, said):
@@ -177,7 +177,7 @@ def test_quads_with_a_gpu_that_has_no_nvlink_to_the_other_one_meet_over_pcie():
     tiers, _ = found(changed(topology, 0, links=tuple(cut)))
     link = tiers.levels[1].link
     assert (tiers.levels[1].name, link.bytes_per_s) == ("node", 4e9)
-    assert link.source == "PCIe 3.0 x16: 15.75 GB/s by PCI-SIG, less what the way between sockets costs"
+    assert link.source == "PCIe 3.0 x16: 15.75 GB/s by PCI-SIG, less the cost of the path between sockets"
 
 
 def test_an_unknown_link_splits_the_clique_and_says_so():

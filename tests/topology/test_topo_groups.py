@@ -100,7 +100,7 @@ def test_of_a_range_of_nodes_the_most_are_shown_and_that_is_said(toolkit):
         (("--machine", "dgx-1", "--model", "7e9,layers=2.5"), "'layers=2.5' does not say a whole number, at least 1"),
         (("--machine", "dgx-1", "--model", "7e9,layers=inf"), "'layers=inf' does not say a whole number, at least 1"),
         (("--machine", "dgx-1", "--model", "7e9,layers=2,width=8,context=8", "--set", "parallel.shard=8", "--set",
-          "parallel.ep=2"), "parallel.ep: ep = 2 is for a model with experts"),
+          "parallel.ep=2"), "parallel.ep: ep = 2 needs a model with experts"),
         (("--machine", "gb200",), "8 ranks on a gb200, which has 4 GPUs. Fix: give --ntasks-per-node 4, or less"),
         (("--machine", "dgx-a100", "--ntasks-per-node", "7", "--set", "parallel.tp=2"),
          "parallel.tp: tp = 2 does not divide the 7 ranks of a node"),

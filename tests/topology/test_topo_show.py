@@ -14,8 +14,8 @@ from machine_fakes import h100_pair
 
 from toolkit.cli import topo_show
 from toolkit.config.parallel import ParallelTable
+from toolkit.observe.pictures.topology_drawing import Box, Drawing, draw
 from toolkit.parallel.rank_order import order_ranks
-from toolkit.topology.drawing import Box, Drawing, draw
 from toolkit.topology.facts import Claimed, Fact, Hardware, LinkFact, NodeFacts, Topology, unknown
 from toolkit.topology.machine_facts import topology_of_machine
 from toolkit.topology.probe import probe_node, unknown_hardware
@@ -190,7 +190,7 @@ def test_a_picture_is_written(toolkit, tmp_path):
         (
             ("--machine", "dgx-1", "-o", "x.gif"),
             2,
-            "x.gif: .gif is no picture that is known. Fix: end the name with .svg, .png",
+            "x.gif: unsupported image format: .gif. Fix: use one of the suffixes .svg, .png",
         ),
         (("--machine", "dgx", "-o", "x.svg"), 2, "no machine 'dgx' is known. Fix: give one of dgx-a100"),
         (("--machine", "dgx-1", "--facts", "f", "-o", "x.svg"), 2, "only one thing is drawn"),
@@ -198,9 +198,13 @@ def test_a_picture_is_written(toolkit, tmp_path):
         (
             ("--machine", "dgx-1", "-o", "/nonexist/x.png"),
             2,
-            "/nonexist/x.png: its folder is not there. Fix: mkdir -p /nonexist",
+            "/nonexist/x.png: its folder does not exist. Fix: mkdir -p /nonexist",
         ),
-        (("--machine", "dgx-1", "-o", "FOLDER.png"), 2, "FOLDER.png: is a folder. Fix: name a file in it: "),
+        (
+            ("--machine", "dgx-1", "-o", "FOLDER.png"),
+            2,
+            "FOLDER.png: expected a file, got a folder. Fix: name a file in it: ",
+        ),
         (("--machine", "dgx-1", "--leaves", "0", "-o", "x.svg"), 2, "0 has a leaf switch without nodes"),
         (
             ("--machine", "dgx-1", "--leaves", "1000000", "-o", "x.svg"),
@@ -208,7 +212,7 @@ def test_a_picture_is_written(toolkit, tmp_path):
             "more than the 100000 nodes that are planned for. Fix",
         ),
         (("--input", "EMPTY", "-o", "x.svg"), 2, "expected the output of nvidia-smi topo -m"),
-        (("--facts", "EMPTY", "-o", "x.svg"), 2, "nothing stands in it"),
+        (("--facts", "EMPTY", "-o", "x.svg"), 2, "expected JSON, got no data"),
         (("--facts", "BINARY", "-o", "x.svg"), 2, "is no text"),
         (
             ("--facts", "nofile", "-o", "x.svg"),
@@ -233,7 +237,4 @@ def test_without_matplotlib_the_pip_line_is_said(toolkit, tmp_path, monkeypatch)
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     said = toolkit("topo", "plot", "--machine", "dgx-1", "-o", tmp_path / "x.svg")
-    assert (said.code, said.err) == (
-        2,
-        "toolkit: topo plot: matplotlib is not installed. Fix: pip install 'toolkit[plot]'\n",
-    )
+    assert (said.code, said.err) == (2, "toolkit: -o: matplotlib is not installed. Fix: pip install 'toolkit[plot]'\n")

@@ -80,7 +80,7 @@ def collectives(
     toolkit submit bench_collectives -N 4; toolkit bench collectives --result last
     """
     if output is not None:
-        from toolkit.observe.collectives_picture import check_picture
+        from toolkit.observe.pictures.formats import check_picture
 
         check_picture(output)
     code = 0
@@ -131,7 +131,7 @@ def _print(found: Measurement, *, as_json: bool) -> None:
 
 
 def _draw(found: Measurement, output: Path) -> None:
-    from toolkit.observe.collectives_picture import draw_measurement
+    from toolkit.observe.pictures.collectives import draw_measurement
 
     draw_measurement(found, output)
     click.echo(f"drawn in {output}", err=True)

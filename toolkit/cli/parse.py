@@ -25,7 +25,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "nvidia-smi-topo-m": Kind("toolkit.topology.links", "answer_nvidia_smi_topo", "nvidia-smi topo -m"),
+    "nvidia-smi-topo-m": Kind("toolkit.topology.links.matrix", "answer_nvidia_smi_topo", "nvidia-smi topo -m"),
     "slurm-topology-addr": Kind(
         "toolkit.topology.readers.topology_address", "parse_topology_address", "env | grep SLURM_TOPOLOGY"
     ),

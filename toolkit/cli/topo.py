@@ -179,6 +179,6 @@ def _explain(tiers: Tiers, after: Any, traffic: dict[str, Traffic]) -> None:
 
 def _ranges(ranks: list[int]) -> str:
     """Ranks in their order, with stretches of equal distance in short: 0-7, 16-30:2."""
-    from toolkit.topology.groups_shown import stretches
+    from toolkit.topology.names import short_ranges
 
-    return ", ".join(stretches(ranks))
+    return ", ".join(short_ranges(ranks))

@@ -24,8 +24,9 @@ def plot(facts: str | None, machine: str | None, leaves: str | None, matrix: str
     toolkit topo plot --machine dgx-a100 --leaves 4,4 -o cluster.svg
     """
     from toolkit.errors import ToolkitError
-    from toolkit.topology.drawing import draw
-    from toolkit.topology.picture import check_picture, save_picture
+    from toolkit.observe.pictures.formats import check_picture
+    from toolkit.observe.pictures.topology import save_picture
+    from toolkit.observe.pictures.topology_drawing import draw
 
     check_picture(output)
     given = [name for name, value in (("--facts", facts), ("--machine", machine), ("--input", matrix)) if value]

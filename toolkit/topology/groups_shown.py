@@ -1,8 +1,8 @@
-"""The groups of a job's mesh on a cluster, before and after placement, as a table for people and as JSON."""
+"""The groups of a job's mesh on a cluster, as launched and as placed: a table for people, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +12,7 @@ from toolkit.topology.traffic import DimensionCost, Traffic
 
 
 def groups_as_json(tiers: Tiers, before: Placement, after: Placement, traffic: Mapping[str, Traffic]) -> dict[str, Any]:
-    """Every dimension as launched and as placed, the order of ranks, and what does not lie as it should."""
+    """The JSON object of `topo groups`; docs/topology.md documents its keys."""
     return {
         "ranks": tiers.size,
         "tiers": [
@@ -49,7 +49,7 @@ def _cost(tiers: Tiers, cost: DimensionCost) -> dict[str, Any]:
 
 
 def groups_as_rows(tiers: Tiers, before: Placement, after: Placement) -> list[tuple[str, ...]]:
-    """One row a dimension: name, groups, where they meet and milliseconds of a step as launched, and as placed."""
+    """One row for each dimension: name, groups, then tier and milliseconds of a step, as launched and as placed."""
     return [
         (
             name,
@@ -64,24 +64,6 @@ def groups_as_rows(tiers: Tiers, before: Placement, after: Placement) -> list[tu
 
 
 def where_met(tiers: Tiers, cost: DimensionCost) -> str:
-    """Where groups meet: "leaf", or "24 cluster, 8 leaf" with the worst first."""
-    found = [(count, name) for count, name in zip(cost.groups_at, tiers.names, strict=True) if count]
-    return found[0][1] if len(found) == 1 else ", ".join(f"{count} {name}" for count, name in reversed(found))
-
-
-def stretches(numbers: Sequence[int]) -> list[str]:
-    """Numbers in their order, those of equal distance in short: "0-7", "0-30:2"."""
-    said = []
-    begin = 0
-    while begin < len(numbers):
-        end = begin + 1
-        distance = numbers[end] - numbers[begin] if end < len(numbers) else 0
-        while end < len(numbers) and numbers[end] - numbers[end - 1] == distance:
-            end += 1
-        if end - begin < 3:
-            end = begin + 1
-            said.append(str(numbers[begin]))
-        else:
-            said.append(f"{numbers[begin]}-{numbers[end - 1]}" + (f":{distance}" if distance != 1 else ""))
-        begin = end
-    return said
+    """The tiers where groups meet: "leaf", or "24 cluster, 8 leaf" with the worst first."""
+    counts = [(count, name) for count, name in zip(cost.groups_at, tiers.names, strict=True) if count]
+    return counts[0][1] if len(counts) == 1 else ", ".join(f"{count} {name}" for count, name in reversed(counts))

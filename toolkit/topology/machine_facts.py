@@ -1,4 +1,4 @@
-"""Facts of clusters of known machines, by their makers' guides: to draw and to plan for a cluster that one is not on."""
+"""Facts of clusters of known machines, from the vendors' guides, to draw them and to plan for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolkit.topology.facts import Fact, NodeFacts, Topology
 from toolkit.topology.probe import settle
 from toolkit.topology.readers.topology_address import SwitchPath
 
-# Rows of `nvidia-smi topo -m` on a DGX-1 with V100: a cube of NVLinks, one or two on each edge.
+# Rows of `nvidia-smi topo -m` on a DGX-1 with V100: a cube with one or two NVLinks on each edge.
 _CUBE = (
     "X NV1 NV1 NV2 NV2 SYS SYS SYS", "NV1 X NV2 NV1 SYS NV2 SYS SYS", "NV1 NV2 X NV2 SYS SYS NV1 SYS",
     "NV2 NV1 NV2 X SYS SYS SYS NV1", "NV2 SYS SYS SYS X NV1 NV1 NV2", "SYS NV2 SYS SYS NV1 X NV2 NV1",
@@ -19,8 +19,8 @@ _CUBE = (
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A kind of node on paper. `numa_of` are the NUMA nodes of the GPUs, `nic_numa_of` those of the NICs."""
+class MachineSpec:
+    """The specification of a kind of node; `numa_of` are the NUMA nodes of the GPUs, `nic_numa_of` those of the NICs."""
 
     source: str
     gpu_name: str
@@ -39,7 +39,7 @@ def _pairs(one: int, other: int) -> str:
 
 
 def _own_switch(link: str) -> Callable[[int, int], str]:
-    """NICs in pairs or alone behind the switch of a pair of GPUs."""
+    """The link to NICs on the switch of a pair of GPUs; SYS to all other NICs."""
 
     def between(gpu: int, nic: int) -> str:
         return link if gpu // 2 == nic // 2 else "SYS"
@@ -48,21 +48,21 @@ def _own_switch(link: str) -> Callable[[int, int], str]:
 
 
 PLANS = {
-    "dgx-a100": Plan(
+    "dgx-a100": MachineSpec(
         "NVIDIA DGX A100 user guide", "NVIDIA A100-SXM4-80GB", 80 * 2**30, (3, 3, 1, 1, 7, 7, 5, 5), 4,
         (3, 3, 1, 1, 7, 7, 5, 5), 200.0, lambda one, other: "NV12", _own_switch("PXB"),
     ),
-    "dgx-1": Plan(
+    "dgx-1": MachineSpec(
         "NVIDIA DGX-1 user guide", "Tesla V100-SXM2-32GB", 32 * 2**30, (0, 0, 0, 0, 1, 1, 1, 1), 1, (0, 0, 1, 1), 100.0,
         lambda one, other: _CUBE[one].split()[other],
         lambda gpu, nic: "PIX" if gpu // 2 == nic else "NODE" if gpu // 4 == nic // 2 else "SYS",
     ),
-    "gb200": Plan(
+    "gb200": MachineSpec(
         "NVIDIA GB200 NVL72 data sheet", "NVIDIA GB200", 186 * 2**30, (0, 0, 1, 1), 1, (0, 0, 1, 1), 400.0,
         lambda one, other: "NV18", lambda gpu, nic: "PHB" if gpu == nic else "NODE" if gpu // 2 == nic // 2 else "SYS",
         nodes_in_clique=18,
     ),
-    "pcie-8": Plan(
+    "pcie-8": MachineSpec(
         "assumption: a PCIe switch for two GPUs, a NIC for eight", "", 0, (0, 0, 0, 0, 1, 1, 1, 1), 1, (0,), 100.0,
         _pairs, lambda gpu, nic: "NODE" if gpu < 4 else "SYS",
     ),
@@ -70,7 +70,7 @@ PLANS = {
 
 
 def topology_of_machine(name: str, leaves: Sequence[int]) -> Topology:
-    """Nodes of one kind, `leaves[i]` of them below leaf switch i; racks of an NVLink fabric fill up leaf by leaf."""
+    """Nodes of one kind, `leaves[i]` of them below leaf switch i; each leaf fills its NVLink racks in order."""
     plan = PLANS[name]
     kind = _node(plan)
     nodes: list[NodeFacts] = []
@@ -94,7 +94,7 @@ def topology_of_machine(name: str, leaves: Sequence[int]) -> Topology:
     return Topology(tuple(nodes), {})
 
 
-def _node(plan: Plan) -> NodeFacts:
+def _node(plan: MachineSpec) -> NodeFacts:
     answer = Answer(plan.source, "printed", ())
     answer.say(len(plan.numa_of), "gpu_count")
     answer.say(True, "nics")

@@ -1,20 +1,20 @@
-"""What each dimension of a mesh exchanges in a step, from the shape of a transformer: plain arithmetic.
+"""Computes the exchanges of each dimension of a mesh in a step from the shape of a transformer.
 
 In the formulas L are the layers of a pipeline stage, b the samples and t the tokens of a sample on a rank in one
 micro-batch, m the micro-batches of a step, h the width, e the bytes of an element, P the parameters of a rank's stage and
-tensor part. They count what a rank holds in an exchange; `traffic.edge_bytes` says what of it crosses a link.
+tensor part. They count the bytes of a rank in an exchange; `traffic.edge_bytes` computes how many of them cross a link.
 
 tp         4 L m all-reduces of b t h e: two forward, two backward in each layer.
            M. Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3.
-cp         keys and values go round a ring forward, again backward, and their gradients with them: 6 L m b t' k e, with
-           t' the tokens of the whole sample and k their width. H. Liu et al., "Ring Attention", arXiv:2310.01889.
-ep         4 L m all-to-alls: a token goes to each of its experts and comes back, forward and backward.
+cp         a ring passes keys and values forward, again backward, and their gradients with them: 6 L m b t' k e, where
+           t' are the tokens of the whole sample and k is their width. H. Liu et al., "Ring Attention", arXiv:2310.01889.
+ep         4 L m all-to-alls: each token is sent to its experts and returned, forward and backward.
            D. Lepikhin et al., "GShard", arXiv:2006.16668, section 3.2.
 shard      ZeRO's stage 3 gathers parameters twice in a micro-batch and scatters gradients once in a step, (2 m + 1) P e;
-           below it one gathering and one scattering do, 2 P e, as for an all-reduce.
+           lower stages gather and scatter once, 2 P e, as in an all-reduce.
            S. Rajbhandari et al., "ZeRO", arXiv:1910.02054, section 7.
-replicate  all-reduces the gradients that sharding leaves a rank, P e / (shard cp).
-pp         2 m times b t h e: activations on, their gradients back. Y. Huang et al., "GPipe", arXiv:1811.06965.
+replicate  all-reduces the gradients of a rank after sharding, P e / (shard cp).
+pp         2 m times b t h e: activations forward, their gradients backward. Y. Huang et al., "GPipe", arXiv:1811.06965.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from toolkit.topology.traffic import Traffic
 
 @dataclass(frozen=True)
 class Transformer:
-    """The shape of a model. `context` are the tokens of a sample.
+    """The shape of a model.
 
-    `key_width` is the width of all keys of a token, less than `width` where heads share them; 0 is `width`. `experts`
-    are those of a layer, 0 for none, of which each token takes `experts_per_token`.
+    Attributes:
+        context: tokens of a sample.
+        key_width: width of all keys of a token, below `width` if heads share them; 0 means `width`.
+        experts: number of experts of a layer, 0 for a dense model.
     """
 
     parameters: float
@@ -46,34 +48,34 @@ class Transformer:
 
     @property
     def attention_parameters(self) -> float:
-        """Of queries, keys, values and the way out: what experts leave on every rank."""
+        """Parameters of queries, keys, values and the output projection, which expert parallelism does not split."""
         return self.layers * 2.0 * self.width * (self.width + (self.key_width or self.width))
 
 
 @dataclass(frozen=True)
 class Step:
-    """How an optimizer step is cut: samples of a micro-batch on one rank, and how many micro-batches follow."""
+    """The split of an optimizer step: samples of a micro-batch on one rank, and the number of micro-batches."""
 
     micro_batch: int
     micro_batches: int
 
 
 def step_of(batch: int, micro_batch: int, sizes: Mapping[str, int]) -> Step:
-    """The step of a job whose global `batch` is split over replicate x shard; a `micro_batch` of 0 is a whole share."""
+    """The step of a job that splits its global `batch` over replicate x shard; `micro_batch` 0 means a whole share."""
     share = max(1, batch // (sizes.get("replicate", 1) * sizes.get("shard", 1)))
     samples = min(micro_batch or share, share)
     return Step(samples, ceil(share / samples))
 
 
 def model_traffic(model: Transformer, step: Step, sizes: Mapping[str, int], zero: int = 3) -> dict[str, Traffic]:
-    """The traffic of each dimension, of `ep` where the model has experts.
+    """The traffic of each dimension, including `ep` if the model has experts.
 
     Args:
-        sizes: ranks of each dimension, 1 for those that are not named.
-        zero: the stage of ZeRO, 0 to 3, by which `shard` shards.
+        sizes: ranks of each dimension, 1 by default.
+        zero: the ZeRO stage of `shard`, 0 to 3.
 
     Raises:
-        ToolkitError: `ep` asks for experts that the model does not have.
+        ToolkitError: `ep` needs experts that the model does not have.
     """
     pp, shard, cp, tp, ep = (sizes.get(name, 1) for name in ("pp", "shard", "cp", "tp", "ep"))
     _check_experts(model, ep)
@@ -86,7 +88,7 @@ def model_traffic(model: Transformer, step: Step, sizes: Mapping[str, int], zero
     rounds = 2 * times + 1 if zero == 3 else 2
     traffic = {
         "tp": Traffic("all-reduce", 4 * layers * times * activations, 4 * layers * times, "arXiv:1909.08053"),
-        # What shard and cp exchange of parameters together falls into a part over shard, and the rest over cp.
+        # The parameter exchange over shard x cp consists of a part over shard and a part over cp.
         "cp": Traffic(
             "gather-scatter",
             6 * layers * times * keys + rounds * held / shard,
@@ -106,9 +108,9 @@ def model_traffic(model: Transformer, step: Step, sizes: Mapping[str, int], zero
 def _check_experts(model: Transformer, ep: int) -> None:
     if ep > 1 and not model.experts:
         raise ToolkitError(
-            f"ep = {ep} is for a model with experts, and this one has none",
+            f"ep = {ep} needs a model with experts, and this model has none",
             where="parallel.ep",
-            fix="set ep = 1, or say how many experts a layer has",
+            fix="set ep = 1, or give the number of experts of a layer",
         )
     if model.experts % ep:
         raise ToolkitError(

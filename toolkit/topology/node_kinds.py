@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from toolkit.topology.facts import Hardware, NodeFacts
-from toolkit.topology.node_links import Groups, cliques_of, sockets_of, switches_of, unknown_pairs
-from toolkit.topology.notes import Notes, first_named
+from toolkit.topology.links.nodes import Groups, cliques_of, sockets_of, switches_of, unknown_pairs
+from toolkit.topology.names import Notes, first_named
 
 
 @dataclass(frozen=True, eq=False)  # equal hardware stands in memory once: a kind is itself and no other

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toolkit.topology.facts import NodeFacts, Topology
-from toolkit.topology.notes import Notes
+from toolkit.topology.names import Notes
 
 
 @dataclass(frozen=True)

@@ -1,57 +1,72 @@
-"""A topology as a tree for people: nodes, their sockets and NUMA nodes, the GPUs and NICs next to them.
+"""A topology as a tree for people: nodes, their sockets and NUMA nodes, and the devices near them.
 
-Every line says who told it. What is unknown says why. At the end stand what is missing to place ranks by, and what sources
-say against each other.
+Every line names its source. After the nodes follow the unknown facts that placement needs, and the contradictions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.facts import NO_FABRIC, Fact, Gpu, Hardware, Nic, NodeFacts, NumaNode, Topology, contradictions
-from toolkit.topology.groups_shown import stretches
-from toolkit.topology.node_links import cliques_of, nearest_nics_of
+from toolkit.topology.facts import NO_FABRIC, Fact, Gpu, Hardware, Nic, NodeFacts, Topology, contradictions
+from toolkit.topology.links.nodes import cliques_of, nearest_nics_of
+from toolkit.topology.names import short_ranges
 from toolkit.topology.tiers_found import tiers_of_topology
 
 _GIB = 2**30
+# The name of a fact, the fact, and the text of its value.
+_Item = tuple[str, Fact[Any], Callable[[Any], str]]
 
 
 @dataclass
 class Branch:
-    """A line of the tree, the name first, and the lines below it."""
+    """A line of the tree, and the lines below it."""
 
     name: str
     text: str = ""
     below: list[Branch] = field(default_factory=list)
 
     def add(self, name: str, text: str = "") -> Branch:
-        """Put a line below; that line."""
+        """Add a line below, and return it."""
         branch = Branch(name, text)
         self.below.append(branch)
         return branch
 
+    def add_fact(self, name: str, fact: Fact[Any], text: Callable[[Any], str] = str) -> Branch:
+        """Add a line with a fact's value, or the reason why it is unknown, and its source."""
+        value = _unknown(fact) if fact.value is None else text(fact.value)
+        return self.add(f"{name}:", f"{value}  [{fact.source}]")
+
+    def set_facts(self, items: Sequence[_Item]) -> None:
+        """Set this line's text to the known facts, grouped by source; add a line below for each unknown one."""
+        by_source: dict[str, list[str]] = {}
+        for name, fact, text in items:
+            if fact.value is None:
+                self.add_fact(name, fact)
+            else:
+                by_source.setdefault(fact.source, []).append(text(fact.value))
+        self.text = "  ".join(f"{', '.join(texts)}  [{source}]" for source, texts in by_source.items())
+
 
 def tree_of(topology: Topology) -> list[Branch]:
-    """A tree for each node, one of what placing ranks lacks where it lacks anything, and one of what contradicts."""
+    """A tree for each node, one of unknown facts that placement needs, and one of contradictions, if there are any."""
     trees = [_node(node) for node in topology.nodes]
     if missing := _missing_for_ranks(topology):
-        counted = "1 fact is" if len(missing) == 1 else f"{len(missing)} facts are"
-        trees.append(Branch(f"{counted} unknown that ranks are placed by", below=[Branch(line) for line in missing]))
-    several = len(topology.nodes) > 1
+        count = "1 fact is" if len(missing) == 1 else f"{len(missing)} facts are"
+        trees.append(Branch(f"{count} unknown that ranks are placed by", below=[Branch(line) for line in missing]))
     last = Branch("contradictions")
     for node in topology.nodes:
         for line in contradictions(node):
-            last.add(f"{node.host.value}: {line}" if several else line)
+            last.add(f"{node.host.value}: {line}" if len(topology.nodes) > 1 else line)
     for line in topology.conflicts:
         last.add(line)
     return [*trees, last] if last.below else trees
 
 
 def _missing_for_ranks(topology: Topology) -> list[str]:
-    """What a job that places its ranks counts as unknown, and what follows from it."""
+    """The unknown facts that a job counts when it places its ranks, and their effect."""
     notes: list[str] = []
     try:
         tiers_of_topology(topology, None if topology.size else 1, notes)
@@ -63,157 +78,114 @@ def _missing_for_ranks(topology: Topology) -> list[str]:
 def _node(node: NodeFacts) -> Branch:
     hardware = node.hardware
     tree = Branch(node.host.value or "a node without a name", f"[{node.host.source}]")
-    _say(tree, "switches", node.switches, lambda path: " > ".join((*path.levels, path.node)))
-    _say(tree, "processors", hardware.cpus, lambda cpus: f"CPUs {cpus}")
-    _say(tree, "sockets", hardware.sockets, str)
+    tree.add_fact("switches", node.switches, lambda path: " > ".join((*path.levels, path.node)))
+    tree.add_fact("processors", hardware.cpus, lambda cpus: f"CPUs {cpus}")
+    tree.add_fact("sockets", hardware.sockets)
     _sockets(tree, node)
     if hardware.gpu_count.value is None or not hardware.gpus:
-        _say(tree, "GPUs", hardware.gpu_count, str)
-    if hardware.nics.value is None or not hardware.nics.value:
-        _say(tree, "NICs", hardware.nics, lambda _: "none with RDMA")
-    _links(tree, node)
+        tree.add_fact("GPUs", hardware.gpu_count)
+    if not hardware.nics.value:
+        tree.add_fact("NICs", hardware.nics, lambda _: "none with RDMA")
+    _links(tree, hardware)
     return tree
 
 
-def _say(tree: Branch, name: str, fact: Fact[Any], text: Any) -> Branch:
-    return tree.add(f"{name}:", f"{_unknown(fact) if fact.value is None else text(fact.value)}  [{fact.source}]")
-
-
-def _unknown(fact: Fact[Any]) -> str:
-    said = ", ".join(f"{claim.source} says {claim.value}" for claim in fact.claims)
-    return f"unknown, {fact.missing}" + (f": {said}" if said else "")
-
-
 def _sockets(tree: Branch, node: NodeFacts) -> None:
-    """NUMA nodes below their sockets, each with the devices next to it; then the devices that nobody can place."""
+    """Add NUMA nodes below their sockets, each with its devices; then the devices of unknown NUMA nodes."""
     hardware = node.hardware
     if hardware.numa_nodes.value is None:
-        _say(tree, "NUMA nodes", hardware.numa_nodes, str)
-    numa_nodes = hardware.numa_nodes.value or ()
+        tree.add_fact("NUMA nodes", hardware.numa_nodes)
     sockets: dict[int, Branch] = {}
-    for numa in numa_nodes:
+    for numa in hardware.numa_nodes.value or ():
         above = tree
-        if numa.socket.value is not None:
-            if numa.socket.value not in sockets:
-                sockets[numa.socket.value] = tree.add(f"socket {numa.socket.value}", f"[{numa.socket.source}]")
-            above = sockets[numa.socket.value]
-        _devices(_numa_node(above, numa), node, numa.number)
-    known = {numa.number for numa in numa_nodes}
+        if (socket := numa.socket.value) is not None:
+            if socket not in sockets:
+                sockets[socket] = tree.add(f"socket {socket}", f"[{numa.socket.source}]")
+            above = sockets[socket]
+        branch = above.add(f"NUMA node {numa.number}")
+        branch.set_facts([
+            ("CPUs", numa.cpus, lambda cpus: f"CPUs {cpus}" if cpus else "no CPUs"),
+            ("memory", numa.memory_mib, lambda mib: f"{mib / 1024:.0f} GiB"),
+        ])  # fmt: skip
+        _devices(branch, node, numa.number)
+    known = {numa.number for numa in hardware.numa_nodes.value or ()}
     devices: tuple[Gpu | Nic, ...] = (*hardware.gpus, *(hardware.nics.value or ()))
-    elsewhere = dict.fromkeys(one.numa_node.value for one in devices if one.numa_node.value not in known)
-    for number in elsewhere:
-        said = "of no known NUMA node" if number is None else f"NUMA node {number}, of which nothing else is known"
-        _devices(tree.add("devices" if number is None else "", said), node, number)
-
-
-def _numa_node(tree: Branch, numa: NumaNode) -> Branch:
-    branch = tree.add(f"NUMA node {numa.number}")
-    branch.text = _facts(
-        branch,
-        [
-            ("CPUs", numa.cpus, f"CPUs {numa.cpus.value}" if numa.cpus.value else "no CPUs"),
-            ("memory", numa.memory_mib, f"{(numa.memory_mib.value or 0) / 1024:.0f} GiB"),
-        ],
-    )
-    return branch
-
-
-def _facts(tree: Branch, facts: Sequence[tuple[str, Fact[Any], str]]) -> str:
-    """Known facts in one line, those of one source together; unknown ones on lines below."""
-    said: dict[str, list[str]] = {}
-    for name, fact, text in facts:
-        if fact.value is None:
-            tree.add(f"{name}:", f"{_unknown(fact)}  [{fact.source}]")
-        else:
-            said.setdefault(fact.source, []).append(text)
-    return "  ".join(f"{', '.join(texts)}  [{source}]" for source, texts in said.items())
+    for number in dict.fromkeys(one.numa_node.value for one in devices if one.numa_node.value not in known):
+        branch = tree.add("devices", "of an unknown NUMA node") if number is None else tree.add(f"NUMA node {number}")
+        _devices(branch, node, number)
 
 
 def _devices(tree: Branch, node: NodeFacts, number: int | None) -> None:
-    hardware = node.hardware
-    for place, gpu in enumerate(hardware.gpus):
+    for place, gpu in enumerate(node.hardware.gpus):
         if gpu.numa_node.value == number:
-            _gpu(tree, node, place, gpu)
-    for place, nic in enumerate(hardware.nics.value or ()):
+            _gpu(tree.add(gpu.label), node, place, gpu)
+    for place, nic in enumerate(node.hardware.nics.value or ()):
         if nic.numa_node.value == number:
-            _nic(tree, nic, node.nic_guids[place] if place < len(node.nic_guids) else None)
+            _nic(tree.add(nic.name), nic, node.nic_guids[place : place + 1])
 
 
-def _gpu(tree: Branch, node: NodeFacts, place: int, gpu: Gpu) -> None:
-    branch = tree.add(gpu.label)
-    fabric = node.gpu_fabrics[place]
-    branch.text = _facts(
-        branch,
-        [
-            ("name", gpu.name, gpu.name.value or ""),
-            ("memory", gpu.memory_bytes, f"{(gpu.memory_bytes.value or 0) / _GIB:.0f} GiB"),
-            ("MIG", gpu.mig, "MIG on" if gpu.mig.value else "MIG off"),
-            ("PCI", gpu.bus, gpu.bus.value or ""),
-            ("UUID", node.gpu_uuids[place], node.gpu_uuids[place].value or ""),
-            ("fabric", fabric, "no fabric" if fabric.value == NO_FABRIC else f"fabric {fabric.value}"),
-            ("near CPUs", gpu.cpus, f"near CPUs {gpu.cpus.value}"),
-            ("NUMA node", gpu.numa_node, f"NUMA node {gpu.numa_node.value}"),
-        ],
-    )
-    _nearest(branch, node.hardware, place)
+def _gpu(branch: Branch, node: NodeFacts, place: int, gpu: Gpu) -> None:
+    branch.set_facts([
+        ("name", gpu.name, str),
+        ("memory", gpu.memory_bytes, lambda size: f"{size / _GIB:.0f} GiB"),
+        ("MIG", gpu.mig, lambda is_on: "MIG on" if is_on else "MIG off"),
+        ("PCI", gpu.bus, str),
+        ("UUID", node.gpu_uuids[place], str),
+        ("fabric", node.gpu_fabrics[place], lambda label: "no fabric" if label == NO_FABRIC else f"fabric {label}"),
+        ("near CPUs", gpu.cpus, lambda cpus: f"near CPUs {cpus}"),
+        ("NUMA node", gpu.numa_node, lambda number: f"NUMA node {number}"),
+    ])  # fmt: skip
+    _nearest_nic(branch, node.hardware, place)
 
 
-def _nearest(tree: Branch, hardware: Hardware, place: int) -> None:
-    found = nearest_nics_of(hardware).get(place)
-    links = hardware.link_of()
-    label = hardware.gpus[place].label
-    if found:
-        source = links[label, found.nics[0]].source
-        tree.add("nearest NIC:", f"{', '.join(found.nics)} ({found.level})  [{source}]")
+def _nearest_nic(branch: Branch, hardware: Hardware, place: int) -> None:
+    links, label = hardware.link_of(), hardware.gpus[place].label
+    if nearest := nearest_nics_of(hardware).get(place):
+        source = links[label, nearest.nics[0]].source
+        branch.add("nearest NIC:", f"{', '.join(nearest.nics)} ({nearest.level})  [{source}]")
         return
     for (one, other), link in links.items():
         if one == label and not other.startswith("GPU") and link.value is None:
-            tree.add("nearest NIC:", f"unknown, the link to {other}: {_unknown(link)}  [{link.source}]")
+            branch.add("nearest NIC:", f"unknown, the link to {other}: {_unknown(link)}  [{link.source}]")
             return
 
 
-def _nic(tree: Branch, nic: Nic, guid: Fact[str] | None) -> None:
-    branch = tree.add(nic.name)
-    facts: list[tuple[str, Fact[Any], str]] = [
-        ("network device", nic.net_device, nic.net_device.value or ""),
-        ("PCI", nic.bus, nic.bus.value or ""),
-        ("NUMA node", nic.numa_node, f"NUMA node {nic.numa_node.value}"),
-    ]
-    if guid:
-        facts.append(("GUID", guid, f"GUID {guid.value}"))
-    branch.text = _facts(branch, facts)
+def _nic(branch: Branch, nic: Nic, guids: Sequence[Fact[str]]) -> None:
+    branch.set_facts([
+        ("network device", nic.net_device, str),
+        ("PCI", nic.bus, str),
+        ("NUMA node", nic.numa_node, lambda number: f"NUMA node {number}"),
+        *(("GUID", guid, lambda value: f"GUID {value}") for guid in guids),
+    ])  # fmt: skip
     for port in nic.ports:
-        below = branch.add(f"port {port.number}")
-        below.text = _facts(
-            below,
-            [
-                ("state", port.state, port.state.value or ""),
-                ("rate", port.rate_gbit_per_s, f"{port.rate_gbit_per_s.value or 0:g} Gbit/s"),
-                ("link layer", port.link_layer, port.link_layer.value or ""),
-            ],
-        )
+        branch.add(f"port {port.number}").set_facts([
+            ("state", port.state, str),
+            ("rate", port.rate_gbit_per_s, lambda rate: f"{rate:g} Gbit/s"),
+            ("link layer", port.link_layer, str),
+        ])  # fmt: skip
 
 
-def _links(tree: Branch, node: NodeFacts) -> None:
-    """How many pairs of GPUs have each link, and the cliques that follow."""
-    hardware = node.hardware
+def _links(tree: Branch, hardware: Hardware) -> None:
+    """Add the pairs of GPUs with each link, and the NVLink cliques."""
     labels = {gpu.label for gpu in hardware.gpus}
     if len(labels) < 2:
         return
     links = tree.add("links of GPUs")
     for link in hardware.links:
-        pairs = [pair for pair in link.pairs if labels.issuperset(pair)]
+        pairs = [f"{one}-{other}" for one, other in link.pairs if labels.issuperset((one, other))]
         if pairs:
             value = _unknown(link.link) if link.link.value is None else link.link.value
             links.add(f"{value}:", f"{_pairs(pairs, len(labels))}  [{link.link.source}]")
-    found = [
-        f"GPU {','.join(stretches([hardware.gpus[place].index for place in one]))}" for one in cliques_of(hardware)
-    ]
-    tree.add("NVLink cliques:", "; ".join(found) or "none")
+    cliques = [short_ranges([hardware.gpus[place].index for place in clique]) for clique in cliques_of(hardware)]
+    tree.add("NVLink cliques:", "; ".join(f"GPU {','.join(clique)}" for clique in cliques) or "none")
 
 
-def _pairs(pairs: Iterable[tuple[str, str]], gpus: int) -> str:
-    said = [f"{one}-{other}" for one, other in pairs]
-    if len(said) == gpus * (gpus - 1) // 2:
-        return f"all {len(said)} pairs" if len(said) > 1 else said[0]
-    return ", ".join(said) if len(said) <= 8 else f"{len(said)} pairs"
+def _pairs(pairs: Sequence[str], gpus: int) -> str:
+    if len(pairs) == gpus * (gpus - 1) // 2 > 1:
+        return f"all {len(pairs)} pairs"
+    return ", ".join(pairs) if len(pairs) <= 8 else f"{len(pairs)} pairs"
+
+
+def _unknown(fact: Fact[Any]) -> str:
+    claims = ", ".join(f"{claim.source} says {claim.value}" for claim in fact.claims)
+    return f"unknown, {fact.missing}" + (f": {claims}" if claims else "")

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import NO_FABRIC, NodeFacts, Topology
+from toolkit.topology.links.pairs import pair_links
+from toolkit.topology.links.tiers import clique_link, fabric_link, node_link
+from toolkit.topology.names import Notes
 from toolkit.topology.node_kinds import NodeKind, kinds_of
-from toolkit.topology.notes import Notes
-from toolkit.topology.pair_links import pair_links
 from toolkit.topology.rank_places import places_of
-from toolkit.topology.tier_links import clique_link, fabric_link, node_link
 from toolkit.topology.tiers import Tiers, tiers_of
 from toolkit.topology.tiers_inside import Column, tiers_inside
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from toolkit.topology.facts import NodeFacts
+from toolkit.topology.links.nodes import Groups, links_within
+from toolkit.topology.links.nominal import pcie
+from toolkit.topology.links.tiers import clique_link, slowest
+from toolkit.topology.names import Notes
 from toolkit.topology.node_kinds import NodeKind, group_at
-from toolkit.topology.node_links import Groups, links_within
-from toolkit.topology.nominal_links import pcie
-from toolkit.topology.notes import Notes
 from toolkit.topology.rank_places import Place
-from toolkit.topology.tier_links import clique_link, slowest
 from toolkit.topology.tiers import Link
 
 Column = tuple[str, Sequence[object], Link]  # a tier's name, the label of each rank's group, the link in it

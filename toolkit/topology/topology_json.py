@@ -1,7 +1,7 @@
-"""The one JSON form of a topology: of a node that shows itself, of a job's merged nodes, and of a file with several.
+"""Reads and writes a topology as JSON; docs/topology.md documents the keys.
 
-Kinds of nodes stand once, below `hardware`, and nodes name theirs; docs/topology.md has the keys. A file may hold many
-such objects one after another, as `srun toolkit topo show --json` prints them.
+The object contains each kind of node once, below `hardware`, and nodes refer to it by name. A file may contain several
+objects in sequence, as `srun toolkit topo show --json` prints them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from toolkit.topology.facts import Fact, Hardware, NodeFacts, Topology, contradi
 from toolkit.topology.merging import in_order_of_names, merge_nodes
 from toolkit.topology.readers.topology_address import SwitchPath
 
-FORM = 1  # the version of what is written here
+FORM = 1  # the version of the format
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node as it is written: its hardware by name."""
+    """A node in JSON, with the name of its hardware."""
 
     host: Fact[str]
     switches: Fact[SwitchPath]
@@ -36,7 +36,7 @@ class NodeRecord:
     warnings: tuple[str, ...]
 
     def facts(self, hardware: Hardware) -> NodeFacts:
-        """The node itself."""
+        """The facts of the node."""
         return NodeFacts(
             self.host, self.switches, hardware, self.gpu_uuids, self.gpu_fabrics, self.nic_guids, self.warnings
         )
@@ -44,7 +44,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopologyRecord:
-    """A topology as it is written."""
+    """A topology in JSON."""
 
     topology: int
     hardware: Mapping[str, Hardware]
@@ -57,25 +57,25 @@ class TopologyRecord:
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Reader and writer of a type; making one takes milliseconds."""
+    """The cached reader and writer of a type; building one takes milliseconds."""
     return TypeAdapter(kind)
 
 
 def hardware_text(hardware: Hardware) -> tuple[str, bytes]:
-    """(name, JSON) of a kind of node; equal kinds have equal names."""
+    """(name, JSON) of a kind of node; the name is a digest of the JSON."""
     text = adapter(Hardware).dump_json(hardware, exclude_defaults=True)
     return hashlib.sha256(text).hexdigest()[:16], text
 
 
 def record_of(node: NodeFacts, hardware: str) -> NodeRecord:
-    """A node as it is written, with the name of its hardware."""
+    """A node in JSON, with the name of its hardware."""
     return NodeRecord(
         node.host, node.switches, hardware, node.gpu_uuids, node.gpu_fabrics, node.nic_guids, node.warnings
     )
 
 
 def topology_as_json(topology: Topology) -> dict[str, Any]:
-    """The object that is printed and read again; `contradictions` are said for readers, by host."""
+    """The JSON object of a topology; `read_topology` ignores its `contradictions`."""
     names: dict[int, str] = {}
     kinds: dict[str, Any] = {}
     for node in topology.nodes:
@@ -93,28 +93,28 @@ def topology_as_json(topology: Topology) -> dict[str, Any]:
         "gpu_of_rank": {str(rank): uuid for rank, uuid in topology.gpu_of_rank.items()},
         "conflicts": list(topology.conflicts),
         "contradictions": {
-            node.host.value or "": list(said) for node in topology.nodes if (said := contradictions(node))
+            node.host.value or "": list(lines) for node in topology.nodes if (lines := contradictions(node))
         },
     }
 
 
 def topology_of_node(node: NodeFacts) -> Topology:
-    """One node alone, without ranks."""
+    """A topology of one node, without ranks."""
     return Topology((node,), {})
 
 
 def read_topology(text: str, where: str) -> Topology:
-    """The topology that a text holds: one object, or many of nodes that are put together in any order.
+    """The topology in `text`: one object, or several in any order that are merged.
 
     Raises:
-        ToolkitError: it is no such text; `where` names it.
+        ToolkitError: `text` is not a valid topology; `where` names its source.
     """
-    found = [_topology(body, f"{where}: object {number}") for number, body in enumerate(_objects(text, where), 1)]
-    return found[0] if len(found) == 1 else _put_together(found)
+    topologies = [_topology(body, f"{where}: object {number}") for number, body in enumerate(_objects(text, where), 1)]
+    return topologies[0] if len(topologies) == 1 else _merge(topologies)
 
 
 def _objects(text: str, where: str) -> list[Any]:
-    decoder, found, at = json.JSONDecoder(), [], 0
+    decoder, bodies, at = json.JSONDecoder(), [], 0
     while at < (end := len(text)) and (at := end - len(text[at:].lstrip())) < end:
         try:
             body, at = decoder.raw_decode(text, at)
@@ -122,45 +122,43 @@ def _objects(text: str, where: str) -> list[Any]:
             stopped = getattr(error, "pos", at)
             line = text.count("\n", 0, stopped) + 1
             left = text[stopped : stopped + 60].splitlines() or [""]
-            raise _no_facts(f"no JSON: {left[0]!r}", f"{where}: line {line}") from error
-        found.append(body)
-    if not found:
-        raise _no_facts("nothing stands in it", where)
-    return found
+            raise _invalid(f"expected JSON, got {left[0]!r}", f"{where}: line {line}") from error
+        bodies.append(body)
+    if not bodies:
+        raise _invalid("expected JSON, got no data", where)
+    return bodies
 
 
 def _topology(body: Any, where: str) -> Topology:
     if not isinstance(body, dict) or body.get("topology") != FORM:
-        raise _no_facts(f"no topology of form {FORM}", where)
+        raise _invalid(f"expected a topology of version {FORM}", where)
     try:
         record = adapter(TopologyRecord).validate_python(body)
     except ValidationError as error:
         first = error.errors()[0]
-        raise _no_facts(first["msg"], f"{where}: {'.'.join(map(str, first['loc']))}") from error
+        raise _invalid(first["msg"], f"{where}: {'.'.join(map(str, first['loc']))}") from error
     for number, node in enumerate(record.nodes):
         if node.hardware not in record.hardware:
-            raise _no_facts(f"no hardware has the name {node.hardware[:60]!r}", f"{where}: nodes.{number}.hardware")
+            raise _invalid(f"unknown hardware {node.hardware[:60]!r}", f"{where}: nodes.{number}.hardware")
         kind = record.hardware[node.hardware]
         if not len(kind.gpus) == len(node.gpu_uuids) == len(node.gpu_fabrics):
-            raise _no_facts(
-                f"the node has not as many UUIDs and fabrics as GPUs, {len(kind.gpus)}", f"{where}: nodes.{number}"
-            )
+            raise _invalid(f"expected {len(kind.gpus)} UUIDs and fabrics, as many as GPUs", f"{where}: nodes.{number}")
     nodes = tuple(node.facts(record.hardware[node.hardware]) for node in record.nodes)
     return Topology(nodes, record.ranks_by_host, record.unplaced_ranks, record.conflicts, record.gpu_of_rank)
 
 
-def _no_facts(message: str, where: str) -> ToolkitError:
-    return ToolkitError(message, where=where, fix="give what `toolkit topo show --json` printed on each node")
+def _invalid(message: str, where: str) -> ToolkitError:
+    return ToolkitError(message, where=where, fix="give the output of `toolkit topo show --json` on each node")
 
 
-def _put_together(found: Sequence[Topology]) -> Topology:
-    nodes, conflicts = merge_nodes(node for topology in found for node in topology.nodes)
-    told = [line for topology in found for line in topology.conflicts]
-    if any(topology.ranks_by_host for topology in found):
-        told.append("ranks are left out: they are known only of a topology that was gathered as one")
-    return Topology(in_order_of_names(nodes), {}, (), tuple(sorted({*told, *conflicts})))
+def _merge(topologies: Sequence[Topology]) -> Topology:
+    nodes, conflicts = merge_nodes(node for topology in topologies for node in topology.nodes)
+    lines = [line for topology in topologies for line in topology.conflicts]
+    if any(topology.ranks_by_host for topology in topologies):
+        lines.append("ranks are omitted: only a topology that a job gathered as a whole has them")
+    return Topology(in_order_of_names(nodes), {}, (), tuple(sorted({*lines, *conflicts})))
 
 
 def write_topology(topology: Topology) -> str:
-    """The object as text, a node a line, so that many can stand in one file."""
+    """The object as one line of JSON, so that a file can contain several."""
     return json.dumps(topology_as_json(topology))

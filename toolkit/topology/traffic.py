@@ -1,9 +1,9 @@
-"""What the groups of a mesh cost on the tiers of a cluster: worst links and predicted times, by plain arithmetic.
+"""Predicts the cost of a mesh's groups on the tiers of a cluster: worst links and times.
 
-Each group is taken as a ring in the order of its ranks, all groups of a dimension at once. What a ring carries over an
-edge follows the exchange: 2 (n-1)/n S for an all-reduce of S bytes on n ranks, (n-1)/n S for an all-gather, a
-reduce-scatter or an all-to-all, S for sending on. (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
-Communication Operations in MPICH", IJHPCA 19(1), 2005.) The ranks of a group of a tier share what leaves it.
+The model treats each group as a ring in the order of its ranks, and all groups of a dimension as concurrent. The bytes
+over an edge of the ring depend on the exchange: 2 (n-1)/n S for an all-reduce of S bytes on n ranks, (n-1)/n S for an
+all-gather, a reduce-scatter or an all-to-all, S for sending to the next rank. (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective
+Communication Operations in MPICH", IJHPCA 19(1), 2005.) The ranks of a tier's group share the links that leave it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Exchange = Literal["all-reduce", "gather-scatter", "all-to-all", "send"]
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one dimension of the mesh exchanges in a step: `payload_bytes` a rank, in `calls` exchanges.
+    """The exchanges of one dimension of the mesh in a step: `payload_bytes` for each rank in `calls` exchanges.
 
-    `source` says where the figures are from.
+    `source` names the origin of the figures.
     """
 
     exchange: Exchange
@@ -33,10 +33,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class DimensionCost:
-    """What one dimension costs on a placement.
+    """The cost of one dimension on a placement.
 
-    `groups_at[t]` counts the groups whose members meet at tier t and no finer one; `worst` is the coarsest of them.
-    `seconds` is of one step, `busiest` the tier whose links take that long.
+    Attributes:
+        groups_at: by tier, the number of groups whose finest common tier it is.
+        worst: the coarsest of these tiers.
+        busiest: the tier whose links take the longest.
+        seconds: of one step.
     """
 
     groups: int
@@ -75,7 +78,7 @@ def dimension_cost(tiers: Tiers, groups: np.ndarray, traffic: Traffic) -> Dimens
             if level.pairs and (whole := common == number).any():
                 seconds = over_edge / float(level.pairs.bytes_per_s(groups[whole]).min())
                 leaving[whole] = False
-            # What leaves a finer group is shared by all ranks in it, each of which has this tier's bandwidth.
+            # All ranks of a finer group share the links that leave it; each rank has the bandwidth of this tier.
             load = np.bincount(inside[groups][leaving], minlength=int(inside.max()) + 1) * over_edge
             seconds = max(seconds, float((load / np.bincount(inside) / level.link.bytes_per_s).max()))
             if seconds > slowest_s:

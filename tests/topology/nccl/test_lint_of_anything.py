@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.topology.nccl import environment
-from toolkit.topology.nccl.variables import variables
 from toolkit.topology.nccl.finding import Given
 from toolkit.topology.nccl.lint import Here, lint
+from toolkit.topology.nccl.variables import variables
 
 SITES = sorted((Path(__file__).parents[3] / "site_configs").glob("*.toml"))
 VALUES = st.one_of(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.topology.nccl.variables import newest_release, variables
 from toolkit.topology.nccl.finding import Finding, Given
 from toolkit.topology.nccl.lint import lint
-from toolkit.topology.nccl.variables import is_before, parse_version
+from toolkit.topology.nccl.variables import is_before, newest_release, parse_version, variables
 
 
 def check(name: str, value: str = "1", version: str | None = "2.27.7") -> Finding:

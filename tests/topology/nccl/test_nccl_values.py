@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.topology.nccl.variables import variables
 from toolkit.topology.nccl.finding import Given
 from toolkit.topology.nccl.lint import lint
 from toolkit.topology.nccl.values import as_c_reads, check_value
+from toolkit.topology.nccl.variables import variables
 
 NEW = (2, 27, 7)
 

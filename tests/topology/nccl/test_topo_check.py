@@ -130,7 +130,7 @@ def test_a_run(check, toolkit):
         (("--expect-net", "IB"), "what to expect is given, and no log. Fix: give --log FILE", 2),
         (("--log", "job.env"), "job.env:1: expected the output of NCCL", 1),
         (("--log", "none"), "none: cannot be read", 2),
-        (("--facts", "job.env"), "job.env: line 1: no JSON", 2),
+        (("--facts", "job.env"), "job.env: line 1: expected JSON", 2),
         (("--facts", "bad.json"), "bad.json: ", 2),
         (("--facts", "unknown.json"), "the adapters are unknown in this file: ibstat: No such file", 2),
         (("--facts", "odd.json"), "odd.json: ", 2),

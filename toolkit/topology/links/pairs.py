@@ -1,4 +1,4 @@
-"""NVLinks between the GPUs of ranks, pair by pair: GPUs that are wired directly have more to some than to others."""
+"""NVLinks between the GPUs of each pair of ranks: with direct wiring, the count differs between pairs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from toolkit.topology.links.nodes import MOST_NVLINKS, nvlink_count
+from toolkit.topology.links.nominal import nvlink_bytes_per_s
 from toolkit.topology.node_kinds import NodeKind
-from toolkit.topology.node_links import MOST_NVLINKS, nvlink_count
-from toolkit.topology.nominal_links import nvlink_bytes_per_s
 from toolkit.topology.rank_places import Place
 
 
 @dataclass(frozen=True, eq=False)
 class PairLinks:
-    """How many NVLinks join two ranks of one clique inside a node.
+    """The number of NVLinks between two ranks of one clique inside a node.
 
-    `counts` (kinds, places, places) are those of two GPUs by their places on a kind of node, `kind_of` and `place_of`
-    (ranks,) say where a rank is, `link_bytes_per_s` (kinds,) is of one link and direction.
+    Attributes:
+        counts: (kinds, places, places), between two GPUs by their places on a kind of node.
+        kind_of, place_of: (ranks,), the kind of node and the GPU's place of a rank.
+        link_bytes_per_s: (kinds,), of one link and direction.
     """
 
     counts: np.ndarray
@@ -27,7 +29,7 @@ class PairLinks:
     link_bytes_per_s: np.ndarray
 
     def bytes_per_s(self, groups: np.ndarray) -> np.ndarray:
-        """What a rank of each group has to the others of it, (groups,): all go by the pair that has the fewest links.
+        """The rate from a rank to the others of its group, (groups,); the pair with the fewest links decides.
 
         Args:
             groups: (groups, members) of ranks, two or more members, each group within one clique.
@@ -36,13 +38,13 @@ class PairLinks:
         others = groups.shape[1] - 1
         between = self.counts[kinds[:, None, None], places[:, :, None], places[:, None, :]]
         least = np.where(np.eye(others + 1, dtype=bool), MOST_NVLINKS, between).min(axis=(1, 2))
-        together = np.where(least * others > MOST_NVLINKS, least, least * others)  # as `nvlinks_to` counts them
-        found: np.ndarray = together * self.link_bytes_per_s[kinds]
-        return found
+        together = np.where(least * others > MOST_NVLINKS, least, least * others)  # as in `nvlinks_to`
+        rates: np.ndarray = together * self.link_bytes_per_s[kinds]
+        return rates
 
 
 def pair_links(kinds: Sequence[NodeKind], places: Sequence[Place]) -> PairLinks:
-    """The links of these ranks. `kinds[number]` is the kind of node `number`; a rank without a GPU is in no clique."""
+    """The links of these ranks; `kinds[number]` is the kind of node `number`. A rank without a GPU is in no clique."""
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     most = max(len(kind.gpus) for kind in numbers)
     counts = np.zeros((len(numbers), most, most), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A measurement of collectives as a picture: time and bus bandwidth over size, the model, and what the hardware allows."""
+"""Draws a measurement of collectives: time and bus bandwidth by size, the model's prediction, and the hardware's limit."""
 
 from __future__ import annotations
 
@@ -9,52 +9,34 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.collectives import OPERATIONS, Measurement, Series
+from toolkit.observe.pictures.formats import check_picture
 
-SUFFIXES = (".svg", ".png", ".pdf")
-# Colours that stay apart for most colour-blind eyes: M. Okabe, K. Ito, "Color Universal Design" (2008).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C6D1F", "#7F7F7F")
+# Colors that most color-blind people can distinguish: M. Okabe, K. Ito, "Color Universal Design" (2008).
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C6D1F", "#7F7F7F")
 _MPI, _LIMIT = "#000000", "#B2182B"
 _WIDTH, _ROW_HEIGHT, _DPI = 12.5, 3.7, 120  # inches, dots an inch
 
 
-def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be drawn, before anything is measured for it.
-
-    Raises:
-        ToolkitError: the name has another ending, the folder is not there, or matplotlib is missing.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise ToolkitError(
-            f"{path.suffix or 'no ending'} is no picture that is known",
-            where=str(path),
-            fix=f"end the name with {', '.join(SUFFIXES)}",
-        )
-    if not path.absolute().parent.is_dir():
-        raise ToolkitError("its folder is not there", where=str(path), fix="make the folder, or name another")
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise ToolkitError("matplotlib is not installed", where="-o", fix="pip install 'toolkit[plot]'") from error
-
-
 def draw_measurement(measurement: Measurement, path: Path) -> None:
-    """Draw a row of two charts for each operation, with its legend at the right; the file's name says of which kind.
+    """Draw a row of two charts for each operation, with its legend at the right, in the format of the path's suffix.
 
-    Drawn is the half of a row that programs meet: in place where that can be.
+    The charts show the variant that programs use: in place if the operation supports it.
     """
     check_picture(path)
     figures = importlib.import_module("matplotlib.figure")
     series = [one for one in measurement.series if one.rows]
     operations = list(dict.fromkeys(one.operation for one in series))
     if not operations:
-        raise ToolkitError("nothing was measured", where=str(path), fix="let the run measure one size, at least")
+        raise ToolkitError(
+            "nothing was measured", where=str(path), fix="run the measurement until at least one size is done"
+        )
     figure = figures.Figure(figsize=(_WIDTH, _ROW_HEIGHT * len(operations) + 0.4), dpi=_DPI, layout="constrained")
     figure.suptitle(_title(measurement), fontsize=11, weight="bold", ha="left", x=0.01)
     grid = figure.add_gridspec(len(operations), 3, width_ratios=(1, 1, 0.62))
-    colours = _colours(series)
+    colors = _colors(series)
     for number, name in enumerate(operations):
         time, bandwidth, legend = (figure.add_subplot(grid[number, column]) for column in range(3))
-        _draw_operation(measurement, [one for one in series if one.operation == name], colours, time, bandwidth)
+        _draw_operation(measurement, [one for one in series if one.operation == name], colors, time, bandwidth)
         legend.axis("off")
         handles, labels = bandwidth.get_legend_handles_labels()
         legend.legend(handles, labels, loc="upper left", frameon=False, fontsize=8, borderaxespad=0)
@@ -67,19 +49,19 @@ def _title(measurement: Measurement) -> str:
     return f"Collectives of {where} ({measurement.ranks[0].name}), torch {measurement.torch}, {measurement.time[:10]}"
 
 
-def _colours(series: list[Series]) -> dict[tuple[str, str], str]:
-    """One for each algorithm, the same in all rows."""
+def _colors(series: list[Series]) -> dict[tuple[str, str], str]:
+    """The color of each algorithm, the same in all rows."""
     ours = list(dict.fromkeys((one.library, one.algorithm) for one in series if one.library != "mpi"))
-    return {way: _COLOURS[number % len(_COLOURS)] for number, way in enumerate(ours)} | {("mpi", ""): _MPI}
+    return {key: _COLORS[number % len(_COLORS)] for number, key in enumerate(ours)} | {("mpi", ""): _MPI}
 
 
 def _draw_operation(
-    measurement: Measurement, series: list[Series], colours: dict[tuple[str, str], str], time: Any, bandwidth: Any
+    measurement: Measurement, series: list[Series], colors: dict[tuple[str, str], str], time: Any, bandwidth: Any
 ) -> None:
     operation = OPERATIONS[series[0].operation]
     factor = operation.bus_factor(len(measurement.ranks))
     for one in series:
-        _draw_series(measurement, one, colours[one.library, one.algorithm], factor, time, bandwidth)
+        _draw_series(measurement, one, colors[one.library, one.algorithm], factor, time, bandwidth)
     for axes in (time, bandwidth):
         axes.plot([], [], color="0.4", linestyle=":", linewidth=1, label="median of the slowest rank")
     if any(row.model_us is not None for one in series for row in one.rows):
@@ -88,8 +70,8 @@ def _draw_operation(
     if limit is not None and measurement.limit is not None:
         sizes = [row.size_bytes for row in max(series, key=lambda one: len(one.rows)).rows]
         time.plot(sizes, [size * factor / limit / 1e3 for size in sizes], color=_LIMIT, linewidth=1.2)
-        words = f"limit {limit:.3g} GB/s: {measurement.limit.source}"
-        bandwidth.axhline(limit, color=_LIMIT, linewidth=1.2, label="\n".join(textwrap.wrap(words, 40)))
+        label = f"limit {limit:.3g} GB/s: {measurement.limit.source}"
+        bandwidth.axhline(limit, color=_LIMIT, linewidth=1.2, label="\n".join(textwrap.wrap(label, 40)))
     for axes, what in ((time, "time, µs"), (bandwidth, "bus bandwidth, GB/s")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -99,27 +81,27 @@ def _draw_operation(
         axes.set_ylabel(what, fontsize=8)
         axes.set_title(f"{operation.name}: {what.partition(',')[0]}", fontsize=10, loc="left")
         axes.grid(alpha=0.3)
-    # The limit's line would go on down to where no collective is.
+    # The limit's line would extend far below the measured times.
     time.set_ylim(bottom=min(row.usual.time_us for one in series for row in one.rows) / 4)
 
 
 def _draw_series(
-    measurement: Measurement, series: Series, colour: str, factor: float, time: Any, bandwidth: Any
+    measurement: Measurement, series: Series, color: str, factor: float, time: Any, bandwidth: Any
 ) -> None:
     sizes = [row.size_bytes for row in series.rows]
     means = [row.usual.time_us for row in series.rows]
     medians = [row.usual.median_us for row in series.rows]
     where = "in place" if series.rows[0].in_place else "out of place"
-    measured = {"color": colour, "linewidth": 1.4, "marker": "s" if series.library == "mpi" else "o", "markersize": 3}
+    measured = {"color": color, "linewidth": 1.4, "marker": "s" if series.library == "mpi" else "o", "markersize": 3}
     time.plot(sizes, means, **measured)
     bandwidth.plot(sizes, _bus(sizes, means, factor), label=f"{measurement.title(series)}, {where}", **measured)
-    time.plot(sizes, medians, color=colour, linestyle=":", linewidth=1)
-    bandwidth.plot(sizes, _bus(sizes, medians, factor), color=colour, linestyle=":", linewidth=1)
+    time.plot(sizes, medians, color=color, linestyle=":", linewidth=1)
+    bandwidth.plot(sizes, _bus(sizes, medians, factor), color=color, linestyle=":", linewidth=1)
     predicted = [(row.size_bytes, row.model_us) for row in series.rows if row.model_us]
     if predicted:
         at, times = [size for size, _ in predicted], [us for _, us in predicted]
-        time.plot(at, times, color=colour, linestyle="--", linewidth=1.2)
-        bandwidth.plot(at, _bus(at, times, factor), color=colour, linestyle="--", linewidth=1.2)
+        time.plot(at, times, color=color, linestyle="--", linewidth=1.2)
+        bandwidth.plot(at, _bus(at, times, factor), color=color, linestyle="--", linewidth=1.2)
 
 
 def _bus(sizes: list[int], times_us: list[float], factor: float) -> list[float]:

@@ -1,13 +1,13 @@
-"""What the NICs of a node give to each of its ranks when all of them talk to other nodes at once."""
+"""The share of a node's NICs for each of its ranks while all of them communicate with other nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from toolkit.topology.facts import Hardware
-from toolkit.topology.links import DISTANCE
-from toolkit.topology.nominal_links import gpu_slot
-from toolkit.topology.notes import first_named
+from toolkit.topology.links.matrix import DISTANCE
+from toolkit.topology.links.nominal import gpu_slot
+from toolkit.topology.names import first_named
 from toolkit.topology.tiers import Link
 
 _ASSUMED_GBIT_PER_S = 100.0
@@ -15,29 +15,29 @@ _LATENCY_S = 10e-6
 
 
 def nic_share(hardware: Hardware, gpus: Sequence[int | None]) -> Link | None:
-    """The least share of the ranks on these GPUs; None where no rate is known.
+    """The smallest share of the ranks on these GPUs; None if no rate is known.
 
-    A rank talks over the fast NICs that are nearest to its GPU, as NCCL does, and shares each with the ranks that have
-    no others. None is a rank of which no GPU is known: it talks over all.
+    As in NCCL, a rank uses the fast NICs nearest to its GPU, and shares them with the ranks that use no others. A GPU
+    of None is unknown: such a rank uses all NICs.
     """
     rates, source = _rates(hardware)
     if not rates:
         return None
-    ways = [_nearest(hardware, gpu, rates) for gpu in gpus]
+    nics_of_ranks = [_nearest(hardware, gpu, rates) for gpu in gpus]
 
     def bound(nics: frozenset[str]) -> int:
-        return sum(way <= nics for way in ways)
+        return sum(own <= nics for own in nics_of_ranks)
 
     def gbit_per_s(nics: frozenset[str]) -> float:
         return sum(rates[nic] for nic in nics)
 
-    # Sets of nearest NICs are equal, apart, or one in the other: the narrowest is one of them, or all together.
-    everywhere = frozenset(nic for way in ways for nic in way)
-    narrowest = min(sorted({*ways, everywhere}, key=sorted), key=lambda nics: gbit_per_s(nics) / bound(nics))
+    # Sets of nearest NICs are equal, disjoint or nested: the narrowest is one of them, or their union.
+    everywhere = frozenset(nic for own in nics_of_ranks for nic in own)
+    narrowest = min(sorted({*nics_of_ranks, everywhere}, key=sorted), key=lambda nics: gbit_per_s(nics) / bound(nics))
     total, ranks = gbit_per_s(narrowest), bound(narrowest)
     names = first_named([nic for nic in rates if nic in narrowest])
-    said = f"{names}: {total:g} Gbit/s for {ranks} rank{'' if ranks == 1 else 's'}, by {source}"
-    share = Link(_LATENCY_S, total * 1e9 / 8 / ranks, said)
+    description = f"{names}: {total:g} Gbit/s for {ranks} rank{'' if ranks == 1 else 's'}, by {source}"
+    share = Link(_LATENCY_S, total * 1e9 / 8 / ranks, description)
     slot = gpu_slot(hardware)
     if slot is None or slot.bytes_per_s >= share.bytes_per_s:
         return share
@@ -45,15 +45,15 @@ def nic_share(hardware: Hardware, gpus: Sequence[int | None]) -> Link | None:
 
 
 def assumed_share(ranks: int) -> Link:
-    """What stands in where nobody knows the NICs."""
-    said = f"assumed {_ASSUMED_GBIT_PER_S:g} Gbit/s a node, for {ranks} rank{'' if ranks == 1 else 's'}"
-    return Link(_LATENCY_S, _ASSUMED_GBIT_PER_S * 1e9 / 8 / ranks, said)
+    """An assumed share, if the NICs are unknown."""
+    description = f"assumed {_ASSUMED_GBIT_PER_S:g} Gbit/s a node, for {ranks} rank{'' if ranks == 1 else 's'}"
+    return Link(_LATENCY_S, _ASSUMED_GBIT_PER_S * 1e9 / 8 / ranks, description)
 
 
 def _rates(hardware: Hardware) -> tuple[dict[str, float], str]:
-    """(Gbit/s of the NICs by their names, in active ports of more than half the fastest one's rate, who says so).
+    """(Gbit/s of each NIC in ports of more than half the fastest rate, the sources).
 
-    NICs for storage and management are slower than those that nodes are joined by.
+    NICs for storage and management are slower than those between nodes.
     """
     ports = [(nic.name, port.rate_gbit_per_s) for nic in hardware.nics.value or () for port in nic.ports]
     known = [(name, rate.value, rate.source) for name, rate in ports if rate.value is not None]
@@ -68,7 +68,7 @@ def _rates(hardware: Hardware) -> tuple[dict[str, float], str]:
 
 
 def _nearest(hardware: Hardware, gpu: int | None, rates: Mapping[str, float]) -> frozenset[str]:
-    """The NICs nearest to a GPU, of those that have a rate; all, where a link is unknown that may be a nearer one."""
+    """The NICs with a rate that are nearest to a GPU; all, if an unknown link may be nearer."""
     if gpu is None:
         return frozenset(rates)
     label, links = hardware.gpus[gpu].label, hardware.link_of()

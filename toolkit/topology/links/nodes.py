@@ -1,11 +1,11 @@
-"""What follows from the facts of links on one kind of node: NVLink cliques, PCIe switches, sockets, nearest NICs."""
+"""Derives NVLink cliques, PCIe switches, sockets and nearest NICs from the link facts of one kind of node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from toolkit.topology.facts import Hardware
-from toolkit.topology.links import DISTANCE, NearestNics, disjoint_cliques
+from toolkit.topology.links.matrix import DISTANCE, NearestNics, disjoint_cliques
 
 Groups = tuple[tuple[int, ...], ...]  # places in `Hardware.gpus`
 
@@ -13,7 +13,7 @@ MOST_NVLINKS = 18  # of one GPU, up to NVLink 5
 
 
 def cliques_of(hardware: Hardware) -> Groups:
-    """Disjoint sets of GPUs in which every pair is known to have NVLink, greedily the largest."""
+    """Disjoint sets of GPUs in which every pair has a known NVLink, greedily the largest."""
     return disjoint_cliques(_neighbours(hardware, lambda link: link.startswith("NV")))
 
 
@@ -23,7 +23,7 @@ def switches_of(hardware: Hardware) -> Groups:
 
 
 def sockets_of(hardware: Hardware) -> Groups | None:
-    """GPUs by their NUMA node; None where that of one is unknown."""
+    """GPUs by their NUMA node; None if the NUMA node of one is unknown."""
     nodes = [gpu.numa_node.value for gpu in hardware.gpus]
     if None in nodes:
         return None
@@ -31,23 +31,23 @@ def sockets_of(hardware: Hardware) -> Groups | None:
 
 
 def nvlink_count(link: str | None) -> int:
-    """How many NVLinks join a pair with this link: 12 of NV12, 0 of PIX, 1 where it is not said how many."""
+    """The number of NVLinks in a link: 12 in NV12, 0 in PIX, 1 if the link has no count."""
     if link is None or not link.startswith("NV"):
         return 0
     return int(link[2:]) if link[2:].isdecimal() else 1
 
 
 def nvlinks_to(counts: Sequence[int]) -> int:
-    """How many NVLinks a GPU has to others together, with so many to each.
+    """The number of NVLinks of one GPU to others, given the counts to each.
 
-    More than a GPU has are the same ones again: behind NVSwitches all of them lead to each other GPU.
+    A sum above the maximum counts links several times: with NVSwitches, all of them lead to each other GPU.
     """
     total = sum(counts)
     return total if total <= MOST_NVLINKS else max(counts)
 
 
 def nvlinks_leaving(hardware: Hardware, groups: Groups) -> int:
-    """How many NVLinks each GPU has to GPUs of other groups, at least; 0 where one has none."""
+    """The minimum number of NVLinks from a GPU to GPUs of other groups."""
     places = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
     group_of = {place: number for number, group in enumerate(groups) for place in group}
     counts: dict[int, list[int]] = {place: [] for place in places.values()}
@@ -61,7 +61,7 @@ def nvlinks_leaving(hardware: Hardware, groups: Groups) -> int:
 
 
 def unknown_pairs(hardware: Hardware) -> list[tuple[str, str]]:
-    """Pairs of GPUs of whose link nobody knows, or sources contradict each other."""
+    """Pairs of GPUs with an unknown link, or with sources that contradict each other."""
     labels = {gpu.label for gpu in hardware.gpus}
     return [
         pair for link in hardware.links if link.link.value is None for pair in link.pairs if labels.issuperset(pair)
@@ -69,7 +69,7 @@ def unknown_pairs(hardware: Hardware) -> list[tuple[str, str]]:
 
 
 def links_within(hardware: Hardware, group: tuple[int, ...]) -> list[str | None]:
-    """The link of each pair in a group of GPUs."""
+    """The link of each pair in a group of GPUs; None if unknown."""
     found = hardware.link_of()
     labels = [hardware.gpus[place].label for place in group]
     return [
@@ -80,7 +80,7 @@ def links_within(hardware: Hardware, group: tuple[int, ...]) -> list[str | None]
 
 
 def nearest_nics_of(hardware: Hardware) -> dict[int, NearestNics]:
-    """By the GPU's place, its nearest NICs; none for a GPU of which an unknown link to a NIC may be a nearer one."""
+    """The nearest NICs by the GPU's place, without GPUs with an unknown link that may be nearer."""
     gpus = {gpu.label: place for place, gpu in enumerate(hardware.gpus)}
     links: dict[int, dict[str, str | None]] = {}
     for link in hardware.links:

@@ -1,4 +1,4 @@
-"""What follows from a link matrix: which GPUs share NVLink, and which NIC is nearest to each GPU."""
+"""Derives NVLink cliques and the nearest NICs from the link matrix of `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Any
 
 from toolkit.topology.readers.nvidia_smi_topo import LinkMatrix, parse_nvidia_smi_topo
 
-_UNKNOWN = "null where the link of a pair is not known"
+_UNKNOWN = "null if the link of a pair is unknown"
 KEYS = {
-    "gpu_count": "how many GPUs are printed",
-    "nic_count": "how many NICs are printed; Slingshot and EFA do not show there",
-    "nic_columns": "the NICs, as the header names them",
-    "nic_legend": "the device of each NIC that the NIC legend names",
-    "gpu_pair_link_counts": f"how many pairs of GPUs have each link (NV12, PIX, ...); {_UNKNOWN}",
-    "gpu_link_summary": f'the same in words: "all NV12", "8x NV1, 12x SYS"; {_UNKNOWN}',
+    "gpu_count": "number of GPUs",
+    "nic_count": "number of NICs; nvidia-smi does not list Slingshot and EFA",
+    "nic_columns": "the NICs, by their names in the header",
+    "nic_legend": "the device of each NIC in the NIC legend",
+    "gpu_pair_link_counts": f"number of GPU pairs with each link (NV12, PIX, ...); {_UNKNOWN}",
+    "gpu_link_summary": f'the same as a string: "all NV12", "8x NV1, 12x SYS"; {_UNKNOWN}',
     "one_nvlink_clique": f"whether every pair has NVLink; {_UNKNOWN}",
-    "nvlink_maximal_cliques": f"the largest sets of GPU indices in which every pair has NVLink; {_UNKNOWN}",
-    "nvlink_components": f"sets of GPU indices that NVLink joins over any number of hops; {_UNKNOWN}",
-    "gpu_cpu_affinity": "CPUs near to each GPU, as printed; they are those of the job's cpuset",
-    "gpu_numa_affinity": "NUMA nodes near to each GPU, as printed; null where the driver prints none",
-    "gpu_numa_id": "the NUMA node of each GPU's own memory, as printed; null where the driver prints none",
-    "closest_nics": "for each GPU the nearest NICs and how near (PIX < PXB < PHB < NODE < SYS), several where equally "
-    "near; null for a GPU of which a link to a NIC is not known; empty without NICs",
+    "nvlink_maximal_cliques": f"maximal sets of GPU indices in which every pair has NVLink; {_UNKNOWN}",
+    "nvlink_components": f"sets of GPU indices that NVLink connects over any number of hops; {_UNKNOWN}",
+    "gpu_cpu_affinity": "CPUs near each GPU, as printed, within the job's cpuset",
+    "gpu_numa_affinity": "NUMA nodes near each GPU, as printed; null if the driver prints none",
+    "gpu_numa_id": "the NUMA node of each GPU's own memory, as printed; null if the driver prints none",
+    "closest_nics": "for each GPU the nearest NICs and their distance (PIX < PXB < PHB < NODE < SYS), several if equally "
+    "near; null for a GPU with an unknown link to a NIC; empty without NICs",
 }
-# From near to far. SOC is what older drivers call SYS.
+# From near to far. Older drivers print SOC for SYS.
 DISTANCE = {"PIX": 0, "PXB": 1, "PHB": 2, "NODE": 3, "SYS": 4, "SOC": 4}
 
 
 @dataclass(frozen=True)
 class NearestNics:
-    """The nearest NICs of one GPU: all of them when several are equally near."""
+    """The nearest NICs of one GPU: several if they are equally near."""
 
     gpu: str
     level: str
@@ -40,7 +40,7 @@ class NearestNics:
 
 
 def pair_counts(matrix: LinkMatrix) -> dict[str, int]:
-    """Count the links over unordered pairs of GPUs; pairs whose link is unknown are not counted."""
+    """The number of unordered GPU pairs with each link, without pairs with an unknown link."""
     counts: Counter[str] = Counter()
     for i, row in enumerate(matrix.gpu_links):
         for j in range(i):
@@ -60,7 +60,7 @@ def summary(matrix: LinkMatrix) -> str:
 
 
 def nearest_nics(matrix: LinkMatrix) -> tuple[NearestNics, ...]:
-    """The nearest NICs of every GPU that has a known link to one, by device name where there is a legend."""
+    """The nearest NICs of every GPU with a known link to one, by device name if there is a legend."""
     found = []
     for gpu, row in zip(matrix.gpus, matrix.nic_links, strict=True):
         known = {nic: link for nic, link in enumerate(row) if link in DISTANCE}
@@ -78,17 +78,17 @@ def nvlink_cliques(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
 
 
 def maximal_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
-    """Maximal sets of two or more in which each is a neighbour of every other, ordered.
+    """Maximal sets of two or more members in which each is a neighbour of every other, ordered.
 
     Bron and Kerbosch, "Algorithm 457: finding all cliques of an undirected graph", CACM 16 (1973), with the pivot of
-    Tomita, Tanaka and Takahashi (2006): without it every subset of GPUs that are all joined is visited.
+    Tomita, Tanaka and Takahashi (2006): without it the search visits every subset of GPUs that are all connected.
     """
     cliques: list[tuple[int, ...]] = []
 
     def extend(clique: set[int], candidates: set[int], excluded: set[int]) -> None:
         if not candidates and not excluded and len(clique) > 1:
             cliques.append(tuple(sorted(clique)))
-        # Cliques with the pivot are found from it, those without it from a GPU that is not its neighbour.
+        # The search finds cliques with the pivot from it, others from a GPU that is not its neighbour.
         pivot = max(candidates | excluded, key=lambda gpu: len(candidates & neighbours[gpu]), default=None)
         for gpu in sorted(candidates if pivot is None else candidates - neighbours[pivot]):
             extend(clique | {gpu}, candidates & neighbours[gpu], excluded & neighbours[gpu])
@@ -100,7 +100,7 @@ def maximal_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...]
 
 
 def disjoint_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...], ...]:
-    """Cliques of two or more that share nobody: the largest, then the largest of who is left; ordered."""
+    """Cliques of two or more members that share none: the largest, then the largest of the rest; ordered."""
     left = {one: set(others) for one, others in neighbours.items()}
     taken: list[tuple[int, ...]] = []
     while found := maximal_cliques(left):
@@ -111,7 +111,7 @@ def disjoint_cliques(neighbours: Mapping[int, set[int]]) -> tuple[tuple[int, ...
 
 
 def nvlink_components(matrix: LinkMatrix) -> tuple[tuple[int, ...], ...]:
-    """Sets of two or more GPU indices that are joined by NVLink over any number of hops, ordered."""
+    """Sets of two or more GPU indices that NVLink connects over any number of hops, ordered."""
     neighbours = _nvlink_neighbours(matrix)
     components: list[tuple[int, ...]] = []
     left = set(neighbours)
@@ -133,10 +133,10 @@ def _nvlink_neighbours(matrix: LinkMatrix) -> dict[int, set[int]]:
 
 
 def answer_nvidia_smi_topo(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The facts of an output of `nvidia-smi topo -m`: (values of `KEYS`, warnings that name the damaged lines).
+    """The facts in an output of `nvidia-smi topo -m`: (values of `KEYS`, warnings that name the damaged lines).
 
     Raises:
-        CheckFailedError: it holds no matrix.
+        CheckFailedError: `text` contains no matrix.
     """
     matrix, warnings = parse_nvidia_smi_topo(text)
     gpus = range(len(matrix.gpus))

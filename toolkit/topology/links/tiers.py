@@ -1,37 +1,37 @@
-"""What a link of each tier carries for a rank: the slowest of all kinds of node, since a ring waits for it."""
+"""The link of each tier for a rank: that of the slowest kind of node, since a ring waits for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from toolkit.topology.facts import NodeFacts
-from toolkit.topology.nic_share import assumed_share, nic_share
+from toolkit.topology.links.nics import assumed_share, nic_share
+from toolkit.topology.links.nodes import links_within, nvlinks_leaving
+from toolkit.topology.links.nominal import nvlink_of_group, nvlinks, pcie
+from toolkit.topology.names import Notes
 from toolkit.topology.node_kinds import NodeKind
-from toolkit.topology.node_links import links_within, nvlinks_leaving
-from toolkit.topology.nominal_links import nvlink_of_group, nvlinks, pcie
-from toolkit.topology.notes import Notes
 from toolkit.topology.rank_places import Place
 from toolkit.topology.tiers import Link
 
 
 def slowest(links: Iterable[Link]) -> Link:
-    """The link of the least bandwidth."""
+    """The link with the lowest bandwidth."""
     return min(links, key=lambda link: link.bytes_per_s)
 
 
 def clique_link(kinds: Sequence[NodeKind], *, between_nodes: bool) -> Link:
-    """NVLink in a clique, inside of nodes or of several nodes."""
-    found = [
-        # A fabric that joins nodes has switches, whatever few GPUs one node has.
+    """NVLink in a clique, inside a node or across nodes."""
+    links = [
+        # A fabric that connects nodes has switches, even if a node has few GPUs.
         nvlink_of_group(kind.hardware, links_within(kind.hardware, group), 2 if between_nodes else len(group))
         for kind in dict.fromkeys(kinds)
         for group in kind.cliques
     ]
-    return slowest(found) if found else nvlink_of_group(kinds[0].hardware, [], 2)
+    return slowest(links) if links else nvlink_of_group(kinds[0].hardware, [], 2)
 
 
 def node_link(kinds: Sequence[NodeKind]) -> Link:
-    """The way between GPUs of a node that are in no finer group together."""
+    """The path between GPUs of a node that share no finer group."""
     return slowest(_across(kind) for kind in dict.fromkeys(kinds))
 
 
@@ -39,14 +39,14 @@ def _across(kind: NodeKind) -> Link:
     links = links_within(kind.hardware, kind.gpus)
     if kind.one_clique:
         return nvlink_of_group(kind.hardware, links, len(kind.gpus))
-    # On a DGX-1 each GPU has a link to one of the other four: rings go over these, and NCCL goes by the GPU at their
-    # end where two have none.
+    # On a DGX-1 each GPU has a link to one of the other four: rings use these links, and NCCL forwards through the GPU
+    # at their end if two GPUs have none.
     leaving = nvlinks_leaving(kind.hardware, kind.cliques)
     return nvlinks(kind.hardware, leaving) if leaving else pcie(kind.hardware, links)
 
 
 def fabric_link(nodes: Sequence[NodeFacts], kinds: Sequence[NodeKind], places: Sequence[Place], notes: Notes) -> Link:
-    """What the NICs of the nodes give to each rank."""
+    """The share of the nodes' NICs for each rank."""
     gpus_of: dict[int, list[int | None]] = {}
     for place in places:
         if place.node is not None:
