@@ -129,13 +129,13 @@ def test_data_of_other_hosts_and_of_jobs_before_are_left_to_the_ranks(toolkit, d
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--set", "args.sizes=8..x"), "--set args.sizes=8..x:args.sizes: 'x' is no size. Fix: write 8..16M"),
+        (("--set", "args.sizes=8..x"), "--set args.sizes=8..x:args.sizes: 'x' is not a valid size. Fix: write 8..16M"),
         (
             ("--set", "args.iteration=3"),
             "args.iteration: this job has no argument 'iteration'. Fix: write 'iterations'",
         ),
         (("--set", "args.factor=two"), "args.factor: 'two' is refused: input should be a valid integer"),
-        (("-n", "1"), "one rank has nobody to talk to"),
+        (("-n", "1"), "one rank has no peer"),
         (
             ("--set", "args.algorithms=hierarchical"),
             "'hierarchical' needs two or more nodes with two or more ranks each",

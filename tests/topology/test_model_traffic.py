@@ -122,7 +122,9 @@ def test_experts_leave_a_rank_less_to_gather_and_the_rest_as_it_is():
     assert alone["ep"] == spread["ep"]
 
 
-@pytest.mark.parametrize(("experts", "ep", "said"), [(0, 2, "this model has none"), (6, 4, "does not divide the 6 exp")])
+@pytest.mark.parametrize(
+    ("experts", "ep", "said"), [(0, 2, "this model has none"), (6, 4, "does not divide the 6 exp")]
+)
 def test_experts_that_are_not_there_are_refused(experts, ep, said):
     with pytest.raises(ToolkitError, match=said):
         model_traffic(replace(SMALL, experts=experts), Step(1, 1), {"shard": 8, "ep": ep})

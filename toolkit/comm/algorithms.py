@@ -54,13 +54,13 @@ def hierarchical_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
-        "flat": Algorithm("flat", "flat_all_reduce", schedules.overlapped_ring),
+        "flat": Algorithm("one_hop", "flat_all_reduce", schedules.overlapped_ring),
         "ring": Algorithm("ring", "ring_all_reduce", schedules.ring),
         "double-buffered ring": Algorithm("ring", "double_buffered_ring_all_reduce", schedules.overlapped_ring),
         "pipelined ring": Algorithm("ring", "pipelined_ring_all_reduce", schedules.overlapped_ring),
         "tree": Algorithm("tree", "tree_all_reduce", schedules.tree),
-        "direct": Algorithm("direct", "direct_all_reduce", schedules.direct),
-        "leader": Algorithm("leader", "leader_all_reduce", schedules.leader, needs="nodes"),
+        "direct": Algorithm("one_hop", "direct_all_reduce", schedules.direct),
+        "leader": Algorithm("one_hop", "leader_all_reduce", schedules.leader, needs="nodes"),
         "hierarchical": Algorithm("algorithms", "hierarchical_all_reduce", schedules.hierarchical, needs="even nodes"),
     }
 )

@@ -15,9 +15,9 @@ from toolkit.comm.algorithms import find_algorithm
 from toolkit.comm.buckets import Buckets
 from toolkit.comm.compat import all_gather_single
 from toolkit.comm.cost.choice import Choice
-from toolkit.comm.direct import direct_reduce_scatter
 from toolkit.comm.handle import Handle
 from toolkit.comm.issuer import Issuer
+from toolkit.comm.one_hop import direct_reduce_scatter
 from toolkit.comm.peers import Peers, as_bytes
 from toolkit.comm.reductions import plain
 from toolkit.comm.tree import tree_broadcast, tree_reduce

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from toolkit.comm.algorithms import available
 from toolkit.comm.asynchronous import AsynchronousCollectives
 from toolkit.comm.compat import count_groups, world_store
-from toolkit.comm.cost.calibration import BUDGET_S
 from toolkit.comm.cost.choice import Choice, choose
+from toolkit.comm.cost.measurement import BUDGET_S
 from toolkit.comm.counters import Counters
 from toolkit.comm.failures import Ticket, is_transport_error
 from toolkit.comm.hierarchical import HierarchicalReducer

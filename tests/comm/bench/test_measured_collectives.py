@@ -8,11 +8,10 @@ import torch
 
 from toolkit.comm.bench import measure as measuring
 from toolkit.comm.bench.limit import find_limit
-from toolkit.comm.bench.meaning import Meaning
 from toolkit.comm.bench.measure import measure
 from toolkit.comm.bench.request import BenchRequest
 from toolkit.comm.bench.torch_trials import torch_trials
-from toolkit.comm.bench.trial import Room, Trial, pattern, pattern_sum
+from toolkit.comm.bench.trial import CollectiveCase, Room, Trial, pattern, pattern_sum
 from toolkit.metrics.collectives import OPERATIONS
 from toolkit.topology.facts import Topology, unknown
 from toolkit.topology.machine_facts import topology_of_machine
@@ -109,11 +108,11 @@ SLOW_S = 0.05
 def measured_with_a_slow_rank(state):
     """Calls in which no rank waits for another, and rank 1 is slow."""
 
-    def slow(_communicator, meaning, _algorithm, room):
+    def slow(_communicator, case, _algorithm, room):
         def call(turn):
-            time.sleep(SLOW_S if meaning.rank == 1 else 0)
+            time.sleep(SLOW_S if case.rank == 1 else 0)
 
-        trial = Trial(call, lambda turn: room.sent(meaning.elements, turn), meaning.handed_in, lambda: None)
+        trial = Trial(call, lambda turn: room.sent(case.elements, turn), case)
         return trial, trial
 
     real, measuring.torch_trials = measuring.torch_trials, slow
@@ -131,8 +130,8 @@ def test_the_time_is_that_of_the_slowest_rank(ranks):
 
 def wrong_part(state):
     """What a rank counts when a message went to the wrong place, or did not come."""
-    meaning = Meaning("all_gather", state.world.rank, 2, 64, "cpu")
-    trial, _ = torch_trials(state.communicator, meaning, "flat", Room(64, "cpu"))
+    case = CollectiveCase("all_gather", state.world.rank, 2, 64, "cpu")
+    trial, _ = torch_trials(state.communicator, case, "flat", Room(64, "cpu"))
     swapped = dataclasses.replace(trial, call=lambda turn: trial.call(turn).roll(32))
     short = dataclasses.replace(trial, call=lambda turn: trial.call(turn)[:32])
     missing = dataclasses.replace(trial, call=lambda turn: None)
@@ -146,7 +145,7 @@ def test_parts_at_the_wrong_place_and_missing_ones_are_wrong(ranks):
 def test_a_run_that_is_asked_to_stop_keeps_what_it_has(ranks):
     found, lines = ranks(2).run(stopped)[0]
     assert [len(series.rows) for series in found.series] == [2]
-    assert lines[-1] == "# Skipped: all that follows: the run was asked to stop"
+    assert lines[-1] == "# Skipped: the remaining series: the run received a stop request"
 
 
 class StoppingWorld(World):
@@ -199,7 +198,7 @@ def test_a_node_whose_adapters_tell_nothing_leaves_no_limit():
     ranks = {"node0": tuple(range(8)), "node1": tuple(range(8, 16))}
     world = World(0, 0, 16, 8, 0, 2, "node0", "cuda:0", "srun", "test")
     limit, missing = find_limit(world, dataclasses.replace(topology, nodes=nodes, ranks_by_host=ranks), 1 << 20)
-    assert limit is None and missing == "limit: no network adapter of node1 tells its rate"
+    assert limit is None and missing == "limit: the rate of every network adapter of node1 is unknown"
 
 
 def test_without_facts_of_nodes_there_is_no_limit_and_it_is_said():

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.comm.algorithms import ALGORITHMS
-from toolkit.comm.cost.lines import Line, Segment, fit
-from toolkit.comm.cost.prediction import Links, predict
+from toolkit.comm.cost.model import Line, Links, Segment, fit, predict
 
 BLOCK = ((0, 1), (2, 3), (4, 5), (6, 7))
 CYCLIC = ((0, 4), (1, 5), (2, 6), (3, 7))

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.comm.cost.choice import Choice
-from toolkit.comm.cost.lines import fit
-from toolkit.comm.cost.prediction import LINKS, Links
-from toolkit.comm.cost.tries import SIZES_BYTES, Correction, correct, try_all
+from toolkit.comm.cost.measurement import SIZES_BYTES, Correction, correct, try_all
+from toolkit.comm.cost.model import LINKS, Links, fit
 
 KIB = 1024
 LINE = fit({KIB: [1e-4], 1024 * KIB: [1e-2]})

@@ -1,4 +1,4 @@
-"""Measures collectives over all ranks: every operation, by the communicator's algorithms and by MPI, size by size."""
+"""Measures collectives over all ranks: operations by the communicator's algorithms and by MPI, size by size."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import torch
 import torch.distributed as dist
 
 from toolkit.comm.bench.limit import find_limit
-from toolkit.comm.bench.meaning import Meaning
 from toolkit.comm.bench.mpi_trials import mpi_library, mpi_trials
 from toolkit.comm.bench.request import BenchRequest, on_backend
-from toolkit.comm.bench.timing import time_calls
-from toolkit.comm.bench.torch_trials import OWN_WAYS, Halves, torch_trials
-from toolkit.comm.bench.trial import Room, Trial
+from toolkit.comm.bench.torch_trials import ONLY_ALGORITHM, Halves, torch_trials
+from toolkit.comm.bench.trial import CollectiveCase, Room, Trial, time_calls
 from toolkit.comm.communicator import Communicator
 from toolkit.comm.cost.choice import Choice
 from toolkit.errors import ToolkitError
@@ -26,13 +24,13 @@ from toolkit.topology.gather import gather_topology
 from toolkit.version import VERSION
 from toolkit.world.facts import World
 
-_MODEL_BUDGET_S = 2.0  # of measuring links, for nodes and for the network
+_MODEL_BUDGET_S = 2.0  # for each tier of links
 
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _PlannedSeries:
     """One series to be measured."""
 
     operation: str
@@ -41,13 +39,13 @@ class _Plan:
 
 
 def measure(world: World, request: BenchRequest, say: Say) -> Measurement:
-    """Measure what was asked for, and hand the table to `say` line by line, on rank 0 alone.
+    """Measure the requested operations; on rank 0, pass the table to `say` line by line.
 
-    Collective over all ranks of the default group. It ends early, with the sizes that were done, when the run is asked
-    to stop. The file and the limit are rank 0's.
+    Collective over all ranks of the default group. If the run receives a stop request, the result contains the sizes
+    measured until then.
 
     Raises:
-        ToolkitError: these ranks cannot measure it.
+        ToolkitError: these ranks cannot measure the request.
     """
     world = on_backend(world, request.backend)
     request.check_world(world)
@@ -57,26 +55,26 @@ def measure(world: World, request: BenchRequest, say: Say) -> Measurement:
         first, last = request.first_and_last_bytes
         limit, missing = find_limit(world, topology, last) if world.rank == 0 else (None, "")
         library, no_mpi = mpi_library(world) if request.mpi else (None, "")
-        found = Measurement(
+        measurement = Measurement(
             schema_version=1, time=utc_now(), toolkit=VERSION, torch=torch.__version__, mpi=library,
             backend="nccl" if world.device.startswith("cuda") else "gloo", launcher=world.launcher,
             iterations=request.iterations, warmup=request.warmup, first_bytes=first, last_bytes=last,
             factor=request.factor, ranks=_places(world), limit=limit, series=(),
             left_out=tuple(filter(None, (missing, no_mpi))),
         )  # fmt: skip
-        bench = _Bench(world, request, communicator, found, _model_of(request, communicator))
-        return bench.run(say if world.rank == 0 else _nobody)
+        bench = _Bench(world, request, communicator, measurement, _model_of(request, communicator))
+        return bench.run(say if world.rank == 0 else _ignore)
 
 
 def _model_of(request: BenchRequest, communicator: Communicator) -> Choice | None:
-    """What the links between the ranks let expect of all-reduces; None where they cannot be measured."""
+    """The predictions for all-reduces from measured links; None if toolkit cannot measure them."""
     if "all_reduce" not in request.operation_names or not communicator.can_measure:
         return None
     return communicator.choose_by_measurement(_MODEL_BUDGET_S)
 
 
-def _nobody(_: str) -> None:
-    """Ranks other than 0 print nothing."""
+def _ignore(_: str) -> None:
+    """Print nothing, on ranks other than 0."""
 
 
 def _check_algorithms(request: BenchRequest, communicator: Communicator) -> None:
@@ -104,24 +102,29 @@ def _places(world: World) -> tuple[RankPlace, ...]:
 
 
 class _Bench:
-    """One measurement on its way."""
+    """One measurement in progress."""
 
     def __init__(
-        self, world: World, request: BenchRequest, communicator: Communicator, found: Measurement, model: Choice | None
+        self,
+        world: World,
+        request: BenchRequest,
+        communicator: Communicator,
+        measurement: Measurement,
+        model: Choice | None,
     ) -> None:
         self.world = world
         self.request = request
         self.communicator = communicator
-        self.found = found
+        self.measurement = measurement
         self.model = model
-        self.done = 0  # sizes
+        self.sizes_done = 0
         self.stopped = False
 
     def run(self, say: Say) -> Measurement:
         for plan in self._plans():
             rows: list[Row] = []
             series = Series(plan.operation, plan.library, plan.algorithm, self._bus_limit(plan.operation), ())
-            for text in head(self.found, series):
+            for text in head(self.measurement, series):
                 say(text)
             for row in self._rows(plan):
                 rows.append(row)
@@ -129,50 +132,50 @@ class _Bench:
             series = replace(series, rows=tuple(rows))
             for text in foot(series):
                 say(text)
-            self.found = replace(self.found, series=(*self.found.series, series))
+            self.measurement = replace(self.measurement, series=(*self.measurement.series, series))
             if self.stopped:
-                words = "all that follows: the run was asked to stop"
-                self.found = replace(self.found, left_out=(*self.found.left_out, words))
+                reason = "the remaining series: the run received a stop request"
+                self.measurement = replace(self.measurement, left_out=(*self.measurement.left_out, reason))
                 break
-        for text in left_out(self.found):
+        for text in left_out(self.measurement):
             say(text)
-        return self.found
+        return self.measurement
 
-    def _plans(self) -> Iterator[_Plan]:
+    def _plans(self) -> Iterator[_PlannedSeries]:
         for operation in self.request.operation_names:
             if operation != "all_reduce":
-                yield _Plan(operation, "torch", OWN_WAYS[operation])
+                yield _PlannedSeries(operation, "torch", ONLY_ALGORITHM[operation])
             else:
                 every = self.request.every_algorithm
                 for algorithm in self.communicator.algorithms if every else self.request.algorithm_names:
-                    yield _Plan(operation, "torch", algorithm)
-            if self.found.mpi is not None:
-                yield _Plan(operation, "mpi", "")
+                    yield _PlannedSeries(operation, "torch", algorithm)
+            if self.measurement.mpi is not None:
+                yield _PlannedSeries(operation, "mpi", "")
 
     def _bus_limit(self, operation: str) -> float | None:
-        limit: Limit | None = self.found.limit
-        hosts = [place.host for place in self.found.ranks]
+        limit: Limit | None = self.measurement.limit
+        hosts = [place.host for place in self.measurement.ranks]
         on_node = max(map(hosts.count, hosts))
-        return OPERATIONS[operation].bus_limit(limit, self.world.size, self.found.nodes, on_node)
+        return OPERATIONS[operation].bus_limit(limit, self.world.size, self.measurement.nodes, on_node)
 
-    def _rows(self, plan: _Plan) -> Iterator[Row]:
+    def _rows(self, plan: _PlannedSeries) -> Iterator[Row]:
         sizes = self.request.sizes_of(plan.operation, self.world.size)
         device = "cpu" if plan.library == "mpi" else self.world.device
         room = Room(sizes[-1] // ELEMENT_BYTES, device)
         for size in sizes:
             yield self._row(plan, size, room)
-            self.done += 1
-            self.stopped = self.world.should_stop(self.done)
+            self.sizes_done += 1
+            self.stopped = self.world.should_stop(self.sizes_done)
             if self.stopped:
                 return
 
-    def _row(self, plan: _Plan, size: int, room: Room) -> Row:
+    def _row(self, plan: _PlannedSeries, size: int, room: Room) -> Row:
         elements = size // ELEMENT_BYTES
-        meaning = Meaning(plan.operation, self.world.rank, self.world.size, elements, room.device)
+        case = CollectiveCase(plan.operation, self.world.rank, self.world.size, elements, room.device)
         trials: Halves = (
-            mpi_trials(meaning, room)
+            mpi_trials(case, room)
             if plan.library == "mpi"
-            else torch_trials(self.communicator, meaning, plan.algorithm, room)
+            else torch_trials(self.communicator, case, plan.algorithm, room)
         )
         operation = OPERATIONS[plan.operation]
         out_of_place, in_place = (self._time(trial, plan.operation, size, room) for trial in trials)

@@ -1,4 +1,4 @@
-"""MPI's own collectives on the same memory, through mpi4py: what the site's MPI makes of the same links."""
+"""MPI's collectives on the same memory, through mpi4py: the performance of the site's MPI on the same links."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
-from toolkit.comm.bench.meaning import Meaning
-from toolkit.comm.bench.trial import Room, Trial
+from toolkit.comm.bench.trial import CollectiveCase, Room, Trial
 from toolkit.world.facts import World
 
 
 def mpi_library(world: World) -> tuple[str | None, str]:
-    """(the library's name and version, why there is none)."""
+    """(the library's name and version, the reason why there is none)."""
     if not world.discovered_by.startswith("MPI"):
         return None, (
-            f"mpi: the ranks were started by {world.launcher} and found by {world.discovered_by}, without MPI; "
+            f"mpi: {world.launcher} started the ranks, and {world.discovered_by} numbered them, without MPI; "
             "start them with mpirun, or with srun --mpi"
         )
     from mpi4py import MPI
@@ -25,21 +24,21 @@ def mpi_library(world: World) -> tuple[str | None, str]:
     return " ".join(words)[:60], ""
 
 
-def mpi_trials(meaning: Meaning, room: Room) -> tuple[Trial, Trial]:
-    """The operation out of place and in place, on the host's memory."""
+def mpi_trials(case: CollectiveCase, room: Room) -> tuple[Trial, Trial]:
+    """The operation out of place and in place, in host memory."""
     from mpi4py import MPI
 
-    return _out_of_place(MPI, meaning, room), _in_place(MPI, meaning, room)
+    return _out_of_place(MPI.COMM_WORLD, case, room), _in_place(MPI.COMM_WORLD, MPI.IN_PLACE, case, room)
 
 
-def _out_of_place(library: Any, meaning: Meaning, room: Room) -> Trial:
-    ranks: Any = library.COMM_WORLD
-    rank, following, before = _neighbours(meaning)
-    handed = meaning.part if meaning.operation == "all_gather" else meaning.elements
-    length = meaning.part if meaning.operation == "reduce_scatter" else meaning.elements
+def _out_of_place(ranks: Any, case: CollectiveCase, room: Room) -> Trial:
+    following, previous = case.neighbours
+    is_root = case.rank == 0
+    input_length = case.part if case.operation == "all_gather" else case.elements
+    output_length = case.part if case.operation == "reduce_scatter" else case.elements
 
     def broadcast(one: Any, other: Any) -> None:
-        if rank == 0:
+        if is_root:
             other[:] = one
         ranks.Bcast(other, root=0)
 
@@ -49,47 +48,41 @@ def _out_of_place(library: Any, meaning: Meaning, room: Room) -> Trial:
         "reduce_scatter": lambda one, other: ranks.Reduce_scatter_block(one, other),
         "all_to_all": lambda one, other: ranks.Alltoall(one, other),
         "broadcast": broadcast,
-        "reduce": lambda one, other: ranks.Reduce(one, other if rank == 0 else None, root=0),
-        "send_recv": lambda one, other: ranks.Sendrecv(one, following, recvbuf=other, source=before),
+        "reduce": lambda one, other: ranks.Reduce(one, other if is_root else None, root=0),
+        "send_recv": lambda one, other: ranks.Sendrecv(one, following, recvbuf=other, source=previous),
     }
-    run = calls[meaning.operation]
+    run = calls[case.operation]
 
     def call(turn: int) -> torch.Tensor:
-        received = room.received(length, turn)
-        run(room.sent(handed, turn).numpy(), received.numpy())
+        received = room.received(output_length, turn)
+        run(room.sent(input_length, turn).numpy(), received.numpy())
         return received
 
-    return Trial(call, lambda turn: room.sent(handed, turn), meaning.handed_in, meaning.expected)
+    return Trial(call, lambda turn: room.sent(input_length, turn), case)
 
 
-def _in_place(library: Any, meaning: Meaning, room: Room) -> Trial:
-    """All-gather and reduce-scatter in place work on a part of the buffer that has all data."""
-    ranks: Any = library.COMM_WORLD
-    here = library.IN_PLACE
-    rank, following, before = _neighbours(meaning)
+def _in_place(ranks: Any, here: Any, case: CollectiveCase, room: Room) -> Trial:
+    """In place, all-gather and reduce-scatter use a part of the buffer with all data."""
+    following, previous = case.neighbours
+    is_root = case.rank == 0
     calls: dict[str, Callable[[Any], object]] = {
         "all_reduce": lambda data: ranks.Allreduce(here, data),
         "all_gather": lambda data: ranks.Allgather(here, data),
         "reduce_scatter": lambda data: ranks.Reduce_scatter_block(here, data),
         "all_to_all": lambda data: ranks.Alltoall(here, data),
         "broadcast": lambda data: ranks.Bcast(data, root=0),
-        "reduce": lambda data: ranks.Reduce(here if rank == 0 else data, data if rank == 0 else None, root=0),
-        "send_recv": lambda data: ranks.Sendrecv_replace(data, following, source=before),
+        "reduce": lambda data: ranks.Reduce(here if is_root else data, data if is_root else None, root=0),
+        "send_recv": lambda data: ranks.Sendrecv_replace(data, following, source=previous),
     }
-    run = calls[meaning.operation]
+    run = calls[case.operation]
 
     def sent(turn: int) -> torch.Tensor:
-        data = room.sent(meaning.elements, turn)
-        return data[rank * meaning.part :][: meaning.part] if meaning.operation == "all_gather" else data
+        data = room.sent(case.elements, turn)
+        return data[case.rank * case.part :][: case.part] if case.operation == "all_gather" else data
 
     def call(turn: int) -> torch.Tensor:
-        data = room.sent(meaning.elements, turn)
+        data = room.sent(case.elements, turn)
         run(data.numpy())
-        return data[: meaning.part] if meaning.operation == "reduce_scatter" else data
+        return data[: case.part] if case.operation == "reduce_scatter" else data
 
-    return Trial(call, sent, meaning.handed_in, meaning.expected)
-
-
-def _neighbours(meaning: Meaning) -> tuple[int, int, int]:
-    """(this rank, the next, the one before)."""
-    return meaning.rank, (meaning.rank + 1) % meaning.ranks, (meaning.rank - 1) % meaning.ranks
+    return Trial(call, sent, case)

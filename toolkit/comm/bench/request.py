@@ -1,4 +1,4 @@
-"""What is to be measured, and whether that can be. Without torch: the login side asks, too."""
+"""The request of a measurement and its checks, without torch, since the login side uses them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """The arguments of `toolkit bench collectives`, which are the table `[args]` of its job, as they are written.
+    """The arguments of `toolkit bench collectives`, the table `[args]` of its job.
 
-    operations, algorithms: names with commas between them, or "all"; algorithms are those of all-reduce.
-    sizes: "8..16M", or one size; K, M and G are powers of 1024. Each is `factor` times the one before.
-    backend: "gloo", "nccl", or "auto" for that of the device.
-    mpi: whether MPI's own collectives are measured beside.
+    Attributes:
+        operations, algorithms: comma-separated names, or "all"; algorithms are those of all-reduce.
+        sizes: "8..16M", or one size; K, M and G are powers of 1024. Each is `factor` times the previous one.
+        backend: "gloo", "nccl", or "auto" for the device's backend.
+        mpi: also measure MPI's collectives.
     """
 
     operations: str = "all_reduce"
@@ -38,125 +39,124 @@ class BenchRequest:
     warmup: int = 5
 
     def __post_init__(self) -> None:
-        """Raise a ToolkitError for the first argument that cannot be."""
+        """Raise a ToolkitError for the first invalid argument."""
         _names(self.operations, tuple(OPERATIONS), "operations")
         _names(self.algorithms, tuple(ALGORITHMS), "algorithms")
         if self.algorithm_names != ("flat",) and "all_reduce" not in self.operation_names:
-            raise _refused(
-                f"{self.algorithms!r} is of all_reduce alone, and {self.operations} is measured",
+            raise _invalid(
+                f"{self.algorithms!r} applies to all_reduce only, and operations are {self.operations}",
                 "algorithms",
-                "leave it out, or measure all_reduce, too",
+                "remove it, or also measure all_reduce",
             )
         if self.backend not in BACKENDS:
-            raise _refused(f"there is no backend {self.backend!r}", "backend", f"one of {', '.join(BACKENDS)}")
+            raise _invalid(f"unknown backend {self.backend!r}", "backend", f"one of {', '.join(BACKENDS)}")
         for name, value, least in (
             ("factor", self.factor, 2), ("iterations", self.iterations, 1), ("warmup", self.warmup, 0),
         ):  # fmt: skip
             if value < least:
-                raise _refused(f"{value} is too few", name, f"{least}, or more")
+                raise _invalid(f"expected {least} or more, got {value}", name, f"set {least} or more")
         first, last = self.first_and_last_bytes
         if last < 1:
-            raise _refused(f"{self.sizes!r} holds no size", "sizes", "write 8..16M, or one size such as 64K")
+            raise _invalid(f"{self.sizes!r} contains no size", "sizes", "write 8..16M, or one size such as 64K")
         if first < 1:
             fix = f"write 8..{self.sizes.rpartition('..')[2].strip() if last >= 8 else '16M'}"
-            raise _refused(f"{self.sizes!r} begins with 0, and no factor makes that more", "sizes", fix)
+            raise _invalid(f"{self.sizes!r} starts with 0, which no factor increases", "sizes", fix)
         if last < first:
             smaller, between, larger = (part.strip() for part in reversed(self.sizes.partition("..")))
             fix = f"write the smaller one first: {smaller}{between}{larger}"
-            raise _refused(f"{self.sizes!r} holds no size", "sizes", fix)
+            raise _invalid(f"{self.sizes!r} contains no size", "sizes", fix)
 
     @property
     def operation_names(self) -> tuple[str, ...]:
-        """The operations, each once, in the order that was asked for."""
+        """The operations, each once, in the requested order."""
         return _names(self.operations, tuple(OPERATIONS), "operations")
 
     @property
     def every_algorithm(self) -> bool:
-        """Whether all algorithms are asked for that the layout of ranks allows."""
+        """Whether the request is for all algorithms that the layout of ranks allows."""
         return self.algorithms == "all"
 
     @property
     def algorithm_names(self) -> tuple[str, ...]:
-        """The algorithms, each once, in the order that was asked for."""
+        """The algorithms, each once, in the requested order."""
         return _names(self.algorithms, tuple(ALGORITHMS), "algorithms")
 
     @property
     def first_and_last_bytes(self) -> tuple[int, int]:
-        """The ends of the sizes."""
+        """The smallest and the largest size."""
         first, between, last = self.sizes.partition("..")
         return self._bytes(first), self._bytes(last if between else first)
 
     def _bytes(self, text: str) -> int:
         match = _SIZE.fullmatch(text.strip())
         if match is None:
-            raise _refused(f"{text!r} is no size", "sizes", "write 8..16M, or one size such as 64K")
+            raise _invalid(f"{text!r} is not a valid size", "sizes", "write 8..16M, or one size such as 64K")
         return int(match[1]) * _UNITS[match[2].upper()]
 
     def sizes_of(self, operation: str, ranks: int) -> tuple[int, ...]:
-        """The sizes of an operation on so many ranks."""
+        """The sizes of an operation on a number of ranks."""
         first, last = self.first_and_last_bytes
         return sizes_of(OPERATIONS[operation], first, last, self.factor, ranks)
 
     def check_ranks(self, ranks: int) -> None:
-        """Refuse what these ranks cannot measure.
+        """Check that a number of ranks can measure the request.
 
         Raises:
-            ToolkitError: it is one rank, or an operation has no size that all of them can share.
+            ToolkitError: there is one rank, or an operation has no size that all ranks can share.
         """
         if ranks < 2:
             raise ToolkitError(
-                "one rank has nobody to talk to: its times would be those of copies",
+                "one rank has no peer: its times would be those of copies",
                 where=f"{ranks} rank{'s' * (ranks != 1)}",
                 fix="start two or more: `toolkit bench collectives --ranks 2`, or `-n 2` for run, submit, mpirun or srun",
             )
         for name in self.operation_names:
             if not self.sizes_of(name, ranks):
-                raise _refused(
+                raise _invalid(
                     f"no size up to {self.sizes.rpartition('..')[2]} gives each of {ranks} ranks 16 bytes of {name}",
                     "sizes",
                     f"write {self.sizes.partition('..')[0]}..{16 * ranks}, or more",
                 )
 
     def check_layout(self, nodes: int, ranks_per_node: int) -> None:
-        """Refuse an algorithm that so many nodes, with so many ranks each, cannot run.
+        """Check that a number of nodes, with a number of ranks each, can run the algorithms.
 
         Raises:
-            ToolkitError: it is asked for by its name.
+            ToolkitError: they cannot run an algorithm that the request names.
         """
         if self.every_algorithm:
             return
         fitting = [name for name in ALGORITHMS if layouts_allow(name, nodes, ranks_per_node)]
         for name in self.algorithm_names:
             if name not in fitting:
-                there = f"{counted(nodes, 'node')} of {counted(ranks_per_node, 'rank')}"
-                raise _refused(
-                    f"all-reduce algorithm {name!r} needs two or more nodes with two or more ranks each, and here is "
-                    f"{there}",
+                layout = f"{counted(nodes, 'node')} of {counted(ranks_per_node, 'rank')}"
+                raise _invalid(
+                    f"all-reduce algorithm {name!r} needs two or more nodes with two or more ranks each, got {layout}",
                     "algorithms",
                     f"all, or some of {', '.join(fitting)}; or `toolkit submit bench_collectives -N 2 "
                     f"--ntasks-per-node 2 --set args.algorithms={name}`",
                 )
 
     def check_shape(self, job: JobTable) -> None:
-        """Refuse what the ranks of a job cannot measure; of a range of nodes what no number of them can.
+        """Check that the ranks of a job can measure the request, with some number from its range of nodes.
 
         Raises:
-            ToolkitError: as `check_ranks` and `check_layout`.
+            ToolkitError: see `check_ranks` and `check_layout`.
         """
         self.check_ranks(job.min_nodes * job.ranks_per_node)
         self.check_layout(job.max_nodes, job.ranks_per_node)
 
     def check_gpus(self, gpus: int, ranks_per_node: int) -> None:
-        """Refuse what a machine with so many GPUs cannot measure.
+        """Check that a machine with a number of GPUs can measure the request.
 
         Raises:
-            ToolkitError: nccl is asked for without a GPU, or ranks would share one.
+            ToolkitError: the backend is nccl without a GPU, or ranks would share a GPU.
         """
         if self.backend == "nccl" and not gpus:
-            raise _refused(
-                "nccl moves what is on GPUs, and this machine shows none",
+            raise _invalid(
+                "nccl needs GPUs, and this machine has none",
                 "backend",
-                "leave it out; or `toolkit submit bench_collectives --gpus-per-node 2 --set args.backend=nccl`",
+                "remove it; or `toolkit submit bench_collectives --gpus-per-node 2 --set args.backend=nccl`",
             )
         if self.backend != "gloo" and 0 < gpus < ranks_per_node:
             raise ToolkitError(
@@ -166,18 +166,18 @@ class BenchRequest:
             )
 
     def check_world(self, world: World) -> None:
-        """Refuse what the ranks that were started cannot measure, before they meet."""
+        """Check that the started ranks can measure the request, before their rendezvous."""
         self.check_ranks(world.size)
         if self.backend == "nccl" and not world.device.startswith("cuda"):
-            raise _refused(
-                f"nccl moves what is on GPUs, and the ranks on {world.host} have the device {world.device}",
+            raise _invalid(
+                f"nccl needs GPUs, and the ranks on {world.host} have the device {world.device}",
                 "backend",
-                "leave backend out, or ask for GPUs (--gpus-per-node)",
+                "remove backend, or request GPUs (--gpus-per-node)",
             )
 
 
 def on_backend(world: World, backend: str) -> World:
-    """The world as it is measured: gloo works on the host's memory, also beside GPUs."""
+    """The world with the backend's device: gloo uses host memory, even on nodes with GPUs."""
     return replace(world, device="cpu") if backend == "gloo" else world
 
 
@@ -185,16 +185,16 @@ def _names(text: str, known: Sequence[str], key: str) -> tuple[str, ...]:
     if text.strip() == "all":
         return tuple(known)
     names: Iterable[str] = (name.strip() for name in text.split(","))
-    found = tuple(dict.fromkeys(name for name in names if name))
-    for name in found:
+    chosen = tuple(dict.fromkeys(name for name in names if name))
+    for name in chosen:
         if name not in known:
-            near = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1)
-            fix = f"did you mean {near[0]!r}" if near else f"all, or some of {', '.join(known)}"
-            raise _refused(f"there is no {name!r}", key, fix)
-    if not found:
-        raise _refused(f"{text!r} names none", key, f"all, or some of {', '.join(known)}")
-    return found
+            similar = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1)
+            fix = f"did you mean {similar[0]!r}" if similar else f"all, or some of {', '.join(known)}"
+            raise _invalid(f"unknown name {name!r}", key, fix)
+    if not chosen:
+        raise _invalid(f"{text!r} contains no name", key, f"all, or some of {', '.join(known)}")
+    return chosen
 
 
-def _refused(message: str, key: str, fix: str) -> ToolkitError:
+def _invalid(message: str, key: str, fix: str) -> ToolkitError:
     return ToolkitError(message, where=f"args.{key}", fix=fix)

@@ -1,53 +1,107 @@
-"""One collective on its buffers: how it is called, and whether its result is right.
+"""One collective on its buffers: its input and expected result, how to call it, and how to time and check it.
 
-Ranks hand in whole numbers that differ by rank and place, small enough that floats add them up exactly. As nccl-tests
-does, calls take turns on parts of a large buffer: what stands in a cache from the call before would look like a fast link.
+Ranks contribute integers that depend on rank and position, small enough for exact sums of floats. As in nccl-tests,
+successive calls use successive parts of a large buffer: data in a cache from the previous call would look like a fast
+link.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 import torch
 
-_PERIOD = 251  # a prime: parts at the wrong place show, since their lengths are no multiples of it
+_PERIOD = 251  # a prime: it divides no length of a part, so that a part at the wrong position is detected
 _BY_RANK = 31
-NOTHING = -1.0  # what no rank hands in
+_NOTHING = -1.0  # no rank contributes this value
 
 
 def pattern(rank: int, elements: int, first: int = 0, device: str = "cpu") -> torch.Tensor:
-    """What a rank hands in, shape (elements,), float32: its elements from `first` on."""
+    """A rank's contribution from element `first` on, shape (elements,), float32."""
     places = torch.arange(first, first + elements, device=device)
     return ((places + _BY_RANK * rank) % _PERIOD).float()
 
 
 def pattern_sum(ranks: int, elements: int, first: int = 0, device: str = "cpu") -> torch.Tensor:
-    """What all ranks hand in, added up, shape (elements,), float32; exact to 60,000 ranks."""
+    """The sum of all ranks' contributions, shape (elements,), float32; exact up to 60,000 ranks."""
     places = torch.arange(_PERIOD, device=device)
     period = sum(((places + _BY_RANK * rank) % _PERIOD for rank in range(ranks)), torch.zeros_like(places))
     return period[torch.arange(first, first + elements, device=device) % _PERIOD].float()
 
 
+@dataclass(frozen=True)
+class CollectiveCase:
+    """One operation on `elements` of all data, for one of a number of ranks. The root is rank 0.
+
+    In send_recv every rank sends to the next and receives from the previous one, as in nccl-tests.
+    """
+
+    operation: str
+    rank: int
+    ranks: int
+    elements: int
+    device: str
+
+    @property
+    def part(self) -> int:
+        """The elements of one rank, if the operation divides the data."""
+        return self.elements // self.ranks
+
+    @property
+    def neighbours(self) -> tuple[int, int]:
+        """(the next rank, the previous rank)."""
+        return (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
+
+    def contribution(self) -> torch.Tensor:
+        """The input of this rank."""
+        if self.operation == "all_gather":
+            return pattern(self.rank, self.part, device=self.device)
+        if self.operation == "broadcast" and self.rank != 0:
+            return torch.full((self.elements,), _NOTHING, device=self.device)
+        return pattern(self.rank, self.elements, device=self.device)
+
+    def expected(self) -> torch.Tensor | None:
+        """The expected result on this rank; None if it receives none."""
+        first, device = self.rank * self.part, self.device
+        if self.operation == "all_reduce":
+            return pattern_sum(self.ranks, self.elements, device=device)
+        if self.operation == "reduce":
+            return pattern_sum(self.ranks, self.elements, device=device) if self.rank == 0 else None
+        if self.operation == "reduce_scatter":
+            return pattern_sum(self.ranks, self.part, first, device)
+        if self.operation == "all_gather":
+            return torch.cat([pattern(rank, self.part, 0, device) for rank in range(self.ranks)])
+        if self.operation == "all_to_all":
+            return torch.cat([pattern(rank, self.part, first, device) for rank in range(self.ranks)])
+        if self.operation == "broadcast":
+            return pattern(0, self.elements, device=device)
+        assert self.operation == "send_recv"
+        return pattern(self.neighbours[1], self.elements, device=device)
+
+
 class Room:
-    """The buffers of a rank, which all sizes share: one to send from, one to receive into, of `elements` each."""
+    """The buffers of a rank for all sizes: one to send from, one to receive into, of `elements` each."""
 
     def __init__(self, elements: int, device: str) -> None:
         self.device = device
-        # Written to, so that every page is there: pages that nobody wrote to are one page, and always cached.
+        # Written, so that every page is allocated: unwritten pages share one page, which is always cached.
         self._sent, self._received = (torch.full((elements,), 0.0, device=device) for _ in range(2))
 
     def clear(self) -> None:
-        """Zeros, so that sums do not grow from call to call."""
+        """Set all elements to zero, so that sums do not grow from call to call."""
         self._sent.zero_()
         self._received.zero_()
 
     def sent(self, elements: int, turn: int) -> torch.Tensor:
-        """The part of the sending buffer whose turn it is."""
+        """The part of the send buffer for a call."""
         return self._part(self._sent, elements, turn)
 
     def received(self, elements: int, turn: int) -> torch.Tensor:
-        """The part of the receiving buffer whose turn it is."""
+        """The part of the receive buffer for a call."""
         return self._part(self._received, elements, turn)
 
     def _part(self, buffer: torch.Tensor, elements: int, turn: int) -> torch.Tensor:
@@ -59,21 +113,49 @@ class Room:
 class Trial:
     """One way to call one operation at one size.
 
-    `call(turn)` runs it and returns what this rank then holds, None where it holds nothing of the result. `handed_in`
-    is what this rank puts into `sent(turn)` for the check, `expected` what it must hold then.
+    Attributes:
+        call: runs call number `turn`, and returns the result on this rank, None if it receives none.
+        sent: the input buffer of call number `turn`.
     """
 
     call: Callable[[int], torch.Tensor | None]
     sent: Callable[[int], torch.Tensor]
-    handed_in: Callable[[], torch.Tensor]
-    expected: Callable[[], torch.Tensor | None]
+    case: CollectiveCase
 
     def count_wrong(self) -> int:
-        """Call once more, and count the elements that are wrong on this rank."""
-        self.sent(0).copy_(self.handed_in())
-        found, expected = self.call(0), self.expected()
+        """Call once more, and return the number of wrong elements on this rank."""
+        self.sent(0).copy_(self.case.contribution())
+        result, expected = self.call(0), self.case.expected()
         if expected is None:
             return 0
-        if found is None or found.numel() != expected.numel():
+        if result is None or result.numel() != expected.numel():
             return expected.numel()
-        return int((found != expected).sum())
+        return int((result != expected).sum())
+
+
+def time_calls(call: Callable[[int], object], iterations: int, device: str) -> tuple[float, float]:
+    """(mean, median) seconds of sequential calls, on a GPU by events of its stream.
+
+    As in nccl-tests, the mean includes the time between calls.
+    """
+    durations = _gpu_durations(call, iterations) if device.startswith("cuda") else _cpu_durations(call, iterations)
+    return sum(durations) / iterations, median(durations)
+
+
+def _cpu_durations(call: Callable[[int], object], iterations: int) -> list[float]:
+    moments = [time.perf_counter()]
+    for turn in range(iterations):
+        call(turn)
+        moments.append(time.perf_counter())
+    return [end - start for start, end in pairwise(moments)]
+
+
+def _gpu_durations(call: Callable[[int], object], iterations: int) -> list[float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+    torch.cuda.synchronize()
+    events[0].record()
+    for turn in range(iterations):
+        call(turn)
+        events[turn + 1].record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]

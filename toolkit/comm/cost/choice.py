@@ -1,4 +1,4 @@
-"""Which all-reduce is the fastest for a size, by measured links; kept in the run directory for its later attempts."""
+"""Chooses the fastest all-reduce for a size by measured links, and keeps the measurement in the run directory."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 
 import torch.distributed as dist
 
-from toolkit.comm.cost.calibration import BUDGET_S, calibrate
-from toolkit.comm.cost.lines import Line, Segment
-from toolkit.comm.cost.prediction import LINKS, Links, predict
-from toolkit.comm.cost.tries import AllReduce, Correction, correct, try_all
+from toolkit.comm.cost.measurement import BUDGET_S, AllReduce, Correction, correct, measure_links, try_all
+from toolkit.comm.cost.model import LINKS, Line, Links, Segment, predict
 from toolkit.comm.peers import Peers
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import read_json, utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
 
-_SHARE_OF_TRIES = 0.4  # of the seconds for a tier
+_SHARE_OF_TRIES = 0.4  # of a tier's budget
 _SHOWN_BYTES = (4 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The links of a layout of ranks, and what follows from them.
+    """The measured links of a layout of ranks, and the choice that follows from them.
 
-    `hosts[n]` has the ranks `nodes[n]` of the group. `tried[algorithm]` has the seconds that small all-reduces took, by
-    bytes; `source` says in words where the figures are from.
+    Attributes:
+        hosts, nodes: `hosts[n]` runs the ranks `nodes[n]` of the group.
+        tried: by algorithm, the seconds of small all-reduces by their bytes.
+        source: describes the origin of the figures.
     """
 
     hosts: tuple[str, ...]
@@ -40,11 +40,11 @@ class Choice:
     source: str
 
     def algorithm(self, size_bytes: int) -> str:
-        """The one with the least predicted seconds; the same on every rank."""
+        """The algorithm with the lowest predicted seconds; the same on every rank."""
         return min(self.algorithms, key=lambda name: self.seconds(name, size_bytes))
 
     def seconds(self, algorithm: str, size_bytes: int) -> float:
-        """Predicted seconds of an all-reduce of so many bytes."""
+        """Predicted seconds of an all-reduce."""
         correction = self._corrections.get(algorithm)
         seconds = predict(algorithm, size_bytes, self.nodes, self.links)
         return seconds * correction.ratio(size_bytes) if correction else seconds
@@ -55,12 +55,12 @@ class Choice:
 
     @property
     def line(self) -> str:
-        """One line for the user: what is chosen at some sizes, and why."""
+        """One line for the user: the choice at some sizes, and the source."""
         chosen: dict[str, list[str]] = {}
         for size in _SHOWN_BYTES:
             chosen.setdefault(self.algorithm(size), []).append(_size(size))
-        said = ", ".join(f"{name} at {' and '.join(sizes)}" for name, sizes in chosen.items())
-        return f"{said} ({self.source})"
+        choices = ", ".join(f"{name} at {' and '.join(sizes)}" for name, sizes in chosen.items())
+        return f"{choices} ({self.source})"
 
 
 def choose(
@@ -71,49 +71,49 @@ def choose(
     run: RunDirectory | None,
     budget_s: float = BUDGET_S,
 ) -> Choice:
-    """The choice among `algorithms` for this layout: the run's own where it has one, else measured now. Collective.
+    """The choice among `algorithms` for this layout, from the run's earlier measurement or a new one. Collective.
 
     Args:
-        peers: whose nodes are known, on the CPU.
-        hosts: of the nodes, in their order.
+        peers: peers on the CPU with known nodes.
+        hosts: the hosts of the nodes, in their order.
         all_reduce: sums a tensor over the peers by the algorithm of that name.
-        run: where rank 0 looks for an earlier measurement, and keeps this one; None keeps none.
+        run: the run directory in which rank 0 reads an earlier measurement or writes this one; None for neither.
         budget_s: seconds of measuring for each tier.
     """
-    kept = _said_by_first(peers, _read(run.links, hosts, peers.nodes) if run and peers.place == 0 else None)
+    kept = _from_first(peers, _read(run.links, hosts, peers.nodes) if run and peers.place == 0 else None)
     if isinstance(kept, dict):
         source = f"measured {kept['time']}"
         return Choice(tuple(hosts), peers.nodes, tuple(algorithms), _links_of(kept), _tried_of(kept), source)
-    began = time.monotonic()
-    links = calibrate(peers, budget_s)
+    start = time.monotonic()
+    links = measure_links(peers, budget_s)
     tried = try_all(peers, algorithms, all_reduce, budget_s * _SHARE_OF_TRIES)
-    source = f"measured in {time.monotonic() - began:.1f} s" + (f"; {kept}" if kept else "")
-    choice = Choice(tuple(hosts), peers.nodes, tuple(algorithms), *_said_by_first(peers, (links, tried, source)))
+    source = f"measured in {time.monotonic() - start:.1f} s" + (f"; {kept}" if kept else "")
+    choice = Choice(tuple(hosts), peers.nodes, tuple(algorithms), *_from_first(peers, (links, tried, source)))
     if run and peers.place == 0:
         write_json(run.links, _as_json(choice))
     return choice
 
 
-def _said_by_first(peers: Peers, value: Any) -> Any:
-    """What place 0 has, on all: ranks that measure see times of their own, and must not choose differently."""
-    said = [value]
-    dist.broadcast_object_list(said, group=peers.group, group_src=0)
-    return said[0]
+def _from_first(peers: Peers, value: Any) -> Any:
+    """The value of place 0 on all ranks: each rank measures its own times, and all must choose alike."""
+    values = [value]
+    dist.broadcast_object_list(values, group=peers.group, group_src=0)
+    return values[0]
 
 
 def _read(path: Path, hosts: Sequence[str], nodes: Sequence[Sequence[int]]) -> dict[str, Any] | str | None:
-    """What was kept for this layout; else why it does not serve, None where there is nothing."""
+    """The measurement of this layout; else why it is not usable, or None if there is none."""
     if not path.exists():
         return None
     try:
-        found = read_json(path)
-        _links_of(found)
-        _tried_of(found)
+        kept = read_json(path)
+        _links_of(kept)
+        _tried_of(kept)
     except (ToolkitError, KeyError, TypeError, ValueError) as error:
         return f"{path.name} of the run is damaged ({error})"
-    if (found.get("hosts"), found.get("nodes")) != (list(hosts), [list(node) for node in nodes]):
-        return f"{path.name} of the run is of other nodes"
-    return dict(found)
+    if (kept.get("hosts"), kept.get("nodes")) != (list(hosts), [list(node) for node in nodes]):
+        return f"{path.name} of the run is for other nodes"
+    return dict(kept)
 
 
 def _as_json(choice: Choice) -> dict[str, Any]:
@@ -128,14 +128,14 @@ def _as_json(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _links_of(found: Mapping[str, Any]) -> Links:
-    lines = {name: Line(tuple(Segment(**segment) for segment in found[name])) for name in LINKS}
-    return Links(**lines, fold_s_per_byte=float(found["fold_s_per_byte"]))
+def _links_of(kept: Mapping[str, Any]) -> Links:
+    lines = {name: Line(tuple(Segment(**segment) for segment in kept[name])) for name in LINKS}
+    return Links(**lines, fold_s_per_byte=float(kept["fold_s_per_byte"]))
 
 
-def _tried_of(found: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+def _tried_of(kept: Mapping[str, Any]) -> dict[str, dict[int, float]]:
     return {
-        name: {int(size): float(seconds) for size, seconds in taken.items()} for name, taken in found["tried"].items()
+        name: {int(size): float(seconds) for size, seconds in taken.items()} for name, taken in kept["tried"].items()
     }
 
 

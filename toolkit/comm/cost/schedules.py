@@ -1,7 +1,7 @@
-"""What each all-reduce algorithm sends, round by round. Plain arithmetic, without torch.
+"""The messages of each all-reduce algorithm, round by round, without torch.
 
-A round is a set of messages that are under way at the same time; the next begins when they have come. The rounds are
-those of the code in `ring`, `tree`, `direct`, `leader` and `hierarchical`, for places 0 to p-1 on nodes.
+A round is a set of concurrent messages; the next round starts when they have arrived. The rounds match the code in
+`ring`, `tree`, `one_hop` and `hierarchical`, for places 0 to p-1 on nodes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from dataclasses import dataclass
 RankGroups = Sequence[Sequence[int]]  # the places on each node
 Message = tuple[int, int, float]  # from, to, bytes
 
-PIECE_BYTES = 256 * 1024
-MOST_PIECES = 32
 SEGMENT_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Round:
-    """Messages at the same time, `repeats` times one after the other; then the busiest rank adds up `folded_bytes`.
+    """Concurrent messages, `repeats` times in sequence; then the busiest rank sums `folded_bytes`.
 
-    `overlaps` where it adds up one piece while the next comes in.
+    `overlaps` is true if it sums one piece while it receives the next.
     """
 
     messages: tuple[Message, ...]
@@ -32,23 +30,23 @@ class Round:
 
 @dataclass(frozen=True)
 class Stages:
-    """Rounds of stages that work on different segments at the same time, on `segments` of them."""
+    """The rounds of each pipeline stage; the stages work concurrently on different ones of `segments` segments."""
 
     stages: tuple[tuple[Round, ...], ...]
     segments: int = 1
 
 
-# Of so many bytes on these nodes.
+# The stages for a number of bytes on these nodes.
 Schedule = Callable[[float, RankGroups], Stages]
 
 
 def ring(size_bytes: float, nodes: RankGroups) -> Stages:
-    """One chunk a rank: to the right, and added up there; then the sums."""
+    """A ring with one chunk for each rank: first to be summed, then the sums."""
     return _one(_ring_of(_places(nodes), size_bytes, overlaps=False))
 
 
 def overlapped_ring(size_bytes: float, nodes: RankGroups) -> Stages:
-    """The rings that add up while the next piece comes in, and the backend's own."""
+    """A ring that sums a piece while it receives the next, as the backend does."""
     return _one(_ring_of(_places(nodes), size_bytes, overlaps=True))
 
 
@@ -59,7 +57,7 @@ def tree(size_bytes: float, nodes: RankGroups) -> Stages:
 
 
 def direct(size_bytes: float, nodes: RankGroups) -> Stages:
-    """Every place to every other: parts to be added up, then the sums."""
+    """Every place to every other: first parts to be summed, then the sums."""
     places = _places(nodes)
     part = size_bytes / len(places)
     messages = tuple((one, other, part) for one in places for other in places if one != other)
@@ -67,7 +65,7 @@ def direct(size_bytes: float, nodes: RankGroups) -> Stages:
 
 
 def leader(size_bytes: float, nodes: RankGroups) -> Stages:
-    """To the first place of each node, a ring of these, and back by a tree in each node."""
+    """To the first place of each node, a ring of these places, and a tree back in each node."""
     gathered = tuple((place, node[0], size_bytes) for node in nodes for place in node[1:])
     most = max(len(node) for node in nodes)
     down = [_tree_down(node, size_bytes) for node in nodes]
@@ -80,7 +78,7 @@ def leader(size_bytes: float, nodes: RankGroups) -> Stages:
 
 
 def hierarchical(size_bytes: float, nodes: RankGroups) -> Stages:
-    """Exchange of parts in the node, rings across nodes, parts to all in the node; segments of 2 MiB."""
+    """Reduce-scatter in the node, rings across nodes, all-gather in the node; in segments of 2 MiB."""
     local = len(nodes[0])
     segments = max(1, -(-int(size_bytes) // SEGMENT_BYTES))
     segment = size_bytes / segments
@@ -129,7 +127,7 @@ def _tree_up(places: Sequence[int], size_bytes: float) -> tuple[Round, ...]:
 
 
 def _tree_down(places: Sequence[int], size_bytes: float) -> tuple[Round, ...]:
-    """The way up, backwards, every message turned round."""
+    """The rounds of `_tree_up` in reverse order, with each message reversed."""
     return tuple(
         Round(tuple((receiver, sender, size) for sender, receiver, size in up.messages))
         for up in reversed(_tree_up(places, size_bytes))

@@ -30,6 +30,7 @@ def check_picture(path: Path) -> None:
     if not folder.is_dir():
         raise ToolkitError("its folder does not exist", where=str(path), fix=f"mkdir -p {folder}, or name another")
     try:
-        importlib.import_module("matplotlib.figure")
+        for module in ("matplotlib", "matplotlib.figure"):
+            importlib.import_module(module)
     except ImportError as error:
         raise ToolkitError("matplotlib is not installed", where="-o", fix="pip install 'toolkit[plot]'") from error

@@ -1,0 +1,65 @@
+"""All-reduces in which data reaches its destination in few large messages: backend, direct and leader.
+
+`direct` also is a reduce-scatter and an all-gather. Parts may have unequal lengths, including zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from toolkit.comm.peers import Peers
+from toolkit.comm.reductions import backend_all_reduce, fold
+from toolkit.comm.ring import pipelined_ring_all_reduce
+from toolkit.comm.tree import tree_broadcast
+
+
+def flat_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
+    """All-reduce by the backend: gloo's ring, or NCCL's choice by size and hardware. All ranks of the group call it."""
+    backend_all_reduce(data, op, peers.group)
+
+
+def leader_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
+    """All-reduce through the first rank of each node, which sums in the order of ranks. Needs `peers.nodes`.
+
+    Only the leaders communicate across nodes, by a ring: 2(N-1)/N S leave each node, for any number of ranks in it.
+    """
+    (node,) = (places for places in peers.nodes if peers.place in places)
+    leader, *others = node
+    if peers.place == leader:
+        incoming = [torch.empty_like(data) for _ in others]
+        peers.exchange(receives=zip(incoming, others, strict=True))
+        for other in incoming:
+            fold(data, other, op)
+        pipelined_ring_all_reduce(data, op, peers.among([places[0] for places in peers.nodes]))
+    else:
+        peers.exchange([(data, leader)])
+    tree_broadcast([data], [0], peers.among(node))
+
+
+def direct_all_reduce(data: torch.Tensor, op: str, peers: Peers) -> None:
+    """All-reduce with 2(p-1) messages in 2 latencies: each rank sums one part, and sends it to all; 2(p-1)/p S each."""
+    parts = data.tensor_split(peers.size)
+    direct_reduce_scatter(parts, op, peers)
+    direct_all_gather(parts, peers)
+
+
+def direct_reduce_scatter(parts: Sequence[torch.Tensor], op: str, peers: Peers) -> torch.Tensor:
+    """Reduce `parts[place]` of all ranks into this rank's own part, in place and in the order of ranks; return it."""
+    own = parts[peers.place]
+    others = [place for place in range(peers.size) if place != peers.place]
+    incoming = {place: torch.empty_like(own) for place in others}
+    peers.exchange([(parts[place], place) for place in others], [(incoming[place], place) for place in others])
+    total = incoming[0] if peers.place else own
+    for place in range(1, peers.size):
+        fold(total, own if place == peers.place else incoming[place], op)
+    if peers.place:
+        own.copy_(total)
+    return own
+
+
+def direct_all_gather(parts: Sequence[torch.Tensor], peers: Peers) -> None:
+    """Fill `parts[place]` with the part of the rank at that place."""
+    others = [place for place in range(peers.size) if place != peers.place]
+    peers.exchange([(parts[peers.place], place) for place in others], [(parts[place], place) for place in others])
