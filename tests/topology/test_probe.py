@@ -15,7 +15,6 @@ from machine_fakes import FakeNvml, h100_pair, write_system
 from toolkit.topology.facts import Claimed, Fact, contradictions, facts_of
 from toolkit.topology.links.nodes import cliques_of, nearest_nics_of
 from toolkit.topology.nccl.node import AdapterPort, read_ports
-from toolkit.topology.links.nodes import cliques_of, nearest_nics_of
 from toolkit.topology.probe import probe_node, settle
 from toolkit.topology.sources.commands import run_command
 from toolkit.topology.sources.nvidia_smi import answer_of_matrix
