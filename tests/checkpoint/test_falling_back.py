@@ -17,7 +17,7 @@ import torch
 from ckpt_runs import ALONE, SHARD, flip
 
 from toolkit.checkpoint import Checkpointer, checkpointer
-from toolkit.checkpoint.folder.one_writer import WRITER, Writer
+from toolkit.checkpoint.folder.writer_lock import WRITER, Writer
 from toolkit.checkpoint.loading import falling_back, one_checkpoint
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import utc_now

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from toolkit.checkpoint.checkpointer import Checkpointer
     from toolkit.checkpoint.folder.retention import Retention
     from toolkit.checkpoint.loading.planner import LoadPlanner
-    from toolkit.checkpoint.saving.planner import SavePlanner
+    from toolkit.checkpoint.saving.plan import SavePlanner
     from toolkit.checkpoint.storage_reader import HDF5StorageReader
     from toolkit.checkpoint.storage_writer import HDF5StorageWriter
 
@@ -23,7 +23,7 @@ _MODULES = {
     "HDF5StorageWriter": "toolkit.checkpoint.storage_writer",
     "LoadPlanner": "toolkit.checkpoint.loading.planner",
     "Retention": "toolkit.checkpoint.folder.retention",
-    "SavePlanner": "toolkit.checkpoint.saving.planner",
+    "SavePlanner": "toolkit.checkpoint.saving.plan",
 }
 
 

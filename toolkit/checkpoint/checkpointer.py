@@ -6,6 +6,7 @@ leaves the last good checkpoint as it was.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,30 +15,44 @@ from typing import Any, Literal
 
 import torch
 
-from toolkit.checkpoint.agreement import Ranks, RanksLostError
-from toolkit.checkpoint.failures import RankFailure, save_error
+from toolkit.checkpoint.errors import save_error
 from toolkit.checkpoint.folder.choice import step_of_any
 from toolkit.checkpoint.folder.commit import take_over
 from toolkit.checkpoint.folder.deletion import await_deletions, discard, discard_at_end, discard_later
-from toolkit.checkpoint.folder.one_writer import refuse_others
 from toolkit.checkpoint.folder.retention import Retention, retain
+from toolkit.checkpoint.folder.writer_lock import refuse_others
 from toolkit.checkpoint.format.filters import Compression, check_compression
 from toolkit.checkpoint.format.layout import committed_steps, new_token, part_folder, step_folder
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.checkpoint.loading.falling_back import FallingBack
 from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, Wanted, load_exactly
-from toolkit.checkpoint.quiet import without_collection
 from toolkit.checkpoint.saving.background import Background, OnEnd
 from toolkit.checkpoint.saving.finish import Description
 from toolkit.checkpoint.saving.plan import SavePlanning
 from toolkit.checkpoint.saving.prepared import PreparedSave, prepare, threads_for
 from toolkit.checkpoint.saving.staging import StagingBuffer
 from toolkit.checkpoint.tensors import written_by
+from toolkit.comm.agreement import Ranks, RanksLostError
+from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import ToolkitError
 from toolkit.talk import say_beside
 from toolkit.world.facts import World
 
 _DELETIONS_S = 60.0  # all ranks wait so long at most, far less than a collective may take
+
+
+@contextmanager
+def _gc_paused() -> Iterator[None]:
+    """Delay garbage collection while a save or a load keeps all ranks waiting."""
+    # Plans and manifests are thousands of small objects, and every few thousand start a walk through all of torch's.
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Checkpointer:
@@ -103,7 +118,7 @@ class Checkpointer:
         return frozenset(read_manifest(source).tensors)
 
     @torch.no_grad()  # or each look into a DTensor makes a node of a graph
-    @without_collection()
+    @_gc_paused()
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
         """Save on all ranks and return the committed folder. A save in the background is waited for first.
 
@@ -122,14 +137,14 @@ class Checkpointer:
         """
         self.wait()
         if not self._is_saved(step):
-            with self._told_as_one(step):
+            with self._agree_on_error(step):
                 prepared = self._prepare(step, tensors, state)
                 prepared.write(self._ranks, threads=threads_for(self._ranks))
             self._saved(step)
         return step_folder(self._directory, step)
 
     @torch.no_grad()  # or each look into a DTensor makes a node of a graph
-    @without_collection()
+    @_gc_paused()
     def save_in_background(
         self,
         step: int,
@@ -166,11 +181,11 @@ class Checkpointer:
         if self._aside is None:
             self._aside = Ranks(self._world)
         ranks = self._aside
-        with self._told_as_one(step):
+        with self._agree_on_error(step):
             prepared = self._prepare(step, tensors, state, staging=self._staging)
 
             def work() -> None:
-                with self._told_as_one(step, ranks):
+                with self._agree_on_error(step, ranks):
                     prepared.write(ranks, threads=1)  # the other cores are the training's
                 self._saved(step)
 
@@ -221,7 +236,7 @@ class Checkpointer:
         )
 
     @contextmanager
-    def _told_as_one(self, step: int, ranks: Ranks | None = None) -> Iterator[None]:
+    def _agree_on_error(self, step: int, ranks: Ranks | None = None) -> Iterator[None]:
         """A failure of any rank as the one error of all; nothing of the save stays.
 
         Args:
@@ -269,7 +284,7 @@ class Checkpointer:
             self._retain()
 
     @torch.no_grad()  # or each look into a DTensor makes a node of a graph
-    @without_collection()
+    @_gc_paused()
     def load(
         self,
         tensors: dict[str, Any],

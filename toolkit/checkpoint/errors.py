@@ -1,4 +1,4 @@
-"""The one error that means "this checkpoint is damaged", apart from mistakes of its user and troubles of a host."""
+"""Errors of saving and loading: a damaged checkpoint, a host that cannot read it, and the message of each failure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from toolkit.errors import CheckFailedError, OwnFailureError
+from toolkit.comm.rank_failure import RankFailure, add_failure_kind
+from toolkit.errors import CheckFailedError, OwnFailureError, ToolkitError
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM)
+_PRUNE = "free space there, as with `toolkit ckpt prune RUN --keep-last 1`"
+_OPEN = "make that folder writable for the user of this run"
+_FIXES = {
+    errno.ENOSPC: _PRUNE, errno.EDQUOT: _PRUNE, errno.EROFS: _OPEN, errno.EACCES: _OPEN, errno.EPERM: _OPEN,
+}  # fmt: skip
 
 
 class CorruptCheckpointError(CheckFailedError):
-    """A committed checkpoint is incomplete or its bytes are not those that were saved.
+    """A committed checkpoint is incomplete or its bytes differ from those that were saved.
 
-    Loading falls back to an older checkpoint on this error, and on no other.
+    Loading falls back to an older checkpoint on this error only.
     """
 
 
+# If the ranks disagree, this error is the reason to fall back.
+add_failure_kind("corrupt", CorruptCheckpointError, comes_first=True)
+
+
 def host_cannot_read(error: OSError, path: Path, what: str = "cannot be read") -> OwnFailureError:
-    """The system did not let this host, or this user, read: that says nothing about the checkpoint."""
+    """The error for a read that failed on this host or for this user; the checkpoint itself may be good."""
     number = error.errno or errno.EIO
     if number in _NOT_ALLOWED:
         fix = "read it as its owner; `paths.access` of the site says who may read a run"
     else:
-        fix = "mend or exclude that host; the checkpoint was left as it is"
+        fix = "repair or exclude that host; the checkpoint was not changed"
     return OwnFailureError(
         f"{what} on {socket.gethostname()}: {errno.errorcode.get(number, number)}: {os.strerror(number)}",
         where=str(error.filename or path),
@@ -37,10 +47,10 @@ def host_cannot_read(error: OSError, path: Path, what: str = "cannot be read") -
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """While something below `path` is read, the system's refusals name it; they may name no file themselves.
+    """Turn system errors while reading below `path` into errors that name the file, or `path` if the system names none.
 
     Raises:
-        CorruptCheckpointError: the disk does not give some bytes.
+        CorruptCheckpointError: the disk cannot return some bytes.
         OwnFailureError: this host, or this user, cannot read.
     """
     try:
@@ -51,3 +61,39 @@ def reading(path: Path) -> Iterator[None]:
         raise CorruptCheckpointError(
             f"cannot be read: {os.strerror(errno.EIO)}", where=str(error.filename or path)
         ) from None
+
+
+def save_error(directory: Path, step: int, last_good: str, failure: RankFailure) -> ToolkitError:
+    """The error that tells the user why `step` was not saved; `last_good` names the checkpoint that remains."""
+    error = failure.error
+    message = f"checkpoint of step {step} was not saved: rank {failure.rank}: {_reason(error)}; {last_good}"
+    if isinstance(error, ToolkitError):
+        return _class_of(error)(message, where=str(directory), fix=error.fix)
+    number = error.errno if isinstance(error, OSError) else None
+    return OwnFailureError(message, where=str(directory), fix=_FIXES.get(number or 0, ""))
+
+
+def load_error(folder: Path, failure: RankFailure) -> ToolkitError:
+    """The error that tells the user why a checkpoint was not loaded; damage remains a `CorruptCheckpointError`."""
+    error = failure.error
+    if isinstance(error, CorruptCheckpointError):
+        return error
+    if isinstance(error, ToolkitError):
+        where = f"{folder}: {error.where}" if error.where else str(folder)
+        return _class_of(error)(error.message, where=where, fix=error.fix)
+    return OwnFailureError(f"could not be loaded: rank {failure.rank}: {_reason(error)}", where=str(folder))
+
+
+def _class_of(error: ToolkitError) -> type[ToolkitError]:
+    """`OwnFailureError` for a failure of the machine, which a retry may cure; else `ToolkitError`."""
+    return OwnFailureError if isinstance(error, OwnFailureError) else ToolkitError
+
+
+def _reason(error: Exception) -> str:
+    """The cause in one line."""
+    if isinstance(error, ToolkitError):
+        return f"{error.where}: {error.message}" if error.where else error.message
+    if isinstance(error, OSError) and error.errno:
+        return f"{os.strerror(error.errno)}" + (f": {error.filename}" if error.filename else "")
+    text = str(error) if type(error) is RuntimeError else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch import nn
 
-from toolkit.checkpoint.agreement import from_rank_zero
+from toolkit.comm.agreement import from_rank_zero
 from toolkit.config.parallel import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.parallel.balance import Costs, cut_evenly

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from toolkit.checkpoint.advice import warning_line
-from toolkit.checkpoint.agreement import RanksLostError, from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer
+from toolkit.comm.agreement import RanksLostError, from_rank_zero
 from toolkit.config.metric import TRAINING_LOSS
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from toolkit.checkpoint.agreement import from_rank_zero
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint
 from toolkit.checkpoint.saving.background import OnEnd
+from toolkit.comm.agreement import from_rank_zero
 from toolkit.errors import ToolkitError
 from toolkit.train.all_names import of_all_ranks
 from toolkit.train.matching import Stored, check_weights, left_over, names_of, refuse_tied, shapes_of, without_names

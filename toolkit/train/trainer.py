@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from toolkit.checkpoint import Checkpointer
-from toolkit.checkpoint.agreement import from_rank_zero
 from toolkit.checkpoint.folder.retention import Retention
+from toolkit.comm.agreement import from_rank_zero
 from toolkit.config.combinations import check_combinations, check_roll_back
 from toolkit.config.metric import VALIDATION_LOSS
 from toolkit.config.resolved import ResolvedJob

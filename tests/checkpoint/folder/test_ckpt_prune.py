@@ -12,7 +12,7 @@ import pytest
 import torch
 from ckpt_runs import SHARD, flip, save
 
-from toolkit.checkpoint.folder.one_writer import WRITER
+from toolkit.checkpoint.folder.writer_lock import WRITER
 from toolkit.checkpoint.format.layout import committed_steps
 from toolkit.rundir.files import read_json, write_json
 

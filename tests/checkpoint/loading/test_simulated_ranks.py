@@ -29,7 +29,7 @@ from toolkit.checkpoint import HDF5StorageReader, HDF5StorageWriter
 from toolkit.checkpoint.boxes import box_of, strided_box
 from toolkit.checkpoint.folder.verify import verify_fully
 from toolkit.checkpoint.loading.planner import LoadPlanner
-from toolkit.checkpoint.saving.planner import SavePlanner
+from toolkit.checkpoint.saving.plan import SavePlanner
 from toolkit.errors import ToolkitError
 
 FEW = [(Layout("hsdp tp", replicate=2, shard=3, tp=2), Layout("fsdp", shard=16))]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from real_ranks import run_ranks
 
-from toolkit.checkpoint.agreement import Ranks
 from toolkit.checkpoint.saving.prepared import threads_for
+from toolkit.comm.agreement import Ranks
 from toolkit.world.facts import World
 
 ALL = frozenset(range(6))

@@ -20,8 +20,8 @@ from traced_ranks import Ended, Fault, Tracing, end_tracing, require_strace, run
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.folder.deletion import await_deletions
-from toolkit.checkpoint.folder.one_writer import WRITER
 from toolkit.checkpoint.folder.verify import verify_fully
+from toolkit.checkpoint.folder.writer_lock import WRITER
 from toolkit.checkpoint.format.filters import Compression
 from toolkit.checkpoint.format.layout import committed_steps
 from toolkit.errors import ToolkitError
@@ -69,7 +69,7 @@ def save_then_mend(
     """Save step 2, which may be refused; then rank 0 mends the disk, and step 3 is saved."""
     import torch.distributed as dist
 
-    from toolkit.checkpoint.agreement import from_rank_zero
+    from toolkit.comm.agreement import from_rank_zero
 
     checkpoints = Checkpointer(directory, world, keep_last=2, compression=compression)
     name = (2, world.attempt)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from toolkit.checkpoint.errors import CorruptCheckpointError, host_cannot_read
 from toolkit.checkpoint.folder.deletion import discard_later
-from toolkit.checkpoint.folder.one_writer import Writer, given_up, hold_folder, is_of_a_run, refuse_others
+from toolkit.checkpoint.folder.writer_lock import Writer, given_up, hold_folder, is_of_a_run, refuse_others
 from toolkit.checkpoint.format.layout import (
     INDEX,
     MANIFEST,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolkit.checkpoint.agreement import Ranks
-from toolkit.checkpoint.errors import CorruptCheckpointError
-from toolkit.checkpoint.failures import RankFailure, load_error
+from toolkit.checkpoint.errors import CorruptCheckpointError, load_error
 from toolkit.checkpoint.folder.choice import others_beside
 from toolkit.checkpoint.folder.commit import set_aside
-from toolkit.checkpoint.folder.one_writer import refuse_others
 from toolkit.checkpoint.folder.verify import verify_quickly
+from toolkit.checkpoint.folder.writer_lock import refuse_others
 from toolkit.checkpoint.format.layout import aside_of, committed_steps
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint, Wanted, load_exactly, load_one
 from toolkit.checkpoint.loading.start_values import StartValues
+from toolkit.comm.agreement import Ranks
+from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import ToolkitError
 from toolkit.talk import say_beside
 

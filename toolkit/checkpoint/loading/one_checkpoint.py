@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.checkpoint.agreement import Ranks
-from toolkit.checkpoint.errors import CorruptCheckpointError
-from toolkit.checkpoint.failures import RankFailure, load_error
+from toolkit.checkpoint.errors import CorruptCheckpointError, load_error
 from toolkit.checkpoint.folder.choice import good_manifest, others_beside
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.planned import planned_load
 from toolkit.checkpoint.loading.planner import LoadPlanner
 from toolkit.checkpoint.loading.shared_checks import share_of_checks
+from toolkit.comm.agreement import Ranks
+from toolkit.comm.rank_failure import RankFailure
 
 
 @dataclass(frozen=True)

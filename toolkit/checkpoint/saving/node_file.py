@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from toolkit.checkpoint.agreement import Ranks
-from toolkit.checkpoint.failures import RankFailure
 from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests
 from toolkit.checkpoint.format.shard_layout import ShardLayout
 from toolkit.checkpoint.saving.shard_writer import open_for_writing, write_whole
+from toolkit.comm.agreement import Ranks
+from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import OwnFailureError
 
 T = TypeVar("T")

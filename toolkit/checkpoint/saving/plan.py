@@ -8,26 +8,55 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import SavePlan
+from torch.distributed.checkpoint import DefaultSavePlanner, SavePlan
 from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from toolkit.checkpoint.agreement import Ranks
+from toolkit.checkpoint.boxes import chunk_of
 from toolkit.checkpoint.format.layout import shard_name
 from toolkit.checkpoint.format.manifest import Piece, TensorRecord
 from toolkit.checkpoint.format.shard_layout import ShardLayout, StoredPiece, lay_out
 from toolkit.checkpoint.saving.finish import WholePlan
-from toolkit.checkpoint.saving.planner import SavePlanner
 from toolkit.checkpoint.tensors import dtype_name, meshes_of, refuse_nested
+from toolkit.comm.agreement import Ranks
 
 Path = tuple[str | int, ...]
 # A shard file, its pieces, and the first byte of each.
 StoredShare = tuple[str, Sequence[StoredPiece], Sequence[int]]
+
+
+class SavePlanner(DefaultSavePlanner):
+    """DCP's save planner with the right box for every part of a tensor; DCP misplaces some uneven parts (see `boxes`)."""
+
+    def create_local_plan(self) -> SavePlan:
+        """DCP's plan of what this rank writes."""
+        plan = super().create_local_plan()
+        items = [self._placed(item) for item in plan.items]
+        self.plan = replace(plan, items=[item for item in items if not _is_empty_part(item)])
+        return self.plan
+
+    def _placed(self, item: WriteItem) -> WriteItem:
+        tensor = self.state_dict[item.index.fqn]
+        if not isinstance(tensor, DTensor) or item.tensor_data is None:
+            return item
+        chunk = chunk_of(tensor, item.index.fqn)
+        index = MetadataIndex(item.index.fqn, chunk.offsets)
+        return replace(item, index=index, tensor_data=replace(item.tensor_data, chunk=chunk))
+
+
+def _is_empty_part(item: WriteItem) -> bool:
+    """Whether a rank has no elements of a tensor that is not empty.
+
+    Its offset would be that of another rank's part, and DCP stores only one part per offset.
+    """
+    data = item.tensor_data
+    return data is not None and 0 in data.chunk.sizes and 0 not in data.size
 
 
 @dataclass(frozen=True)

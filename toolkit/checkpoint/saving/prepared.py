@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from toolkit.checkpoint.agreement import Ranks
 from toolkit.checkpoint.folder.commit import make_checkpoints_folder, open_part
-from toolkit.checkpoint.folder.one_writer import hold_folder, refuse_others
+from toolkit.checkpoint.folder.writer_lock import hold_folder, refuse_others
 from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.filters import Compression
 from toolkit.checkpoint.format.shard_layout import StoredPiece
@@ -24,6 +23,7 @@ from toolkit.checkpoint.saving.plan import FlatState, RankPlan, SavePlanning
 from toolkit.checkpoint.saving.shard_writer import write_shard
 from toolkit.checkpoint.saving.staging import StagingBuffer
 from toolkit.checkpoint.tensors import bytes_of, refuse_no_dict
+from toolkit.comm.agreement import Ranks
 from toolkit.errors import OwnFailureError
 
 _MOST_THREADS = 4

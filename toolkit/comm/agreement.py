@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from toolkit.checkpoint.failures import RankFailure
+from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import OwnFailureError
 from toolkit.world.facts import World
 

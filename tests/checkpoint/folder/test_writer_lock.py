@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from toolkit.checkpoint import Checkpointer
-from toolkit.checkpoint.folder.one_writer import WRITER, Writer, hold_folder
+from toolkit.checkpoint.folder.writer_lock import WRITER, Writer, hold_folder
 from toolkit.checkpoint.format.layout import committed_steps
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.claims import claim_attempt
