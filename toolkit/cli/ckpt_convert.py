@@ -1,4 +1,4 @@
-"""`toolkit ckpt export` and `import`: checkpoints as safetensors and torch's own files, and back."""
+"""`toolkit ckpt export` and `import`: converts checkpoints to and from safetensors and torch's own files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _FORMATS = click.Choice(["safetensors", "torch", "dcp"])
 _MODEL = "model"
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,9})?) ?(?:([KMGT])(i?))?B", re.IGNORECASE)
 _OTHER_UNIT = re.compile(r"\d+(?:\.\d+)? ?(\D*)")
-_UNITS = "B, or of K, M, G and T with B (10^3 each) or iB (2^10), as 5GB or 2GiB"
+_UNITS = "B, or K, M, G or T with B (powers of 1000) or iB (powers of 1024), as 5GB or 2GiB"
 
 
 class NamedPath(click.Path):
-    """A path that is not empty: a shell variable that is not set would mean the current folder."""
+    """A path that is not empty: an unset shell variable would mean the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "" and param is not None:
@@ -37,12 +37,18 @@ class NamedPath(click.Path):
 @click.command()
 @click.argument("run", type=RUN_OR_STEP)
 @click.argument("dest", type=NamedPath(path_type=Path))
-@click.option("--format", "kind", type=_FORMATS, help="By default what DEST's ending says: .safetensors, .pt, .pth.")
-@click.option("--only", metavar="PREFIX", help="Keys below this, which is taken off; '' is all. [safetensors: model]")
-@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), help="Round floating-point tensors.")
-@click.option("--max-shard-size", metavar="SIZE", help="Of a safetensors file: 5GB (10^9), 500MB, 2GiB (2^30).")
-@click.option("--force", is_flag=True, help="Replace the file DEST, whatever it is; of a folder what exports wrote.")
-@click.option("--step", type=click.IntRange(min=0), help="Only this step.")
+@click.option("--format", "kind", type=_FORMATS, help="Default: by DEST's suffix: .safetensors, .pt, .pth.")
+@click.option(
+    "--only", metavar="PREFIX", help="Keys below PREFIX, which is removed from them; '' for all. [safetensors: model]"
+)
+@click.option(
+    "--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), help="Round floating-point tensors to this type."
+)
+@click.option(
+    "--max-shard-size", metavar="SIZE", help="Limit of each safetensors file: 5GB (10^9), 500MB, 2GiB (2^30)."
+)
+@click.option("--force", is_flag=True, help="Replace the file DEST; in a folder, replace what exports wrote.")
+@click.option("--step", type=click.IntRange(min=0), help="Export this step.")
 @runs_option
 def export(
     run: str,
@@ -55,25 +61,25 @@ def export(
     step: int | None,
     runs: Path | None,
 ) -> None:
-    """Write one checkpoint (the newest) as files of another format.
+    """Export one checkpoint (the newest) to another format.
 
-    DEST is a folder for safetensors and dcp (or one file, x.safetensors), and a file for torch. It takes its name when
-    it is complete.
+    DEST is a folder for safetensors and dcp (or one file, x.safetensors), and a file for torch. It appears when it is
+    complete.
 
     \b
     toolkit ckpt export last model.safetensors
     """
-    from toolkit.checkpoint.convert.destination import true_place
+    from toolkit.checkpoint.convert.destination import resolve_destination
 
     kind = _format_of_destination(dest, kind)
     _refuse_unfit(kind, dtype, max_shard_size, dest)
     folder = one_folder(run, runs, step)
-    dest = true_place(dest)
+    dest = resolve_destination(dest)
     manifest = manifest_to_take(folder)
     selection = _selection(manifest, folder, kind, only)
 
-    def tell() -> None:
-        say(_taken(selection, manifest, folder, kind))
+    def report() -> None:
+        say(_summary(selection, manifest, folder, kind))
 
     with another_named(folder):
         if kind == "safetensors":
@@ -88,26 +94,26 @@ def export(
                 dtype=dtype,
                 most_shard_bytes=most,
                 replace=force,
-                before_reading=tell,
+                before_reading=report,
             )
         else:
             _need_torch(kind)
             from toolkit.checkpoint.convert.export_torch import export_dcp, export_torch
 
             write = export_torch if kind == "torch" else export_dcp
-            write(folder, manifest, selection, dest, replace=force, before_reading=tell)
+            write(folder, manifest, selection, dest, replace=force, before_reading=report)
     click.echo(dest)
 
 
 @click.command(name="import")
 @click.argument("source", type=NamedPath(path_type=Path, readable=False))
 @click.argument("dest", type=NamedPath(path_type=Path))
-@click.option("--format", "kind", type=_FORMATS, help="By default what SOURCE's name or its files say.")
-@click.option("--step", type=click.IntRange(min=0), default=0, show_default=True, help="The step that it gets.")
-@click.option("--only", metavar="PREFIX", default="", help="Keys below this, which is taken off.")
-@click.option("--under", metavar="PREFIX", default="", help="Put in front of all keys, such as `model`.")
+@click.option("--format", "kind", type=_FORMATS, help="Default: by SOURCE's name or its files.")
+@click.option("--step", type=click.IntRange(min=0), default=0, show_default=True, help="Step of the new checkpoint.")
+@click.option("--only", metavar="PREFIX", default="", help="Import keys below PREFIX, which is removed from them.")
+@click.option("--under", metavar="PREFIX", default="", help="Add PREFIX to all keys, such as `model`.")
 def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, under: str) -> None:
-    """Make a checkpoint, DEST/step-XXXXXXXX, of safetensors, a file of torch.save, or a folder of dcp.save.
+    """Import safetensors, a file of torch.save or a folder of dcp.save as the checkpoint DEST/step-XXXXXXXX.
 
     \b
     toolkit ckpt import model.safetensors checkpoints --under model
@@ -126,18 +132,17 @@ def import_(source: Path, dest: Path, kind: str | None, step: int, only: str, un
 
 
 def _format_of_destination(dest: Path, kind: str | None) -> str:
-    """What --format says, or DEST's ending; both must not contradict each other."""
+    """The format from --format or DEST's suffix, which must not contradict each other."""
     from toolkit.checkpoint.convert.imports import format_of_name
 
-    told = format_of_name(dest)
-    if kind is None and told is None:
-        raise ToolkitError(
-            "DEST does not tell the format", where=str(dest), fix="give --format safetensors, torch or dcp"
-        )
-    if kind is not None and told not in (None, kind):
-        fix = f"leave --format out, or give DEST another ending than {dest.suffix}"
-        raise ToolkitError(f"has the ending of {told}, and --format says {kind}", where=str(dest), fix=fix)
-    return kind or told or ""
+    suffix_kind = format_of_name(dest)
+    if kind is None and suffix_kind is None:
+        fix = "give --format safetensors, torch or dcp"
+        raise ToolkitError("the suffix of DEST does not determine the format", where=str(dest), fix=fix)
+    if kind is not None and suffix_kind not in (None, kind):
+        fix = f"omit --format, or give DEST a suffix other than {dest.suffix}"
+        raise ToolkitError(f"has the suffix of {suffix_kind}, but --format is {kind}", where=str(dest), fix=fix)
+    return kind or suffix_kind or ""
 
 
 def _refuse_unfit_import(step: int, under: str) -> None:
@@ -151,12 +156,12 @@ def _refuse_unfit_import(step: int, under: str) -> None:
 
 
 def _refuse_checkpoint_for_import(dest: Path) -> None:
-    """A checkpoint is made below DEST; who names the checkpoint itself would get one inside of it."""
-    from toolkit.checkpoint.convert.destination import true_place
+    """Refuse a checkpoint as DEST: the new checkpoint would be inside of it."""
+    from toolkit.checkpoint.convert.destination import resolve_destination
     from toolkit.checkpoint.format.layout import step_of
 
     try:
-        true_place(dest)
+        resolve_destination(dest)
     except ToolkitError:
         step = step_of(dest)
         if step is None or dest.exists():
@@ -168,13 +173,15 @@ def _refuse_checkpoint_for_import(dest: Path) -> None:
 def _refuse_unfit(kind: str, dtype: str | None, max_shard_size: str | None, dest: Path) -> None:
     for option, value in (("--dtype", dtype), ("--max-shard-size", max_shard_size)):
         if value is not None and kind != "safetensors":
-            raise ToolkitError(f"is for safetensors, and the format is {kind}", where=option, fix="leave it out")
+            raise ToolkitError(f"applies only to safetensors, but the format is {kind}", where=option, fix="omit it")
     if max_shard_size is not None and dest.suffix == ".safetensors":
-        raise ToolkitError("is for a folder of files", where="--max-shard-size", fix="name a folder, or leave it out")
+        raise ToolkitError(
+            "applies only to a folder of files", where="--max-shard-size", fix="name a folder, or omit it"
+        )
 
 
 def _selection(manifest: Manifest, folder: Path, kind: str, only: str | None) -> Selection:
-    """What to export: what --only says, and of a checkpoint with a model the model where only tensors are taken."""
+    """The part to export: --only, or for safetensors the model if the checkpoint has one."""
     from toolkit.checkpoint.convert.selection import select
 
     if only is None:
@@ -183,32 +190,32 @@ def _selection(manifest: Manifest, folder: Path, kind: str, only: str | None) ->
     return select(manifest, only, where=str(folder))
 
 
-def _taken(selection: Selection, manifest: Manifest, folder: Path, kind: str) -> str:
-    """What is being exported, and what is not: it is said before the first tensor is read."""
+def _summary(selection: Selection, manifest: Manifest, folder: Path, kind: str) -> str:
+    """What is exported and what is not, for a message before the first tensor is read."""
     below = f" (below `{selection.prefix}`)" if selection.prefix else ""
-    said = f"exporting {len(selection.tensors)} of {len(manifest.tensors)} tensors{below}"
+    summary = f"exporting {len(selection.tensors)} of {len(manifest.tensors)} tensors{below}"
     if kind == "safetensors":
-        names = ", ".join(one.key for one in selection.values[:3])
-        said += f", without {len(selection.values)} values that are no tensors: {names}" if names else ""
+        names = ", ".join(value.key for value in selection.values[:3])
+        summary += f", without {len(selection.values)} values that are not tensors: {names}" if names else ""
     else:
-        said += f" and {len(selection.values)} of {len(manifest.objects)} values"
-    return f"{said} of {folder}"
+        summary += f" and {len(selection.values)} of {len(manifest.objects)} values"
+    return f"{summary} of {folder}"
 
 
-def _bytes(text: str) -> int:
+def _bytes(size_string: str) -> int:
     """Bytes of "5GB" (10^9) or "2GiB" (2^30)."""
-    match = _SIZE.fullmatch(text.strip())
+    match = _SIZE.fullmatch(size_string.strip())
     size = 0
     if match is not None:
         number, power, binary = match.groups()
         size = int(float(number) * (1024 if binary else 1000) ** " KMGT".index((power or " ").upper()))
     if size < 1:
-        other = _OTHER_UNIT.fullmatch(text.strip()) if match is None else None
-        said, fix = f"{text!r:.40} is no size", "write 5GB, 500MB or 2GiB"
+        other = _OTHER_UNIT.fullmatch(size_string.strip()) if match is None else None
+        message, fix = f"expected a size, got {size_string!r:.40}", "write 5GB, 500MB or 2GiB"
         if other is not None:
-            unit = f"the unit {other[1]!r:.40}, which is none of size" if other[1] else "no unit"
-            said, fix = f"{text!r:.40} has {unit}", f"write one of {_UNITS}"
-        raise ToolkitError(said, where="--max-shard-size", fix=fix)
+            unit = f"the unknown unit {other[1]!r:.40}" if other[1] else "no unit"
+            message, fix = f"{size_string!r:.40} has {unit}", f"write one of {_UNITS}"
+        raise ToolkitError(message, where="--max-shard-size", fix=fix)
     return size
 
 
@@ -217,5 +224,5 @@ def _need_torch(kind: str) -> None:
 
     if find_spec("torch") is None:
         raise ToolkitError(
-            f"{kind} needs torch", where="--format", fix="pip install 'toolkit[train]', or use safetensors"
+            f"{kind} requires torch", where="--format", fix="pip install 'toolkit[train]', or use safetensors"
         )

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 AGAIN = "copy or fetch the whole file again"
-CUT = "was cut: its end, which says what is in it, is not there"
+CUT = "is truncated: the table of contents at its end is missing"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
 NO_FOLDER = "is a folder with neither a .metadata of dcp.save nor safetensors"
 
@@ -53,23 +53,23 @@ def sources(tmp_path: Path) -> Path:
     ("name", "code", "what", "fix"),
     [
         ("cut.pt", 2, CUT, AGAIN),
-        ("cut.bin", 2, "it is damaged, or holds something else", f"{AGAIN}, or save the state dict alone"),
+        ("cut.bin", 2, "it is damaged or contains other objects", f"{AGAIN}, or save only the state dict"),
         ("empty.pt", 2, "is empty", AGAIN),
         ("pointer.pt", 2, "is a pointer of Git LFS", "`git lfs pull` in its folder"),
-        ("class.pt", 2, "it asks for object", "save the state dict alone"),
-        ("set.pt", 2, "holds a set and no dict", "save a dict of names and tensors"),
-        ("inside.pt: a.b", 2, "a value of type builtins.set cannot be stored", "save it as numbers, text, lists"),
-        ("key.pt: a", 2, "(1, 2) is a key", "save this part with other keys"),
+        ("class.pt", 2, "it contains object", "save only the state dict"),
+        ("set.pt", 2, "expected a dict, got a set", "save a dict of names and tensors"),
+        ("inside.pt: a.b", 2, "a value of type builtins.set cannot be stored", "save it as numbers, strings, lists"),
+        ("key.pt: a", 2, "expected a string or an integer as a key, got (1, 2)", "save this part with other keys"),
         ("folder.pt", 2, NO_FOLDER, "name the file to import, as {folder}/folder.pt/inner.pth"),
-        ("missing.pt", 4, "is not there", "name a file or a folder that is there"),
+        ("missing.pt", 4, "not found", "name an existing file or folder"),
         ("empty.safetensors", 2, "is empty", AGAIN),
         ("pointer.safetensors", 2, "is a pointer of Git LFS", "`git lfs pull`"),
-        ("header.safetensors", 2, "it was cut: its header has 64 bytes, and 22 are there", AGAIN),
-        ("cut.safetensors", 2, "it was cut: its tensors have 400 bytes, and 393 follow its header", AGAIN),
-        ("text.safetensors", 2, "its first 8 bytes are no length of a header", AGAIN),
-        ("zip.safetensors", 2, "begins as a file of torch.save does", "give --format torch"),
-        ("folder.safetensors", 2, NO_FOLDER, "name a file, or the folder that holds these"),
-        ("missing.safetensors", 4, "is not there", "name a file or a folder that is there"),
+        ("header.safetensors", 2, "truncated: expected a header of 64 bytes, got 22", AGAIN),
+        ("cut.safetensors", 2, "incomplete metadata, file not fully covered", AGAIN),
+        ("text.safetensors", 2, "is not a valid safetensors file: header too large", AGAIN),
+        ("zip.safetensors", 2, "starts like a file of torch.save", "give --format torch"),
+        ("folder.safetensors", 2, NO_FOLDER, "name a file, or the folder that contains these"),
+        ("missing.safetensors", 4, "not found", "name an existing file or folder"),
         ("none", 2, NO_FOLDER, "name a file"),
     ],
 )
@@ -86,17 +86,17 @@ def test_a_source_is_refused_in_one_line(toolkit, sources: Path, name: str, code
     ("name", "kind", "what", "fix"),
     [
         ("folder.pt", "torch", "is a folder", "name a file of torch.save in it"),
-        ("good.safetensors", "torch", "begins as a safetensors file does", "give --format safetensors"),
-        ("text.safetensors", "torch", "does not begin as a file of torch.save", "name another file\n"),
+        ("good.safetensors", "torch", "starts like a safetensors file", "give --format safetensors"),
+        ("text.safetensors", "torch", "does not start like a file of torch.save", "name another file\n"),
         (
             "good.pt",
             "dcp",
-            "is a file, and dcp.save makes folders",
-            "name the folder with .metadata, or leave --format out",
+            "expected a folder of dcp.save, got a file",
+            "name the folder with .metadata, or omit --format",
         ),
-        ("good.pt", "safetensors", "begins as a file of torch.save does", "give --format torch"),
-        ("none", "dcp", "holds no .metadata", "name a folder of dcp.save"),
-        ("none", "safetensors", "holds no safetensors file", "name the file or its folder"),
+        ("good.pt", "safetensors", "starts like a file of torch.save", "give --format torch"),
+        ("none", "dcp", "contains no .metadata", "name a folder of dcp.save"),
+        ("none", "safetensors", "contains no safetensors file", "name the file or its folder"),
     ],
 )
 def test_a_format_that_is_not_the_sources_is_refused(
@@ -109,7 +109,7 @@ def test_a_format_that_is_not_the_sources_is_refused(
 @pytest.mark.parametrize("only", ["a", "n.m"])
 def test_one_tensor_or_value_is_no_part(toolkit, sources: Path, only: str) -> None:
     said = toolkit("ckpt", "import", sources / "good.pt", sources / "new", "--only", only)
-    assert said.code == 2 and f"good.pt: {only} is one " in said.err and "leave --only out" in said.err, said
+    assert said.code == 2 and f"good.pt: {only} is a single " in said.err and "omit --only" in said.err, said
 
 
 def test_a_damaged_folder_of_dcp_is_to_be_fetched_again(toolkit, tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_damaged_folder_of_dcp_is_to_be_fetched_again(toolkit, tmp_path: Path)
     metadata, data = folder / ".metadata", folder / "__0_0.distcp"
     whole = metadata.read_bytes(), data.read_bytes()
     for path, content, what in [
-        (data, whole[1][:100], "names bytes behind the end of __0_0.distcp, which may have been cut"),
+        (data, whole[1][:100], "names bytes after the end of __0_0.distcp, which may be truncated"),
         (data, None, "names the file __0_0.distcp, which is missing"),
-        (metadata, whole[0][:-9], "is no metadata of torch.distributed.checkpoint that can be read safely"),
+        (metadata, whole[0][:-9], "cannot be read safely as metadata of torch.distributed.checkpoint"),
         (metadata, b"", "is empty"),
     ]:
         path.unlink() if content is None else path.write_bytes(content)
@@ -151,7 +151,7 @@ def test_what_this_user_may_not_read_is_said_so(open_folder: Path) -> None:
 def test_a_header_as_long_as_no_file_takes_no_memory(toolkit, tmp_path: Path) -> None:
     (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", 99_000_000) + b"{}")
     said = toolkit("ckpt", "import", tmp_path / "m.safetensors", tmp_path / "new")
-    assert "it was cut: its header has 99000000 bytes, and 2 are there" in said.err
+    assert "truncated: expected a header of 99000000 bytes, got 2" in said.err
 
 
 @pytest.mark.parametrize("name", ["good.pt", "old.bin", "good.safetensors"])

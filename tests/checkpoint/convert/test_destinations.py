@@ -73,8 +73,8 @@ def test_no_import_goes_into_a_checkpoint(toolkit, saved: Path, tmp_path: Path) 
     new = tmp_path / "im" / "step-00000005"
     for place, fix in [
         (new, f"is a checkpoint's name. Fix: name the folder, {tmp_path / 'im'}, and give --step 5\n"),
-        (saved, f"is a checkpoint. Fix: name a place outside of {saved}\n"),
-        (saved / "deeper", f"is inside the checkpoint step-00000007. Fix: name a place outside of {saved}\n"),
+        (saved, f"is a checkpoint. Fix: name a path outside of {saved}\n"),
+        (saved / "deeper", f"is inside the checkpoint step-00000007. Fix: name a path outside of {saved}\n"),
     ]:
         done = toolkit("ckpt", "import", source, place)
         assert done.code == 2 and done.err == f"toolkit: {place}: {fix}", done
@@ -95,8 +95,8 @@ def test_what_cannot_be_written_is_not_called_unreadable(toolkit, saved: Path, t
             (["export", saved, "/proc/x/y/z.pt"], "cannot be written: No such file or directory"),
             (["export", saved, "/proc/x", "--format", "dcp"], "cannot be written: No such file or directory"),
             (["export", saved, tmp_path / f"{LONG}{LONG}.pt"], "cannot be written: File name too long"),
-            (["export", saved, f"/dev/fd/{writer}", "--format", "torch"], f"/dev/fd/{writer}: is no regular file"),
-            (["export", saved, tmp_path / "loop.pt"], "is a link that leads to itself"),
+            (["export", saved, f"/dev/fd/{writer}", "--format", "torch"], f"/dev/fd/{writer}: is not a regular file"),
+            (["export", saved, tmp_path / "loop.pt"], "is a link to itself"),
             (["import", source, tmp_path / (LONG + LONG)], "cannot be written: File name too long"),
             (["import", source, "/proc/x"], "cannot be written: No such file or directory"),
         ]:
@@ -134,7 +134,7 @@ def test_an_ending_and_a_format_that_contradict_are_refused(toolkit, saved: Path
         ("o.pth", "dcp", "torch"),
     ]:
         done = toolkit("ckpt", "export", saved, tmp_path / name, "--format", kind)
-        assert done.code == 2 and f"{name}: has the ending of {told}, and --format says {kind}. Fix: " in done.err
+        assert done.code == 2 and f"{name}: has the suffix of {told}, but --format is {kind}. Fix: " in done.err
         assert not (tmp_path / name).exists()
 
 
@@ -151,14 +151,11 @@ def test_options_of_no_sense_are_refused_by_their_names(toolkit, saved: Path, tm
         (["export", saved, "", "--format", "safetensors"], "DEST: is empty. Fix: name one"),
         (["export", "", tmp_path / "o.pt"], "RUN: is empty. Fix: name one"),
         (["show", ""], "RUN: is empty. Fix: name one"),
-        (
-            [*sized, "5XB"],
-            "--max-shard-size: '5XB' has the unit 'XB', which is none of size. Fix: write one of B, or of K",
-        ),
-        ([*sized, "5 parsecs"], "'5 parsecs' has the unit 'parsecs', which is none of size. Fix: write one of"),
-        ([*sized, "5iB"], "'5iB' has the unit 'iB', which is none of size. Fix: write one of"),
-        ([*sized, "500"], "--max-shard-size: '500' has no unit. Fix: write one of B, or of K"),
-        ([*sized, "much"], "--max-shard-size: 'much' is no size. Fix: write 5GB"),
+        ([*sized, "5XB"], "--max-shard-size: '5XB' has the unknown unit 'XB'. Fix: write one of B, or K"),
+        ([*sized, "5 parsecs"], "'5 parsecs' has the unknown unit 'parsecs'. Fix: write one of"),
+        ([*sized, "5iB"], "'5iB' has the unknown unit 'iB'. Fix: write one of"),
+        ([*sized, "500"], "--max-shard-size: '500' has no unit. Fix: write one of B, or K"),
+        ([*sized, "much"], "--max-shard-size: expected a size, got 'much'. Fix: write 5GB"),
     ]:
         done = toolkit("ckpt", *words)
         assert done.code == 2 and part in done.err and done.err.count("\n") == 1, done

@@ -13,17 +13,17 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from ckpt_runs import disk_of_one_mib
-from exported import any_bits, bits, every_element, save, without_torch_in_400_mb
+from exported import any_bits, bits, every_element, save, without_torch_in_280_mb
 from real_ranks import SHAPES, reference, run_ranks, state
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors
-from toolkit.checkpoint.convert import memory
+from toolkit.checkpoint.convert import source_files
 from toolkit.checkpoint.convert.export_torch import export_dcp
 from toolkit.checkpoint.convert.rounding import convert
-from toolkit.checkpoint.convert.safetensors_format import CODES
+from toolkit.checkpoint.convert.safetensors_header import CODES
 from toolkit.checkpoint.convert.selection import select
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.checkpoint.format.manifest_file import read_manifest
@@ -85,18 +85,18 @@ def test_a_type_that_safetensors_has_not_is_refused_by_name(toolkit, tmp_path: P
     for dtype in missing:
         folder = save(tmp_path / dtype, {"model": {"fine": torch.ones(2), "odd": any_bits(dtype, (2,))}})
         said = toolkit("ckpt", "export", folder, tmp_path / "out", "--format", "safetensors")
-        assert said.code == 2 and f"model.odd: {dtype} has no place in safetensors" in said.err
+        assert said.code == 2 and f"model.odd: safetensors cannot contain elements of type {dtype}" in said.err
         assert not (tmp_path / "out").exists()
 
 
 def test_what_is_exported_can_be_chosen(toolkit, saved: Path, tmp_path: Path) -> None:
     said = toolkit("ckpt", "export", saved, tmp_path / "o.safetensors", "--only", "optimizer")
     assert load_file(tmp_path / "o.safetensors").keys() == {"momentum"}
-    assert "without 1 values that are no tensors: optimizer.lr" in said.err
+    assert "without 1 values that are not tensors: optimizer.lr" in said.err
     toolkit.ok("ckpt", "export", saved, tmp_path / "all.safetensors", "--only", "")
     assert load_file(tmp_path / "all.safetensors").keys() == read_manifest(saved).tensors.keys()
     said = toolkit("ckpt", "export", saved, tmp_path / "n.safetensors", "--only", "modle")
-    assert said.code == 4 and "holds nothing below 'modle'. Fix: choose one of: model, optimizer" in said.err
+    assert said.code == 4 and "contains no keys below 'modle'. Fix: choose one of: model, optimizer" in said.err
     assert not (tmp_path / "n.safetensors").exists()
 
 
@@ -129,7 +129,7 @@ def test_floats_are_rounded_as_torch_rounds_them(toolkit, tmp_path: Path, wanted
 def test_a_number_that_rounding_would_lose_is_refused(toolkit, tmp_path: Path) -> None:
     save(tmp_path, {"model": {"w": torch.tensor([1.0, 70000.0])}})
     said = toolkit("ckpt", "export", tmp_path, tmp_path / "o.safetensors", "--dtype", "float16")
-    assert said.code == 2 and "model.w: holds 70000, which is too large for float16" in said.err
+    assert said.code == 2 and "model.w: contains 70000, which is too large for float16" in said.err
     assert list(tmp_path.iterdir()) == [tmp_path / "checkpoints"]
 
 
@@ -265,10 +265,10 @@ def test_wrong_words_are_one_line_with_a_fix(toolkit, saved: Path, tmp_path: Pat
         ([saved, tmp_path / "out"], 2, "give --format safetensors, torch or dcp"),
         ([saved, tmp_path / "o.safetensors", "--max-shard-size", "1GB"], 2, "name a folder"),
         ([saved, tmp_path / "o", "--format", "safetensors", "--max-shard-size", "many"], 2, "write 5GB, 500MB or 2GiB"),
-        ([saved, tmp_path / "o.pt", "--dtype", "bfloat16"], 2, "is for safetensors, and the format is torch"),
+        ([saved, tmp_path / "o.pt", "--dtype", "bfloat16"], 2, "applies only to safetensors, but the format is torch"),
         ([saved, tmp_path / "o.pt", "--step", "8"], 4, "choose one of the steps 7"),
         ([saved, tmp_path, "--format", "torch"], 2, "name a file"),
-        ([saved, tmp_path / "there.pt" / "x.pt"], 2, "Fix: name a place that you can write to"),
+        ([saved, tmp_path / "there.pt" / "x.pt"], 2, "Fix: name a path that you can write to"),
         ([saved, tmp_path / "file", "--format", "dcp"], 2, "is a file. Fix: name a folder"),
         ([tmp_path / "nothing", tmp_path / "o.pt"], 4, "Fix:"),
         ([tmp_path / "there.pt", tmp_path / "o.pt"], 4, "`toolkit ckpt import` makes a checkpoint of other files"),
@@ -297,7 +297,7 @@ def test_safetensors_are_exported_without_torch_in_bounded_memory(tmp_path: Path
     model = {"long": torch.ones(1, 75_000_000)}  # 300 MB in one row
     save(tmp_path, {"model": model})
     out = tmp_path / "o.safetensors"
-    done = without_torch_in_400_mb("ckpt", "export", tmp_path, out)
+    done = without_torch_in_280_mb("ckpt", "export", tmp_path, out)
     assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
     with safe_open(out, framework="pt") as file:
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in model.items())
@@ -360,9 +360,9 @@ def meminfo(root: Path, free_kib: int, limit_bytes: int) -> Path:
 @pytest.mark.parametrize(
     ("kind", "free_kib", "limit_bytes", "who"),
     [
-        ("torch", 7, 100_000, "torch.save writes 8e-06 GB from memory, and the node has 7.17e-06 GB free"),
-        ("torch", 100, 8_000, "torch.save writes 8e-06 GB from memory, and the cgroup /job has 7e-06 GB free"),
-        ("dcp", 7, 100_000, "a file of DCP takes 8e-06 GB from memory, and the node has 7.17e-06 GB free"),
+        ("torch", 7, 100_000, "torch.save needs 8e-06 GB of memory, but the node has 7.17e-06 GB free"),
+        ("torch", 100, 8_000, "torch.save needs 8e-06 GB of memory, but the cgroup /job has 7e-06 GB free"),
+        ("dcp", 7, 100_000, "a file of DCP needs 8e-06 GB of memory, but the node has 7.17e-06 GB free"),
     ],
 )
 def test_what_does_not_fit_in_memory_is_refused_before_it_is_read(
@@ -370,7 +370,7 @@ def test_what_does_not_fit_in_memory_is_refused_before_it_is_read(
 ) -> None:
     save(tmp_path, {"model": {"w": torch.ones(1000), "v": torch.ones(1000)}})
     root = meminfo(tmp_path / "root", free_kib, limit_bytes)
-    monkeypatch.setattr(memory, "ROOT", root)
+    monkeypatch.setattr(source_files, "ROOT", root)
     monkeypatch.setattr(StoredTensors, "read", None)
     said = toolkit("ckpt", "export", tmp_path, tmp_path / "out", "--format", kind)
     assert said.code == 125 and who in said.err and said.err.count("\n") == 1, said

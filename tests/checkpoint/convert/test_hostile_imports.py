@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from toolkit.checkpoint.convert.dcp_metadata import read_dcp_metadata
-from toolkit.checkpoint.convert.safetensors_format import read_header
+from toolkit.checkpoint.convert.safetensors_header import read_header
 from toolkit.errors import ToolkitError
 
 pytestmark = pytest.mark.filterwarnings(
@@ -66,25 +66,29 @@ def deep(levels: int) -> Any:
 
 def test_what_is_no_tensor_and_no_plain_value_is_refused_by_name(toolkit, tmp_path: Path) -> None:
     for name, value, part in [
-        ("evil", {"w": Evil(tmp_path / "made")}, "it asks for posix.mkdir"),
-        ("class", {"w": Plain()}, f"it asks for {__name__}.Plain"),
-        ("list", [torch.ones(1)], "holds a list and no dict"),
+        ("evil", {"w": Evil(tmp_path / "made")}, "it contains posix.mkdir"),
+        ("class", {"w": Plain()}, f"it contains {__name__}.Plain"),
+        ("list", [torch.ones(1)], "expected a dict, got a list"),
         ("tuple", {"pair": (torch.ones(1), 2)}, "pair[0]: a value of type torch.Tensor cannot be stored"),
         ("size", {"size": torch.Size([1])}, "size: a value of type torch.Size cannot be stored"),
-        ("sparse", {"s": torch.eye(3).to_sparse()}, "s is no plain tensor (torch.sparse_coo"),
-        ("meta", {"m": torch.empty(2**40, device="meta")}, "m is no plain tensor"),
+        ("sparse", {"s": torch.eye(3).to_sparse()}, "s is not a dense tensor with data (torch.sparse_coo"),
+        ("meta", {"m": torch.empty(2**40, device="meta")}, "m is not a dense tensor"),
         ("repeated", {"r": torch.ones(1).expand(2**40)}, "repeats the few bytes that are stored"),
         ("doubled", {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, "two of its keys are a.b"),
-        ("key", {("a", 1): torch.ones(1)}, "('a', 1) is a key, which neither text nor a whole number is"),
-        ("empty", {"a": {}}, "holds nothing"),
-        ("nested", {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, "n is no plain tensor (nested"),
+        ("key", {("a", 1): torch.ones(1)}, "expected a string or an integer as a key, got ('a', 1)"),
+        ("empty", {"a": {}}, "contains no tensors or values"),
+        (
+            "nested",
+            {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])},
+            "n is not a dense tensor with data (nested",
+        ),
         ("dimensions", {"d": torch.ones([1] * 33)}, "d: has 33 dimensions, and a checkpoint holds"),
         ("itself", holding_itself({"w": torch.ones(1)}, lambda state: state), "self.self.self: holds itself"),
         ("in a list", holding_itself({"w": torch.ones(1)}, lambda state: [state]), "self.0.self: holds itself"),
         ("a list", {"own": holding_itself([1], lambda values: values)}, "own.1.1: holds itself"),
         ("a tuple", {"own": (holding_itself([1], lambda values: values),)}, "a tuple.pt: own: holds itself"),
-        ("folded", {"w": torch.ones(1), "own": folded(60)}, "stand in one another so often that they make over"),
-        ("folded tuple", {"own": ((folded(60),),)}, "stand in one another so often that they make over"),
+        ("folded", {"w": torch.ones(1), "own": folded(60)}, "contain one another so often that they expand to over"),
+        ("folded tuple", {"own": ((folded(60),),)}, "contain one another so often that they expand to over"),
         ("deep", {"w": torch.ones(1), "deep": deep(300)}, "deep.0.0: holds itself, or is nested more than 100 levels"),
     ]:
         torch.save(value, tmp_path / f"{name}.pt")
@@ -104,8 +108,8 @@ def test_broken_and_packed_torch_files_are_refused(toolkit, tmp_path: Path) -> N
         for entry in good.namelist():
             packed.writestr(entry, good.read(entry))
     for name, part in [
-        ("cut", "was cut"),
-        ("text", "does not begin as a file of torch.save"),
+        ("cut", "is truncated"),
+        ("text", "does not start like a file of torch.save"),
         ("none", "is empty"),
         ("packed", "is compressed"),
     ]:
@@ -161,8 +165,8 @@ def test_a_harmful_safetensors_file_is_refused_in_one_line(toolkit, tmp_path: Pa
     path = tmp_path / "m.safetensors"
     path.write_bytes(HARMFUL[case])
     said = toolkit("ckpt", "import", path, tmp_path / "new")
-    other = {"truth of two": "holds other bytes than 0 and 1", "nothing": "is empty"}
-    why = other.get(case, "is no good safetensors file")
+    other = {"truth of two": "contains bytes other than 0 and 1", "nothing": "is empty"}
+    why = other.get(case, "is not a valid safetensors file")
     assert said.code == 2 and f"{path}: " in said.err and why in said.err and said.err.count("\n") == 1, said
     assert said.err.endswith(". Fix: copy or fetch the whole file again\n")
     assert not list((tmp_path / "new").glob("*")) if (tmp_path / "new").exists() else True
@@ -180,7 +184,7 @@ def test_no_header_that_the_library_refuses_is_taken(data: st.DataObject, tmp_pa
     path = tmp_path / "m.safetensors"
     path.write_bytes(content)
     try:
-        _, entries = read_header(path)
+        entries = read_header(path)
     except ToolkitError:
         return
     try:
@@ -211,16 +215,19 @@ def test_an_index_leads_nowhere_else(toolkit, tmp_path: Path, file: object) -> N
         save_file({"w": torch.ones(2)}, place)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": file}}))
     said = toolkit("ckpt", "import", folder, tmp_path / "new")
-    assert said.code == 2 and "which is no file of this folder" in said.err
+    assert said.code == 2 and "expected a safetensors file of this folder" in said.err
 
 
 def test_an_index_must_fit_its_files(toolkit, tmp_path: Path) -> None:
     save_file({"w": torch.ones(2), "v": torch.ones(1)}, tmp_path / "x.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     for weight_map, part in [
-        ({"w": "x.safetensors"}, "'v' is in x.safetensors, which does not say so"),
-        ({"w": "x.safetensors", "v": "x.safetensors", "u": "x.safetensors"}, "'u' is not in x.safetensors"),
-        ({"w": "gone.safetensors"}, "gone.safetensors: is not there"),
+        ({"w": "x.safetensors"}, "'v' is in x.safetensors but not in the index"),
+        (
+            {"w": "x.safetensors", "v": "x.safetensors", "u": "x.safetensors"},
+            "'u' is in the index but not in x.safetensors",
+        ),
+        ({"w": "gone.safetensors"}, "gone.safetensors: not found"),
         ({}, "has no weight_map"),
         ([], "has no weight_map"),
     ]:
@@ -300,20 +307,20 @@ def info_set(**values: Any):
 
 WRONG = {
     "size": (set_size, "its pieces do not hold each element"),
-    "chunk": (set_chunk, "stands in"),
+    "chunk": (set_chunk, "has only"),
     "doubled": (doubled, "w has two pieces at [0, 0]"),
     "no chunks": (without_chunks, "do not hold each element"),
-    "path": (info_set(relative_path="../secret.distcp"), "which is none of this folder"),
-    "absolute": (info_set(relative_path="/etc/passwd"), "which is none of this folder"),
-    "link": (info_set(relative_path="link.distcp"), "no file of its own"),
+    "path": (info_set(relative_path="../secret.distcp"), "expected the name of a file in this folder"),
+    "absolute": (info_set(relative_path="/etc/passwd"), "expected the name of a file in this folder"),
+    "link": (info_set(relative_path="link.distcp"), "not a regular file"),
     "gone": (info_set(relative_path="gone.distcp"), "is missing"),
-    "behind": (info_set(offset=10**9), "behind the end"),
-    "negative": (info_set(offset=-1), "stands where numbers are due"),
+    "behind": (info_set(offset=10**9), "after the end"),
+    "negative": (info_set(offset=-1), "expected numbers, got"),
     "extension": (info_set(transform_descriptors=["zip"]), "through an extension"),
-    "other bytes": (info_set(offset=0, length=2000), "holds something else than the piece of w"),
-    "no storage": (lambda metadata: metadata.storage_data.clear(), "does not say where"),
+    "other bytes": (info_set(offset=0, length=2000), "contains something other than the piece of w"),
+    "no storage": (lambda metadata: metadata.storage_data.clear(), "has no storage_data for w"),
     "no records": (lambda metadata: setattr(metadata, "state_dict_metadata", None), "has no state_dict_metadata"),
-    "key": (lambda metadata: metadata.planner_data.update(w=([],)), "where a path is due"),
+    "key": (lambda metadata: metadata.planner_data.update(w=([],)), "expected a path, got"),
     "type": (
         lambda metadata: setattr(metadata.state_dict_metadata["w"].properties, "dtype", torch.quint8),
         "torch.quint8",

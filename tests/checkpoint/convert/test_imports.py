@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from ckpt_runs import disk_of_one_mib
-from exported import ALONE, bits, every_element, save, without_torch_in_400_mb
+from exported import ALONE, bits, every_element, save, without_torch_in_280_mb
 from real_ranks import SHAPES, reference, run_ranks, state
 from safetensors.torch import save_file
 
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.convert.imports import import_checkpoint
-from toolkit.checkpoint.convert.safetensors_format import CODES
+from toolkit.checkpoint.convert.safetensors_header import CODES
 from toolkit.checkpoint.folder.verify import verify_fully
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.checkpoint.format.manifest_file import read_manifest
@@ -147,20 +148,16 @@ def test_where_an_import_goes(toolkit, run_directory, tmp_path: Path) -> None:
     for words, code, part in [
         ([source, run_directory.path], 2, "belongs to a run"),
         ([source, run_directory.checkpoints], 2, "belongs to a run"),
-        (
-            [source, checkpoints.parent, "--step", "7"],
-            2,
-            "step-00000007: is there already. Fix: give --step 8, or name",
-        ),
+        ([source, checkpoints.parent, "--step", "7"], 2, "step-00000007: exists already. Fix: give --step 8, or name"),
         ([checkpoints, tmp_path / "new"], 2, "is a checkpoint already"),
-        ([tmp_path / "nothing", tmp_path / "new"], 4, "is not there"),
-        ([tmp_path / "nothing.pt", tmp_path / "new", "--format", "torch"], 4, "is not there"),
-        ([tmp_path / "nothing", tmp_path / "new", "--format", "dcp"], 4, "is not there"),
-        ([tmp_path, tmp_path / "new", "--format", "dcp"], 4, "holds no .metadata"),
+        ([tmp_path / "nothing", tmp_path / "new"], 4, "not found"),
+        ([tmp_path / "nothing.pt", tmp_path / "new", "--format", "torch"], 4, "not found"),
+        ([tmp_path / "nothing", tmp_path / "new", "--format", "dcp"], 4, "not found"),
+        ([tmp_path, tmp_path / "new", "--format", "dcp"], 4, "contains no .metadata"),
         ([tmp_path, tmp_path / "new", "--format", "torch"], 2, "is a folder"),
         ([run_directory.path, tmp_path / "new"], 2, "is a folder with neither"),
         ([source, source / "x"], 2, "Not a directory"),
-        ([source, tmp_path / "new", "--only", "model"], 4, "holds nothing below 'model'"),
+        ([source, tmp_path / "new", "--only", "model"], 4, "contains no keys below 'model'"),
         ([source, tmp_path / "new", "--step", "-1"], 2, "--step"),
     ]:
         said = toolkit("ckpt", "import", *words)
@@ -198,7 +195,7 @@ def test_a_source_that_ends_early_leaves_nothing(tmp_path: Path, monkeypatch: py
 
     write = imports.write_checkpoint
     monkeypatch.setattr(imports, "write_checkpoint", cut)
-    with pytest.raises(ToolkitError, match="ended in 'b'"):
+    with pytest.raises(ToolkitError, match="is truncated in 'b'"):
         import_checkpoint(source, tmp_path / "new", kind="safetensors")
     assert not list((tmp_path / "new").iterdir())
 
@@ -206,8 +203,23 @@ def test_a_source_that_ends_early_leaves_nothing(tmp_path: Path, monkeypatch: py
 def test_safetensors_are_imported_without_torch_in_bounded_memory(tmp_path: Path) -> None:
     model = {"long": torch.ones(1, 75_000_000)}  # 300 MB in one row
     save_file(model, tmp_path / "m.safetensors")
-    done = without_torch_in_400_mb("ckpt", "import", tmp_path / "m.safetensors", tmp_path)
+    done = without_torch_in_280_mb("ckpt", "import", tmp_path / "m.safetensors", tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'step-00000000'}\n"), done.stderr
     target = {name: torch.zeros_like(tensor) for name, tensor in model.items()}
     Checkpointer(tmp_path / "none", ALONE).load(target, source=tmp_path / "step-00000000")
     assert all(torch.equal(target[name], tensor) for name, tensor in model.items())
+
+
+def test_without_the_library_safetensors_are_refused_with_the_command_to_install_it(
+    toolkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "m.safetensors")
+    checkpoint = save(tmp_path, {"w": torch.ones(2)})
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for words in (
+        ["import", tmp_path / "m.safetensors", tmp_path / "new"],
+        ["export", checkpoint, tmp_path / "o.safetensors"],
+    ):
+        said = toolkit("ckpt", *words)
+        assert said.code == 2 and "Fix: pip install 'toolkit[safetensors]'" in said.err and said.out == "", said
+    assert not (tmp_path / "new").exists() and not (tmp_path / "o.safetensors").exists()

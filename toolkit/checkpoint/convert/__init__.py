@@ -1,1 +1,1 @@
-"""To and from the files of others: safetensors, torch.save and torch.distributed.checkpoint."""
+"""Converts checkpoints to and from safetensors, torch.save and torch.distributed.checkpoint."""

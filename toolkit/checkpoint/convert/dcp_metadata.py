@@ -1,8 +1,8 @@
-"""`.metadata` of a DCP folder, which is a pickle: read without letting it make anything but plain records.
+"""`.metadata` of a DCP folder, which is a pickle: read without creating anything but plain records.
 
-A pickle names classes and functions and has them called: whoever wrote it runs code as its reader. Here no name leads to
-what it names. Those that DCP writes lead to a record that keeps its arguments, or to text; any other name is refused
-before anything is called. What comes out is data to look at, as doubtful as any other file's.
+A pickle names classes and functions and calls them, so that its author can run code as its reader. Here no name resolves
+to its object. The names that DCP writes resolve to a record that keeps its arguments, or to a string; any other name is
+refused before a call. The result is untrusted data, which is checked like any other file's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from toolkit.checkpoint.convert.source_files import beginning_of, reading_source
+from toolkit.checkpoint.convert.source_files import read_prefix, reading_source
 from toolkit.checkpoint.format.elements import ELEMENTS
 from toolkit.errors import ToolkitError
 
@@ -25,7 +25,7 @@ _FETCH_AGAIN = "copy or fetch the whole folder again"
 
 @dataclass(frozen=True)
 class StoredItem:
-    """Where a piece of a tensor, or a value, stands: a stream of `torch.save` in a file of the folder."""
+    """The bytes of a piece of a tensor, or of a value: a stream of `torch.save` in a file of the folder."""
 
     file: str
     begin: int
@@ -34,7 +34,7 @@ class StoredItem:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as DCP cut it: (offset, shape, where) of each piece."""
+    """A tensor with the (offset, shape, bytes) of each piece."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,14 +44,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class StoredValue:
-    """A value of the state that is not a tensor."""
+    """A value of the state other than a tensor."""
 
     path: tuple[str | int, ...]
     item: StoredItem
 
 
 class _Record:
-    """Stands for an object of DCP's: it keeps what it was made from and calls nothing."""
+    """A placeholder for an object of DCP: keeps its arguments and state and calls nothing."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -76,42 +76,42 @@ _RECORDS = {
     "pathlib": ("PosixPath",),
     "pathlib._local": ("PosixPath",),
 }  # fmt: skip
-_STANDING_IN: dict[tuple[str, str], Any] = {
+_PLACEHOLDERS: dict[tuple[str, str], Any] = {
     (module, name): type(name, (_Record,), {}) for module, names in _RECORDS.items() for name in names
 } | {("torch", dtype): dtype for dtype in ELEMENTS}
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STANDING_IN:
-            raise _RefusedError(f"it asks for {module}.{name}")
-        return _STANDING_IN[module, name]
+        if (module, name) not in _PLACEHOLDERS:
+            raise _RefusedError(f"it contains {module}.{name}")
+        return _PLACEHOLDERS[module, name]
 
 
 class _RefusedError(Exception):
-    """What the file says is not what DCP writes."""
+    """The contents are not what DCP writes."""
 
 
 class _IncompleteError(Exception):
-    """What the file says may be true, and the folder is not whole."""
+    """The contents may be right, but the folder is incomplete."""
 
 
 def read_dcp_metadata(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, StoredValue]]:
-    """The tensors and values of a DCP folder by key. Pieces have room for their elements, and their files are there.
+    """The tensors and values of a DCP folder by key. Each piece has the bytes of its elements, and its file exists.
 
     Raises:
-        ToolkitError: it is not what DCP writes, or says what cannot be so.
+        ToolkitError: the metadata is not what DCP writes, or contradicts itself or the folder.
     """
     path = folder / METADATA
-    size, _ = beginning_of(path, "a folder of dcp.save")
+    size, _ = read_prefix(path, "a folder of dcp.save")
     try:
         if path.is_symlink() or size > _LONGEST_BYTES:
-            raise _RefusedError("it is a link, or too long")
+            raise _RefusedError("it is a link, or too large")
         with reading_source(path), path.open("rb") as file:
             metadata = _Unpickler(file).load()
         return _contents(metadata, folder)
     except _RefusedError as error:
-        fix = "save it again with a torch of today, or turn it into a file there (dcp_to_torch_save) and import that"
+        fix = "save it again with a current torch, or convert it to a file there (dcp_to_torch_save) and import that"
         raise _not_dcp(path, str(error), fix) from None
     except _IncompleteError as error:
         raise ToolkitError(str(error), where=str(path), fix=_FETCH_AGAIN) from None
@@ -123,7 +123,7 @@ def read_dcp_metadata(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, 
 
 def _not_dcp(path: Path, why: str, fix: str) -> ToolkitError:
     return ToolkitError(
-        f"is no metadata of torch.distributed.checkpoint that can be read safely: {why}", where=str(path), fix=fix
+        f"cannot be read safely as metadata of torch.distributed.checkpoint: {why}", where=str(path), fix=fix
     )
 
 
@@ -141,7 +141,7 @@ def _contents(metadata: Any, folder: Path) -> tuple[dict[str, StoredTensor], dic
             raise _RefusedError(f"a key is {name!r:.40}")
         path = _path(paths.get(name, (name,)))
         if type(record).__name__ == "BytesStorageMetadata":
-            values[name] = StoredValue(path, _found(items, name, ()))
+            values[name] = StoredValue(path, _stored_item(items, name, ()))
         else:
             tensors[name] = _tensor(name, path, _of(record, "TensorStorageMetadata"), items)
     return tensors, values
@@ -159,9 +159,9 @@ def _tensor(name: str, path: tuple[str | int, ...], record: _Record, items: dict
             continue
         if offset in [begin for begin, extent, _ in pieces if 0 not in extent]:
             raise _RefusedError(f"{name} has two pieces at {list(offset)}")
-        item = _found(items, name, offset)
+        item = _stored_item(items, name, offset)
         if prod(shape) * ELEMENTS[dtype].size_bytes > item.length:
-            raise _RefusedError(f"a piece of {name} of shape {list(shape)} stands in {item.length} bytes")
+            raise _RefusedError(f"a piece of {name} of shape {list(shape)} has only {item.length} bytes")
         pieces.append((offset, shape, item))
     return StoredTensor(dtype, _counts(record.get("size")), path, tuple(pieces))
 
@@ -171,51 +171,51 @@ def _item(info: _Record, folder: Path) -> StoredItem:
     if info.get("transform_descriptors"):
         raise _RefusedError(f"{file!r:.80} was written through an extension")
     if not isinstance(file, str) or set(file) & {"/", "\0"} or file in ("", ".", ".."):
-        raise _RefusedError(f"it names the file {file!r:.80}, which is none of this folder")
+        raise _RefusedError(f"expected the name of a file in this folder, got {file!r:.80}")
     path = folder / file
     if path.is_symlink() or not path.is_file():
-        raise _IncompleteError(f"names the file {file}, which is missing or no file of its own")
+        raise _IncompleteError(f"names the file {file}, which is missing or not a regular file")
     begin, length = _counts((begin, length))
     if begin + length > path.stat().st_size:
-        raise _IncompleteError(f"names bytes behind the end of {file}, which may have been cut")
+        raise _IncompleteError(f"names bytes after the end of {file}, which may be truncated")
     return StoredItem(file, begin, length)
 
 
 def _offset(index: _Record) -> tuple[int, ...]:
-    """A value's index has no offset, and a tensor's without dimensions an empty one."""
-    found = index.get("offset")
-    return () if found is None else _counts(found)
+    """The offset of an index; () for a value, which has none."""
+    offset = index.get("offset")
+    return () if offset is None else _counts(offset)
 
 
-def _found(items: dict[Any, StoredItem], name: str, offset: tuple[int, ...]) -> StoredItem:
+def _stored_item(items: dict[Any, StoredItem], name: str, offset: tuple[int, ...]) -> StoredItem:
     key = (name, offset)
     if key not in items:
-        raise _RefusedError(f"it does not say where {name} at {list(offset)} stands")
+        raise _RefusedError(f"it has no storage_data for {name} at {list(offset)}")
     return items[key]
 
 
 def _table(metadata: Any, name: str) -> dict[Any, Any]:
-    found = _of(metadata, "Metadata").get(name)
-    if not isinstance(found, dict):
+    table = _of(metadata, "Metadata").get(name)
+    if not isinstance(table, dict):
         raise _RefusedError(f"it has no {name}")
-    return found
+    return table
 
 
 def _of(value: Any, kind: str) -> _Record:
     if not isinstance(value, _Record) or type(value).__name__ != kind:
-        raise _RefusedError(f"{value!r:.40} stands where {kind} is due")
+        raise _RefusedError(f"expected {kind}, got {value!r:.40}")
     return value
 
 
 def _counts(value: Any) -> tuple[int, ...]:
     if type(value).__name__ == "Size":
         (value,) = value.arguments
-    if not isinstance(value, (tuple, list)) or not all(type(one) is int and 0 <= one < 2**63 for one in value):
-        raise _RefusedError(f"{value!r:.40} stands where numbers are due")
+    if not isinstance(value, (tuple, list)) or not all(type(count) is int and 0 <= count < 2**63 for count in value):
+        raise _RefusedError(f"expected numbers, got {value!r:.40}")
     return tuple(value)
 
 
 def _path(value: Any) -> tuple[str | int, ...]:
     if not isinstance(value, (tuple, list)) or not value or not all(type(part) in (str, int) for part in value):
-        raise _RefusedError(f"{value!r:.40} stands where a path is due")
+        raise _RefusedError(f"expected a path, got {value!r:.40}")
     return tuple(value)

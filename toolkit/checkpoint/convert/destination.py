@@ -1,7 +1,7 @@
-"""Where an export goes: written beside its place, brought to the disk, and moved there when it is complete.
+"""The destination of an export: written beside its final path, synced to the disk, and renamed when it is complete.
 
-What stands there already is kept, unless it is to be replaced: then a file of that name is, and in a folder the files
-that an export may have written. Others (a model's `config.json`) stay. A checkpoint is never written into.
+Existing files are kept, unless the user wants them replaced: then a file of that name is replaced, and in a folder the
+files that an export may have written. Others (a model's `config.json`) remain. Nothing is written into a checkpoint.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,51 +18,51 @@ from toolkit.checkpoint.format.manifest_file import FORMAT
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import sync
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_PLACE = (
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_WRITABLE = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOENT, errno.ENAMETOOLONG,
     errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP,
 )  # fmt: skip
-_MANIFEST_BEGINS = f'{{"format": "{FORMAT}"'.encode()
-_LETTERS_OF_NAME = 40  # of four bytes at most: a file's own name may have all 255 bytes already
+_MANIFEST_PREFIX = f'{{"format": "{FORMAT}"'.encode()
+_NAME_CHARACTERS = 40  # of at most four bytes each: a file's own name may have all 255 bytes already
 
 
-def true_place(named: Path) -> Path:
-    """Where a destination really is, links followed.
+def resolve_destination(named: Path) -> Path:
+    """The path of a destination with links followed.
 
     Raises:
-        ToolkitError: it is no file or folder (a pipe, a device), lies inside a checkpoint, or is named like one.
+        ToolkitError: it is a pipe or a device, is inside a checkpoint, or has a checkpoint's name.
     """
-    with told_in_words(named):
+    with writing_to(named):
         if named.exists() and not named.is_file() and not named.is_dir():
-            raise ToolkitError("is no regular file", where=str(named), fix="name another file")
+            raise ToolkitError("is not a regular file", where=str(named), fix="name another file")
         try:
-            place = named.resolve()
+            resolved = named.resolve()
         except RuntimeError:
-            raise ToolkitError("is a link that leads to itself", where=str(named), fix="name another place") from None
+            raise ToolkitError("is a link to itself", where=str(named), fix="name another path") from None
         refuse_checkpoint(named)
-    return place
+    return resolved
 
 
 def refuse_checkpoint(final: Path) -> None:
-    """Files among those of a checkpoint damage it, and a folder with a step's name would be taken for one.
+    """Refuse a checkpoint, whose files must not change, and a step's name, which would make the result look like one.
 
     Raises:
-        ToolkitError: `final` is a checkpoint or inside of one, committed or not, or is named like one.
+        ToolkitError: `final` is a checkpoint or is inside one, committed or not, or has a checkpoint's name.
     """
-    place = final.resolve()
-    for folder in (final, place, *place.parents):
+    resolved = final.resolve()
+    for folder in (final, resolved, *resolved.parents):
         if not _is_checkpoint(folder):
             continue
-        if folder in (final, place) and not final.exists():
+        if folder in (final, resolved) and not final.exists():
             fix = f"give it another name, such as {final.with_name(final.name.replace('step-', 'export-'))}"
             raise ToolkitError("is a checkpoint's name", where=str(final), fix=fix)
-        what = "is a checkpoint" if folder in (final, place) else f"is inside the checkpoint {folder.name}"
-        raise ToolkitError(what, where=str(final), fix=f"name a place outside of {folder}")
+        problem = "is a checkpoint" if folder in (final, resolved) else f"is inside the checkpoint {folder.name}"
+        raise ToolkitError(problem, where=str(final), fix=f"name a path outside of {folder}")
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """By its name, or by its manifest: other programs have files of that name, too."""
+    """By its name or its manifest's contents: other programs also write files named manifest.json."""
     if step_of(folder) is not None or aside_of(folder) is not None:
         return True
     manifest = folder / MANIFEST
@@ -70,21 +70,21 @@ def _is_checkpoint(folder: Path) -> bool:
         return False
     try:
         with manifest.open("rb") as file:
-            ours = file.read(len(_MANIFEST_BEGINS)) == _MANIFEST_BEGINS
-        return ours or any(folder.glob("shard-*-of-*.h5"))
-    except PermissionError:  # nobody can say that it is none
+            is_ours = file.read(len(_MANIFEST_PREFIX)) == _MANIFEST_PREFIX
+        return is_ours or any(folder.glob("shard-*-of-*.h5"))
+    except PermissionError:  # it may be one
         return True
 
 
 @contextmanager
 def new_file(final: Path, *, replace: bool) -> Iterator[Path]:
-    """A path beside `final` to write to; the file takes its place when the context ends without an error.
+    """A path beside `final` to write to; the file is renamed to `final` when the context ends without an error.
 
     Raises:
-        ToolkitError: `final` exists and is not to be replaced, is a folder, or is inside a checkpoint.
+        ToolkitError: `final` exists and may not be replaced, is a folder, or is inside a checkpoint.
         OwnFailureError: the disk is full.
     """
-    with told_in_words(final):
+    with writing_to(final):
         _refuse_file(final, replace=replace)
         final.parent.mkdir(parents=True, exist_ok=True)
         aside = _aside(final)
@@ -99,22 +99,22 @@ def new_file(final: Path, *, replace: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def new_files(final: Path, patterns: Sequence[str], *, replace: bool, last: Callable[[str], bool]) -> Iterator[Path]:
+def new_files(final: Path, patterns: Sequence[str], *, replace: bool, last: Collection[str]) -> Iterator[Path]:
     """A folder to write to, beside or inside `final`; its files move into `final` when the context ends without an error.
 
     Args:
-        patterns: names (globs) of what an export of this format may leave, older ones' files included.
-        last: says of a file whether a reader begins with it. It is removed first and moved last: who reads meanwhile
-            finds no beginning, and never two exports mixed.
+        patterns: globs of the files that an export of this format may leave, including those of earlier exports.
+        last: names of the files that a reader opens first. They are removed first and moved last, so that a concurrent
+            reader fails to open the export instead of reading a mixture of two.
 
     Raises:
-        ToolkitError: `final` holds such files, and they are not to be replaced; or it is no folder, or a checkpoint.
+        ToolkitError: `final` contains such files, and they may not be replaced; or it is not a folder, or a checkpoint.
         OwnFailureError: the disk is full.
     """
-    with told_in_words(final):
+    with writing_to(final):
         _refuse_folder(final, patterns, replace=replace)
         final.parent.mkdir(parents=True, exist_ok=True)
-        # Inside a folder that is there: it may be a file system of its own, or the one above it somebody else's.
+        # Inside an existing folder, because it may be a mount point, or its parent may not be writable.
         aside = final / f".export.part-{os.getpid()}" if final.is_dir() else _aside(final)
         aside.mkdir()
         try:
@@ -128,11 +128,11 @@ def new_files(final: Path, patterns: Sequence[str], *, replace: bool, last: Call
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _move(aside: Path, final: Path, patterns: Sequence[str], last: Callable[[str], bool]) -> None:
+def _move(aside: Path, final: Path, patterns: Sequence[str], last: Collection[str]) -> None:
     if aside.parent == final:
-        for path in sorted(_older(final, patterns), key=lambda path: not last(path.name)):
+        for path in sorted(_earlier_files(final, patterns), key=lambda path: path.name not in last):
             path.unlink()
-        for path in sorted(aside.iterdir(), key=lambda path: (last(path.name), path.name)):
+        for path in sorted(aside.iterdir(), key=lambda path: (path.name in last, path.name)):
             path.rename(final / path.name)
         sync(final)
         return
@@ -141,10 +141,10 @@ def _move(aside: Path, final: Path, patterns: Sequence[str], last: Callable[[str
 
 
 def _aside(final: Path) -> Path:
-    return final.with_name(f".{final.name[:_LETTERS_OF_NAME]}.part-{os.getpid()}")
+    return final.with_name(f".{final.name[:_NAME_CHARACTERS]}.part-{os.getpid()}")
 
 
-def _older(final: Path, patterns: Sequence[str]) -> list[Path]:
+def _earlier_files(final: Path, patterns: Sequence[str]) -> list[Path]:
     return sorted({path for pattern in patterns for path in final.glob(pattern)}) if final.is_dir() else []
 
 
@@ -153,7 +153,7 @@ def _refuse_file(final: Path, *, replace: bool) -> None:
     if final.is_dir():
         raise ToolkitError("is a folder", where=str(final), fix=f"name a file, such as {final / 'model.pt'}")
     if final.exists() and not final.is_file():  # a device, say
-        raise ToolkitError("is no regular file", where=str(final), fix="name another file")
+        raise ToolkitError("is not a regular file", where=str(final), fix="name another file")
     if final.exists() and not replace:
         raise ToolkitError("exists already", where=str(final), fix="name another file, or replace it with --force")
 
@@ -162,26 +162,25 @@ def _refuse_folder(final: Path, patterns: Sequence[str], *, replace: bool) -> No
     refuse_checkpoint(final)
     if final.exists() and not final.is_dir():
         raise ToolkitError("is a file", where=str(final), fix="name a folder")
-    older = _older(final, patterns)
-    if older and not replace:
-        raise ToolkitError(
-            f"holds {older[0].name} already", where=str(final), fix="name another folder, or replace it with --force"
-        )
+    earlier = _earlier_files(final, patterns)
+    if earlier and not replace:
+        fix = "name another folder, or replace it with --force"
+        raise ToolkitError(f"contains {earlier[0].name} already", where=str(final), fix=fix)
 
 
 @contextmanager
-def told_in_words(final: Path) -> Iterator[None]:
-    """What the system refuses about the destination; what it refuses elsewhere is somebody else's to tell."""
+def writing_to(final: Path) -> Iterator[None]:
+    """Turn system errors about the destination into errors that name it; those about other paths pass unchanged."""
     try:
         yield
     except OSError as error:
         number = error.errno or 0
-        named = Path(os.fsdecode(error.filename)) if error.filename is not None else final
-        elsewhere = final.parent not in (named, *named.parents) and named not in final.parents
-        if elsewhere or number not in (*_NO_ROOM, *_NO_PLACE):
+        failed = Path(os.fsdecode(error.filename)) if error.filename is not None else final
+        is_elsewhere = final.parent not in (failed, *failed.parents) and failed not in final.parents
+        if is_elsewhere or number not in (*_DISK_FULL, *_NOT_WRITABLE):
             raise
-        fix = "free space there, or name another place" if number in _NO_ROOM else "name a place that you can write to"
+        fix = "free space there, or name another path" if number in _DISK_FULL else "name a path that you can write to"
         if number == errno.ENAMETOOLONG:
             fix = "give a shorter name"
-        kind = OwnFailureError if number in _NO_ROOM else ToolkitError
+        kind = OwnFailureError if number in _DISK_FULL else ToolkitError
         raise kind(f"cannot be written: {os.strerror(number)}", where=str(final), fix=fix) from error

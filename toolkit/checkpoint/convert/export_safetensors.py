@@ -17,8 +17,13 @@ from toolkit.checkpoint.contents.keys import in_order
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors, runs
 from toolkit.checkpoint.convert.destination import new_file, new_files
 from toolkit.checkpoint.convert.rounding import convert, converted_dtype
-from toolkit.checkpoint.convert.safetensors_format import code_of, header_of, refuse_name
-from toolkit.checkpoint.convert.selection import Chosen, Selection
+from toolkit.checkpoint.convert.safetensors_header import (
+    encode_header,
+    import_library,
+    read_header,
+    refuse_unfit_tensor,
+)
+from toolkit.checkpoint.convert.selection import Chosen, Selection, in_groups
 from toolkit.checkpoint.format.elements import element
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import ToolkitError
@@ -26,7 +31,7 @@ from toolkit.errors import ToolkitError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _NAMES = (SINGLE, INDEX, "model-*-of-*.safetensors")
-_METADATA = {"format": "pt"}  # transformers refuses files that do not say for whose tensors they are
+_METADATA = {"format": "pt"}  # transformers rejects files that do not name a framework
 _SLICE_BYTES = 64 * 1024 * 1024
 
 
@@ -42,15 +47,6 @@ class _Tensor:
         return prod(self.shape) * element(self.dtype).size_bytes
 
 
-@dataclass(frozen=True)
-class Exported:
-    """What was written."""
-
-    files: tuple[Path, ...]
-    tensors: int
-    size_bytes: int
-
-
 def export_safetensors(
     folder: Path,
     manifest: Manifest,
@@ -61,20 +57,21 @@ def export_safetensors(
     most_shard_bytes: int = 5_000_000_000,
     replace: bool = False,
     before_reading: Callable[[], None] = lambda: None,
-) -> Exported:
+) -> None:
     """Write the selected tensors into the folder `destination`, or into one file if its name ends in `.safetensors`.
 
     Args:
         dtype: floating-point tensors are rounded to this type; see `rounding`.
-        most_shard_bytes: files of a folder hold at most this, or one tensor.
-        replace: whether an earlier export may be replaced.
-        before_reading: called when nothing stands in the way, before the first tensor is read.
+        most_shard_bytes: the size limit of each file of a folder; a larger tensor gets a file of its own.
+        replace: whether to replace an earlier export.
+        before_reading: called after all checks, before the first tensor is read.
 
     Raises:
         CorruptCheckpointError: a block of the checkpoint is damaged.
-        ToolkitError: a tensor cannot be said in this format, or the destination is taken.
+        ToolkitError: this format cannot represent a tensor, or the destination exists.
         OwnFailureError: the disk is full.
     """
+    import_library()
     tensors = _tensors(manifest, selection, dtype, where=str(folder))
     total = sum(tensor.size_bytes for tensor in tensors)
     with StoredTensors(folder, manifest) as stored:
@@ -82,39 +79,30 @@ def export_safetensors(
             with new_file(destination, replace=replace) as path:
                 before_reading()
                 _write_file(path, tensors, stored)
-            return Exported((destination,), len(tensors), total)
+            return
         shards = _named_shards(tensors, most_shard_bytes)
-        with new_files(destination, _NAMES, replace=replace, last=lambda name: name in (SINGLE, INDEX)) as part:
+        with new_files(destination, _NAMES, replace=replace, last=(SINGLE, INDEX)) as part:
             before_reading()
             for name, members in shards.items():
                 _write_file(part / name, members, stored)
             if len(shards) > 1:
-                (part / INDEX).write_text(_index_text(shards, total), encoding="utf-8")
-    return Exported(tuple(destination / name for name in shards), len(tensors), total)
+                (part / INDEX).write_text(_index(shards, total), encoding="utf-8")
 
 
 def _tensors(manifest: Manifest, selection: Selection, dtype: str | None, *, where: str) -> list[_Tensor]:
-    """The tensors in the order of their names, with numbers counted: layer 10 stands behind layer 9."""
-    found = []
+    """The tensors in natural order of their names: layer 10 follows layer 9."""
+    tensors = []
     for chosen in sorted(selection.tensors, key=lambda one: in_order(one.name)):
         record = manifest.tensors[chosen.key]
-        refuse_name(chosen.name)
-        code_of(record.dtype, chosen.key)
-        found.append(_Tensor(chosen, record.dtype, converted_dtype(record.dtype, dtype), record.shape))
-    if not found:
-        raise ToolkitError("holds no tensors there", where=where, fix="choose another part with --only")
-    return found
+        refuse_unfit_tensor(record.dtype, chosen.key, chosen.name)
+        tensors.append(_Tensor(chosen, record.dtype, converted_dtype(record.dtype, dtype), record.shape))
+    if not tensors:
+        raise ToolkitError("contains no tensors in this part", where=where, fix="choose another part with --only")
+    return tensors
 
 
 def _named_shards(tensors: Sequence[_Tensor], most_bytes: int) -> dict[str, list[_Tensor]]:
-    shards: list[list[_Tensor]] = [[]]
-    filled = 0
-    for tensor in tensors:
-        if shards[-1] and filled + tensor.size_bytes > most_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(tensor)
-        filled += tensor.size_bytes
+    shards = in_groups(tensors, lambda tensor: tensor.size_bytes, most_bytes)
     if len(shards) == 1:
         return {SINGLE: shards[0]}
     return {
@@ -122,21 +110,22 @@ def _named_shards(tensors: Sequence[_Tensor], most_bytes: int) -> dict[str, list
     }
 
 
-def _index_text(shards: Mapping[str, Sequence[_Tensor]], total: int) -> str:
+def _index(shards: Mapping[str, Sequence[_Tensor]], total: int) -> str:
     weight_map = {tensor.chosen.name: name for name, members in shards.items() for tensor in members}
     body = {"metadata": {"total_size": total}, "weight_map": weight_map}
     return json.dumps(body, indent=2, sort_keys=True) + "\n"
 
 
 def _write_file(path: Path, tensors: Sequence[_Tensor], stored: StoredTensors) -> None:
-    # The widest numbers first, as the library does it: then all tensors lie at multiples of their elements' size.
+    # The largest elements first, as in the library's files: this aligns each tensor to the size of its elements.
     ordered = sorted(tensors, key=lambda tensor: -element(tensor.dtype).size_bytes)
     described = {tensor.chosen.name: (tensor.dtype, tensor.shape) for tensor in ordered}
     with path.open("xb") as file:
-        file.write(header_of(described, _METADATA))
+        file.write(encode_header(described, _METADATA))
         for tensor in ordered:
             for offset, shape in runs(tensor.shape, element(tensor.stored_dtype).size_bytes, _SLICE_BYTES):
                 array = stored.box(tensor.chosen.key, offset, shape)
                 if tensor.dtype != tensor.stored_dtype:
                     array = convert(array, tensor.stored_dtype, tensor.dtype, tensor.chosen.key)
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    read_header(path)

@@ -1,14 +1,14 @@
 """A checkpoint as torch's own files: one that `torch.load` reads, or a folder that `dcp.load` reads.
 
-Both hold the nested state dict that was saved, tensors and values. `torch.save` writes from memory, and all that is
-exported is in memory at once. The folder is written one file after the other, and memory holds the tensors of one.
+Both contain the nested state dict that was saved, tensors and values. `torch.save` writes from memory, so the whole
+export is in memory at once. The files of a folder are written sequentially, with the tensors of one in memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 from toolkit.checkpoint.convert.dcp_metadata import METADATA
 from toolkit.checkpoint.convert.destination import new_file, new_files
-from toolkit.checkpoint.convert.memory import refuse_more_than_is_free
 from toolkit.checkpoint.convert.nesting import joined, nested
-from toolkit.checkpoint.convert.selection import Selection
+from toolkit.checkpoint.convert.selection import Selection, in_groups
+from toolkit.checkpoint.convert.source_files import refuse_more_than_is_free
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import ToolkitError
 
@@ -46,21 +46,21 @@ def export_torch(
     """Write one file for `torch.load(weights_only=True)`.
 
     Args:
-        before_reading: called when nothing stands in the way, before the first tensor is read.
+        before_reading: called after all checks, before the first tensor is read.
 
     Raises:
         CorruptCheckpointError: a block of the checkpoint is damaged.
-        ToolkitError: the destination is taken, or the keys make no nested state.
+        ToolkitError: the destination exists, or the keys do not form a nested state.
         OwnFailureError: the disk is full, or the memory too small.
     """
-    _refuse_no_state(selection)
+    _check_nesting(selection)
     needed = sum(_sizes(manifest, selection))
-    refuse_more_than_is_free(needed, "torch.save writes", where=str(folder), fix="--format safetensors or dcp")
-    with new_file(destination, replace=replace) as path, _causes_told():
+    refuse_more_than_is_free(needed, "torch.save", where=str(folder), fix="--format safetensors or dcp")
+    with new_file(destination, replace=replace) as path, _system_cause():
         before_reading()
         with StoredTensors(folder, manifest) as stored:
             state = _state(manifest, selection, lambda key: _read(stored, key))
-        # Through a file of Python's: torch's own says nothing about why it could not write.
+        # Through a Python file: torch's own file does not report why a write failed.
         with path.open("xb") as file:
             torch.save(state, file)
 
@@ -78,13 +78,13 @@ def export_dcp(
     """Write a folder for `dcp.load(storage_reader=FileSystemReader(destination))`; otherwise as `export_torch`.
 
     Args:
-        most_file_bytes: a file holds at most this, or one tensor; so much is in memory at once.
+        most_file_bytes: the size limit of each file, and of the memory in use; a larger tensor gets a file of its own.
     """
-    _refuse_no_state(selection)
+    _check_nesting(selection)
     needed = min(sum(_sizes(manifest, selection)), max(most_file_bytes, *_sizes(manifest, selection), 0))
-    refuse_more_than_is_free(needed, "a file of DCP takes", where=str(folder), fix="--format safetensors")
+    refuse_more_than_is_free(needed, "a file of DCP", where=str(folder), fix="--format safetensors")
     patterns = (METADATA, "__*.distcp")
-    with new_files(destination, patterns, replace=replace, last=lambda name: name == METADATA) as part, _causes_told():
+    with new_files(destination, patterns, replace=replace, last=(METADATA,)) as part, _system_cause():
         before_reading()
         with StoredTensors(folder, manifest) as stored, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -97,10 +97,10 @@ def export_dcp(
 
 
 class _ReadingPlanner(DefaultSavePlanner):
-    """Plans with tensors that have no data, and reads each when it is written."""
+    """Plans with tensors without data, and reads each tensor when it is written."""
 
     def __init__(self, keys: Mapping[str, str], stored: StoredTensors) -> None:
-        """`keys`: what a tensor is called in the checkpoint, by DCP's name for it."""
+        """`keys`: the key in the checkpoint by DCP's name of the tensor."""
         super().__init__()
         self._keys = keys
         self._stored = stored
@@ -112,7 +112,7 @@ class _ReadingPlanner(DefaultSavePlanner):
 
 
 class _SeveralFilesWriter(FileSystemWriter):
-    """Writes file after file, since DCP keeps all tensors of a file in memory until the file is complete."""
+    """Writes files sequentially, because DCP keeps all tensors of a file in memory until the file is complete."""
 
     def __init__(self, path: Path, most_file_bytes: int) -> None:
         super().__init__(path)
@@ -120,7 +120,9 @@ class _SeveralFilesWriter(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results: list[WriteResult] = []
-        for number, items in enumerate(_by_file(plan.items, self._most_file_bytes)):
+        for number, items in enumerate(
+            in_groups(plan.items, lambda item: item.tensor_storage_size() or 0, self._most_file_bytes)
+        ):
             names = dataclasses.replace(plan.storage_data, prefix=f"__{number}_")
             results += super().write_data(dataclasses.replace(plan, items=items, storage_data=names), planner).wait()
         done: Future[list[WriteResult]] = Future()
@@ -128,21 +130,8 @@ class _SeveralFilesWriter(FileSystemWriter):
         return done
 
 
-def _by_file(items: Sequence[WriteItem], most_bytes: int) -> list[list[WriteItem]]:
-    files: list[list[WriteItem]] = [[]]
-    filled = 0
-    for item in items:
-        size = item.tensor_storage_size() or 0
-        if files[-1] and filled + size > most_bytes:
-            files.append([])
-            filled = 0
-        files[-1].append(item)
-        filled += size
-    return files
-
-
-def _refuse_no_state(selection: Selection) -> None:
-    """What makes no nested state must not cost the reading of it."""
+def _check_nesting(selection: Selection) -> None:
+    """Refuse keys that do not form a nested state, before their tensors are read."""
     nested({one.path: None for one in (*selection.tensors, *selection.values)})
 
 
@@ -151,7 +140,7 @@ def _sizes(manifest: Manifest, selection: Selection) -> list[int]:
 
 
 def _state(manifest: Manifest, selection: Selection, tensor: Callable[[str], torch.Tensor]) -> dict[str, Any]:
-    """What was selected as the nested state that was saved, with the tensor that each key gets."""
+    """The selected part as a nested state; `tensor` returns the tensor of a key."""
     entries: dict[Any, Any] = {one.path: tensor(one.key) for one in selection.tensors}
     return nested(entries | {one.path: manifest.objects[one.key].value for one in selection.values})
 
@@ -162,28 +151,28 @@ def _without_data(manifest: Manifest, key: str) -> torch.Tensor:
 
 
 def _read(stored: StoredTensors, key: str) -> torch.Tensor:
-    """The same bits as torch's type; the memory is numpy's."""
+    """A tensor with the stored bits, in numpy's memory."""
     array = stored.read(key)
-    # Through bytes: torch has types that numpy has not.
+    # Through bytes: numpy lacks some of torch's types.
     plain = torch.from_numpy(array.reshape(-1).view(np.uint8))
     return plain.view(getattr(torch, stored.manifest.tensors[key].dtype)).reshape(array.shape)
 
 
 @contextmanager
-def _causes_told() -> Iterator[None]:
-    """The error of the system or of the checkpoint behind one of torch's, which does not tell it."""
+def _system_cause() -> Iterator[None]:
+    """Replace torch's error by the system's or the checkpoint's error that caused it."""
     try:
         yield
     except CheckpointException as failure:
-        raise _behind(failure.failures[0][0]) or failure from None
+        raise _cause_of(failure.failures[0][0]) or failure from None
     except RuntimeError as error:
-        raise _behind(error) or error from None
+        raise _cause_of(error) or error from None
 
 
-def _behind(error: BaseException) -> OSError | ToolkitError | None:
+def _cause_of(error: BaseException) -> OSError | ToolkitError | None:
     while not isinstance(error, (OSError, ToolkitError)):
-        behind = error.__cause__ or error.__context__
-        if behind is None:
+        cause = error.__cause__ or error.__context__
+        if cause is None:
             return None
-        error = behind
+        error = cause
     return error

@@ -1,6 +1,6 @@
-"""A committed checkpoint that one process writes without torch and without ranks: what an import makes.
+"""Writes a committed checkpoint from one process without torch and without ranks: the result of an import.
 
-It is the same format, through the same shard files and the same commit, as `HDF5StorageWriter` writes with many ranks.
+The format, the shard files and the commit are those of `HDF5StorageWriter`, which writes with many ranks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import mode_of_files_in, sync, write_text
 from toolkit.version import VERSION
 
-_INDEX_PIECES = 50_000  # as HDF5StorageWriter: larger checkpoints do without, until `toolkit ckpt index`
+_INDEX_PIECES = 50_000  # as HDF5StorageWriter: larger checkpoints have no index until `toolkit ckpt index`
 
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor to be written: `pieces` gives (offset, array of the element's `memory` type) until it is whole."""
+    """A tensor to write: `pieces` yields (offset, array of the element's `memory` type) until it is complete."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,13 +44,13 @@ class NewTensor:
 def write_checkpoint(
     final: Path, step: int, tensors: Mapping[str, NewTensor], values: Mapping[str, ObjectRecord], *, made_from: str
 ) -> Manifest:
-    """Write and commit the checkpoint `final`. One piece at a time is in memory; when it fails, nothing is left.
+    """Write and commit the checkpoint `final`. One piece at a time is in memory; a failure leaves no files.
 
     Args:
-        made_from: what it was imported from, for the manifest's `written_by`.
+        made_from: the name of the source, for the manifest's `written_by`.
 
     Raises:
-        ToolkitError: `final` exists; a value cannot be stored; the pieces of a tensor do not make it up.
+        ToolkitError: `final` exists; a value cannot be stored; the pieces of a tensor do not cover it.
     """
     refuse_existing(final)
     for name, record in values.items():
@@ -73,7 +73,7 @@ def write_checkpoint(
             write_index(part, manifest)
         write_text(part / MANIFEST, manifest_text(manifest), mode=mode_of_files_in(part))
         commit(part, final, 0)
-    except BaseException:  # an interruption, too, leaves nothing behind
+    except BaseException:  # an interruption, too, leaves no files
         discard(part)
         raise
     return manifest
@@ -91,8 +91,11 @@ def _write_shard(
     digests = digests_of_file(part / name)
     digest_path = part / digest_name(name)
     write_text(digest_path, digests.text(), mode=mode_of_files_in(part))
-    own = digests_of_file(digest_path)
-    return records, (FileRecord(digest_path.name, own.size, own.whole), FileRecord(name, digests.size, digests.whole))
+    of_digests = digests_of_file(digest_path)
+    return records, (
+        FileRecord(digest_path.name, of_digests.size, of_digests.whole),
+        FileRecord(name, digests.size, digests.whole),
+    )
 
 
 def _write_tensor(shard: StreamedShard, file: str, key: str, tensor: NewTensor) -> TensorRecord:
@@ -104,7 +107,7 @@ def _write_tensor(shard: StreamedShard, file: str, key: str, tensor: NewTensor) 
 
 
 def _check(manifest: Manifest, made_from: str) -> None:
-    """What a reader would refuse is not committed: pieces that overlap or leave a hole, as a wrong source may have."""
+    """Refuse to commit what a reader would refuse: pieces that overlap or leave a hole, as a wrong source may have."""
     try:
         manifest_from(json.loads(manifest_text(manifest)), where="")
     except CorruptCheckpointError as error:

@@ -1,4 +1,4 @@
-"""Other precisions for floating-point numbers, by the rule of IEEE 754: to the nearest, ties to even."""
+"""Rounds floating-point numbers to another precision by the rule of IEEE 754: to the nearest, ties to even."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import numpy as np
 
 from toolkit.errors import ToolkitError
 
-TARGETS = ("bfloat16", "float16", "float32")
 _CONVERTIBLE = ("float64", "float32", "float16", "bfloat16")
 
 
 def converted_dtype(dtype: str, wanted: str | None) -> str:
-    """The type that a tensor of `dtype` gets: integers, truth values, complex and 8-bit numbers keep theirs."""
+    """The element type after rounding: integers, booleans, complex and 8-bit numbers keep theirs."""
     return wanted if wanted is not None and dtype in _CONVERTIBLE else dtype
 
 
 def convert(array: np.ndarray, dtype: str, wanted: str, name: str) -> np.ndarray:
     """Numbers of type `dtype` as `wanted`, both in their elements' `memory` types.
 
-    float64 becomes a 16-bit type by way of float32, as in torch. NaN stays NaN.
+    float64 is rounded to float32 before a 16-bit type, as in torch. NaN stays NaN.
 
     Raises:
         ToolkitError: a finite number is too large for `wanted`.
@@ -33,7 +32,7 @@ def convert(array: np.ndarray, dtype: str, wanted: str, name: str) -> np.ndarray
     lost = np.isinf(shown) & np.isfinite(numbers)
     if lost.any():
         raise ToolkitError(
-            f"holds {numbers[lost][0]:g}, which is too large for {wanted}",
+            f"contains {numbers[lost][0]:g}, which is too large for {wanted}",
             where=name,
             fix="choose another --dtype, or none",
         )
@@ -45,7 +44,7 @@ def _from_bfloat16(bits: np.ndarray) -> np.ndarray:
 
 
 def _to_bfloat16(single: np.ndarray) -> np.ndarray:
-    """The upper half of each float32, rounded by what the lower half says."""
+    """The upper half of each float32, rounded by its lower half."""
     bits = single.view("<u4")
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(single), 0x7FC0, rounded).astype("<u2")

@@ -1,20 +1,21 @@
-"""The part of a checkpoint that is exported: all of it, or what lies below a prefix, which is taken off."""
+"""The part of a checkpoint to export or import: all keys, or the keys below a prefix, which is removed from them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from toolkit.checkpoint.convert.nesting import Path, joined
 from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.errors import NotFoundError
 
 _PREFIXES_SHOWN = 20
+Item = TypeVar("Item")
 
 
 class Placed(Protocol):
-    """A tensor or a value that knows its place in the nested state."""
+    """A tensor or a value that knows its path in the nested state."""
 
     @property
     def path(self) -> Path: ...
@@ -22,7 +23,7 @@ class Placed(Protocol):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A tensor or a value as it will be called: `key` is its name in the checkpoint."""
+    """A tensor or a value: `key` is its name in the checkpoint, `name` its name in the result."""
 
     key: str
     name: str
@@ -31,7 +32,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Selection:
-    """What is exported, and the prefix that was taken off ("" for none)."""
+    """The tensors and values to export, and the prefix that was removed from their keys ("" for none)."""
 
     prefix: str
     tensors: tuple[Chosen, ...]
@@ -39,17 +40,17 @@ class Selection:
 
 
 def select(manifest: Manifest, prefix: str, *, where: str) -> Selection:
-    """What lies below `prefix`, a key's first parts joined with dots; everything for "".
+    """The records below `prefix`, which is a key's first parts joined with dots; all records for "".
 
     Raises:
-        NotFoundError: nothing does; the prefixes that the checkpoint has are named.
+        NotFoundError: there are none; names the prefixes that the checkpoint has.
     """
     refuse_unknown_prefix(prefix, [*manifest.tensors, *manifest.objects], where=where)
     return Selection(prefix, tuple(below(prefix, manifest.tensors)), tuple(below(prefix, manifest.objects)))
 
 
 def below(prefix: str, records: Mapping[str, Placed]) -> Iterator[Chosen]:
-    """Those of `records` whose keys lie below `prefix`; all of them for ""."""
+    """The records whose keys are below `prefix`; all records for ""."""
     for key, record in records.items():
         if not prefix:
             yield Chosen(key, key, tuple(record.path))
@@ -58,24 +59,22 @@ def below(prefix: str, records: Mapping[str, Placed]) -> Iterator[Chosen]:
 
 
 def refuse_unknown_prefix(prefix: str, keys: Collection[str], *, where: str) -> None:
-    """Refuse a prefix below which no key lies.
+    """Refuse a prefix without keys below it.
 
     Raises:
-        NotFoundError: the first parts of keys that have more than one, such as "model", are named.
+        NotFoundError: names the first parts of keys with several parts, such as "model".
     """
     if not keys:
-        raise NotFoundError("holds nothing", where=where, fix="name another one")
+        raise NotFoundError("contains no tensors or values", where=where, fix="name another one")
     if not prefix or any(key.startswith(f"{prefix}.") for key in keys):
         return
     known = sorted({key.partition(".")[0] for key in keys if "." in key})
-    fix = (
-        f"choose one of: {', '.join(known[:_PREFIXES_SHOWN])}" if known else "leave --only out: its keys have one part"
-    )
-    raise NotFoundError(f"holds nothing below {prefix!r}", where=where, fix=fix)
+    fix = f"choose one of: {', '.join(known[:_PREFIXES_SHOWN])}" if known else "omit --only: its keys have one part"
+    raise NotFoundError(f"contains no keys below {prefix!r}", where=where, fix=fix)
 
 
 def _path_below(prefix: str, path: Path) -> Path:
-    """The rest of a path whose first parts, joined with dots, begin with `prefix` and a dot."""
+    """The rest of a path whose first parts, joined with dots, start with `prefix` and a dot."""
     for count in range(1, len(path) + 1):
         head = joined(path[:count])
         if head == prefix:
@@ -83,3 +82,16 @@ def _path_below(prefix: str, path: Path) -> Path:
         if head.startswith(f"{prefix}."):
             return (head.removeprefix(f"{prefix}."), *path[count:])
     return path
+
+
+def in_groups(items: Sequence[Item], size_of: Callable[[Item], int], most_bytes: int) -> list[list[Item]]:
+    """The items in their order, in groups of at most `most_bytes`; a larger item is a group of its own."""
+    groups: list[list[Item]] = [[]]
+    filled = 0
+    for item in items:
+        if groups[-1] and filled + size_of(item) > most_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(item)
+        filled += size_of(item)
+    return groups

@@ -1,65 +1,104 @@
-"""A file that somebody else made, before it is believed: is it there, may it be read, and is it the file itself?"""
+"""A file from elsewhere, before its contents are used: does it exist, is it readable, which format, is memory free?"""
 
 from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
+from toolkit.world.health import memories
 
 FETCH_AGAIN = "copy or fetch the whole file again"
+LENGTH = struct.Struct("<Q")  # of the header that follows, in a safetensors file
+ZIP = b"PK\x03\x04"  # of torch.save
+ROOT = Path("/")  # where proc and sys are
+_BEFORE_TORCH_1_6 = bytes.fromhex("6cfc9c46f9206aa85019")  # torch's magic number as a pickle contains it
 _GIT_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-_BEGINNING_BYTES = 64
+_PREFIX_BYTES = 64
 _DAMAGED_MEDIUM = "read it on another host, or fetch the file again"
 
 
-def beginning_of(path: Path, what: str) -> tuple[int, bytes]:
-    """The size of a file, and its first 64 bytes. Links are followed: a snapshot in Hugging Face's cache is made of them.
+def read_prefix(path: Path, expected: str) -> tuple[int, bytes]:
+    """The size of a file and its first 64 bytes. Follows links: a snapshot in Hugging Face's cache consists of them.
 
     Args:
-        what: what it should be, such as "a safetensors file", for the fix.
+        expected: what the file should be, such as "a safetensors file", for the fix.
 
     Raises:
         NotFoundError: there is no such file.
-        ToolkitError: it is no regular file, empty, only a pointer to the file, or this user may not read it.
-        OwnFailureError: the system does not give its bytes.
+        ToolkitError: it is not a regular file, is empty or a Git LFS pointer, or this user cannot read it.
+        OwnFailureError: the system cannot read its bytes.
     """
     with reading_source(path):
-        found = path.stat()
-        if stat.S_ISDIR(found.st_mode):
-            raise ToolkitError("is a folder", where=str(path), fix=f"name {what} in it")
-        if not stat.S_ISREG(found.st_mode):
-            raise ToolkitError("is no regular file", where=str(path), fix=f"name {what}")
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ToolkitError("is a folder", where=str(path), fix=f"name {expected} in it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ToolkitError("is not a regular file", where=str(path), fix=f"name {expected}")
         with path.open("rb") as file:
-            start = file.read(_BEGINNING_BYTES)
-    if not start:
+            prefix = file.read(_PREFIX_BYTES)
+    if not prefix:
         raise ToolkitError("is empty", where=str(path), fix=FETCH_AGAIN)
-    if start.startswith(_GIT_LFS_POINTER):
-        raise ToolkitError(
-            "is a pointer of Git LFS, and not the file itself", where=str(path), fix="`git lfs pull` in its folder"
-        )
-    return found.st_size, start
+    if prefix.startswith(_GIT_LFS_POINTER):
+        fix = "`git lfs pull` in its folder"
+        raise ToolkitError("is a pointer of Git LFS, not the file itself", where=str(path), fix=fix)
+    return status.st_size, prefix
+
+
+def format_from_prefix(size: int, prefix: bytes) -> str | None:
+    """The format of a file of `size` bytes with these first bytes; None if they do not show it."""
+    if prefix.startswith(ZIP) or _BEFORE_TORCH_1_6 in prefix:
+        return "torch"
+    if prefix[LENGTH.size : LENGTH.size + 1] == b"{" and LENGTH.unpack_from(prefix)[0] <= size - LENGTH.size:
+        return "safetensors"
+    return None
 
 
 @contextmanager
 def reading_source(path: Path) -> Iterator[None]:
-    """While a source is read, what the system refuses is said of the file that it names, or of `path`.
+    """Turn system errors while a source is read into errors that name the file, or `path` if the system names none.
 
     Raises:
-        NotFoundError: it is not there.
-        ToolkitError: this user may not read it.
-        OwnFailureError: the system does not give its bytes.
+        NotFoundError: the file does not exist.
+        ToolkitError: this user cannot read it.
+        OwnFailureError: the system cannot read its bytes.
     """
     try:
         yield
     except OSError as error:
         where = os.fsdecode(error.filename) if error.filename is not None else str(path)
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-            raise NotFoundError("is not there", where=where, fix="name a file or a folder that is there") from None
+            raise NotFoundError("not found", where=where, fix="name an existing file or folder") from None
         if isinstance(error, PermissionError):
             fix = "ask its owner for the right to read it (chmod), or name a copy"
             raise ToolkitError(f"cannot be read: {error.strerror}", where=where, fix=fix) from None
         raise OwnFailureError(f"cannot be read: {error.strerror or error}", where=where, fix=_DAMAGED_MEDIUM) from None
+
+
+def refuse_more_than_is_free(needed_bytes: int, user: str, *, where: str, fix: str) -> None:
+    """Refuse an export that needs more memory than the node, or a cgroup limit of this process, has free.
+
+    Before anything is read: the kernel would kill the process without an explanation.
+
+    Args:
+        user: what needs the memory, such as "torch.save".
+        fix: the other formats, which need less.
+
+    Raises:
+        OwnFailureError: naming both sizes.
+    """
+    for owner, free_bytes, _ in memories(ROOT):
+        if needed_bytes > free_bytes:
+            raise OwnFailureError(
+                f"{user} needs {_gigabytes(needed_bytes)} of memory, but {owner} has {_gigabytes(free_bytes)} free",
+                where=where,
+                fix=f"export with {fix}, or on a host with more memory",
+            )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.3g} GB"
