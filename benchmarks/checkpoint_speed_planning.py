@@ -96,7 +96,7 @@ def _total(medians: dict[str, float], who: str, rank: str) -> float:
 def _ours(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -> None:
     """Each rank compares its state's shape. Rank 0 takes in the files' digests, looks for the files, and commits."""
     plan: Any = SavePlanning(SimpleNamespace(rank=0))  # type: ignore[arg-type]
-    plan._shape = plan.look(state).shape  # as after the first save
+    plan._shape = plan.flatten(state).shape  # as after the first save
     shards = [shard_name(rank, ranks) for rank in range(ranks)]
     tensors = {
         name: TensorRecord(
@@ -116,10 +116,10 @@ def _ours(clock: Clock, state: State, ranks: int, folder: Path, rounds: int) -> 
             for name, size in ((shard, SHARD_BYTES), (digest_name(shard), DIGEST_BYTES)):
                 with (part / name).open("wb") as file:
                     file.truncate(size)
-        looked = clock.time(f"ours, {EVERY}: inspect the state", lambda: plan.is_new(plan.look(state)))
+        looked = clock.time(f"ours, {EVERY}: compare the state", lambda: plan.is_new(plan.flatten(state)))
         assert looked is False
         work = lambda: finish_save(description, whole, dict.fromkeys(shards, record), {})  # noqa: B023, E731
-        clock.time(f"ours, {ZERO}: look for the files, manifest, commit", work)
+        clock.time(f"ours, {ZERO}: check the files, manifest, commit", work)
         clock.time(f"ours, {ZERO}: retention", lambda: retain(folder, Retention(1), 0))
         remove(description.final)
 

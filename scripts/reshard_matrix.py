@@ -40,8 +40,8 @@ def table(found: dict[str, Any]) -> str:
         rows.append(f"| {number}&nbsp;{saved_by.replace(' ', '&nbsp;')} | {' | '.join(cells)} |")
     said = (
         f"Rows saved, columns loaded. In {same} of {len(found['crossings'])} crossings of {len(names)} layouts every bit of "
-        f"the state was the same. In {exact} of them so were the losses of the steps after it (`=`); elsewhere sums were "
-        "summed in another order, and the table shows the largest relative difference of a loss (float32).\n"
+        f"the state was the same. In {exact} of them the losses of the steps after it were also the same (`=`); in the others "
+        "sums had another order, and the table shows the largest relative difference of a loss (float32).\n"
         f"torch {found['torch']}, commit {found['commit']}, {found['time'][:10]}."
     )
     return f"{said}\n\n" + "\n".join(rows) + "\n"

@@ -136,7 +136,7 @@ def test_a_good_interval_is_told_and_no_change_asked_for(tmp_path):
     assert advice_lines(run) == [
         "saves: 120 of 10 s, after 9.8 min of work (medians)",
         "failures: 2 in 20 h (crashed: 2): one in 10 h (95 %: in 2.8 h to 3.4 d)",
-        "least is lost by a save after 14 min of work (Daly 2006; Young 1974: 14 min): 2.3 % of the time, now 2.5 %",
+        "the best interval is 14 min of work (Daly 2006; Young 1974: 14 min): 2.3 % of the time, now 2.5 %",
     ]
     assert warning_line(run) == ""
 
@@ -169,7 +169,7 @@ def test_a_run_without_saves_gets_no_advice_and_a_damaged_file_is_named(tmp_path
     assert advice_lines(tmp_path / "none") == []
     (run / "metrics" / "checkpoints.jsonl").write_text("x\n")
     (line,) = advice_lines(run)
-    assert line == warning_line(run) and "is not known" in line and "checkpoints.jsonl:1: not a save record" in line
+    assert line == warning_line(run) and "is unknown" in line and "checkpoints.jsonl:1: not a save record" in line
 
 
 ODD = [None, True, -1, 0, 1e308, 10**30, 10**400, "x", "", [], {}, "0001-01-01T00:00:00", "9999-12-31T23:59:59-12:00"]

@@ -138,10 +138,10 @@ def test_a_script_that_ends_gives_the_last_deletion_time(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((1, [torch.ones(1)], {}), "rank 0: tensors: is a list and no dict; there is no earlier checkpoint. Fix: give a dict by name, as in "),
-        ((1, torch.ones(1), {}), "rank 0: tensors: is a Tensor and no dict; "),
-        ((1, x(1), [1]), "rank 0: state: is a list and no dict; "),
-        ((1, x(1), None), "rank 0: state: is a NoneType and no dict; "),
+        ((1, [torch.ones(1)], {}), "rank 0: tensors: expected a dict, got a list; there is no earlier checkpoint. Fix: give a dict by name, as in "),
+        ((1, torch.ones(1), {}), "rank 0: tensors: expected a dict, got a Tensor; "),
+        ((1, x(1), [1]), "rank 0: state: expected a dict, got a list; "),
+        ((1, x(1), None), "rank 0: state: expected a dict, got a NoneType; "),
         (("1", x(1), {}), "step: '1' is no step. Fix: give the optimizer steps done, 0 or more"),
         ((1.0, x(1), {}), "step: 1.0 is no step. Fix: "),
     ],
@@ -160,7 +160,9 @@ def test_an_argument_of_another_kind_is_named_and_nothing_is_written(tmp_path, g
 @pytest.mark.parametrize("source", [False, True])
 def test_a_load_into_no_dict_is_refused_with_the_fix(tmp_path, source):
     saved = Checkpointer(tmp_path, world()).save(1, x(1), {})
-    with pytest.raises(ToolkitError, match=r"tensors: is a list and no dict\. Fix: give a dict by name") as refused:
+    with pytest.raises(
+        ToolkitError, match=r"tensors: expected a dict, got a list\. Fix: give a dict by name"
+    ) as refused:
         Checkpointer(tmp_path, world()).load([torch.ones(1)], source=saved if source else None)
     assert type(refused.value) is ToolkitError
 
@@ -217,7 +219,7 @@ def test_a_line_that_the_run_left_is_not_resumed(tmp_path, capsys):
     assert Checkpointer(tmp_path, world(2)).load(x(0)).step == 15
     # What was left is kept for its owner, under a name that nothing loads.
     assert (tmp_path / "step-00000030.left-1").is_dir()
-    assert "step-00000030 is of a line that this run has left" in capsys.readouterr().err
+    assert "step-00000030 belongs to a history that this run has abandoned" in capsys.readouterr().err
 
 
 def test_state_and_optimizer_values_come_back_with_their_types(tmp_path):
@@ -246,7 +248,7 @@ def test_a_nested_tensor_is_not_loaded_into(tmp_path, layout):
     checkpoints = Checkpointer(tmp_path, world())
     saved = checkpoints.save(1, x(1), {})
     for source in (None, saved):
-        with pytest.raises(ToolkitError, match="x: is a nested tensor, which no checkpoint holds"):
+        with pytest.raises(ToolkitError, match="x: is a nested tensor, which a checkpoint cannot contain"):
             checkpoints.load({"x": nested_tensor(layout)}, source=source)
 
 
@@ -256,7 +258,7 @@ def test_a_nested_tensor_is_not_loaded_into(tmp_path, layout):
         ({"a": {"callback": print}}, {}, "a.callback"),
         ({"when": {1, 2}}, {}, "when"),
         ({"weights": torch.eye(3).to_sparse()}, {}, "weights"),
-        ({"words": nested_tensor(torch.jagged)}, {}, "words: is a nested tensor, which no checkpoint holds"),
+        ({"words": nested_tensor(torch.jagged)}, {}, "words: is a nested tensor, which a checkpoint cannot contain"),
         (x(1), {"history": {"path": Path("x")}}, r"state\['history'\]\['path'\]"),
     ],
 )
@@ -295,11 +297,11 @@ def test_an_attempt_that_was_given_up_on_cannot_save(run_directory):
     claim_attempt(run_directory)
     new = Checkpointer(run_directory.checkpoints, world(1))
     newest = new.save(3, x(3), {})
-    with pytest.raises(OwnFailureError, match="attempt 1 has the run now"):
+    with pytest.raises(OwnFailureError, match="attempt 1 owns the run now"):
         old.save(2, x(2), {})
     part = run_directory.checkpoints / "step-00000002.part-0-1"
     part.mkdir()
-    with pytest.raises(OwnFailureError, match="given up on"):  # claimed while the old one was writing
+    with pytest.raises(OwnFailureError, match="was abandoned"):  # claimed while the old one was writing
         commit(part, run_directory.checkpoints / "step-00000002", 0, replace=True)
     assert list(committed_steps(run_directory.checkpoints).values()) == [kept, newest]
 
@@ -318,7 +320,7 @@ def listing_is_old(run_directory, monkeypatch):
 def test_an_attempt_that_was_given_up_on_leaves_newer_checkpoints_alone(run_directory, listing_is_old, step):
     new = Checkpointer(run_directory.checkpoints, world(1))
     newest = new.save(120, x(120), {})
-    with pytest.raises(OwnFailureError, match="attempt 1 has the run now"):
+    with pytest.raises(OwnFailureError, match="attempt 1 owns the run now"):
         listing_is_old.save(step, x(0), {})
     assert list(run_directory.checkpoints.glob("step-*")) == [newest]
     assert value_of(newest) == 120
@@ -328,7 +330,7 @@ def test_nothing_is_moved_where_one_of_several_is_newer(run_directory, listing_i
     checkpoints = run_directory.checkpoints
     for step, attempt in ((20, 0), (30, 1)):
         Checkpointer(checkpoints, world(attempt)).save(step, x(step), {})
-    with pytest.raises(OwnFailureError, match="given up on"):
+    with pytest.raises(OwnFailureError, match="was abandoned"):
         listing_is_old.save(10, x(10), {})
     assert list(committed_steps(checkpoints)) == [20, 30]
 

@@ -120,7 +120,7 @@ def test_a_full_disk_is_said_with_a_way_out_that_helps(run, tmp_path):
         done = typed("index", disk / "run")
         assert (done.returncode, done.stdout) == (125, "") and done.stderr.count("\n") == 1
         assert f"toolkit: {folder / 'index.h5'}: cannot be written: No space left on device." in done.stderr
-        assert "Fix: make room there; `toolkit ckpt prune RUN` can\n" in done.stderr
+        assert "Fix: free space there, as with `toolkit ckpt prune RUN`\n" in done.stderr
         assert typed("prune", disk / "run", "--keep-last", 1).returncode == 0
         assert typed("index", disk / "run").returncode == 0
 
@@ -140,7 +140,7 @@ def test_a_disk_that_can_only_be_read_is_said(run, tmp_path):
 def test_where_nothing_can_be_renamed_the_folder_is_named(run, monkeypatch, number):
     """File systems that copy on write may need room to rename."""
     error = OSError(number, os.strerror(number), "step")
-    monkeypatch.setattr("toolkit.checkpoint.folder.prune.set_aside", raising(error))
+    monkeypatch.setattr("toolkit.checkpoint.folder.prune.move_aside", raising(error))
     with pytest.raises(ToolkitError, match=r"cannot be removed: .* delete it by hand, rm -r .*/step-00000010$"):
         invoke("prune", run, "--keep-last", 1)
 
@@ -194,7 +194,7 @@ def test_verify_names_a_few_of_many_tensors_and_blocks_and_json_all(run):
     folder = save(run, 30, many)
     flip(folder / SHARD, -1)
     _, text = invoke("verify", "--full", run, "--step", 30)
-    assert "(holds w00, w01, w02 and 45 more)\n" in text
+    assert "(contains w00, w01, w02 and 45 more)\n" in text
     _, text = invoke("verify", "--full", f"{run}:30", "--json")
     assert json.loads(text)[0]["problems"][0]["tensors"] == sorted(many)
     folder = save(run, 40, {"large": torch.zeros(25 * BLOCK_BYTES, dtype=torch.uint8)})
@@ -255,20 +255,20 @@ HERE = "{run}/checkpoints/step-00000010"
     ("words", "code", "said"),
     [
         (["ls", "{run}/nothing"], 4, "there is no such folder"),
-        (["ls", "{run}/checkpoints/step-00000015"], 4, "there are: step-00000010, step-00000020"),
+        (["ls", "{run}/checkpoints/step-00000015"], 4, "choose one of: step-00000010, step-00000020"),
         (["ls", "{run}/empty"], 4, "there is no checkpoint here"),
         (["show", "{run}", "--step", "7"], 4, "no committed checkpoint of step 7. Fix: choose one of the steps 10, 20"),
         (["show", "{run}:7"], 4, "no committed checkpoint of step 7"),
         (["ls", "{run}:7"], 4, "there is no checkpoint of step 7. Fix: choose one of the steps 10, 20"),
-        (["ls", "{run}:10", "--step", "20"], 2, "names step 10, and --step says 20"),
-        (["show", "{run}:10", "--step", "20"], 2, "names step 10, and --step says 20"),
+        (["ls", "{run}:10", "--step", "20"], 2, "names step 10, but --step is 20"),
+        (["show", "{run}:10", "--step", "20"], 2, "names step 10, but --step is 20"),
         (["verify", f"{HERE}/manifest.json"], 4, "is a file, and no checkpoint's folder"),
         (["show", "{run}/odd:5"], 4, "there is no checkpoint here"),
-        (["show", "{run}/broken"], 1, "is not a manifest"),
-        (["diff", "{run}", "{run}/broken"], 1, "is not a manifest"),
-        (["show", "{run}/later"], 2, "this version reads"),
-        (["show", "{run}/pipe"], 1, "is no file of its own"),
-        (["show", "{run}/folder"], 1, "is no file of its own"),
+        (["show", "{run}/broken"], 1, "is not a valid manifest"),
+        (["diff", "{run}", "{run}/broken"], 1, "is not a valid manifest"),
+        (["show", "{run}/later"], 2, "with schema 1 or 2, got"),
+        (["show", "{run}/pipe"], 1, "is not a regular file"),
+        (["show", "{run}/folder"], 1, "is not a regular file"),
         (["show", "{run}", "--only", "modle"], 4, "no key matches 'modle'. Fix: keys begin with: model"),
         (["diff", "{run}", "{run}", "--only", "modle"], 4, "no key matches 'modle'"),
         (["ls", "{run}/torch"], 4, "is a checkpoint of torch.distributed.checkpoint"),

@@ -159,7 +159,7 @@ def test_the_step_is_that_of_the_folders_name(tmp_path):
     writer = HDF5StorageWriter(tmp_path / "step-00000008")
     dcp.save({"x": torch.ones(3)}, storage_writer=writer, checkpoint_id=tmp_path / "step-00000009", no_dist=True)
     assert read_manifest(tmp_path / "step-00000009").step == 9
-    with pytest.raises(ToolkitError, match="is named after step 5, and step 6 is to be saved"):
+    with pytest.raises(ToolkitError, match="is named after step 5, but `step` is 6"):
         HDF5StorageWriter(tmp_path / "step-00000005", step=6)
 
 
@@ -194,7 +194,7 @@ def test_more_dimensions_than_hdf5_has_are_refused_by_name(tmp_path, compression
     few, many = torch.ones([1] * 32), torch.ones([1] * 33)
     alone = World(0, 0, 1, 1, 0, 1, "here", "cpu", "none", "alone")
     checkpointer = Checkpointer(tmp_path, alone, compression=compression)
-    with pytest.raises(ToolkitError, match=r"model\.many: has 33 dimensions, and a checkpoint holds"):
+    with pytest.raises(ToolkitError, match=r"model\.many: has 33 dimensions; the limit of a checkpoint"):
         checkpointer.save(1, {"model": {"few": few, "many": many}}, {})
     checkpointer.save(2, {"model": {"few": few}}, {})
     with pytest.raises(dcp.CheckpointException) as refused:

@@ -183,7 +183,7 @@ def test_what_was_saved_since_the_named_checkpoint_comes_first_and_nothing_older
     assert resumed_at(saved_steps, named) == 20
     assert (saved_steps / "step-00000030.bad-0").is_dir()
     damage(named)
-    with pytest.raises(CorruptCheckpointError, match=r"quick look: step-00000010$"):
+    with pytest.raises(CorruptCheckpointError, match=r"quick check: step-00000010$"):
         resumed_at(saved_steps, named)
 
 

@@ -327,7 +327,7 @@ def test_another_optimizer_model_or_schedule_is_refused_with_all_that_differs(tm
     step(state)
     saved(state, tmp_path)
     with pytest.raises(
-        ToolkitError, match=r"0\.weight\.exp_avg, .*2\.bias\.step and 2 more, for which this job has no place"
+        ToolkitError, match=r"0\.weight\.exp_avg, .*2\.bias\.step and 2 more, which this job does not have"
     ):
         resumed(fresh(lambda model: torch.optim.SGD(model.parameters(), lr=0.1)), tmp_path)
     with pytest.raises(ToolkitError, match=r"lacks optimizer\.0\.weight\.max_exp_avg_sq, .*2\.bias\.max_exp_avg_sq"):

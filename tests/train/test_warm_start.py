@@ -113,7 +113,7 @@ def test_all_that_does_not_fit_is_named_at_once_and_no_weight_is_touched(source,
     with pytest.raises(ToolkitError) as refused:
         begin(state, tmp_path, folder)
     line = str(refused.value)
-    assert "lacks gate.bias, gate.weight; holds body.bias, for which this job has no place; has other shapes: " in line
+    assert "lacks gate.bias, gate.weight; contains body.bias, which this job does not have; has other shapes: " in line
     assert "body.weight ([4, 2] there, [6, 2] here), head.bias ([3] there, [5] here), head.weight" in line
     assert line.endswith("Fix: name what is to stay as this job makes it in checkpoint.without")
     assert values(state.model) == before

@@ -1,6 +1,6 @@
 """Checkpoints: HDF5 storage for torch.distributed.checkpoint, with commit, verification and retention.
 
-What is imported from here is imported on first use: every `ckpt` command that need not works without torch.
+Imports are lazy, so that the `ckpt` commands that do not need torch work without it.
 """
 
 from __future__ import annotations

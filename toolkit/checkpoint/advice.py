@@ -1,11 +1,11 @@
-"""How often to save, from what saves cost this run and how often it failed. Plain arithmetic, without torch.
+"""Advice on how often to save, from the cost of saves and the failures of a run. Plain arithmetic, without torch.
 
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974, pp. 530-531:
-sqrt(2 C M) for a save of C seconds and a mean time M between failures. It holds where C is far below M.
+sqrt(2 C M) for a save of C seconds and a mean time M between failures. It is valid if C is far below M.
 
 J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
-Systems 22 (2006), pp. 303-312: equation 37, and equation 20 for the time that a run then takes. They hold for failures
-that come by chance at a constant rate, also during saves and restarts; where C is not below 2 M, no interval is good.
+Systems 22 (2006), pp. 303-312: equation 37, and equation 20 for the time that a run then takes. They are valid for
+random failures at a constant rate, also during saves and restarts; if C is not below 2 M, no interval is good.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
 from toolkit.rundir.task_files import read_begun
 
-# Ends by chance that lose the steps since the last save. A preemption loses none where its ranks could save.
+# Random failures, which lose the steps since the last save. A preemption loses none if its ranks could save.
 _FAILURES = {
     Cause.CRASHED: "crashed", Cause.STALLED: "stalled", Cause.NODE_LOST: "lost a node",
     Cause.SUPERVISOR_LOST: "lost the supervisor", Cause.SUPERVISOR_FAILED: "the supervisor failed",
     Cause.PREEMPTED: "preempted without a save",
 }  # fmt: skip
 _CONFIDENCE = 0.95
-# An interval is spoken against when it loses so many times the optimum's share, and so much of the time more.
+# An interval is bad if it loses this multiple of the optimum's share, and this much more of the time.
 _TIMES_WORSE, _SHARE_WORSE = 2.0, 0.01
 
 
@@ -51,15 +51,15 @@ def daly_interval(cost_s: float, mtbf_s: float) -> float:
 
 
 def lost_share(interval_s: float, cost_s: float, mtbf_s: float) -> float:
-    """Share of the time that saves and repeated work take, in [0, 1]; what a restart itself takes comes on top."""
+    """Share of the time that saves and repeated work take, in [0, 1], without the restarts themselves."""
     exponent = (interval_s + cost_s) / mtbf_s
     return 1 - interval_s / (mtbf_s * math.expm1(exponent)) if exponent < 700 else 1.0
 
 
 def failure_bounds(failures: int, seconds: float) -> tuple[float, float]:
-    """The mean time between failures, from and to, with a confidence of 95 %: (seconds, seconds).
+    """The 95 % confidence interval of the mean time between failures: (seconds, seconds).
 
-    Exact for failures that come by chance at a constant rate (F. Garwood, Biometrika 28, 1936). After none it is at
+    Exact for random failures at a constant rate (F. Garwood, Biometrika 28, 1936). After none it is at
     least a third of the time (the rule of three, one-sided), and has no upper bound.
     """
     if failures == 0:
@@ -70,12 +70,12 @@ def failure_bounds(failures: int, seconds: float) -> tuple[float, float]:
     return seconds / most, seconds / least
 
 
-def _expected_where(holds: Callable[[float], bool], failures: int) -> float:
-    """The expected number of failures up to which `holds` is true, by bisection."""
+def _expected_where(is_possible: Callable[[float], bool], failures: int) -> float:
+    """The expected number of failures up to which `is_possible` is true, by bisection."""
     low, high = 0.0, 10.0 * failures + 10
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        low, high = (middle, high) if is_possible(middle) else (low, middle)
     return high
 
 
@@ -86,12 +86,12 @@ def _poisson_at_most(count: int, expected: float) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run has shown.
+    """The measured costs of a run.
 
-    saves: how many there were; `cost_s` is the median of what one cost: the wait, and not what is written aside.
+    saves: the number of saves; `cost_s` is the median wait for one, without writing in the background.
     interval_s: the median of the work between two; None without two of one attempt.
-    seconds: for which the run's ranks lived.
-    failures: ends by chance after a step, by kind. `foreseen` are those at walltime, and preemptions after a save.
+    seconds: the time for which the run's ranks ran.
+    failures: random failures after a step, by kind. `foreseen` counts walltime, and preemptions after a save.
     """
 
     saves: int
@@ -107,21 +107,21 @@ class Costs:
 
     @property
     def mtbf_s(self) -> float:
-        """The mean time between failures; after none the least that it may be."""
+        """The mean time between failures; without failures its lower bound."""
         count = sum(self.failures.values())
         return self.seconds / count if count else self.bounds[0]
 
     @property
     def best_s(self) -> float:
-        """The interval that loses least; after no failure the least that it may be."""
+        """The interval that loses least; without failures its lower bound."""
         return daly_interval(self.cost_s, self.mtbf_s)
 
     def is_bad(self) -> bool:
-        """True when no likely mean time between failures excuses the interval."""
+        """Whether the interval is bad for every likely mean time between failures."""
         if self.interval_s is None:
             return False
         least, most = self.bounds
-        if math.isinf(most):  # nothing says that more than saves is lost, so they can only be too many
+        if math.isinf(most):  # without failures only the saves cost time, so there can only be too many
             share = self.cost_s / (self.cost_s + self.interval_s)
             return self.interval_s < self.best_s and share > _SHARE_WORSE and self._is_bad_for(least)
         return self._is_bad_for(least) and self._is_bad_for(most)
@@ -134,7 +134,7 @@ class Costs:
 
 
 def measured(run_directory: Path) -> Costs | None:
-    """What a run, or a task of an array, has shown so far; None before its first save.
+    """The measured costs of a run, or a task of an array, so far; None before its first save.
 
     Raises:
         ToolkitError: one of its files is damaged.
@@ -149,7 +149,7 @@ def measured(run_directory: Path) -> Costs | None:
         for before, after in pairwise(records)
         if before.attempt == after.attempt and after.why not in ("stop", "end")
     ]
-    seconds, failures, foreseen = _lives(run, records)
+    seconds, failures, foreseen = _running_times(run, records)
     return Costs(
         saves=len(good),
         cost_s=median(record.waited_s for record in good),
@@ -160,14 +160,14 @@ def measured(run_directory: Path) -> Costs | None:
     )
 
 
-def _lives(run: RunDirectory, records: list[SaveRecord]) -> tuple[float, dict[str, int], int]:
-    """For how long ranks lived, over all attempts, and what ended them: by chance after a step, and foreseen."""
+def _running_times(run: RunDirectory, records: list[SaveRecord]) -> tuple[float, dict[str, int], int]:
+    """The total running time of all attempts, random failures after a step by kind, and foreseen exits."""
     saved_at_stop = {record.attempt for record in records if record.why == "stop" and record.error is None}
     seconds, failures, foreseen = 0.0, Counter[str](), 0
     for number in run.attempt_numbers():
         end = read_json_or_none(run.attempt(number).exit_file)
         if end is None:
-            seconds += _lived_so_far(run.attempt(number), records)
+            seconds += _seconds_so_far(run.attempt(number), records)
             continue
         seconds += _seconds_in(end, run.attempt(number).exit_file)
         cause = end["cause"]
@@ -178,8 +178,8 @@ def _lives(run: RunDirectory, records: list[SaveRecord]) -> tuple[float, dict[st
     return seconds, dict(failures), foreseen
 
 
-def _lived_so_far(attempt: AttemptDirectory, records: list[SaveRecord]) -> float:
-    """Of an attempt that has not ended, or whose end nobody has written yet: until its last save."""
+def _seconds_so_far(attempt: AttemptDirectory, records: list[SaveRecord]) -> float:
+    """The running time of an attempt without an exit record, until its last save."""
     start = read_begun(attempt)
     ended_at = [record.ended_at for record in records if record.attempt == attempt.number]
     if start is None or not ended_at:
@@ -187,20 +187,24 @@ def _lived_so_far(attempt: AttemptDirectory, records: list[SaveRecord]) -> float
     try:
         return max(0.0, max(ended_at) - seconds_since_epoch(start["time"]))
     except ValueError as error:
-        raise ToolkitError(f"time is no time: {error}", where=str(attempt.start_file), fix="restore the file") from None
+        raise ToolkitError(
+            f"'time' is not a valid timestamp: {error}", where=str(attempt.start_file), fix="restore the file"
+        ) from None
 
 
 def _seconds_in(end: Mapping[str, Any], path: Path) -> float:
     seconds = end.get("seconds")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < CENTURY_S:
-        raise ToolkitError(f"seconds is {seconds!r:.40}", where=str(path), fix="restore the file")
+        raise ToolkitError(
+            f"expected a number of seconds, got {seconds!r:.40}", where=str(path), fix="restore the file"
+        )
     return float(seconds)
 
 
 def advice_lines(run_directory: Path) -> list[str]:
-    """What saves cost this run, how often it failed, and which interval would lose least; [] before its first save.
+    """Lines about the cost of saves, the failures, and the best interval; [] before the first save.
 
-    For people, beside something that matters more: where a file of the run cannot be read, that is the one line.
+    If a file of the run cannot be read, the only line reports that, because the output contains more than this advice.
     """
     costs, unknown = _measured_or_why_not(run_directory)
     if costs is None:
@@ -208,13 +212,13 @@ def advice_lines(run_directory: Path) -> list[str]:
     every = "" if costs.interval_s is None else f", after {span(costs.interval_s)} of work"
     lines = [
         f"saves: {costs.saves} of {span(costs.cost_s)}{every} (medians)",
-        f"failures: {_failures_in_words(costs)}",
-        _optimum_in_words(costs),
+        f"failures: {_format_failures(costs)}",
+        _format_optimum(costs),
     ]
-    return [*lines, _mend(costs)] if costs.is_bad() else lines
+    return [*lines, _recommendation(costs)] if costs.is_bad() else lines
 
 
-def _optimum_in_words(costs: Costs) -> str:
+def _format_optimum(costs: Costs) -> str:
     best_s, interval_s = costs.best_s, costs.interval_s
     sources = f"(Daly 2006; Young 1974: {span(young_interval(costs.cost_s, costs.mtbf_s))})"
     if not costs.failures:
@@ -222,24 +226,24 @@ def _optimum_in_words(costs: Costs) -> str:
         return f"no need to save before {span(best_s)} of work {sources}{now}"
     now = "" if interval_s is None else f", now {_percent(lost_share(interval_s, costs.cost_s, costs.mtbf_s))}"
     best = _percent(lost_share(best_s, costs.cost_s, costs.mtbf_s))
-    return f"least is lost by a save after {span(best_s)} of work {sources}: {best} of the time{now}"
+    return f"the best interval is {span(best_s)} of work {sources}: {best} of the time{now}"
 
 
 def warning_line(run_directory: Path) -> str:
-    """The line of it that asks for a change, or that nothing is known; "" where nothing is wrong enough for that."""
+    """The line that recommends a change, or reports that the costs are unknown; "" if neither applies."""
     costs, unknown = _measured_or_why_not(run_directory)
-    return _mend(costs) if costs is not None and costs.is_bad() else unknown
+    return _recommendation(costs) if costs is not None and costs.is_bad() else unknown
 
 
 def _measured_or_why_not(run_directory: Path) -> tuple[Costs | None, str]:
     try:
         costs = measured(run_directory)
     except (OSError, ToolkitError) as error:
-        return None, f"what saves cost is not known: {error}"
+        return None, f"the cost of saves is unknown: {error}"
     return (costs if costs is not None and costs.seconds > 0 and costs.cost_s > 0 else None), ""
 
 
-def _failures_in_words(costs: Costs) -> str:
+def _format_failures(costs: Costs) -> str:
     least, most = costs.bounds
     besides = f"; foreseen ends: {costs.foreseen}" if costs.foreseen else ""
     count = sum(costs.failures.values())
@@ -252,19 +256,19 @@ def _failures_in_words(costs: Costs) -> str:
     )
 
 
-def _mend(costs: Costs) -> str:
+def _recommendation(costs: Costs) -> str:
     assert costs.interval_s is not None
     now = lost_share(costs.interval_s, costs.cost_s, costs.mtbf_s)
     best = lost_share(costs.best_s, costs.cost_s, costs.mtbf_s)
-    what = "save less often" if costs.interval_s < costs.best_s else "save more often"
+    advice = "save less often" if costs.interval_s < costs.best_s else "save more often"
     return (
-        f"{what}: about {_percent(now)} of the time is lost to saves and repeated steps, {_percent(best)} with "
+        f"{advice}: about {_percent(now)} of the time is lost to saves and repeated steps, {_percent(best)} with "
         f"checkpoint.every_s = {max(1, round(costs.best_s))} and every_steps = 0"
     )
 
 
 def span(seconds: float) -> str:
-    """A time in the unit that people would take: "0.35 s", "4.2 min"."""
+    """A time in a readable unit: "0.35 s", "4.2 min"."""
     for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"

@@ -1,8 +1,8 @@
-"""Where the part of a DTensor that lies on this rank begins in the whole, and how large it is.
+"""Offset and shape of this rank's part of a DTensor.
 
-FSDP2 over tensor parallel shards a dimension twice, from the right to the left, and torch 2.13 works the place of an
-uneven part out as if a step were taken over the whole dimension: 7 rows on 3 x 2 ranks overlap, or leave a row out. A
-checkpoint that was saved so would be complete by its plan and wrong in its rows.
+FSDP2 over tensor parallel shards a dimension twice, from right to left, and torch 2.13 computes the offset of an uneven
+part as if it were sharded once: 7 rows on 3 x 2 ranks overlap, or a row is missing. A checkpoint with these offsets
+would be complete by its plan but have wrong rows.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset in the whole, and shape
 
 
 def box_of(tensor: DTensor, name: str) -> Box:
-    """The box of this rank's part, which must be a part of the mesh.
+    """The box of this rank's part. This rank must belong to the mesh.
 
     Raises:
-        OwnFailureError: the part is not what its placements say, or they are of a kind that is not one box.
+        OwnFailureError: the part does not match its placements, or is not a single box.
     """
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
     offset, shape = _placed(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements), tuple(coordinate))
-    found = tuple(tensor.to_local().shape)
-    if found != shape and not (0 in found and 0 in shape):
+    local = tuple(tensor.to_local().shape)
+    if local != shape and not (0 in local and 0 in shape):
         raise OwnFailureError(
-            f"lies as {tensor.placements} on a mesh of {tuple(tensor.device_mesh.shape)}, which gives this rank a part "
-            f"of {list(shape)}, but it has one of {list(found)}",
+            f"expected a part of {list(shape)} for {tensor.placements} on a mesh of "
+            f"{tuple(tensor.device_mesh.shape)}, got {list(local)}",
             where=name,
             fix="make the dimension divisible by the ranks that shard it",
         )
     return offset, shape
 
 
-@lru_cache(maxsize=4096)  # the layers of a model have the same few shapes, and torch takes half a millisecond for each
+@lru_cache(maxsize=4096)  # a model has few distinct shapes, and torch takes half a millisecond per call
 def _placed(
     whole: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...], coordinate: tuple[int, ...]
 ) -> Box:
@@ -55,7 +55,7 @@ def _placed(
 def strided_box(
     whole: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]
 ) -> Box:
-    """As `box_of`, where some dimension is sharded from the right to the left.
+    """Like `box_of`, for a dimension that is sharded from right to left.
 
     Raises:
         OwnFailureError: a stride is not that of the sharding to its right.
@@ -73,7 +73,7 @@ def strided_box(
 
 
 def _in_order_of_sharding(mesh: Sequence[int], placements: Sequence[Placement]) -> list[int]:
-    """The mesh dimensions that shard, first the one that sharded first: a strided one after those that it strides."""
+    """The sharding mesh dimensions in the order of sharding: a strided one after those that it strides."""
     order: list[int] = []
     for mesh_dim in reversed(range(len(mesh))):
         placement = placements[mesh_dim]
@@ -96,6 +96,6 @@ def _in_order_of_sharding(mesh: Sequence[int], placements: Sequence[Placement]) 
 
 
 def chunk_of(tensor: DTensor, name: str) -> ChunkStorageMetadata:
-    """`box_of` in DCP's words."""
+    """`box_of` as DCP's metadata."""
     offset, shape = box_of(tensor, name)
     return ChunkStorageMetadata(torch.Size(offset), torch.Size(shape))

@@ -1,7 +1,7 @@
 """A run's checkpoints: save, load the newest good one, keep the last few.
 
-Making one, `save` and `load` are collective. An error on any rank is the same error on all of them, and
-leaves the last good checkpoint as it was.
+The constructor, `save` and `load` are collective. An error on any rank is raised as the same error on all of them, and
+does not change the last good checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from toolkit.errors import ToolkitError
 from toolkit.talk import say_beside
 from toolkit.world.facts import World
 
-_DELETIONS_S = 60.0  # all ranks wait so long at most, far less than a collective may take
+_DELETIONS_S = 60.0  # all ranks wait at most this long, far less than the time-out of a collective
 
 
 @contextmanager
@@ -56,19 +56,19 @@ def _gc_paused() -> Iterator[None]:
 
 
 class Checkpointer:
-    """The checkpoints in one folder. Make one for a run: with several ranks, its process groups live as long as torch's.
+    """The checkpoints in one folder. Create one per run: with several ranks, its process groups exist as long as torch's.
 
     Args:
-        directory: the run's `checkpoints` folder; made when the first checkpoint is.
+        directory: the run's `checkpoints` folder; created by the first save.
         world: this rank. With more than one, torch's default process group must be initialised.
-        keep_last: committed checkpoints that stay, at least 1.
-        retention: which stay, in place of `keep_last`. The one that this object loaded stays whatever it says.
-        aggregate: how many shard files a checkpoint has, one for each rank or one for each node.
-        compression: of the tensors, with one shard file for each rank; "zstd" needs the extra of that name, to save and
-            to load.
+        keep_last: the number of committed checkpoints to keep, at least 1.
+        retention: which checkpoints to keep, instead of `keep_last`. The checkpoint that this object loaded is always kept.
+        aggregate: "rank" for one shard file per rank, "node" for one per node.
+        compression: compression of the tensors, only with one shard file per rank; "zstd" requires the extra of that
+            name, to save and to load.
 
     Raises:
-        ToolkitError: what the compression needs is not installed, or nodes have one file each.
+        ToolkitError: a library of the compression is not installed, or `aggregate` is "node".
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Checkpointer:
     ) -> None:
         check_compression(compression)
         if compression != "none" and aggregate == "node":
-            # Each rank would have to know how far the others' data shrink before it can write.
-            raise ToolkitError("compressed checkpoints have a file for each rank", fix='leave aggregate at "rank"')
+            # Each rank would need the compressed sizes of the others before it can write.
+            raise ToolkitError("compression requires one shard file per rank", fix='leave aggregate at "rank"')
         self._compression = compression
         self._directory = Path(directory)
         self._attempt = world.attempt
         self._retention = retention or Retention(keep_last)
         self._ranks = Ranks(world)
-        self._aside: Ranks | None = None  # the ranks' exchanges for saves in the background
+        self._aside: Ranks | None = None  # the process groups of saves in the background
         self._planning = SavePlanning(self._ranks, by_node=aggregate == "node")
         self._staging = StagingBuffer()
         self._background = Background()
@@ -117,23 +117,23 @@ class Checkpointer:
             source = step_folder(self._directory, step)
         return frozenset(read_manifest(source).tensors)
 
-    @torch.no_grad()  # or each look into a DTensor makes a node of a graph
+    @torch.no_grad()  # otherwise each access to a DTensor adds a node to a graph
     @_gc_paused()
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
-        """Save on all ranks and return the committed folder. A save in the background is waited for first.
+        """Save on all ranks and return the committed folder. Waits for a save in the background first.
 
-        The step that this object saved or loaded last is kept as it is. An older checkpoint of the same
-        step is replaced once the new one is complete. Checkpoints of later steps belong to a line that the
-        run has left; they are renamed to `step-X.left-<attempt>`.
+        Does nothing for the step that this object saved or loaded last. Replaces an older checkpoint of the same
+        step when the new one is complete. Checkpoints of later steps belong to a history that the run has
+        abandoned; they are renamed to `step-X.left-<attempt>`.
 
         Args:
-            step: optimizer steps done.
+            step: the number of optimizer steps done.
             tensors: nested dicts of tensors and DTensors. Replicated ones are stored once; a key that only
                 one rank has is stored by that rank.
-            state: JSON, of rank 0.
+            state: JSON, from rank 0.
 
         Raises:
-            ToolkitError: the same on every rank, when any rank could not save, now or in the background before.
+            ToolkitError: a rank could not save, now or in the background before; the same on every rank.
         """
         self.wait()
         if not self._is_saved(step):
@@ -143,7 +143,7 @@ class Checkpointer:
             self._saved(step)
         return step_folder(self._directory, step)
 
-    @torch.no_grad()  # or each look into a DTensor makes a node of a graph
+    @torch.no_grad()  # otherwise each access to a DTensor adds a node to a graph
     @_gc_paused()
     def save_in_background(
         self,
@@ -154,23 +154,25 @@ class Checkpointer:
         when_busy: Literal["wait", "skip"] = "wait",
         on_end: OnEnd | None = None,
     ) -> bool:
-        """Copy the state, on all ranks, and return; the copy is saved as `save` does it while training goes on.
+        """Copy the state, on all ranks, and return; saves the copy like `save` while training continues.
 
-        One save at a time: where the last one is not done, this waits for it, or skips its own. Whoever ends without
-        another save calls `wait`.
+        One save at a time: if the last one is not done, this waits for it, or skips the new one. Call `wait` after the
+        last save.
 
         Args:
-            when_busy: what to do on all ranks when any rank's last save goes on.
-            on_end: hears, in another thread, that this save is committed, or of its error.
+            when_busy: what to do on all ranks if any rank is still saving.
+            on_end: called in another thread with None after the commit, or with the error.
 
         Returns:
-            Whether the step is or will be saved: False when it was skipped.
+            False if the save was skipped.
 
         Raises:
-            ToolkitError: the same on every rank, when the state cannot be saved, or the save before this one failed.
+            ToolkitError: the state cannot be saved, or the save before this one failed; the same on every rank.
         """
         if when_busy not in ("wait", "skip"):
-            raise ToolkitError(f"{when_busy!r} is no answer", where="when_busy", fix='give "wait" or "skip"')
+            raise ToolkitError(
+                f'expected "wait" or "skip", got {when_busy!r}', where="when_busy", fix="give one of these"
+            )
         if when_busy == "skip" and self.is_any_busy():
             return False
         self.wait()
@@ -193,26 +195,28 @@ class Checkpointer:
         return True
 
     def is_any_busy(self) -> bool:
-        """Whether a save in the background goes on, on any rank; the same answer on all. Collective."""
+        """Whether any rank is saving in the background; the same result on all. Collective."""
         return self._ranks.together_any(lambda: (None, self._background.is_busy))[1]
 
     @property
     def save_failed(self) -> bool:
-        """A save in the background has failed on this rank and nobody was told: `wait`, or the next save, raises it."""
+        """Whether a background save failed on this rank; `wait`, or the next save, raises the error."""
         return self._background.has_failed
 
     def wait(self) -> None:
         """Wait for the save in the background, on all ranks.
 
         Raises:
-            ToolkitError: the same on every rank, when it failed.
-            RanksLostError: another rank has ended meanwhile; each that is left tells what it saw.
+            ToolkitError: it failed; the same on every rank.
+            RanksLostError: another rank has exited; each remaining rank raises its own message.
         """
         self._background.wait()
 
     def _is_saved(self, step: int) -> bool:
         if not isinstance(step, int) or step < 0:
-            raise ToolkitError(f"{step!r} is no step", where="step", fix="give the optimizer steps done, 0 or more")
+            raise ToolkitError(
+                f"expected a step number, got {step!r}", where="step", fix="give the optimizer steps done, 0 or more"
+            )
         if step != self._at_step:
             return False
         return self._ranks.from_rank_zero(lambda: step in committed_steps(self._directory))
@@ -222,7 +226,7 @@ class Checkpointer:
     ) -> PreparedSave:
         final = step_folder(self._directory, step)
         if self._ranks.rank == 0:
-            await_deletions(_DELETIONS_S)  # of what the save before this one replaced: a disk may be nearly full
+            await_deletions(_DELETIONS_S)  # of the checkpoint that the last save replaced: the disk may be nearly full
         description = Description(final, written_by(), step, self._attempt, self._token, state, replace=True)
         spare, self._spare = self._spare, None
         return prepare(
@@ -237,41 +241,41 @@ class Checkpointer:
 
     @contextmanager
     def _agree_on_error(self, step: int, ranks: Ranks | None = None) -> Iterator[None]:
-        """A failure of any rank as the one error of all; nothing of the save stays.
+        """Raise a failure of any rank as the same error on all of them, and delete the part folder.
 
         Args:
-            ranks: whose exchanges serve, by default the training's.
+            ranks: the process groups to use, by default the training's.
         """
         try:
-            with self._told_of_the_lost(step):
+            with self._adding_last_good(step):
                 yield
         except RankFailure as failure:
-            with self._told_of_the_lost(step):
-                cause, kept = (ranks or self._ranks).from_rank_zero(partial(self._why_failed, failure))
-            if self._ranks.rank == 0:  # what was written may fill the disk; the others need not wait for its end
+            with self._adding_last_good(step):
+                cause, last_good = (ranks or self._ranks).from_rank_zero(partial(self._why_failed, failure))
+            if self._ranks.rank == 0:  # the part folder may fill the disk; the other ranks need not wait
                 discard(part_folder(step_folder(self._directory, step), self._attempt, self._token))
-            raise save_error(self._directory, step, kept, RankFailure.from_json(cause)) from failure
+            raise save_error(self._directory, step, last_good, RankFailure.from_json(cause)) from failure
 
     @contextmanager
-    def _told_of_the_lost(self, step: int) -> Iterator[None]:
-        """That a rank ended in the middle of a save, with what stands in the folder as this rank sees it."""
+    def _adding_last_good(self, step: int) -> Iterator[None]:
+        """Add the last good checkpoint, as this rank sees it, to the error about a lost rank."""
         try:
             yield
         except RanksLostError as lost:
-            message = f"{lost.message} while step {step} was saved; {self._what_stands()}"
+            message = f"{lost.message} while step {step} was saved; {self._last_good()}"
             raise RanksLostError(message, where=str(self._directory), fix=lost.fix) from lost
 
     def _why_failed(self, failure: RankFailure) -> tuple[str, str]:
-        """On rank 0: why a save failed, for all, and what stands in the folder."""
-        # Whoever is overtaken in the middle of a save meets a missing file first, as its folder was renamed.
+        """The cause of a failed save, for all ranks, and the last good checkpoint. On rank 0."""
+        # If another attempt takes over during a save, the first error is a missing file, because its folder was renamed.
         try:
-            with suppress(OSError):  # the disk that fails now has failed the save, which says more
+            with suppress(OSError):  # the disk also failed the save, whose error says more
                 refuse_others(self._directory, self._attempt)
         except ToolkitError as error:
             failure = RankFailure(0, error)
-        return failure.to_json(), self._what_stands()
+        return failure.to_json(), self._last_good()
 
-    def _what_stands(self) -> str:
+    def _last_good(self) -> str:
         try:
             last = self.latest()
         except ToolkitError as error:
@@ -283,7 +287,7 @@ class Checkpointer:
         if self._ranks.rank == 0:
             self._retain()
 
-    @torch.no_grad()  # or each look into a DTensor makes a node of a graph
+    @torch.no_grad()  # otherwise each access to a DTensor adds a node to a graph
     @_gc_paused()
     def load(
         self,
@@ -294,33 +298,33 @@ class Checkpointer:
         newer_than: Path | None = None,
         otherwise: Path | None = None,
     ) -> LoadedCheckpoint | None:
-        """Fill `tensors` in place, on all ranks, from the newest checkpoint that is good, or from `source`.
+        """Fill `tensors` in place, on all ranks, from the newest good checkpoint, or from `source`.
 
-        A checkpoint of the run that is found damaged is moved to `step-X.bad-<attempt>`, what was wrong is
-        said on stderr, and the one before it is tried. A damaged `source` is an error and stays where it is.
-        After an error `tensors` hold nothing that may be used.
+        Renames a damaged checkpoint of the run to `step-X.bad-<attempt>`, logs the problem, and tries the one
+        before it. A damaged `source` is an error and is not renamed. After an error the contents of `tensors`
+        are undefined.
 
         Args:
-            tensors: as in `save`; the number of ranks, and how tensors lie on them, may have changed.
-            source: a checkpoint folder; this one and no other.
-            newer_than: a checkpoint; of the run's own only those of later steps are tried. Where it is another
-                run's, all are.
-            otherwise: a checkpoint folder, which is loaded where the run has none to load.
-            optional: keys that the checkpoint need not hold: "random.rank-00003", or "random" for all below. Those
-                that it does not hold stay as they are.
+            tensors: as in `save`; the number of ranks and the placement of tensors may have changed.
+            source: a checkpoint folder; only this one is tried.
+            newer_than: a checkpoint; only the run's checkpoints of later steps are tried. If it belongs to another
+                run, all are.
+            otherwise: a checkpoint folder to load if the run has none.
+            optional: keys that the checkpoint may lack: "random.rank-00003", or "random" for all below. Their values
+                do not change if it lacks them.
 
         Returns:
-            None when there is no checkpoint, or none newer than `newer_than`; the tensors are as they were.
+            None if there is no checkpoint, or none newer than `newer_than`; the tensors are unchanged.
 
         Raises:
-            ToolkitError: when a tensor is missing or of another shape, the same on every rank.
-            OwnFailureError: when a damaged checkpoint may have written into a large tensor that the one before it lacks.
+            ToolkitError: a tensor is missing or has another shape; the same on every rank.
+            OwnFailureError: a damaged checkpoint may have written into a large tensor that the one before it lacks.
                 The next attempt loads that one.
-            CorruptCheckpointError: when `source` or `otherwise` is damaged, with the others beside it that look whole; when
-                all that the run has was found damaged, now or by an earlier attempt.
+            CorruptCheckpointError: `source` or `otherwise` is damaged; the fix names the others beside it that pass the
+                quick check. Or all checkpoints of the run are damaged.
         """
         self.wait()
-        self._at_step = None  # the state is another one from here on
+        self._at_step = None  # the state changes from here on
         wanted = Wanted(tensors, tuple(optional), threads_for(self._ranks))
         if source is not None:
             loaded: LoadedCheckpoint | None = load_exactly(self._ranks, Path(source), wanted)
@@ -339,21 +343,21 @@ class Checkpointer:
         return loaded
 
     def _step_of_own(self, folder: Path | None) -> int:
-        """The step of one of this run's checkpoints, -1 for none and for another run's."""
+        """The step of one of this run's checkpoints; -1 for None or another run's."""
         step = step_of_any(folder) if folder is not None else None
         if folder is None or step is None or folder.parent.resolve() != self._directory.resolve():
             return -1
         return step
 
     def _retain(self) -> None:
-        """Retention, on rank 0. The new checkpoint is committed, so trouble here is told and not raised."""
+        """Remove surplus checkpoints, on rank 0. The new checkpoint is committed, so this logs errors instead of raising."""
         try:
             gone = retain(self._directory, self._retention, self._attempt, self._in_use)
-        except Exception as error:  # noqa: BLE001 - and no other rank would hear of it
+        except Exception as error:  # noqa: BLE001 - the other ranks would not receive it
             say_beside(f"older checkpoints in {self._directory} could not be removed: {error}")
             return
         for folder in gone[:-1]:
             discard_later(folder)
-        if gone:  # its files are written over by the next save, which takes new ones half the time
+        if gone:  # the next save overwrites its files, in half the time of writing new ones
             self._spare = gone[-1]
             discard_at_end(gone[-1])

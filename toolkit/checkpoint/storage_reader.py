@@ -32,12 +32,12 @@ from toolkit.errors import ToolkitError
 class HDF5StorageReader(StorageReader):
     """Reads one checkpoint folder, on any number of ranks.
 
-    Every block that the ranks' slices touch is checked against its digest as it is read, by one rank of each node. After
-    an error, which DCP tells all ranks, the tensors hold nothing that may be used.
+    One rank of each node checks every block that the ranks' slices touch against its digest. After an error, which DCP
+    reports on all ranks, the contents of the tensors are undefined.
 
     Args:
         path: the folder.
-        threads: that read at a time.
+        threads: the number of threads that read.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, threads: int = 1) -> None:
@@ -64,24 +64,24 @@ class HDF5StorageReader(StorageReader):
             self._manifest = None
 
     def read_metadata(self) -> dcp.Metadata:
-        """DCP's metadata, out of the manifest."""
-        # With **kwargs in the signature DCP would try again, for metadata of one rank, which we have not.
+        """DCP's metadata, from the manifest."""
+        # With **kwargs in the signature DCP would retry for metadata of one rank, which we do not have.
         return metadata_of(self.manifest)
 
     def set_up_storage_reader(self, metadata: dcp.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up: the manifest says it all."""
+        """Do nothing: the manifest contains everything."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Say which blocks this rank touches, and on which node."""
+        """Add the blocks that this rank reads, and its node, to the plan."""
         return replace(plan, storage_data=Touched(node_name(), touched_blocks(self.manifest, plan.items)))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Share the checks of blocks among the ranks of each node."""
+        """Distribute the checks of blocks among the ranks of each node."""
         shares = shares_of_checks([plan.storage_data for plan in plans])
         return [replace(plan, storage_data=others) for plan, others in zip(plans, shares, strict=True)]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read this rank's boxes, one shard file after the other."""
+        """Read this rank's boxes, one shard file at a time."""
         _refuse_misplaced(plan, planner, self.manifest)
         planned = PlannedLoad(self._path, self.manifest, plan, planner)
         planned.read(threads=self._threads, checked_by_others=plan.storage_data)
@@ -91,15 +91,15 @@ class HDF5StorageReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether the folder holds a checkpoint of this format."""
+        """Whether the folder contains a checkpoint of this format."""
         return (Path(checkpoint_id) / MANIFEST).is_file()
 
 
 def _refuse_misplaced(plan: LoadPlan, planner: LoadPlanner, manifest: Manifest) -> None:
-    """torch's planner misplaces some uneven parts (`boxes`): rows would be another rank's, or stay as they were.
+    """Refuse a plan of torch's planner that misplaces uneven parts (see `boxes`): rows would be wrong or unchanged.
 
     Raises:
-        ToolkitError: a part is not read whole and from its place.
+        ToolkitError: the plan does not read a whole part from its offset.
     """
     state: dict[str, Any] = getattr(planner, "state_dict", {})
     parts = {name: tensor for name, tensor in state.items() if isinstance(tensor, DTensor) and name in manifest.tensors}
@@ -120,7 +120,7 @@ def _refuse_misplaced(plan: LoadPlan, planner: LoadPlanner, manifest: Manifest) 
 
 def _misplaced(name: str) -> ToolkitError:
     return ToolkitError(
-        "torch's planner would not read this rank's part from its place",
+        "torch's planner would not read this rank's part from its offset",
         where=name,
         fix="load with `Checkpointer`, or give dcp.load `planner=toolkit.checkpoint.LoadPlanner(())`",
     )

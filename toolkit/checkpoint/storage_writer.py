@@ -38,7 +38,7 @@ from toolkit.errors import ToolkitError
 
 @dataclass(frozen=True)
 class _Place:
-    """Which rank of how many writes a plan, and where."""
+    """The rank that writes a plan, the number of ranks, and the folder."""
 
     rank: int
     world_size: int
@@ -47,7 +47,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Written:
-    """What one rank tells the coordinator: the pieces of its shard file, the file, and its values."""
+    """The result of one rank for the coordinator: the pieces of its shard file, the file, and its values."""
 
     share: StoredShare
     places: Sequence[Place]
@@ -60,13 +60,13 @@ class HDF5StorageWriter(StorageWriter):
 
     Args:
         path: the committed folder, which must not exist. It is written as `<path>.part-<attempt>-<number>`.
-        step: recorded in the manifest; by default that of a folder named `step-XXXXXXXX`, and 0 elsewhere.
-        attempt, state, mesh: recorded, too; `state` is JSON (of the coordinator).
-        threads: of each rank that write at a time.
-        compression: of the tensors; "zstd" needs the extra of that name, to save and to load.
+        step: recorded in the manifest; default: the step of a folder named `step-XXXXXXXX`, else 0.
+        attempt, state, mesh: recorded in the manifest; `state` is JSON (of the coordinator).
+        threads: the number of threads of each rank that write.
+        compression: compression of the tensors; "zstd" requires the extra of that name, to save and to load.
 
     Raises:
-        ToolkitError: what the compression needs is not installed.
+        ToolkitError: a library of the compression is not installed.
     """
 
     def __init__(
@@ -100,29 +100,29 @@ class HDF5StorageWriter(StorageWriter):
             self._description = replace(self._description, final=final, step=self._step_in(final))
 
     def _step_in(self, final: Path) -> int:
-        """The step that the manifest states. A folder that is named after another step would count as damaged."""
+        """The step for the manifest. A folder that is named after another step would count as damaged."""
         named = step_of(final)
         if self._step is not None and named is not None and self._step != named:
             raise ToolkitError(
-                f"is named after step {named}, and step {self._step} is to be saved",
+                f"is named after step {named}, but `step` is {self._step}",
                 where=str(final),
-                fix="leave `step` out, or save under the name of the step",
+                fix="omit `step`, or save under the name of the step",
             )
         return (named or 0) if self._step is None else self._step
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """The coordinator makes the part folder.
+        """Create the part folder, on the coordinator.
 
-        Only it may: a rank that was given up on, and whose folder was renamed, must fail, not make it again.
+        Only there: a rank of an abandoned attempt, whose folder was renamed, must fail instead of creating it again.
         """
         if not kwargs.get("use_collectives", True):
-            raise ToolkitError("HDF5 checkpoints need collectives", fix="call dcp.save with use_collectives=True")
+            raise ToolkitError("HDF5 checkpoints require collectives", fix="call dcp.save with use_collectives=True")
         if is_coordinator:
             refuse_existing(self._description.final)
             open_part(self._description.final, self._description.attempt, self._description.token)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Nothing to plan locally."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -131,16 +131,16 @@ class HDF5StorageWriter(StorageWriter):
         return [replace(plan, storage_data=_Place(rank, len(plans), part)) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's shard file and its digests, and bring both to the disk.
+        """Write and sync this rank's shard file and its digests.
 
-        A rank without tensors to write makes no file.
+        A rank without tensors writes no file.
         """
         place: _Place = plan.storage_data
         if not place.part.is_dir():
             raise ToolkitError(
-                "the plan is that of an earlier save",
+                "got the plan of an earlier save",
                 where=str(self._description.final),
-                fix="leave enable_plan_caching out, or save with `Checkpointer`, which keeps plans of its own",
+                fix="omit enable_plan_caching, or save with `Checkpointer`, which caches plans itself",
             )
         file = shard_name(place.rank, place.world_size)
         values = {
@@ -158,14 +158,14 @@ class HDF5StorageWriter(StorageWriter):
             digests, places = write_compressed(path, layout.pieces, data, self._compression, threads=self._threads)
             files = write_digests(path, digests)
         written = _Written((file, layout.pieces, layout.starts), places, files, values)
-        # DCP hands the list on to `finish` as it is: one entry says all.
+        # DCP passes the list to `finish` unchanged, so one entry suffices.
         results = [WriteResult(dcp.MetadataIndex(file), layout.data_bytes, written)]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, after all ranks wrote: index, manifest, commit."""
+        """Write index and manifest and commit, on the coordinator after all ranks wrote."""
         written: list[_Written] = [result.storage_data for of_rank in results for result in of_rank]
         plan = whole_plan([rank.share for rank in written], metadata)
         if self._compression != "none":
@@ -175,31 +175,31 @@ class HDF5StorageWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Any path will do."""
+        """True for any path."""
         return True
 
 
 def _bytes_to_store(item: WriteItem, planner: SavePlanner) -> memoryview:
-    """The bytes of a part, which must be what was planned for it: torch's planner misplaces some uneven parts (`boxes`).
+    """The bytes of a part, checked against the plan: torch's planner misplaces some uneven parts (see `boxes`).
 
     Raises:
-        ToolkitError: it is another part.
+        ToolkitError: the part differs from the plan.
     """
     name = item.index.fqn
     tensor: torch.Tensor = planner.resolve_data(item)  # type: ignore[assignment]
     assert item.tensor_data is not None
     planned = item.tensor_data.chunk
-    place = f"{list(planned.sizes)} at {list(planned.offsets)}"
-    found = f"{list(tensor.shape)}"
+    expected = f"{list(planned.sizes)} at {list(planned.offsets)}"
+    actual = f"{list(tensor.shape)}"
     value = getattr(planner, "state_dict", {}).get(name)
     is_right = tensor.shape == planned.sizes
     if is_right and isinstance(value, DTensor) and tensor.numel():
         chunk = chunk_of(value, name)
         is_right = chunk.offsets == planned.offsets
-        found += f" at {list(chunk.offsets)}"
+        actual += f" at {list(chunk.offsets)}"
     if not is_right:
         raise ToolkitError(
-            f"a part of {place} was planned, and this rank has one of {found}",
+            f"expected a part of {expected} by the plan, got {actual}",
             where=name,
             fix="save with `Checkpointer`, or give dcp.save `planner=toolkit.checkpoint.SavePlanner()`",
         )
@@ -207,7 +207,7 @@ def _bytes_to_store(item: WriteItem, planner: SavePlanner) -> memoryview:
 
 
 def _plain_value(item: WriteItem, planner: SavePlanner) -> Any:
-    """A value that is not a tensor, out of the bytes in which DCP hands it over; only plain values pass."""
+    """A value other than a tensor from DCP's bytes; accepts only plain values."""
     data = planner.resolve_data(item)
     assert isinstance(data, io.BytesIO)
     data.seek(0)

@@ -1,5 +1,5 @@
-"""`toolkit ckpt`: what checkpoints a run has, and whether they are whole. What is in them, and how they differ,
-print the commands in the files beside this one."""
+"""`toolkit ckpt`: lists and verifies checkpoints. The commands that show and compare their contents are in the files
+beside this one."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 PROBLEMS_SHOWN = 20  # of each checkpoint; --json has all
 
-step_option = click.option("--step", type=click.IntRange(min=0), help="Only this step.")
+step_option = click.option("--step", type=click.IntRange(min=0), help="Select this step.")
 
 
 class CheckpointCommands(click.Group):
-    """What the system refuses is said with the place and the fix, whichever command met it."""
+    """Reports a system error of any command with the place and the fix."""
 
     def invoke(self, ctx: click.Context) -> Any:
         from toolkit.rundir.files import is_unwritable
@@ -66,7 +66,7 @@ def ckpt() -> None:
 @step_option
 @json_option
 def ls(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
-    """List a run's checkpoints and what else stands in their folder.
+    """List a run's checkpoints and the other folders beside them.
 
     \b
     toolkit ckpt ls last
@@ -88,7 +88,7 @@ def ls(run: str, runs: Path | None, step: int | None, as_json: bool) -> None:
 
 
 def _row(summary: Summary) -> tuple[str, ...]:
-    """What a line of the list tells of one folder."""
+    """One line of the list."""
     return (
         plain(summary.path.name) if summary.step is None else str(summary.step),
         "" if summary.size_bytes is None else size(summary.size_bytes),
@@ -105,7 +105,7 @@ def _summary_json(summary: Summary) -> dict[str, Any]:
 
 @dataclass
 class Verified:
-    """What was found of one checkpoint. `unknown`: why nothing can be said of it, where that is so."""
+    """The result of checking one checkpoint. `unknown`: why it could not be checked, or ""."""
 
     path: Path
     problems: list[Problem]
@@ -114,8 +114,8 @@ class Verified:
     unknown: str = ""
 
     @property
-    def word(self) -> str:
-        """`ok`, `BAD`, or that nobody can tell."""
+    def verdict(self) -> str:
+        """`ok`, `BAD` or `not checked`."""
         if self.unknown:
             return "not checked"
         return "BAD" if self.problems else "ok"
@@ -139,23 +139,23 @@ class Verified:
 @step_option
 @json_option
 def verify(run: str, full: bool, runs: Path | None, step: int | None, as_json: bool) -> int:
-    """Check that checkpoints are whole. Exit code 1 when one is not, 125 when one could not be read.
+    """Check that checkpoints are complete. Exit code 1 if one is damaged, 125 if one could not be read.
 
     \b
     toolkit ckpt verify last --full
     """
-    found = []
+    results = []
     for folder in committed_folders(run, runs, step):
-        found.append(_verified(folder, full=full))
+        results.append(_verified(folder, full=full))
         if not as_json:
-            _print_verified(found[-1], full=full)
+            _print_verified(results[-1], full=full)
     if as_json:
-        click.echo(json.dumps([one.as_json() for one in found], indent=2))
-    elif len(found) > 1:
-        _print_counts(found, full=full)
-    if any(one.problems for one in found):
+        click.echo(json.dumps([result.as_json() for result in results], indent=2))
+    elif len(results) > 1:
+        _print_counts(results, full=full)
+    if any(result.problems for result in results):
         return CHECK_FAILED
-    return OWN_FAILURE if any(one.unknown for one in found) else 0
+    return OWN_FAILURE if any(result.unknown for result in results) else 0
 
 
 def _verified(folder: Path, *, full: bool) -> Verified:
@@ -171,12 +171,12 @@ def _verified(folder: Path, *, full: bool) -> Verified:
         answer.unknown = str(error)
     answer.seconds = time.monotonic() - began
     if answer.problems and not folder.exists():
-        answer.problems, answer.unknown = [], "it was removed while it was looked at"
+        answer.problems, answer.unknown = [], "it was removed during the check"
     return answer
 
 
 def _read_all(answer: Verified, manifest: Manifest) -> None:
-    """Several threads read at once; each tells of its bytes, and the sum of theirs is kept here."""
+    """Check every byte in several threads, and sum up the bytes that they read."""
     import threading
 
     from toolkit.checkpoint.folder.verify import verify_bytes
@@ -195,20 +195,21 @@ def _read_all(answer: Verified, manifest: Manifest) -> None:
 
 def _print_verified(one: Verified, *, full: bool) -> None:
     read = f" (read {speed(one.read_bytes, one.seconds)})" if full and not one.unknown else ""
-    click.echo(plain(f"{one.path}: {one.word}{read}"))
+    click.echo(plain(f"{one.path}: {one.verdict}{read}"))
     if one.unknown:
         click.echo(plain(f"  {one.unknown}"))
     for problem in one.problems[:PROBLEMS_SHOWN]:
         click.echo(plain(f"  {problem}"))
     if len(one.problems) > PROBLEMS_SHOWN:
-        click.echo(f"  and {len(one.problems) - PROBLEMS_SHOWN} more; --json names all")
+        click.echo(f"  and {len(one.problems) - PROBLEMS_SHOWN} more; --json lists all")
 
 
-def _print_counts(found: list[Verified], *, full: bool) -> None:
-    words = [one.word for one in found]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in ("ok", "BAD", "not checked") if word in words)
-    read = speed(sum(one.read_bytes for one in found), sum(one.seconds for one in found))
-    click.echo(f"{len(found)} checkpoints: {counts}" + (f"; read {read}" if full else ""))
+def _print_counts(results: list[Verified], *, full: bool) -> None:
+    verdicts = [result.verdict for result in results]
+    known = ("ok", "BAD", "not checked")
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in known if verdict in verdicts)
+    read = speed(sum(result.read_bytes for result in results), sum(result.seconds for result in results))
+    click.echo(f"{len(results)} checkpoints: {counts}" + (f"; read {read}" if full else ""))
 
 
 @ckpt.command()
@@ -216,7 +217,7 @@ def _print_counts(found: list[Verified], *, full: bool) -> None:
 @runs_option
 @step_option
 def index(run: str, runs: Path | None, step: int | None) -> None:
-    """Write index.h5 of one checkpoint (the newest) anew, and print its path.
+    """Write index.h5 of one checkpoint (the newest) again, and print its path.
 
     \b
     toolkit ckpt index last
@@ -226,7 +227,7 @@ def index(run: str, runs: Path | None, step: int | None) -> None:
 
     folder = one_folder(run, runs, step)
     manifest = manifest_of(folder)
-    with changing(folder / INDEX, "written", when_full="make room there; `toolkit ckpt prune RUN` can"):
+    with changing(folder / INDEX, "written", when_full="free space there, as with `toolkit ckpt prune RUN`"):
         click.echo(write_index(folder, manifest))
 
 

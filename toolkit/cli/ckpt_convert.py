@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.ckpt_places import another_named, manifest_to_take, one_folder, refuse_empty
+from toolkit.cli.ckpt_places import manifest_for_export, naming_other_steps, one_folder, refuse_empty
 from toolkit.cli.options import runs_option
 from toolkit.cli.param_types import RUN_OR_STEP
 from toolkit.errors import ToolkitError
@@ -48,7 +48,7 @@ class NamedPath(click.Path):
     "--max-shard-size", metavar="SIZE", help="Limit of each safetensors file: 5GB (10^9), 500MB, 2GiB (2^30)."
 )
 @click.option("--force", is_flag=True, help="Replace the file DEST; in a folder, replace what exports wrote.")
-@click.option("--step", type=click.IntRange(min=0), help="Export this step.")
+@click.option("--step", type=click.IntRange(min=0), help="Select this step.")
 @runs_option
 def export(
     run: str,
@@ -75,13 +75,13 @@ def export(
     _refuse_unfit(kind, dtype, max_shard_size, dest)
     folder = one_folder(run, runs, step)
     dest = resolve_destination(dest)
-    manifest = manifest_to_take(folder)
+    manifest = manifest_for_export(folder)
     selection = _selection(manifest, folder, kind, only)
 
     def report() -> None:
         say(_summary(selection, manifest, folder, kind))
 
-    with another_named(folder):
+    with naming_other_steps(folder):
         if kind == "safetensors":
             from toolkit.checkpoint.convert.export_safetensors import export_safetensors
 

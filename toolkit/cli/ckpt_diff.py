@@ -1,4 +1,4 @@
-"""`toolkit ckpt diff`: in what two checkpoints differ, tensor by tensor."""
+"""`toolkit ckpt diff`: compares two checkpoints tensor by tensor."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Compared:
-    """What was found."""
+    """The result of the comparison."""
 
     a: Side
     b: Side
-    compared: int  # tensors that were looked at
+    compared: int  # number of tensors
     tensors: list[TensorDifference]
     values: list[ValueDifference]
 
@@ -62,12 +62,12 @@ class Compared:
 @click.argument("b", type=RUN_OR_STEP)
 @runs_option
 @only_option
-@click.option("-n", "--most", type=click.IntRange(min=1), metavar="N", help="Only the N tensors that differ most.")
+@click.option("-n", "--most", type=click.IntRange(min=1), metavar="N", help="Show the N tensors that differ most.")
 @json_option
 def diff(a: str, b: str, runs: Path | None, only: tuple[str, ...], most: int | None, as_json: bool) -> int:
-    """Compare two checkpoints: A and B are as RUN, the newest where none is named, or RUN:STEP.
+    """Compare two checkpoints: A and B are RUN, which means its newest, or RUN:STEP.
 
-    Exit code 0 when all tensors and values are equal to the bit, 1 when any differs.
+    Exit code 0 if all tensors and values are equal to the bit, 1 if any differs.
 
     \b
     toolkit ckpt diff last:200 last:400
@@ -101,7 +101,7 @@ def _compare(a: Side, b: Side, only: tuple[str, ...]) -> Compared:
 
 
 def _how_much(difference: TensorDifference) -> float:
-    """To sort by: what both have and cannot be compared comes first, what one of them has last."""
+    """A sort key: tensors that cannot be compared are highest, tensors of only one side lowest."""
     if difference.a is None or difference.b is None:
         return -1.0
     return difference.numbers.relative_norm if difference.numbers is not None else float("inf")
@@ -133,7 +133,7 @@ def _tensor_json(difference: TensorDifference) -> dict[str, Any]:
 
 
 def _values_json(side: str, key: str, value: Any) -> dict[str, Any]:
-    """A side that lacks the key lacks the value, which may be null."""
+    """The JSON of one side; empty if it lacks the key, because the value may be null."""
     from toolkit.checkpoint.contents.differences import MISSING
     from toolkit.checkpoint.format.jsonvalues import encode
 
@@ -148,11 +148,11 @@ def _print(found: Compared, shown: list[TensorDifference]) -> None:
     for one in found.values:
         click.echo(plain(one.key) + f": {_value(one.a)} -> {_value(one.b)}")
     differ = len(found.tensors)
-    left_out = f" ({differ - len(shown)} not shown)" if len(shown) < differ else ""
+    hidden = f" ({differ - len(shown)} not shown)" if len(shown) < differ else ""
     words = [f"{found.compared - differ} of {found.compared} tensors are equal"]
     words += [f"{count} {word}" for what, word in _WORDS.items() if (count := _count(found.tensors, what))]
-    words += [f"of the values {len(found.values)} differ"] if found.values else []
-    click.echo(", ".join(words) + left_out)
+    words += [f"{len(found.values)} values differ"] if found.values else []
+    click.echo(", ".join(words) + hidden)
 
 
 def _count(tensors: list[TensorDifference], what: str) -> int:

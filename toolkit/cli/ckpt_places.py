@@ -1,4 +1,4 @@
-"""Which checkpoints RUN means: a run, `RUN:STEP`, or a path to a run, a `checkpoints` folder or one checkpoint."""
+"""Finds the checkpoints of RUN: a run, `RUN:STEP`, or a path to a run, a `checkpoints` folder or one checkpoint."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 _WITH_STEP = re.compile(r"(.+):(\d{1,18})")
 _STEPS_SHOWN = 20
-_IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+_PATH_OCCUPIED = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 
 
 def all_folders(named: str, runs: Path | None, step: int | None = None) -> list[Path]:
-    """All checkpoint folders that RUN means, committed or not, the oldest step first; of a step those of its name.
+    """All checkpoint folders of RUN, or of one step, committed or not, the lowest step first.
 
     Raises:
         NotFoundError: there are none, or none of that step.
-        OwnFailureError: this host may not read them, or cannot.
+        OwnFailureError: this host cannot read them.
     """
     from toolkit.checkpoint.folder.listing import checkpoint_folders
     from toolkit.checkpoint.format.layout import aside_of, step_of
@@ -40,28 +40,28 @@ def all_folders(named: str, runs: Path | None, step: int | None = None) -> list[
     steps = {
         folder: step_of(folder if aside is None else folder.with_name(aside[0])) for folder, aside in asides.items()
     }
-    found = [folder for folder in folders if steps[folder] == step]
-    if not found:
+    of_step = [folder for folder in folders if steps[folder] == step]
+    if not of_step:
         known = list(dict.fromkeys(number for number in steps.values() if number is not None))
-        fix = f"choose one of the steps {_listed(known)}" if known else "leave the step out"
+        fix = f"choose one of the steps {_listed(known)}" if known else "omit the step"
         raise NotFoundError(f"there is no checkpoint of step {step}", where=named, fix=fix)
-    return found
+    return of_step
 
 
 def committed_folders(named: str, runs: Path | None, step: int | None) -> list[Path]:
-    """The committed checkpoints that RUN means, the oldest first, damaged ones too; or the one folder that it names.
+    """The committed checkpoints of RUN, the lowest step first, including damaged ones; or the one folder that it names.
 
     Raises:
         NotFoundError: there are none, or none of that step.
-        OwnFailureError: this host may not read them, or cannot.
+        OwnFailureError: this host cannot read them.
     """
     from toolkit.checkpoint.folder.listing import checkpoint_folders
     from toolkit.checkpoint.format.layout import step_of
 
     named, step = with_step(named, step)
-    place = folder_of(named, runs)
-    folders = checkpoint_folders(place)
-    if folders == [place] and (step is None or step == step_of(place)):
+    folder = folder_of(named, runs)
+    folders = checkpoint_folders(folder)
+    if folders == [folder] and (step is None or step == step_of(folder)):
         return folders
     steps = {number: folder for folder in folders if (number := step_of(folder)) is not None}
     if step is not None and step in steps:
@@ -76,35 +76,35 @@ def committed_folders(named: str, runs: Path | None, step: int | None) -> list[P
 
 
 def one_folder(named: str, runs: Path | None, step: int | None = None) -> Path:
-    """The newest of the committed checkpoints that RUN means, or the one of a step; as `committed_folders`."""
+    """The newest of the committed checkpoints of RUN, or the one of a step; see `committed_folders`."""
     return committed_folders(named, runs, step)[-1]
 
 
 def manifest_of(folder: Path) -> Manifest:
-    """What a checkpoint holds, to look at it; that its folder has the name of another step is said on stderr.
+    """The manifest of a checkpoint for inspection; warns if its folder has the name of another step.
 
     Raises:
-        CorruptCheckpointError: its manifest is missing or damaged; the steps beside it are named.
-        OwnFailureError: this host may not read it, or cannot.
+        CorruptCheckpointError: its manifest is missing or damaged; names the steps beside it.
+        OwnFailureError: this host cannot read it.
     """
     from toolkit.checkpoint.folder.verify import open_manifest
 
-    with another_named(folder):
+    with naming_other_steps(folder):
         manifest = open_manifest(folder)
     if wrong := _wrong_name(folder, manifest):
         say(str(wrong))
     return manifest
 
 
-def manifest_to_take(folder: Path) -> Manifest:
-    """What a checkpoint holds, to take it elsewhere: as `manifest_of`, but what no load takes is refused.
+def manifest_for_export(folder: Path) -> Manifest:
+    """The manifest of a checkpoint for an export: like `manifest_of`, but refuses checkpoints that a load refuses.
 
     Raises:
-        CorruptCheckpointError: also where the folder has the name of another step.
+        CorruptCheckpointError: also if the folder has the name of another step.
     """
     from toolkit.checkpoint.folder.verify import open_manifest
 
-    with another_named(folder):
+    with naming_other_steps(folder):
         manifest = open_manifest(folder)
     if wrong := _wrong_name(folder, manifest):
         raise wrong
@@ -112,7 +112,7 @@ def manifest_to_take(folder: Path) -> Manifest:
 
 
 def _wrong_name(folder: Path, manifest: Manifest) -> CorruptCheckpointError | None:
-    """A checkpoint may be whole, and its folder be named after another step."""
+    """The error for a folder that is named after another step; None if the name is right."""
     from toolkit.checkpoint.errors import CorruptCheckpointError
     from toolkit.checkpoint.format.layout import MANIFEST, step_folder, step_of
 
@@ -126,8 +126,8 @@ def _wrong_name(folder: Path, manifest: Manifest) -> CorruptCheckpointError | No
 
 
 @contextmanager
-def another_named(folder: Path) -> Iterator[None]:
-    """While a checkpoint is read: where it is damaged, the steps beside it are named.
+def naming_other_steps(folder: Path) -> Iterator[None]:
+    """Add the steps beside a checkpoint to the error if it is found damaged in the context.
 
     Raises:
         CorruptCheckpointError: it is damaged.
@@ -139,26 +139,26 @@ def another_named(folder: Path) -> Iterator[None]:
         yield
     except CorruptCheckpointError as error:
         beside = [step for step, other in committed_steps(folder.parent).items() if other.name != folder.name]
-        fix = f"choose another step: {_listed(beside)}" if beside else "no other checkpoint stands beside it"
+        fix = f"choose another step: {_listed(beside)}" if beside else "there is no other checkpoint beside it"
         raise CorruptCheckpointError(error.message, where=error.where, fix=fix) from None
 
 
 def with_step(named: str, step: int | None = None) -> tuple[str, int | None]:
-    """`RUN:400` as RUN and 400; a colon may also be a part of a path.
+    """RUN and 400 for `RUN:400`; a colon may also be a part of a path.
 
     Raises:
-        ToolkitError: `step` is another one.
+        ToolkitError: `step` differs.
     """
     match = _WITH_STEP.fullmatch(named)
     if match is None or Path(named).exists():
         return named, step
     if step is not None and step != int(match[2]):
-        raise ToolkitError(f"names step {match[2]}, and --step says {step}", where=named, fix="leave one of them out")
+        raise ToolkitError(f"names step {match[2]}, but --step is {step}", where=named, fix="omit one of them")
     return match[1], int(match[2])
 
 
 def folder_of(named: str, runs: Path | None) -> Path:
-    """The folder that RUN means; what is no path is looked up below `runs`."""
+    """The folder of RUN: a path, or a run below `runs`."""
     from toolkit.rundir.find import find_run, typed_path
 
     refuse_empty("RUN", named)
@@ -171,32 +171,32 @@ def folder_of(named: str, runs: Path | None) -> Path:
         inside = (path.parent / "manifest.json").exists()
         fix = f"name its folder, {path.parent}" if inside else "name a run, its checkpoints folder or one step folder"
         if format_of_name(path) is not None and not inside:
-            fix += "; `toolkit ckpt import` makes a checkpoint of other files"
-        raise NotFoundError("is a file, and no checkpoint's folder", where=named, fix=fix)
+            fix += "; `toolkit ckpt import` converts other files to a checkpoint"
+        raise NotFoundError("expected a checkpoint's folder, got a file", where=named, fix=fix)
     if "/" in named and path.parent.is_dir():
-        there = sorted(folder.name for folder in path.parent.iterdir() if folder.name.startswith("step-"))
-        fix = f"there are: {_listed(there)}" if there else f"look into {path.parent}"
+        existing = sorted(folder.name for folder in path.parent.iterdir() if folder.name.startswith("step-"))
+        fix = f"choose one of: {_listed(existing)}" if existing else f"list {path.parent}"
         raise NotFoundError("there is no such folder", where=named, fix=fix)
     return find_run(named, site_runs(runs))
 
 
 def refuse_empty(argument: str, named: str = "") -> None:
-    """The empty path is the current folder, which nobody who types it means.
+    """Refuse an empty path, which would mean the current folder.
 
     Raises:
         ToolkitError: `named` is empty.
     """
     if not named:
-        fix = "name one (. is this folder); is a variable of the shell not set?"
+        fix = "name one (. is this folder); is a shell variable unset?"
         raise ToolkitError("is empty", where=argument, fix=fix)
 
 
 @contextmanager
 def changing(folder: Path, verb: str, *, when_full: str) -> Iterator[None]:
-    """What the system refuses while something in `folder` is changed; `verb` says what was to be done, as "removed".
+    """Turn system errors during a change in `folder` into errors with a fix; `verb` names the change, such as "removed".
 
     Raises:
-        ToolkitError: this user may not, or nothing can be written there.
+        ToolkitError: this user may not change it, or the file system is read-only.
         OwnFailureError: the disk is full; `when_full` is the fix.
     """
     try:
@@ -207,14 +207,14 @@ def changing(folder: Path, verb: str, *, when_full: str) -> Iterator[None]:
             raise OwnFailureError(message, where=where, fix=when_full) from None
         if error.errno == errno.EROFS:
             raise ToolkitError(message, where=where, fix="do it on a host that can write there") from None
-        if error.errno in _IN_THE_WAY:
-            raise ToolkitError(message, where=where, fix=f"remove or rename what stands at {folder}") from None
+        if error.errno in _PATH_OCCUPIED:
+            raise ToolkitError(message, where=where, fix=f"remove or rename {folder}") from None
         if not isinstance(error, PermissionError):
             raise
         raise ToolkitError(message, where=where, fix="ask the owner of the run") from None
 
 
 def _listed(names: list[int] | list[str]) -> str:
-    """All names, of many only the last."""
+    """The names as a list; only the last ones if there are many."""
     shown = ", ".join(map(str, names[-_STEPS_SHOWN:]))
     return shown if len(names) <= _STEPS_SHOWN else f"..., {shown}"

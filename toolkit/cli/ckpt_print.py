@@ -1,4 +1,4 @@
-"""How the `ckpt` commands print: tables and trees at the terminal's width, bars on a terminal only."""
+"""Output of the `ckpt` commands: tables and trees at the terminal's width, bars only on a terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.tree import Tree
 
-_LONGEST_VALUE = 200  # letters of a value's text; --json has all of it
+_LONGEST_VALUE = 200  # characters; --json has all of them
 
 
 def print_out(what: Table | Tree) -> None:
-    """Wrap at the terminal's width; into a file or a pipe neither wrap nor fill up lines with spaces."""
+    """Print, wrapped at the terminal's width; in a file or pipe without wrapping and trailing spaces."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -32,9 +32,9 @@ def print_out(what: Table | Tree) -> None:
 
 
 def shortened(value: object) -> str:
-    """A value as Python writes it; of a long one the beginning."""
-    text = plain(repr(value))
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}... ({len(text)} letters)"
+    """The repr of a value, shortened if it is long."""
+    shown = plain(repr(value))
+    return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}... ({len(shown)} characters)"
 
 
 def size(count: int) -> str:
@@ -51,7 +51,7 @@ def speed(count: int, seconds: float) -> str:
 
 @contextmanager
 def reading_bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr while something is read; the context's value is told the bytes. Silent where nobody looks."""
+    """A bar on stderr while something is read; call the context's value with the bytes read. Silent without a terminal."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

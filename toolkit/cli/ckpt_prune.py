@@ -1,4 +1,4 @@
-"""`toolkit ckpt prune`: remove checkpoints that retention does not keep, and what was left behind."""
+"""`toolkit ckpt prune`: removes checkpoints that retention does not keep, and leftovers of interrupted saves."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
 from toolkit.talk import plain, say
 
 if TYPE_CHECKING:
-    from toolkit.checkpoint.folder.prune import Look, Removal
+    from toolkit.checkpoint.folder.prune import CompletenessCheck, Removal
     from toolkit.checkpoint.folder.retention import Retention
     from toolkit.rundir.layout import RunDirectory
 
 
 @dataclass(frozen=True)
 class Place:
-    """A `checkpoints` folder, and the run that it is of, where it is of one."""
+    """A `checkpoints` folder, and its run if it has one."""
 
     directory: Path
     run: RunDirectory | None
@@ -44,9 +44,9 @@ class Place:
 @click.option(
     "--keep-best", type=click.IntRange(min=0), metavar="N", help="Keep the N with the best metric [as the run]."
 )
-@click.option("--aside", is_flag=True, help="Also what was set aside to be looked at: .bad, .left and .aside.")
-@click.option("--full", is_flag=True, help="Read every byte of the checkpoints that are counted, before any goes.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--aside", is_flag=True, help="Also archived folders: .bad, .left and .aside.")
+@click.option("--full", is_flag=True, help="Read every byte of the counted checkpoints before removing any.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @runs_option
 @json_option
 @print_command_option
@@ -54,38 +54,38 @@ def prune(
     run: str, keep_last: int | None, keep_every: int | None, keep_best: int | None, aside: bool, full: bool,
     dry_run: bool, runs: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Remove the checkpoints of RUN that are not kept, and what cut off saves left behind.
+    """Remove the checkpoints of RUN that are not kept, and leftovers of interrupted saves.
 
-    What is kept is what the run keeps itself ([checkpoint] in its job file), unless an option says otherwise. Only
-    checkpoints that are whole count as kept: by a quick look (names, sizes, manifests), or with --full by every byte.
+    By default this keeps what the run itself keeps ([checkpoint] in its job file). Only complete checkpoints count as
+    kept: by a quick check (names, sizes, manifests), or with --full by a check of every byte.
 
     \b
     toolkit ckpt prune last --dry-run
     toolkit ckpt prune last --keep-last 2
     """
-    from toolkit.checkpoint.folder.prune import Look, removals
+    from toolkit.checkpoint.folder.prune import CompletenessCheck, removals
 
     _refuse_step(run)
     place = _place(folder_of(run, runs))
     options = {"last": keep_last, "every": keep_every, "best": keep_best}
     retention, source = _retention(place, {key: value for key, value in options.items() if value is not None})
     if not dry_run:
-        _refuse_living(place)
-    look = Look(full=full, before_reading=lambda folder: say(f"reading all of {folder.name}"))
-    planned = removals(place.directory, retention, source, unfinished=place.run is not None, aside=aside, look=look)
+        _refuse_running(place)
+    check = CompletenessCheck(full=full, before_reading=lambda folder: say(f"reading all of {folder.name}"))
+    planned = removals(place.directory, retention, source, unfinished=place.run is not None, aside=aside, check=check)
     left = [] if dry_run else _remove(place, planned)
-    _print(place, planned, left, look, dry_run=dry_run, as_json=as_json)
+    _print(place, planned, left, check, dry_run=dry_run, as_json=as_json)
     return OWN_FAILURE if left else 0
 
 
 def _refuse_step(named: str) -> None:
     run, step = with_step(named)
     if step is not None:
-        raise ToolkitError("names one step, and prune chooses among all", where=named, fix=f"toolkit ckpt prune {run}")
+        raise ToolkitError("names one step, but prune chooses among all", where=named, fix=f"toolkit ckpt prune {run}")
 
 
 def _place(path: Path) -> Place:
-    """The folder of checkpoints that a path means: a run's, or one that stands by itself.
+    """The `checkpoints` folder of a path: a run's, or one without a run.
 
     Raises:
         NotFoundError: there is no checkpoint.
@@ -99,21 +99,21 @@ def _place(path: Path) -> Place:
     checkpoint_folders(path)
     directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     run = RunDirectory(directory.parent)
-    of_run = directory.name == "checkpoints" and run.record.exists()
-    return Place(directory, run if of_run else None)
+    is_of_run = directory.name == "checkpoints" and run.record.exists()
+    return Place(directory, run if is_of_run else None)
 
 
 def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | None]:
-    """What stays, and the checkpoint that the run was told to begin from.
+    """The retention, and the checkpoint that the user chose as the start of the run.
 
     Raises:
-        ToolkitError: nothing says how many are kept.
+        ToolkitError: the number of checkpoints to keep is unknown.
     """
     from toolkit.checkpoint.folder.retention import Retention
 
     if place.run is None:
         if "last" not in given:
-            message = "is of no run, which would say what is kept"
+            message = "does not belong to a run, which would define what is kept"
             raise ToolkitError(message, where=str(place.directory), fix="give --keep-last")
         return Retention(**given), None
     from toolkit.runs.record.job import recorded_job
@@ -122,11 +122,11 @@ def _retention(place: Place, given: dict[str, Any]) -> tuple[Retention, Path | N
     return replace(Retention.of(settings), **given), Path(settings.source) if settings.source else None
 
 
-def _refuse_living(place: Place) -> None:
-    """Ranks that live remove checkpoints themselves, save new ones, and may go back to an old one.
+def _refuse_running(place: Place) -> None:
+    """Refuse an active run: its ranks remove and save checkpoints, and may go back to an old one.
 
     Raises:
-        CheckFailedError: the run has not ended, or nobody knows whether it has.
+        CheckFailedError: the run is active, or its state is unknown.
     """
     if place.run is None:
         return
@@ -139,16 +139,16 @@ def _refuse_living(place: Place) -> None:
         raise CheckFailedError(
             f"run {name} is {status.state.value} ({status.reason})",
             where=str(place.directory),
-            fix=f"wait for it, or `toolkit cancel {name}`; --dry-run shows what would go",
+            fix=f"wait for it, or `toolkit cancel {name}`; --dry-run shows what would be removed",
         )
 
 
 def _remove(place: Place, planned: Sequence[Removal]) -> list[Removal]:
-    """Remove one after the other, and return those of which something is left.
+    """Remove the folders, and return those with remaining files.
 
     Raises:
-        CheckFailedError: the run began anew meanwhile.
-        ToolkitError: this user may not.
+        CheckFailedError: the run was started again in the meantime.
+        ToolkitError: this user may not remove them.
     """
     from toolkit.checkpoint.folder.prune import remove
 
@@ -156,9 +156,8 @@ def _remove(place: Place, planned: Sequence[Removal]) -> list[Removal]:
     left = []
     for removal in planned:
         if place.attempts() != attempts:
-            raise CheckFailedError(
-                "the run began anew meanwhile", where=str(place.directory), fix="prune it when it has ended"
-            )
+            message = "the run was started again in the meantime"
+            raise CheckFailedError(message, where=str(place.directory), fix="prune it when it has finished")
         when_full = f"the disk is too full to rename it: delete it by hand, rm -r {removal.folder}"
         try:
             with changing(removal.folder, "removed", when_full=when_full):
@@ -170,28 +169,34 @@ def _remove(place: Place, planned: Sequence[Removal]) -> list[Removal]:
 
 
 def _print(
-    place: Place, planned: Sequence[Removal], left: Sequence[Removal], look: Look, *, dry_run: bool, as_json: bool
+    place: Place,
+    planned: Sequence[Removal],
+    left: Sequence[Removal],
+    check: CompletenessCheck,
+    *,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     from toolkit.checkpoint.format.layout import committed_steps
 
     gone = {removal.folder for removal in planned} - {removal.folder for removal in left}
-    stay = [step for step, folder in committed_steps(place.directory).items() if folder not in gone]
+    kept = [step for step, folder in committed_steps(place.directory).items() if folder not in gone]
     if as_json:
         answer: dict[str, Any] = {
             "directory": str(place.directory),
             "dry_run": dry_run,
-            "look": "full" if look.full else "quick",
-            "damaged": [{"path": str(folder), "what": wrong} for folder, wrong in look.damaged.items()],
+            "look": "full" if check.full else "quick",
+            "damaged": [{"path": str(folder), "what": problem} for folder, problem in check.damaged.items()],
             "removed": [
                 {"path": str(one.folder), "why": one.why, "size_bytes": one.size_bytes, "left": one in left}
                 for one in planned
             ],
-            "steps": stay,
+            "steps": kept,
         }
         click.echo(json.dumps(answer, indent=2))
         return
-    for folder, wrong in look.damaged.items():
-        click.echo(plain(f"{folder.name}: counts for none that is kept: {wrong}"))
+    for folder, problem in check.damaged.items():
+        click.echo(plain(f"{folder.name}: does not count as kept: {problem}"))
     for one in planned:
         click.echo(
             plain(f"{one.folder.name}: {size(one.size_bytes)}, {one.why}") + (": NOT DELETED" if one in left else "")
@@ -199,7 +204,7 @@ def _print(
     freed = sum(one.size_bytes for one in planned if one not in left)
     count = len(planned) - len(left)
     folders = "1 folder" if count == 1 else f"{count} folders"
-    steps = ", ".join(map(str, stay)) or "none"
-    quick = "a quick look (names, sizes, manifests); --full reads every byte"
-    click.echo(f"which are whole was found by {'reading every byte' if look.full else quick}")
-    click.echo(f"{'would remove' if dry_run else 'removed'} {folders}, {size(freed)}; steps that stay: {steps}")
+    steps = ", ".join(map(str, kept)) or "none"
+    quick = "names, sizes and manifests; --full checks every byte"
+    click.echo(f"checked {'every byte' if check.full else quick}")
+    click.echo(f"{'would remove' if dry_run else 'removed'} {folders}, {size(freed)}; steps kept: {steps}")

@@ -1,4 +1,4 @@
-"""`toolkit ckpt show`: what is in a checkpoint, as a tree; and how large the numbers are."""
+"""`toolkit ckpt show`: prints the contents of a checkpoint as a tree, with norms on request."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ only_option = click.option(
 @click.command()
 @click.argument("run", type=RUN_OR_STEP)
 @runs_option
-@click.option("--step", type=click.IntRange(min=0), help="Only this step.")
+@click.option("--step", type=click.IntRange(min=0), help="Select this step.")
 @only_option
-@click.option("--depth", type=click.IntRange(min=1), help="So many parts of the keys.")
-@click.option("--pieces", is_flag=True, help="Every piece, with its file and its place there.")
+@click.option("--depth", type=click.IntRange(min=1), help="Number of parts of the keys to show.")
+@click.option("--pieces", is_flag=True, help="Show every piece with its file and offset.")
 @click.option("--norms", is_flag=True, help="Read the tensors: 2-norm, largest |x|, zeros, NaN and infinities.")
 @json_option
 def show(
@@ -46,7 +46,7 @@ def show(
 ) -> int:  # fmt: skip
     """Show the tensors and the state of one checkpoint (the newest).
 
-    Layers that look alike stand together: blocks.[0-31].
+    Similar layers are grouped: blocks.[0-31].
 
     \b
     toolkit ckpt show last
@@ -72,21 +72,21 @@ def show(
 
 
 def _read_norms(folder: Path, manifest: Manifest, tensors: Mapping[str, TensorRecord]) -> dict[str, Norms | str]:
-    """The norms of each tensor; for a damaged one, what is wrong."""
+    """The norms of each tensor, or the problem of a damaged one."""
     from toolkit.checkpoint.contents.norms import norms_of
     from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 
-    found: dict[str, Norms | str] = {}
+    norms: dict[str, Norms | str] = {}
     with ExitStack() as stack:
         stored = stack.enter_context(StoredTensors(folder, manifest))
         total = sum(record.size_bytes for record in tensors.values())
         read = stack.enter_context(reading_bar(folder.name, total))
         for key in tensors:
             try:
-                found[key] = norms_of(stored, key, read)
+                norms[key] = norms_of(stored, key, read)
             except CheckFailedError as error:
-                found[key] = str(error)
-    return found
+                norms[key] = str(error)
+    return norms
 
 
 def _norms_json(found: Norms | str) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _norms_json(found: Norms | str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shown:
-    """What is printed of each tensor."""
+    """The options of the output."""
 
     norms: Mapping[str, Norms | str]
     pieces: bool
@@ -107,7 +107,7 @@ class Shown:
 
     @property
     def each(self) -> bool:
-        """What tells layers apart is printed, so that none stands for others."""
+        """Whether to print every layer, because the options distinguish them."""
         return bool(self.norms) or self.pieces
 
 

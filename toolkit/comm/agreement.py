@@ -1,4 +1,4 @@
-"""What ranks must agree on while they save and load: one answer, and one error, for all of them."""
+"""Exchanges between ranks that give all of them the same result, or the same error."""
 
 from __future__ import annotations
 
@@ -21,39 +21,41 @@ _PLACE = re.compile(r"^\[\S+:\d+\] ")  # in gloo's source
 
 
 @contextmanager
-def _hearing_of_the_lost() -> Iterator[None]:
-    """gloo tells of a lost connection by a RuntimeError like any other; what it says stays in the message and the chain.
+def _detecting_lost_ranks() -> Iterator[None]:
+    """Turn the RuntimeError by which gloo reports a lost connection into a `RanksLostError`, with gloo's message.
 
     Raises:
-        RanksLostError: a rank has ended.
+        RanksLostError: a rank has exited.
     """
     try:
         yield
     except RuntimeError as error:
-        said = _PLACE.sub("", str(error)).partition(". ")[0]  # behind it stands general advice
-        if not _GONE.search(said):  # ranks that are only late are another matter
+        reason = _PLACE.sub("", str(error)).partition(". ")[0]  # without the general advice that follows
+        if not _GONE.search(reason):  # a rank that is only late is a different error
             raise
-        raise RanksLostError(f"a rank went away ({said})", fix="`toolkit explain RUN` says how it ended") from error
+        raise RanksLostError(
+            f"a rank went away ({reason})", fix="`toolkit explain RUN` reports why it exited"
+        ) from error
 
 
 class RanksLostError(OwnFailureError):
-    """Another rank has ended in the middle of an exchange. Nobody could agree on this: each rank hears its own words."""
+    """Another rank has exited during an exchange. The ranks cannot agree on this error, so each has its own message."""
 
 
 class Ranks:
-    """The ranks that save and load together. `node` is this rank's of `nodes` nodes, numbered without gaps;
-    `sharing_cpus` counts the ranks of it, this one among them, that may run on CPUs of this rank's.
+    """All ranks of a world, with exchanges between them. `node` is the number of this rank's node, of `nodes`, without
+    gaps; `sharing_cpus` counts the ranks of it, including this one, that may run on this rank's CPUs.
 
-    With more than one, torch's default process group must be initialised; making this is collective. The exchanges have
-    a group of their own: a save in the background must not meet the training's collectives.
+    With more than one rank, torch's default process group must be initialised; the constructor is collective. The
+    exchanges use a separate group, so that a save in the background does not mix with the training's collectives.
     """
 
     def __init__(self, world: World) -> None:
         known = dist.get_world_size() if dist.is_initialized() else 1
         if known != world.size:
             raise OwnFailureError(
-                f"the world has {world.size} ranks, the process group {known}",
-                fix="initialise the default process group before checkpoints are used",
+                f"the world has {world.size} ranks, but the process group has {known}",
+                fix="initialise the default process group first",
             )
         self.rank = world.rank
         self.size = world.size
@@ -67,116 +69,116 @@ class Ranks:
 
     @property
     def on_node(self) -> int:
-        """How many of them share this rank's node."""
+        """The number of ranks on this rank's node."""
         return dist.get_world_size(self._node) if self._node is not None else 1
 
     @property
     def place_on_node(self) -> int:
-        """This rank's place among those of its node, from 0."""
+        """This rank's index among the ranks of its node, from 0."""
         return dist.get_rank(self._node) if self._node is not None else 0
 
     def from_rank_zero(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0 and return its result on every rank.
 
         Raises:
-            ToolkitError, OSError: what rank 0 raised, on every rank.
+            ToolkitError, OSError: the error of rank 0, on every rank.
         """
         return _from_rank_zero(self.rank, self.size, work, self._group)
 
     def together(self, work: Callable[[], T]) -> T:
-        """Run `work` on every rank; this rank's result.
+        """Run `work` on every rank; returns this rank's result.
 
         Raises:
-            RankFailure: on every rank, that of the lowest rank that failed, a damaged checkpoint before all else.
+            RankFailure: on every rank, `RankFailure.worst` of all ranks.
         """
         return self.together_any(lambda: (work(), False))[0]
 
-    @_hearing_of_the_lost()
+    @_detecting_lost_ranks()
     def together_any(self, work: Callable[[], tuple[T, bool]]) -> tuple[T, bool]:
-        """As `together`, for work that also answers a question: whether any rank says yes."""
+        """Like `together`, for work that also returns a flag; returns whether the flag is true on any rank."""
         result, failure = _attempt(self.rank, work)
         if self.size > 1:
-            signs = torch.tensor([failure is not None, result is not None and result[1]], dtype=torch.uint8)
-            dist.all_reduce(signs, op=dist.ReduceOp.MAX, group=self._group)
-            if signs[0]:
+            flags = torch.tensor([failure is not None, result is not None and result[1]], dtype=torch.uint8)
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+            if flags[0]:
                 raise self._agreed_failure(failure)
             assert result is not None
-            return result[0], bool(signs[1])
+            return result[0], bool(flags[1])
         if failure is not None:
             raise failure
         assert result is not None
         return result
 
-    @_hearing_of_the_lost()
+    @_detecting_lost_ranks()
     def collect(self, work: Callable[[], bytes], size_bytes: int, finish: Callable[[list[bytes]], None]) -> None:
-        """Every rank works and hands `size_bytes` to rank 0, which finishes with what all handed in.
+        """Run `work` on every rank, and `finish` on rank 0 with the results, of `size_bytes` each.
 
         Raises:
-            RankFailure: as `together`; rank 0's where it could not finish.
+            RankFailure: as in `together`; or rank 0's, if `finish` failed.
         """
         payload, failure = _attempt(self.rank, work)
-        found = self._gather((b"\1" + payload) if payload is not None else bytes(1 + size_bytes))
-        good = all(part[0] for part in found)
-        if self.rank == 0 and good:
-            _, failure = _attempt(0, lambda: finish([part[1:] for part in found]))
-            good = failure is None
+        payloads = self._gather((b"\1" + payload) if payload is not None else bytes(1 + size_bytes))
+        is_good = all(part[0] for part in payloads)
+        if self.rank == 0 and is_good:
+            _, failure = _attempt(0, lambda: finish([part[1:] for part in payloads]))
+            is_good = failure is None
         if self.size > 1:
-            verdict = torch.tensor([good], dtype=torch.uint8)
+            verdict = torch.tensor([is_good], dtype=torch.uint8)
             dist.broadcast(verdict, src=0, group=self._group)
             if not verdict[0]:
                 raise self._agreed_failure(failure)
         elif failure is not None:
             raise failure
 
-    @_hearing_of_the_lost()
+    @_detecting_lost_ranks()
     def _gather(self, payload: bytes) -> list[bytes]:
         """The payload of every rank, all of one length, on rank 0; an empty list on the others."""
         if self.size == 1:
             return [payload]
         own = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        found = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(own, found, dst=0, group=self._group)
-        return [bytes(tensor.numpy()) for tensor in found or []]
+        received = [torch.empty_like(own) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(own, received, dst=0, group=self._group)
+        return [bytes(tensor.numpy()) for tensor in received or []]
 
-    @_hearing_of_the_lost()
+    @_detecting_lost_ranks()
     def gather_objects(self, value: Any) -> list[Any]:
         """The value of every rank on rank 0; an empty list on the others."""
         if self.size == 1:
             return [value]
-        found: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(value, found, dst=0, group=self._group)
-        return found or []
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self._group)
+        return values or []
 
-    @_hearing_of_the_lost()
+    @_detecting_lost_ranks()
     def gather_everywhere(self, value: Any) -> list[Any]:
         """The value of every rank, on all of them."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
 
-    @_hearing_of_the_lost()
+    @_detecting_lost_ranks()
     def scatter_objects(self, values: list[Any]) -> Any:
-        """Each rank's own of the values that rank 0 gives."""
+        """This rank's value of the list that rank 0 passes."""
         if self.size == 1:
             return values[0]
         own: list[Any] = [None]
         dist.scatter_object_list(own, values if self.rank == 0 else None, src=0, group=self._group)
         return own[0]
 
-    @_hearing_of_the_lost()
+    @_detecting_lost_ranks()
     def exchange_on_node(self, value: Any) -> list[Any]:
         """The value of every rank of this node, on all of them, in the order of their ranks."""
         if self.on_node == 1:
             return [value]
-        found: list[Any] = [None] * self.on_node
-        dist.all_gather_object(found, value, group=self._node)
-        return found
+        values: list[Any] = [None] * self.on_node
+        dist.all_gather_object(values, value, group=self._node)
+        return values
 
     def _agreed_failure(self, own: RankFailure | None) -> RankFailure:
-        found = self.gather_everywhere(own.to_json() if own else None)
-        return RankFailure.worst([RankFailure.from_json(text) for text in found if text is not None])
+        failures = self.gather_everywhere(own.to_json() if own else None)
+        return RankFailure.worst([RankFailure.from_json(failure) for failure in failures if failure is not None])
 
 
 def from_rank_zero(world: World, work: Callable[[], T]) -> T:
@@ -189,12 +191,12 @@ def _from_rank_zero(rank: int, size: int, work: Callable[[], T], group: dist.Pro
         return work()
     answer: list[Any] = [None, None]
     if rank == 0:
-        # Anything that rank 0 raises must reach the others, who wait for the answer.
+        # Any error of rank 0 must reach the other ranks, which wait for the result.
         try:
             answer[0] = work()
         except Exception as error:  # noqa: BLE001
             answer[1] = error
-    with _hearing_of_the_lost():
+    with _detecting_lost_ranks():
         # Objects travel only between our own ranks.
         dist.broadcast_object_list(answer, src=0, group=group)
     if answer[1] is not None:
@@ -204,7 +206,7 @@ def _from_rank_zero(rank: int, size: int, work: Callable[[], T], group: dist.Pro
 
 
 def _attempt(rank: int, work: Callable[[], T]) -> tuple[T | None, RankFailure | None]:
-    # Whatever a rank raises must reach the others, who would wait for it.
+    # Any error of a rank must reach the other ranks, which would wait for it.
     try:
         return work(), None
     except Exception as error:  # noqa: BLE001
@@ -212,5 +214,5 @@ def _attempt(rank: int, work: Callable[[], T]) -> tuple[T | None, RankFailure | 
 
 
 def _node_group(ranks: list[int]) -> dist.ProcessGroup | None:
-    """A group of the ranks that share a node, however they were laid out; None for one that is alone there."""
+    """A group of the ranks that share a node, in any order; None for a single rank."""
     return dist.new_group(ranks, backend="gloo", use_local_synchronization=True) if len(ranks) > 1 else None

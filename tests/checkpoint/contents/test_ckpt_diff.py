@@ -48,8 +48,7 @@ def test_every_kind_of_difference_is_printed(run):
     assert done.stdout.splitlines()[8:] == [
         "lr: 0.5 -> 0.25",
         "state.loss: 1 -> inf",
-        "1 of 6 tensors are equal, 1 only in A, 1 only in B, 1 other shape, 1 other type, 1 differ, "
-        "of the values 2 differ",
+        "1 of 6 tensors are equal, 1 only in A, 1 only in B, 1 other shape, 1 other type, 1 differ, 2 values differ",
     ]
     answer = json.loads(typed("diff", f"{run}:30", f"{run}:40", "--json").stdout)
     found = {one["key"]: one for one in answer["differences"]}

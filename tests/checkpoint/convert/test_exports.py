@@ -240,7 +240,7 @@ def test_a_damaged_block_is_named_and_nothing_is_left(toolkit, tmp_path: Path, k
     for out in (tmp_path / "out", tmp_path / "there" if kind != "torch" else tmp_path / "out"):
         said = toolkit("ckpt", "export", folder, out, "--format", kind)
         assert said.code == 1 and "block 1" in said.err and str(shard) in said.err and "Traceback" not in said.err
-        assert said.err.endswith("Fix: no other checkpoint stands beside it\n")
+        assert said.err.endswith("Fix: there is no other checkpoint beside it\n")
     save(tmp_path, {"model": {"a": torch.ones(10)}}, 8)
     said = toolkit("ckpt", "export", f"{tmp_path}:7", tmp_path / "out", "--format", kind)
     assert said.code == 1 and said.err.endswith("Fix: choose another step: 8\n")
@@ -271,7 +271,7 @@ def test_wrong_words_are_one_line_with_a_fix(toolkit, saved: Path, tmp_path: Pat
         ([saved, tmp_path / "there.pt" / "x.pt"], 2, "Fix: name a path that you can write to"),
         ([saved, tmp_path / "file", "--format", "dcp"], 2, "is a file. Fix: name a folder"),
         ([tmp_path / "nothing", tmp_path / "o.pt"], 4, "Fix:"),
-        ([tmp_path / "there.pt", tmp_path / "o.pt"], 4, "`toolkit ckpt import` makes a checkpoint of other files"),
+        ([tmp_path / "there.pt", tmp_path / "o.pt"], 4, "`toolkit ckpt import` converts other files to a checkpoint"),
     ]:
         said = toolkit("ckpt", "export", *words)
         assert said.code == code and part in said.err.splitlines()[-1], said

@@ -82,14 +82,30 @@ def test_what_is_no_tensor_and_no_plain_value_is_refused_by_name(toolkit, tmp_pa
             {"n": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])},
             "n is not a dense tensor with data (nested",
         ),
-        ("dimensions", {"d": torch.ones([1] * 33)}, "d: has 33 dimensions, and a checkpoint holds"),
-        ("itself", holding_itself({"w": torch.ones(1)}, lambda state: state), "self.self.self: holds itself"),
-        ("in a list", holding_itself({"w": torch.ones(1)}, lambda state: [state]), "self.0.self: holds itself"),
-        ("a list", {"own": holding_itself([1], lambda values: values)}, "own.1.1: holds itself"),
-        ("a tuple", {"own": (holding_itself([1], lambda values: values),)}, "a tuple.pt: own: holds itself"),
+        ("dimensions", {"d": torch.ones([1] * 33)}, "d: has 33 dimensions; the limit of a checkpoint"),
+        (
+            "itself",
+            holding_itself({"w": torch.ones(1)}, lambda state: state),
+            "self.self.self: contains a reference to itself",
+        ),
+        (
+            "in a list",
+            holding_itself({"w": torch.ones(1)}, lambda state: [state]),
+            "self.0.self: contains a reference to itself",
+        ),
+        ("a list", {"own": holding_itself([1], lambda values: values)}, "own.1.1: contains a reference to itself"),
+        (
+            "a tuple",
+            {"own": (holding_itself([1], lambda values: values),)},
+            "a tuple.pt: own: contains a reference to itself",
+        ),
         ("folded", {"w": torch.ones(1), "own": folded(60)}, "contain one another so often that they expand to over"),
         ("folded tuple", {"own": ((folded(60),),)}, "contain one another so often that they expand to over"),
-        ("deep", {"w": torch.ones(1), "deep": deep(300)}, "deep.0.0: holds itself, or is nested more than 100 levels"),
+        (
+            "deep",
+            {"w": torch.ones(1), "deep": deep(300)},
+            "deep.0.0: contains a reference to itself, or is nested more than 100 levels",
+        ),
     ]:
         torch.save(value, tmp_path / f"{name}.pt")
         said = toolkit("ckpt", "import", tmp_path / f"{name}.pt", tmp_path / "new")
@@ -306,10 +322,10 @@ def info_set(**values: Any):
 
 
 WRONG = {
-    "size": (set_size, "its pieces do not hold each element"),
+    "size": (set_size, "its pieces do not contain each element"),
     "chunk": (set_chunk, "has only"),
     "doubled": (doubled, "w has two pieces at [0, 0]"),
-    "no chunks": (without_chunks, "do not hold each element"),
+    "no chunks": (without_chunks, "do not contain each element"),
     "path": (info_set(relative_path="../secret.distcp"), "expected the name of a file in this folder"),
     "absolute": (info_set(relative_path="/etc/passwd"), "expected the name of a file in this folder"),
     "link": (info_set(relative_path="link.distcp"), "not a regular file"),

@@ -10,5 +10,7 @@ from toolkit.errors import ToolkitError
 
 def test_a_path_without_end_is_refused_by_its_first_parts() -> None:
     assert nested({("a",) * 100: 1})
-    with pytest.raises(ToolkitError, match=r"^a\.a\.a: holds itself, or is nested more than 100 levels deep"):
+    with pytest.raises(
+        ToolkitError, match=r"^a\.a\.a: contains a reference to itself, or is nested more than 100 levels deep"
+    ):
         nested({("a",) * 5000: 1})

@@ -45,9 +45,9 @@ def test_what_the_run_keeps_is_kept(toolkit, run):
     text = toolkit.ok("ckpt", "prune", "last")
     assert steps(run) == [20, 30, 40, 50] == [int(name[5:]) for name in names(run)]
     lines = text.splitlines()
-    assert lines[0].startswith("step-00000010: ") and lines[0].endswith(" kB, more than are kept")
-    assert lines[-1].startswith("removed 1 folder, ") and lines[-1].endswith("steps that stay: 20, 30, 40, 50")
-    assert "by a quick look (names, sizes, manifests); --full reads every byte" in lines[1]
+    assert lines[0].startswith("step-00000010: ") and lines[0].endswith(" kB, beyond retention")
+    assert lines[-1].startswith("removed 1 folder, ") and lines[-1].endswith("steps kept: 20, 30, 40, 50")
+    assert "checked names, sizes and manifests; --full checks every byte" in lines[1]
 
 
 def test_one_that_verifies_stays_when_all_bytes_are_read(toolkit, run):
@@ -55,11 +55,11 @@ def test_one_that_verifies_stays_when_all_bytes_are_read(toolkit, run):
     for step in (40, 50):
         flip(run / "checkpoints" / f"step-000000{step}" / SHARD, -1)
     planned = toolkit.ok("ckpt", "prune", "last", "--keep-last", 1, "--dry-run")
-    assert planned.splitlines()[-1].endswith("steps that stay: 50") and "counts for none" not in planned
+    assert planned.splitlines()[-1].endswith("steps kept: 50") and "does not count as kept" not in planned
     said = toolkit("ckpt", "prune", "last", "--keep-last", 1, "--full")
     assert said.code == 0 and steps(run) == [30, 40, 50]
-    assert "which are whole was found by reading every byte\n" in said.out
-    assert f"step-00000050: counts for none that is kept: {SHARD} block 0: was changed" in said.out
+    assert "checked every byte\n" in said.out
+    assert f"step-00000050: does not count as kept: {SHARD} block 0: was changed" in said.out
     assert said.err.splitlines() == [f"toolkit: reading all of step-000000{step}" for step in (50, 40, 30)]
 
 
@@ -111,7 +111,7 @@ def test_what_was_left_behind_goes_and_what_was_set_aside_on_request(toolkit, ru
     # A save that never came has left the step that it was to replace: the next attempt gives that its name back.
     stays = [*kept, "another.folder", "step-00000070.replaced-0"]
     assert names(run) == sorted([*stays, *aside])
-    assert "step-00000060.part-0: " in text and "a save that was cut off" in text
+    assert "step-00000060.part-0: " in text and "an interrupted save" in text
     toolkit.ok("ckpt", "prune", "last", "--aside")
     assert names(run) == sorted(stays)
 
@@ -183,5 +183,5 @@ def test_a_deletion_that_stops_halfway_leaves_no_checkpoint(toolkit, run):
         subprocess.run(["umount", moved / "busy"], check=True)
     assert said.code == 125 and "NOT DELETED" in said.out and "could not be deleted" in said.err
     assert steps(run) == [20, 30, 40, 50] and moved.exists()
-    assert "step-00000010.removed-0: 0 bytes, half deleted\n" in toolkit.ok("ckpt", "prune", "last")
+    assert "step-00000010.removed-0: 0 bytes, partly deleted\n" in toolkit.ok("ckpt", "prune", "last")
     assert len(names(run)) == 4

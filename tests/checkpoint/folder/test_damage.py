@@ -104,10 +104,10 @@ def test_nothing_good_is_an_error_until_the_user_removes_it(tmp_path):
     checkpoints = Checkpointer(tmp_path, ALONE)
     assert checkpoints.load({"x": torch.zeros(1)}) is None
     (checkpoints.save(1, {"x": torch.zeros(1)}, {}) / SHARD).unlink()
-    for attempt in (0, 1):  # the supervisor's next attempt must not begin from zero either
+    for attempt in (0, 1):  # the supervisor's next attempt must not start from zero either
         with pytest.raises(CorruptCheckpointError, match=r"damaged: step-00000001\.bad-0") as caught:
             Checkpointer(tmp_path, replace(ALONE, attempt=attempt)).load({"x": torch.zeros(1)})
-    assert "begin from zero" in caught.value.fix
+    assert "start from zero" in caught.value.fix
     assert checkpoints.latest() is None
     shutil.rmtree(tmp_path / "step-00000001.bad-0")
     assert checkpoints.load({"x": torch.zeros(1)}) is None
@@ -234,6 +234,6 @@ def test_a_link_in_place_of_a_file_is_not_followed(good, tmp_path):
         (folder / name).rename(tmp_path / name / "elsewhere")
         (folder / name).symlink_to(tmp_path / name / "elsewhere")
         _, problems = verify_quickly(folder)
-        assert [str(problem) for problem in problems] == [f"{name}: is no file of its own"]
-        with pytest.raises(CorruptCheckpointError, match="is no file of its own"):
+        assert [str(problem) for problem in problems] == [f"{name}: is not a regular file"]
+        with pytest.raises(CorruptCheckpointError, match="is not a regular file"):
             Checkpointer(folder.parent, ALONE).load(tensors(0.0), source=folder)

@@ -152,7 +152,7 @@ def test_where_a_checkpoint_cannot_be_read_all_stay(tmp_path, monkeypatch, capsy
         patch.setattr(retention_module, "read_body", fails_to_read)
         retention_module._metric_in.cache_clear()
         save(checkpoints, 3, 0.8)
-    assert "older checkpoints stay: " in capsys.readouterr().err
+    assert "keeping older checkpoints: " in capsys.readouterr().err
     assert list(committed_steps(tmp_path)) == [1, 2, 3]
     save(checkpoints, 4, 0.9)
     assert list(committed_steps(tmp_path)) == [1, 4]

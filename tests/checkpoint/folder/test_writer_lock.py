@@ -60,7 +60,7 @@ def test_the_second_is_told_who_the_first_is(tmp_path):
             save(tmp_path, 2)
         line = str(refused.value)
         assert f"process {first.pid} on {socket.gethostname()} (attempt 0) has saved here since {since}" in line
-        assert refused.value.fix == f"wait for its end, or give this one another folder; `kill {first.pid}` ends it"
+        assert refused.value.fix == f"wait until it exits, or give this one another folder; `kill {first.pid}` stops it"
         assert "step 1 is the last good checkpoint" in line
         wanted = {"x": torch.zeros(3)}
         assert Checkpointer(tmp_path, alone(0)).load(wanted).step == 1  # who only reads, may
@@ -108,7 +108,7 @@ def test_in_a_run_the_later_attempt_takes_the_folder(run_directory):
     with another(run_directory.checkpoints):
         claim_attempt(run_directory)
         save(run_directory.checkpoints, 2, attempt=1)
-        with pytest.raises(OwnFailureError, match="attempt 0 was given up on: attempt 1 has the run now"):
+        with pytest.raises(OwnFailureError, match="attempt 0 was abandoned: attempt 1 owns the run now"):
             save(run_directory.checkpoints, 3, attempt=0)
     assert list(committed_steps(run_directory.checkpoints)) == [1, 2]
 

@@ -84,7 +84,7 @@ def put_a_dataset_in_the_way(file: h5py.File, secret: Path) -> None:
         (link_inside, "does not find 0 itself"),
         (make_virtual, "elsewhere than the manifest"),
         (store_externally, "elsewhere than the manifest"),
-        (put_a_group_there, "holds no dataset"),
+        (put_a_group_there, "contains no dataset"),
         (put_a_dataset_in_the_way, "does not find weight itself"),
     ],
 )
@@ -126,5 +126,5 @@ def test_data_of_another_type_are_told(saved: Path) -> None:
 def test_a_shard_file_that_is_a_link_is_refused(saved: Path, tmp_path: Path) -> None:
     (saved / SHARD).rename(tmp_path / "elsewhere.h5")
     (saved / SHARD).symlink_to(tmp_path / "elsewhere.h5")
-    with pytest.raises(CorruptCheckpointError, match="is no file of its own"):
+    with pytest.raises(CorruptCheckpointError, match="is not a regular file"):
         Checkpointer(saved.parent, ALONE).load({"weight": torch.zeros(4096)}, source=saved)

@@ -42,7 +42,7 @@ def test_each_row_is_copied_once_from_the_block_in_which_it_begins(box, first, d
         for rows in rows_of(first, shape, start, out):
             assert rows.span <= rows.distance <= most
             for begin in range(0, len(file), BLOCK):
-                numbers = rows.beginning_in(range(begin, begin + BLOCK))
+                numbers = rows.starting_in(range(begin, begin + BLOCK))
                 if numbers:
                     held = file[begin : begin + BLOCK + most].tobytes()
                     rows.copy(numbers, memoryview(held), begin)

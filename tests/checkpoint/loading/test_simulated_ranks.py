@@ -171,7 +171,7 @@ def test_parts_that_a_planner_misplaces_are_refused(tmp_path):
             assert bool(said) == is_wrong, (rows, planner, rank, said)
             misplaced += is_wrong
             if said:
-                assert said.startswith("x: a part of [") and "SavePlanner()" in said
+                assert said.startswith("x: expected a part of [") and "SavePlanner()" in said
     assert misplaced
 
 

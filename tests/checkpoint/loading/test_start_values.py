@@ -55,7 +55,7 @@ def test_a_large_tensor_that_the_older_one_lacks_ends_the_attempt_and_the_next_o
     with pytest.raises(OwnFailureError) as ended:
         Checkpointer(tmp_path, ALONE).load(wanted, optional=["first"])
     assert ended.value.message == (
-        "first may be partly overwritten by the damaged checkpoint step-00000002, and step 1 lacks what stood there"
+        "first may be partly overwritten by the damaged checkpoint step-00000002, and step 1 does not contain the original value"
     )
     assert ended.value.where == str(tmp_path / "step-00000001") and ended.value.fix.startswith("start again")
     assert (tmp_path / "step-00000002.bad-0").is_dir()
@@ -96,7 +96,7 @@ def test_another_runs_checkpoint_in_place_of_a_damaged_one(tmp_path, source_hold
         try:
             loaded = checkpoints.load(wanted, newer_than=source, otherwise=source, optional=["first"])
         except OwnFailureError as error:
-            assert attempt == 0 and not source_holds_it and "step 9 lacks" in error.message
+            assert attempt == 0 and not source_holds_it and "step 9 does not contain" in error.message
         else:
             assert loaded.path == source and (wanted["last"] == 9).all()
             assert (wanted["first"] == (4 if source_holds_it else 7)).all()
@@ -105,7 +105,7 @@ def test_another_runs_checkpoint_in_place_of_a_damaged_one(tmp_path, source_hold
 def test_tensors_are_as_they_were_where_nothing_is_loaded(tmp_path):
     source = Checkpointer(tmp_path / "elsewhere", ALONE).save(9, full(9), {})
     spoil(Checkpointer(tmp_path, ALONE).save(2, full(2), {}))
-    with pytest.raises(OwnFailureError, match=r"last may be partly overwritten .*step-00000002, and no other holds"):
+    with pytest.raises(OwnFailureError, match=r"last may be partly overwritten .*step-00000002, and no other contains"):
         Checkpointer(tmp_path, ALONE).load(full(5), newer_than=source)
     wanted = full(5)
     assert Checkpointer(tmp_path, replace(ALONE, attempt=1)).load(wanted, newer_than=source) is None

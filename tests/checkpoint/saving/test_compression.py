@@ -26,7 +26,7 @@ from toolkit.checkpoint import Checkpointer, HDF5StorageReader, HDF5StorageWrite
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.checkpoint.folder.verify import verify_fully
-from toolkit.checkpoint.format.chunks import CHUNK_BYTES, chunk_shape, chunks_of_box, grid, stretches
+from toolkit.checkpoint.format.chunks import CHUNK_BYTES, chunk_ranges, chunk_shape, chunks_of_box, grid
 from toolkit.checkpoint.format.filters import DecompressionError, compress, decompress
 from toolkit.checkpoint.format.layout import MANIFEST
 from toolkit.checkpoint.format.manifest_file import read_manifest
@@ -165,19 +165,19 @@ WRONG: list[tuple[str, Callable[[Any], Any], str]] = [
     (f"{PIECE}/4/0", lambda shape: [0, shape[1]], "has chunks of shape [0, 700]"),
     (f"{PIECE}/4/0", lambda shape: [shape[0]], "has chunks of shape"),
     (f"{PIECE}/4/0", lambda shape: [1502, 700], "has chunks of shape [1502, 700]"),
-    (f"{PIECE}/4/0", lambda shape: [1, 1], "another number of chunks than fill it"),
-    (f"{PIECE}/4/1", lambda places: places[1:], "another number of chunks than fill it"),
-    (f"{PIECE}/4/1", lambda places: [*places[:-1], [2**40, 1]], "behind the end of"),
-    (f"{PIECE}/4/1", lambda places: [*places[:-1], [1, 2**40]], "behind the end of"),
-    (f"{PIECE}/4/1", lambda places: [*places[:-1], places[0]], "lies in another one"),
-    (f"{PIECE}/4/1", lambda places: [*places[:-1], [places[-1][0], 0]], "no number from 1"),
-    (f"{PIECE}/4/1/0", lambda place: [-1, 1], "no number from 0"),
-    (f"{PIECE}/4/1", lambda places: {}, "another number of chunks"),
-    (f"{PIECE}/4", lambda chunks: [*chunks, 1], "lacks or mistakes a key"),
-    (f"{PIECE}/3", lambda first: 7, "has chunks and a place of its own"),
-    ("tensors/weights/filters", lambda filters: [], "and its tensor no filters"),
-    ("tensors/weights/filters", lambda filters: ["lzf"], "which this format does not have"),
-    ("tensors/weights/filters", lambda filters: "deflate", "which this format does not have"),
+    (f"{PIECE}/4/0", lambda shape: [1, 1], "the wrong number of chunks"),
+    (f"{PIECE}/4/1", lambda places: places[1:], "the wrong number of chunks"),
+    (f"{PIECE}/4/1", lambda places: [*places[:-1], [2**40, 1]], "after the end of"),
+    (f"{PIECE}/4/1", lambda places: [*places[:-1], [1, 2**40]], "after the end of"),
+    (f"{PIECE}/4/1", lambda places: [*places[:-1], places[0]], "overlaps another one"),
+    (f"{PIECE}/4/1", lambda places: [*places[:-1], [places[-1][0], 0]], "expected an integer of at least 1"),
+    (f"{PIECE}/4/1/0", lambda place: [-1, 1], "expected an integer of at least 0"),
+    (f"{PIECE}/4/1", lambda places: {}, "the wrong number of chunks"),
+    (f"{PIECE}/4", lambda chunks: [*chunks, 1], "has a missing or invalid key"),
+    (f"{PIECE}/3", lambda first: 7, "has both chunks and a byte offset"),
+    ("tensors/weights/filters", lambda filters: [], "but its tensor has no filters"),
+    ("tensors/weights/filters", lambda filters: ["lzf"], "are not valid filters of this format"),
+    ("tensors/weights/filters", lambda filters: "deflate", "are not valid filters of this format"),
     ("tensors/zeros", lambda record: {**record, "shape": [2**18, 2**20], "pieces": [[1, [0, 0], [2**18, 2**20], 0, [[2**18, 2**20], [[9, 1]]]]]}, "more than 67108864 bytes"),
 ]  # fmt: skip
 
@@ -250,11 +250,11 @@ def test_a_missing_library_is_named(tmp_path: Path, saved: Path, monkeypatch: py
 
     monkeypatch.setitem(sys.modules, "zstandard", None)
     filters._zstandard.cache_clear()
-    with pytest.raises(ToolkitError, match="needs zstandard") as refused:
+    with pytest.raises(ToolkitError, match="requires zstandard") as refused:
         Checkpointer(tmp_path, ALONE, compression="zstd")
     assert "toolkit[zstd]" in refused.value.fix
     if "zstd" in str(saved):
-        with pytest.raises(ToolkitError, match="needs zstandard"):
+        with pytest.raises(ToolkitError, match="requires zstandard"):
             Checkpointer(saved.parent, ALONE).load({"zeros": torch.ones(2, 1_500_001)})
         assert saved.is_dir()
 
@@ -275,7 +275,7 @@ def test_chunks_hold_each_element_once_in_order(extent: list[int], size: int) ->
     assert np.prod(shape, dtype=object) * size <= CHUNK_BYTES
     if np.prod(grid(extent, shape), dtype=object) > 3000:
         return
-    held = list(stretches(extent, shape))
+    held = list(chunk_ranges(extent, shape))
     assert held[0][1].start == 0 and held[-1][1].stop == np.prod(extent, dtype=object)
     assert all(one.stop == other.start for (_, one), (_, other) in pairwise(held))
     for start, inside in held:

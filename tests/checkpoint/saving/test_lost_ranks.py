@@ -56,7 +56,7 @@ def test_a_rank_without_a_thread_keeps_no_other_waiting(tmp_path):
     first, second = run_ranks(2, save_without_a_thread, tmp_path)
     assert first["said"] == second["said"]
     assert (
-        "checkpoint of step 2 was not saved: rank 1: no thread could be started for it: can't start new thread; "
+        "checkpoint of step 2 was not saved: rank 1: cannot start a thread for the save: can't start new thread; "
         "step 1 is the last good checkpoint. Fix: raise the host's limit of threads"
     ) in first["said"]
     assert second["steps"] == ["step-00000001", "step-00000003"]
@@ -113,7 +113,7 @@ def test_ranks_hear_that_another_one_was_killed_while_it_saved(tmp_path, work, s
         place = re.escape(str(tmp_path / "checkpoints"))
         assert re.match(
             rf"{place}: a rank went away \([^().]*[Cc]onnection (closed|reset) by peer\S*( \S+)?\) "
-            r"while step 2 was saved; step 1 is the last good checkpoint\. Fix: `toolkit explain RUN` says",
+            r"while step 2 was saved; step 1 is the last good checkpoint\. Fix: `toolkit explain RUN` reports",
             heard["said"].replace("127.0.0.1", "here"),
         ), heard["said"]
         # Who was killed is to blame, and not who tells of it.

@@ -27,7 +27,7 @@ from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.layout import RunDirectory
 from toolkit.world.facts import World
 
-GIVEN_UP = "attempt 0 was given up on: attempt 1 has the run now"
+GIVEN_UP = "attempt 0 was abandoned: attempt 1 owns the run now"
 
 
 def new_run(path: Path) -> RunDirectory:

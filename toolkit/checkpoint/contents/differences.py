@@ -1,4 +1,4 @@
-"""How two checkpoints differ: tensor by tensor, in the numbers themselves, and in the values that are no tensors."""
+"""Compares two checkpoints: tensor by tensor, number by number, and all other values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NumberDifference:
 
     `differing` counts elements with other bits, or, of two types, with other values. `largest` is the largest
     |b - a|, `largest_relative` the largest |b - a| / max(|a|, |b|), `norm` the 2-norm of b - a and `relative_norm` the
-    same over the larger norm of the two. NaNs are counted and left out of all these; a difference to infinity is one.
+    same over the larger norm of the two. NaNs are counted but excluded from these; a difference to infinity is infinity.
     """
 
     elements: int
@@ -40,9 +40,9 @@ class NumberDifference:
 
 @dataclass(frozen=True)
 class TensorDifference:
-    """One tensor that differs. `what`: only_in_a, only_in_b, shape, type, values, or damaged, for which `why` says how.
+    """One tensor that differs. `what`: only_in_a, only_in_b, shape, type, values, or damaged, with the problem in `why`.
 
-    Where the types differ and the shapes do not, the numbers are compared all the same.
+    If only the types differ, the numbers are compared, too.
     """
 
     key: str
@@ -55,7 +55,7 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class ValueDifference:
-    """One value of `objects` or `state` that differs; `MISSING` on a side that does not have it."""
+    """One value of `objects` or `state` that differs; `MISSING` on a side without it."""
 
     key: str
     a: Any
@@ -65,14 +65,14 @@ class ValueDifference:
 def tensor_differences(
     a: StoredTensors, b: StoredTensors, keys: Sequence[str], read: Callable[[int], None] = lambda count: None
 ) -> Iterator[TensorDifference]:
-    """Those of the tensors `keys` that differ, in their order.
+    """The tensors of `keys` that differ, in their order.
 
-    Memory is bounded by some slices of `SLICE_BYTES`, or by some rows where a row is larger.
+    Memory is bounded by a few slices of `SLICE_BYTES`, or by a few rows if a row is larger.
 
     Args:
         a: one checkpoint.
         b: the other one.
-        keys: of tensors that one of them has.
+        keys: keys of tensors that at least one of them has.
         read: called with the bytes that were read since the last call.
     """
     for key in keys:
@@ -92,17 +92,17 @@ def tensor_differences(
 
 
 def keys_of(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) -> list[str]:
-    """The tensors that one of two checkpoints has and the patterns choose, in order."""
+    """The keys of tensors in either checkpoint that match the patterns, in natural order."""
     return sorted((key for key in {*a.tensors, *b.tensors} if matches(key, patterns)), key=in_order)
 
 
 def value_keys(manifest: Manifest) -> list[str]:
-    """Where the values stand that are no tensors, as `value_differences` names them."""
-    return ["".join(place) for place in _values_of(manifest)]
+    """The keys of all values other than tensors, as in `value_differences`."""
+    return ["".join(path) for path in _values_of(manifest)]
 
 
 class _Sums:
-    """What is gathered over the parts of two tensors."""
+    """Accumulates the difference over the parts of two tensors."""
 
     def __init__(self) -> None:
         self.differing = 0
@@ -110,7 +110,7 @@ class _Sums:
         self.a, self.b, self.difference = Magnitudes(), Magnitudes(), Magnitudes()
 
     def add(self, one: np.ndarray, other: np.ndarray, differs: np.ndarray) -> None:
-        """Add numbers of one dimension; `differs` tells which of them differ."""
+        """Add one-dimensional arrays of numbers; `differs` is the mask of those that differ."""
         of_one, of_other = reals(one), reals(other)
         self.a.add(of_one)
         self.b.add(of_other)
@@ -124,7 +124,7 @@ class _Sums:
         self.difference.add(distance)
         larger = np.maximum(np.abs(of_one), np.abs(of_other))
         with np.errstate(invalid="ignore", divide="ignore"):
-            relative = float(np.fmax.reduce(distance / larger))  # which passes over NaN, as of 0 by 0
+            relative = float(np.fmax.reduce(distance / larger))  # ignores NaN, such as 0 / 0
         self.largest_relative = max(self.largest_relative, 0.0 if math.isnan(relative) else relative)
 
     def gathered(self) -> NumberDifference:
@@ -144,9 +144,9 @@ class _Sums:
 
 
 def _compared(a: StoredTensors, b: StoredTensors, key: str, read: Callable[[int], None]) -> NumberDifference | None:
-    """How the numbers of one tensor differ; None where both have one type and all bits are equal.
+    """How the numbers of one tensor differ; None if types and all bits are equal.
 
-    What is equal is not reckoned with. So the first difference is looked for alone, and then everything is gathered.
+    Searches for the first difference before it computes anything, because comparing bits is faster.
     """
     one_type, other_type = a.manifest.tensors[key].dtype, b.manifest.tensors[key].dtype
     equal_bytes = 0
@@ -197,43 +197,43 @@ def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         forth, back = other.view(unsigned) - one.view(unsigned), one.view(unsigned) - other.view(unsigned)
         return np.where(other > one, forth, back).astype(np.float64)
     wide = np.complex128 if one.dtype.kind == "c" or other.dtype.kind == "c" else np.float64
-    with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity is no number, and counted as such
+    with np.errstate(invalid="ignore", over="ignore"):  # infinity minus infinity is NaN and counted as NaN
         return np.abs(reals(other.astype(wide) - one.astype(wide)))
 
 
 def value_differences(a: Manifest, b: Manifest, patterns: Sequence[str] = ()) -> list[ValueDifference]:
-    """What differs in the entries that are no tensors, by their keys, and in the state, below `state`."""
+    """The differences of all values other than tensors, by their keys, and of the state, below `state`."""
     one, other = _values_of(a), _values_of(b)
-    places = sorted({*one, *other}, key=lambda place: in_order("".join(place)))
+    paths = sorted({*one, *other}, key=lambda path: in_order("".join(path)))
     return [
-        ValueDifference("".join(place), one.get(place, MISSING), other.get(place, MISSING))
-        for place in places
-        if matches("".join(place), patterns) and not _same(one.get(place, MISSING), other.get(place, MISSING))
+        ValueDifference("".join(path), one.get(path, MISSING), other.get(path, MISSING))
+        for path in paths
+        if matches("".join(path), patterns) and not _same(one.get(path, MISSING), other.get(path, MISSING))
     ]
 
 
 def _values_of(manifest: Manifest) -> dict[tuple[str, ...], Any]:
-    """Every value that is no dict, and no list of dicts or lists, by the parts of its place.
+    """Every value except dicts and lists of dicts or lists, by the parts of its path.
 
-    By the parts, since a key may hold a dot: two places may be written alike.
+    By the parts, because a key may contain a dot, so that two joined paths may be equal.
     """
-    found: dict[tuple[str, ...], Any] = {}
+    values: dict[tuple[str, ...], Any] = {}
     rest: list[tuple[tuple[str, ...], Any]] = [((key, ""), record.value) for key, record in manifest.objects.items()]
     if manifest.state:
         rest.append((("state",), manifest.state))
     while rest:
-        place, value = rest.pop()
+        path, value = rest.pop()
         if isinstance(value, dict) and value:
             rest += [
-                ((*place, f".{key}" if isinstance(key, str) else f"[{key!r}]"), item) for key, item in value.items()
+                ((*path, f".{key}" if isinstance(key, str) else f"[{key!r}]"), item) for key, item in value.items()
             ]
         elif isinstance(value, (list, tuple)) and any(isinstance(item, (dict, list, tuple)) for item in value):
-            rest += [((*place, f"[{number}]"), item) for number, item in enumerate(value)]
+            rest += [((*path, f"[{number}]"), item) for number, item in enumerate(value)]
         else:
-            found[place] = value
-    return found
+            values[path] = value
+    return values
 
 
 def _same(one: Any, other: Any) -> bool:
-    """As they are written: 1, 1.0 and True are three values, and NaN is itself."""
+    """Whether type and repr are equal: 1, 1.0 and True differ, and NaN equals itself."""
     return type(one) is type(other) and repr(one) == repr(other)

@@ -19,18 +19,18 @@ def matches(key: str, patterns: Sequence[str]) -> bool:
 
 
 def refuse_unknown(patterns: Sequence[str], keys: Collection[str]) -> None:
-    """A pattern that chooses nothing is a slip: what is not there must not be called good or equal.
+    """Refuse a pattern without matches, which is a typing error, instead of reporting a good result.
 
     Raises:
-        NotFoundError: naming the first such pattern.
+        NotFoundError: names the first such pattern.
     """
     for pattern in patterns:
         if not any(matches(key, [pattern]) for key in keys):
             known = ", ".join(sorted({key.partition(".")[0] for key in keys}))
-            raise NotFoundError(f"no key matches {pattern!r}", where="--only", fix=f"keys begin with: {known}")
+            raise NotFoundError(f"no key matches {pattern!r}", where="--only", fix=f"keys start with: {known}")
 
 
 def in_order(key: str) -> list[tuple[int, int, str]]:
-    """What to sort keys by: numbers within them as numbers."""
+    """A sort key for natural order: numbers in a key compare as numbers."""
     parts = _NUMBER.split(key)
-    return [(1, int(part), "") if place % 2 and len(part) < 20 else (0, 0, part) for place, part in enumerate(parts)]
+    return [(1, int(part), "") if index % 2 and len(part) < 20 else (0, 0, part) for index, part in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""How large the numbers of a tensor are: norm, largest, zeros, and what is no number at all."""
+"""Statistics of the numbers of a tensor: norm, largest, and counts of zeros, NaN and infinities."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from toolkit.checkpoint.contents.numbers import as_numbers
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 
-SLICE_BYTES = 32 * 1024 * 1024  # what is read at once
-CHUNK = 32 * 1024  # elements that are reckoned with at once: as float64 they stay in a processor's own cache
-_SAFE_SQUARES = (1e-200, 1e200)  # a sum of squares between these has lost nothing that counts
+SLICE_BYTES = 32 * 1024 * 1024  # read at once
+CHUNK = 32 * 1024  # elements that are processed at once: as float64 they fit into a core's cache
+_SAFE_SQUARES = (1e-200, 1e200)  # a sum of squares between these has no significant error
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Norms:
 
 
 class Magnitudes:
-    """Gathers `Norms` over the parts of a tensor."""
+    """Accumulates `Norms` over the parts of a tensor."""
 
     def __init__(self) -> None:
         self.elements = self.zeros = self.nans = self.infinities = 0
         self.norm = self.largest = 0.0
 
     def add(self, values: np.ndarray) -> None:
-        """Add float64 values of one dimension; their signs do not count."""
+        """Add one-dimensional float64 values; signs are ignored."""
         self.elements += values.size
         self.zeros += int(np.count_nonzero(values == 0))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -48,7 +48,7 @@ class Magnitudes:
             self._add_unusual(values)
 
     def _add_unusual(self, values: np.ndarray) -> None:
-        """Zeros only, NaN or infinities among them, or squares that leave the range of float64."""
+        """Add values that are all zero, contain NaN or infinities, or have squares outside the range of float64."""
         self.nans += int(np.count_nonzero(np.isnan(values)))
         self.infinities += int(np.count_nonzero(np.isinf(values)))
         finite = np.abs(values[np.isfinite(values)])
@@ -63,12 +63,12 @@ class Magnitudes:
 
 
 def _squares(values: np.ndarray) -> float:
-    """The sum of squares. Not np.dot: BLAS would ask all processors for it, which costs more than it gives."""
+    """The sum of squares. Not np.dot: BLAS would use all processors, which costs more than it saves."""
     return float(np.einsum("i,i->", values, values))
 
 
 def norms_of(stored: StoredTensors, name: str, read: Callable[[int], None] = lambda count: None) -> Norms:
-    """Read a tensor, verified, and gather its norms; memory is bounded by `SLICE_BYTES`, or by one row.
+    """Read and check a tensor and compute its norms; memory is bounded by `SLICE_BYTES`, or by one row.
 
     Args:
         stored: the checkpoint.
@@ -79,12 +79,12 @@ def norms_of(stored: StoredTensors, name: str, read: Callable[[int], None] = lam
         CorruptCheckpointError: a block of it is damaged.
     """
     dtype = stored.manifest.tensors[name].dtype
-    gathered = Magnitudes()
+    magnitudes = Magnitudes()
     for _, part in stored.boxes(name, SLICE_BYTES):
         for chunk in chunks(part):
-            gathered.add(reals(as_numbers(dtype, chunk)))
+            magnitudes.add(reals(as_numbers(dtype, chunk)))
         read(part.nbytes)
-    return gathered.gathered()
+    return magnitudes.gathered()
 
 
 def chunks(part: np.ndarray) -> Iterator[np.ndarray]:
@@ -95,7 +95,7 @@ def chunks(part: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def reals(numbers: np.ndarray) -> np.ndarray:
-    """As float64; of a complex number its absolute value, which is NaN where a part is."""
+    """The numbers as float64; absolute values of complex numbers, NaN if a part is NaN."""
     if not np.iscomplexobj(numbers):
         return numbers.astype(np.float64)
     real, imaginary = numbers.real.astype(np.float64), numbers.imag.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Stored elements as numbers that numpy can reckon with: bfloat16 and the 8-bit floats have no numpy type."""
+"""Converts stored elements to numpy numbers: bfloat16 and the 8-bit floats have no numpy type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SmallFloat:
     infinity: int | None = None  # the byte of plus infinity
 
     def value(self, byte: int) -> float:
-        """The number that one byte stands for.
+        """The number that one byte represents.
 
         The formats are those of OCP 8-bit floating point 1.0 (e4m3fn, e5m2), of OCP Microscaling 1.0 (e8m0fnu), and
         of Noune et al. 2022, arXiv:2206.02915 (fnuz).
@@ -54,7 +54,7 @@ def _values(dtype: str) -> np.ndarray:
 
 
 def as_numbers(dtype: str, stored: np.ndarray) -> np.ndarray:
-    """The same values in a type that numpy reckons with: a float, a complex, or an integer type; bool as 0 and 1.
+    """The same values in a type that numpy can compute with: a float, a complex, or an integer type; bool as 0 and 1.
 
     Args:
         dtype: a name of `elements.ELEMENTS`.

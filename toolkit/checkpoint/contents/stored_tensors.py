@@ -1,4 +1,4 @@
-"""The tensors of one checkpoint as numpy arrays, verified, without torch and without ranks."""
+"""Reads the tensors of one checkpoint as numpy arrays, with checks, without torch and without ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from toolkit.checkpoint.format.manifest import Manifest
 from toolkit.checkpoint.loading.shard_reader import ShardReader
 from toolkit.checkpoint.loading.wanted import WantedBox, reads_of
 
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins in the global tensor, and its shape
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset in the global tensor, and shape
 
 
 class StoredTensors:
-    """Reads boxes of a checkpoint's tensors, wherever their pieces lie. A context manager.
+    """Reads boxes of a checkpoint's tensors from any number of pieces. A context manager.
 
     Every 4 MiB block that a box touches is checked against its digest, once.
     """
@@ -48,11 +48,11 @@ class StoredTensors:
         return self.box(name, (0,) * len(record.shape), record.shape)
 
     def box(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-        """The part of a tensor that begins at `offset` and has `shape`.
+        """The part of a tensor at `offset` with `shape`.
 
         Raises:
-            CorruptCheckpointError: a block of it is damaged, or the disk does not give it.
-            OwnFailureError: this host may not read it, or cannot.
+            CorruptCheckpointError: a block of it is damaged or unreadable.
+            OwnFailureError: this host cannot read it.
         """
         record = self.manifest.tensors[name]
         whole = np.empty(tuple(shape), element(record.dtype, where=name).memory)
@@ -62,13 +62,13 @@ class StoredTensors:
                 continue
             start, extent = common
             inside = tuple(at - begin for at, begin in zip(start, piece.offset, strict=True))
-            place = tuple(slice(a - o, a - o + n) for a, o, n in zip(start, offset, extent, strict=True))
-            part = whole[place] if place else whole
+            index = tuple(slice(a - o, a - o + n) for a, o, n in zip(start, offset, extent, strict=True))
+            part = whole[index] if index else whole
             self._shard(piece.file).read(reads_of([WantedBox(piece, inside, part)]))
         return whole
 
     def boxes(self, name: str, most_bytes: int = 64 * 1024 * 1024) -> Iterator[tuple[Box, np.ndarray]]:
-        """A tensor in parts that follow one another: `runs`."""
+        """A tensor in contiguous parts: see `runs`."""
         record = self.manifest.tensors[name]
         for offset, shape in runs(record.shape, element(record.dtype).size_bytes, most_bytes):
             yield (offset, shape), self.box(name, offset, shape)
@@ -80,7 +80,7 @@ class StoredTensors:
 
 
 def runs(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iterator[Box]:
-    """Boxes of a tensor that lie one behind the other in its C order, of at most `most_bytes` or one element each."""
+    """Contiguous boxes of a tensor in C order, each of at most `most_bytes` or one element."""
     if 0 in shape:
         return
     if not shape:
@@ -99,7 +99,7 @@ def runs(shape: Sequence[int], element_bytes: int, most_bytes: int) -> Iterator[
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """The box that two boxes have in common; None when they have no element in common."""
+    """The intersection of two boxes; None if it is empty."""
     starts, extents = [], []
     for at, count, begin, size in zip(*one, *other, strict=True):
         start = max(at, begin)

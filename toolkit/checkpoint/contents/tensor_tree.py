@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as a tree by the parts of their keys, in which layers that look alike stand together."""
+"""The tensors of a checkpoint as a tree by the parts of their keys, with similar layers grouped."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from toolkit.checkpoint.contents.keys import in_order
 from toolkit.checkpoint.format.manifest import TensorRecord
 
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
-_MOST_PARTS = 64  # of a key; a tree that is deeper is no help to a reader
+_MOST_PARTS = 64  # of a key; a deeper tree does not help a reader
 
 
 @dataclass
 class Branch:
-    """One part of the keys: the tensor that ends here, where one does, and what stands below."""
+    """One part of the keys: the tensor with exactly this key, if any, and the branches below."""
 
     key: str
     record: TensorRecord | None = None
@@ -41,16 +41,16 @@ def tree_of(tensors: Collection[tuple[str, TensorRecord]]) -> Branch:
 
 
 def groups(branch: Branch, *, alike: bool) -> Iterator[tuple[str, list[Branch]]]:
-    """What stands below a branch: names, each with its branches.
+    """The branches below a branch: labels, each with its branches.
 
-    A branch with a single one below it is named together with it: "attention.weight".
+    A branch with a single one below it shares a label with it: "attention.weight".
 
     Args:
         branch: of the tree.
-        alike: put numbered branches with the same tensors below them together, as "[0-31]" or "rank-[00000-00007]".
+        alike: group numbered branches with equal tensors below them, as "[0-31]" or "rank-[00000-00007]".
     """
     run: list[str] = []
-    shapes = {name: _looks(below) for name, below in branch.below.items()} if alike else {}
+    shapes = {name: _signature(below) for name, below in branch.below.items()} if alike else {}
     for name in branch.below:
         if run and not (alike and _follows(run[-1], name) and shapes[run[-1]] == shapes[name]):
             yield _group(branch, run)
@@ -66,19 +66,19 @@ def _follows(one: str, other: str) -> bool:
 
 
 def _group(branch: Branch, names: list[str]) -> tuple[str, list[Branch]]:
-    found = [branch.below[name] for name in names]
+    members = [branch.below[name] for name in names]
     label = names[0]
     if len(names) > 1 and (first := _NUMBERED.fullmatch(names[0])) is not None:
         label = f"{first[1]}[{first[2]}-{names[-1].removeprefix(first[1])}]"
-    while found[0].record is None and len(found[0].below) == 1:
-        (part,) = found[0].below
+    while members[0].record is None and len(members[0].below) == 1:
+        (part,) = members[0].below
         label = f"{label}.{part}"
-        found = [one.below[part] for one in found]
-    return label, found
+        members = [member.below[part] for member in members]
+    return label, members
 
 
-def _looks(branch: Branch) -> tuple[object, ...]:
-    """Types, shapes and numbers of pieces of all that stands at and below a branch, by name."""
+def _signature(branch: Branch) -> tuple[object, ...]:
+    """Types, shapes and numbers of pieces of all tensors at and below a branch, by name."""
     record = branch.record
     own = None if record is None else (record.dtype, record.shape, len(record.pieces))
-    return own, tuple((name, _looks(below)) for name, below in branch.below.items())
+    return own, tuple((name, _signature(below)) for name, below in branch.below.items())

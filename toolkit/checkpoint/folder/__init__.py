@@ -1,1 +1,1 @@
-"""A run's folder of checkpoints: who may write, what is committed, whole, kept or removed."""
+"""A run's folder of checkpoints: its writer, and which checkpoints are committed, complete, kept or removed."""

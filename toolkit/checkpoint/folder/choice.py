@@ -1,4 +1,4 @@
-"""Which checkpoint a load may take, and what to say where it may not."""
+"""Whether a load may use a checkpoint, and the error if it may not."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from toolkit.errors import NotFoundError, ToolkitError
 
 
 def good_manifest(source: Path) -> Manifest:
-    """The manifest of a checkpoint that is whole at a quick look.
+    """The manifest of a checkpoint that passes the quick check.
 
     Raises:
         NotFoundError: there is none.
-        CorruptCheckpointError: it is damaged; what is wrong.
+        CorruptCheckpointError: it is damaged.
     """
     if not source.is_dir():
-        raise NotFoundError("is no checkpoint folder", where=str(source), fix="name a step-… folder")
+        raise NotFoundError("is not a checkpoint folder", where=str(source), fix="name a step-… folder")
     if step_of_any(source) is None and (inside := committed_steps(source)):
         newest = inside[max(inside)]
-        raise NotFoundError("holds checkpoints and is none", where=str(source), fix=f"name one of them, as {newest}")
+        message = "expected a checkpoint, got a folder that contains checkpoints"
+        raise NotFoundError(message, where=str(source), fix=f"name one of them, as {newest}")
     manifest, problems = verify_quickly(source)
     if manifest is None or problems:
         raise CorruptCheckpointError("; ".join(map(str, problems)))
@@ -30,19 +31,19 @@ def good_manifest(source: Path) -> Manifest:
 
 
 def others_beside(source: Path) -> str:
-    """What to do about a damaged `source`: those beside it that look whole, also the ones that a resume set aside."""
+    """The fix for a damaged `source`: names the checkpoints beside it that pass the quick check, also archived ones."""
     whole = [
         folder.name
         for folder in sorted(source.parent.iterdir() if source.parent.is_dir() else [])
         if folder.name != source.name and step_of_any(folder) is not None and _looks_whole(folder)
     ]
     if not whole:
-        return "begin from another run's checkpoint, since no other beside it is whole"
-    return f"`toolkit resume RUN --from` one that is whole at a quick look: {', '.join(whole)}"
+        return "start from another run's checkpoint; no other checkpoint beside it is complete"
+    return f"`toolkit resume RUN --from` one that passes the quick check: {', '.join(whole)}"
 
 
 def step_of_any(folder: Path) -> int | None:
-    """The step of a committed checkpoint, also of one that a resume from an earlier step set aside."""
+    """The step of a committed checkpoint, also of one that a resume from an earlier step archived."""
     aside = aside_of(folder)
     if aside is not None and aside[1] == "aside":
         return step_of(folder.with_name(aside[0]))

@@ -1,8 +1,8 @@
-"""From a folder of files to a committed checkpoint and, later, out of the way.
+"""Commits a folder of files as a checkpoint, and renames checkpoints that must not be loaded.
 
-The rename of `step-X.part-A-N` to `step-X` is the commit. Before it every file and the folder are on the
+The rename of `step-X.part-A-N` to `step-X` is the commit. Before it every file and the folder are synced to the
 disk; after it the parent is. A folder is never deleted under its committed name: it is renamed first, so that
-a deletion that stops halfway leaves no damaged checkpoint behind.
+an interrupted deletion leaves no damaged checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from toolkit.talk import say_beside
 
 
 def make_checkpoints_folder(directory: Path) -> None:
-    """Make the folder around the checkpoints: in a run as open as the run, elsewhere as the umask says."""
+    """Make the folder around the checkpoints, in a run with the run's mode, elsewhere with the umask."""
     new = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     if not new:
         return
@@ -42,26 +42,26 @@ def make_checkpoints_folder(directory: Path) -> None:
     else:
         directory.mkdir(parents=True, exist_ok=True)
     for folder in new:
-        sync(folder.parent)  # else a power cut may take the name of the folder that holds all checkpoints
+        sync(folder.parent)  # else a power failure may remove the name of the folder that contains all checkpoints
 
 
 def open_part(final: Path, attempt: int, token: int, *, spare: Path | None = None) -> Path:
     """Make the folder in which `attempt` writes the checkpoint `final`.
 
-    What a failed save of the same attempt left there is removed. In a run the folder is as open as the run, elsewhere
-    as the umask says.
+    Removes the part folder of a failed save of the same attempt. In a run the folder has the run's mode, elsewhere the
+    umask decides.
 
     Args:
-        token: a number that no other process has. Ranks open their files by name: where another process that thinks it is
-            the same attempt has put their folder aside, they must fail, and not write into the other's.
-        spare: a folder that is no checkpoint any more; it becomes the part, with the files that it has.
+        token: a number that no other process has. Ranks open their files by name: if another process of the same
+            attempt has renamed their folder, they must fail instead of writing into the other's.
+        spare: a folder of a removed checkpoint; it becomes the part folder, with its files.
     """
     make_checkpoints_folder(final.parent)
     for left in parts_of(final, attempt):
-        with suppress(FileNotFoundError):  # whose it is may remove it, too
-            discard_later(set_aside(left, "stale", attempt))
+        with suppress(FileNotFoundError):  # its owner may remove it, too
+            discard_later(move_aside(left, "stale", attempt))
     part = part_folder(final, attempt, token)
-    if spare is not None and _can_serve_again(spare):
+    if spare is not None and _is_reusable(spare):
         for name in (MANIFEST, INDEX):
             (spare / name).unlink(missing_ok=True)
         spare.rename(part)
@@ -72,30 +72,30 @@ def open_part(final: Path, attempt: int, token: int, *, spare: Path | None = Non
     return part
 
 
-def _can_serve_again(spare: Path) -> bool:
-    """Whether a folder is one of ours, as open as a new one would be, with files that may be written over.
+def _is_reusable(spare: Path) -> bool:
+    """Whether a folder contains only regular, writable files, which a save may overwrite; sets a new folder's mode.
 
-    People link, lock and fill old checkpoints as they like. Such a folder goes as it is.
+    Users link, lock and fill old checkpoints. Such a folder is deleted instead.
     """
     try:
         with os.scandir(spare) as entries:
-            own = all(entry.is_file(follow_symlinks=False) and os.access(entry.path, os.W_OK) for entry in entries)
-        own = own and not spare.is_symlink() and os.access(spare, os.W_OK)
-        if own and is_of_a_run(spare.parent):
+            is_own = all(entry.is_file(follow_symlinks=False) and os.access(entry.path, os.W_OK) for entry in entries)
+        is_own = is_own and not spare.is_symlink() and os.access(spare, os.W_OK)
+        if is_own and is_of_a_run(spare.parent):
             spare.chmod(stat.S_IMODE(spare.parent.stat().st_mode))
-        elif own:
+        elif is_own:
             spare.chmod(0o777 & ~_umask())
     except FileNotFoundError:
         return False
     except OSError:
-        own = False
-    if not own:
+        is_own = False
+    if not is_own:
         discard_later(spare)
-    return own
+    return is_own
 
 
 def _umask() -> int:
-    """This process's: the system tells it only to who sets it, or to who reads its own state."""
+    """This process's umask, from /proc: os.umask can read it only by changing it."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)
@@ -103,10 +103,10 @@ def _umask() -> int:
 
 
 def refuse_existing(final: Path) -> None:
-    """A checkpoint is never written over.
+    """Refuse to overwrite a checkpoint.
 
     Raises:
-        ToolkitError: when `final` exists.
+        ToolkitError: `final` exists.
     """
     if final.exists():
         raise ToolkitError("checkpoint exists already", where=str(final), fix="save under another name, or remove it")
@@ -115,23 +115,23 @@ def refuse_existing(final: Path) -> None:
 def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> None:
     """Make the finished folder `part` the checkpoint `final`.
 
-    With `replace` the run's line ends here: an older `final` is deleted after the commit, and checkpoints of
-    later steps, which belong to a line that the run has left, get the suffix `.left-<attempt>`.
+    With `replace` an older `final` is deleted after the commit, and checkpoints of later steps, which belong to a
+    history that the run has abandoned, get the suffix `.left-<attempt>`.
 
     Raises:
-        OwnFailureError, ToolkitError: with `replace`, when another attempt or process has the folder.
-        OSError: with `replace`, when this host cannot read whose the checkpoints in the way are; the disk did not take it.
+        OwnFailureError, ToolkitError: with `replace`, another attempt or process owns the folder.
+        OSError: the disk failed; with `replace`, this host cannot read which attempt wrote the older checkpoints.
     """
     sync(part)
     if replace:
         hold_folder(final.parent, attempt)
-    older = _make_room(final, attempt) if replace else None
+    older = _move_conflicts_aside(final, attempt) if replace else None
     try:
         if replace:
             hold_folder(final.parent, attempt)
-        _give_name(part, final)
+        _rename_to_final(part, final)
     except BaseException:
-        if older is not None and not final.exists():  # else a save that failed has taken a checkpoint away
+        if older is not None and not final.exists():  # else a failed save would remove a checkpoint
             older.rename(final)
             sync(final.parent)
         raise
@@ -139,12 +139,12 @@ def commit(part: Path, final: Path, attempt: int, *, replace: bool = False) -> N
         discard_later(older)
 
 
-def _give_name(part: Path, final: Path) -> None:
-    """The commit. It is taken back where the new name cannot be brought to the disk: a save that failed leaves none.
+def _rename_to_final(part: Path, final: Path) -> None:
+    """The commit. Undone if the new name cannot be synced to the disk, because a failed save leaves no checkpoint.
 
     Raises:
         OSError: the checkpoint is not committed.
-        OwnFailureError: it stands there, and a power cut may take it away.
+        OwnFailureError: the checkpoint exists, but a power failure may remove it.
     """
     refuse_existing(final)
     part.rename(final)
@@ -155,18 +155,18 @@ def _give_name(part: Path, final: Path) -> None:
             final.rename(part)
         except OSError:
             raise OwnFailureError(
-                f"{final.name} is complete, but its name may not outlive a power cut: {os.strerror(error.errno or 0)}",
+                f"{final.name} is complete, but its name may not survive a power failure: {os.strerror(error.errno or 0)}",
                 where=str(final.parent),
             ) from error
-        # Its files must not go while the disk may still give the folder its committed name.
+        # The files must remain while the disk may still show the folder under its committed name.
         sync(final.parent)
         raise
 
 
-def _make_room(final: Path, attempt: int) -> Path | None:
-    """Set aside what must not stand beside `final`, and return the older `final` under its new name.
+def _move_conflicts_aside(final: Path, attempt: int) -> Path | None:
+    """Rename checkpoints of later steps and an older `final`; returns the path of the latter.
 
-    Before the commit and not after it: whoever is killed in between resumes on the right line, only earlier.
+    Before the commit and not after it: a run that is killed in between resumes on the right history, only earlier.
     """
     step = step_of(final)
     steps = committed_steps(final.parent)
@@ -175,16 +175,16 @@ def _make_room(final: Path, attempt: int) -> Path | None:
     for folder in filter(None, [*left, older]):
         _refuse_newer(folder, attempt)
     for folder in left:
-        aside = set_aside(folder, "left", attempt)
-        say_beside(f"{folder.name} is of a line that this run has left; it was moved to {aside}")
-    return set_aside(older, "replaced", attempt) if older is not None else None
+        aside = move_aside(folder, "left", attempt)
+        say_beside(f"{folder.name} belongs to a history that this run has abandoned; moved it to {aside}")
+    return move_aside(older, "replaced", attempt) if older is not None else None
 
 
 def _refuse_newer(folder: Path, attempt: int) -> None:
-    """Leave alone what a later attempt of the run saved.
+    """Refuse to rename a checkpoint that a later attempt of the run saved.
 
-    A listing of attempts may be old (NFS), and then this checkpoint is all that tells of them. A damaged one tells
-    nothing: nobody loads it, so it may go aside. One that this host cannot read may be a later attempt's, and stays.
+    A listing of attempts may be old (NFS), and then only this checkpoint shows that they exist. A damaged one may be
+    renamed, because no attempt loads it. One that this host cannot read may be a later attempt's, and stays.
 
     Raises:
         OwnFailureError: a later attempt saved it.
@@ -199,19 +199,19 @@ def _refuse_newer(folder: Path, attempt: int) -> None:
             raise given_up(folder, attempt, owner)
 
 
-def set_aside(folder: Path, word: str, attempt: int) -> Path:
-    """Rename a checkpoint so that nothing loads it, and return its new place.
+def move_aside(folder: Path, reason: str, attempt: int) -> Path:
+    """Rename a checkpoint so that nothing loads it, and return its new path.
 
     Args:
-        word: why. `bad`: damaged. `stale`: a part of an attempt that was given up on. `left`: of a line
-            that the run left by resuming from an older step. `replaced`: making room for a newer save of
-            the same step. `removed`: about to be deleted.
+        reason: a part of the new name. `bad`: damaged. `stale`: a part folder of an abandoned attempt. `left`: of a
+            history that the run abandoned by resuming from an older step. `replaced`: for a newer save of the same
+            step. `removed`: about to be deleted.
     """
     base = folder.name if aside_of(folder) is None else folder.name.rsplit(".", 1)[0]
-    aside = folder.with_name(f"{base}.{word}-{attempt}")
+    aside = folder.with_name(f"{base}.{reason}-{attempt}")
     number = 2
     while aside.exists():
-        aside = folder.with_name(f"{base}.{word}-{attempt}-{number}")
+        aside = folder.with_name(f"{base}.{reason}-{attempt}-{number}")
         number += 1
     folder.rename(aside)
     sync(folder.parent)
@@ -221,9 +221,9 @@ def set_aside(folder: Path, word: str, attempt: int) -> Path:
 def take_over(directory: Path, attempt: int) -> None:
     """Put a `checkpoints` folder in order for a new attempt.
 
-    Parts of older attempts are renamed, then removed: ranks that were given up on but still run can no longer
-    commit. A checkpoint that was renamed to make room for a newer save which never came gets its name back.
-    Deletions that were cut short are finished.
+    Renames, then removes the part folders of older attempts, so that their ranks cannot commit if they still run.
+    Restores the name of a checkpoint that was renamed for a newer save which did not finish. Finishes interrupted
+    deletions.
 
     Raises:
         OwnFailureError: this host cannot read the folder, or cannot rename in it.
@@ -241,20 +241,20 @@ def _put_in_order(directory: Path, attempt: int) -> None:
         aside = aside_of(folder)
         if aside is None:
             continue
-        committed, word, owner = aside
-        if word == "part" and owner < attempt:
-            discard_later(set_aside(folder, "stale", owner))
-        elif word == "replaced" and not (directory / committed).exists():
+        committed, reason, owner = aside
+        if reason == "part" and owner < attempt:
+            discard_later(move_aside(folder, "stale", owner))
+        elif reason == "replaced" and not (directory / committed).exists():
             folder.rename(directory / committed)
             sync(directory)
-        elif word in ("removed", "replaced", "stale"):
+        elif reason in ("removed", "replaced", "stale"):
             discard_later(folder)
 
 
 def _others_write(directory: Path, attempt: int) -> bool:
-    """True where what lies about may be in use: by another process, or by another object of this one for the same attempt.
+    """Whether another process, or another Checkpointer of this process for the same attempt, may use the folders.
 
-    Whoever only reads there need not be told; a save is refused by name.
+    No error: reading stays possible, and a save reports the other writer.
     """
     try:
         owner = refuse_others(directory, attempt)

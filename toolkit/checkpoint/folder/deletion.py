@@ -1,6 +1,6 @@
-"""Folders that are no checkpoints any more go in the background: terabytes take minutes, and all ranks would wait.
+"""Deletes the folders of removed checkpoints in the background: terabytes take minutes, and all ranks would wait.
 
-One at a time, in daemon threads. What the end of the process cuts short, the next attempt finishes.
+One at a time, in daemon threads. The next attempt finishes the deletions that the exit of the process interrupts.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from pathlib import Path
 
 from toolkit.talk import say_beside
 
-LAST_DELETIONS_S = 5.0  # at the end of a rank; launchers end ranks that stay much longer than the others
+LAST_DELETIONS_S = 5.0  # at the exit of a rank; launchers kill ranks that run much longer than the others
 _THREAD = "checkpoint deletion"
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder that is no checkpoint.
+    """Delete a folder that is not a checkpoint.
 
-    Trouble is told and not raised: what is left costs space and nothing else. NFS, for one, keeps a folder
-    as long as a process on this host has one of its files open.
+    Logs errors instead of raising them: the remaining files only need space. NFS, for example, keeps a folder
+    while a process on this host has one of its files open.
     """
     try:
-        if folder.is_symlink():  # what it leads to is not ours
+        if folder.is_symlink():  # its target is not ours
             folder.unlink()
         else:
             shutil.rmtree(folder)
     except FileNotFoundError:
-        return  # another attempt deletes it, too, and finishes it
+        return  # another attempt deletes it, too
     except OSError as error:
         say_beside(f"{folder} could not be deleted: {error}")
 
 
 def discard_later(folder: Path) -> None:
-    """As `discard`, after those that were given here before; returns at once."""
+    """Like `discard`, in the background, after earlier deletions."""
     earlier = _deletions()
 
     def work() -> None:
@@ -44,29 +44,29 @@ def discard_later(folder: Path) -> None:
             thread.join()
         discard(folder)
 
-    _give_time_at_the_end()
+    _await_at_exit()
     threading.Thread(target=work, name=_THREAD, daemon=True).start()
 
 
 def discard_at_end(folder: Path) -> None:
-    """As `discard_later`, when the process ends; a folder that was renamed meanwhile is not there any more."""
-    _give_time_at_the_end()
-    atexit.register(discard_later, folder)  # runs before what `_give_time_at_the_end` registered
+    """Like `discard_later`, when the process exits, unless the folder was renamed in the meantime."""
+    _await_at_exit()
+    atexit.register(discard_later, folder)  # runs before what `_await_at_exit` registered
 
 
 def _deletions() -> list[threading.Thread]:
-    """Those that go on. A fork has none of its parent's, so this needs no lock that a fork could inherit."""
+    """The running deletions. A fork has none of its parent's, so this needs no lock that a fork could inherit."""
     return [thread for thread in threading.enumerate() if thread.name == _THREAD]
 
 
 @cache
-def _give_time_at_the_end() -> None:
-    """Where the process ends after a run's last save, nobody comes to finish what it cuts short."""
+def _await_at_exit() -> None:
+    """Wait for deletions at exit: after a run's last save no later attempt finishes them."""
     atexit.register(await_deletions, LAST_DELETIONS_S)
 
 
 def await_deletions(timeout_s: float) -> bool:
-    """Wait for what `discard_later` was given; False when it takes longer than `timeout_s`."""
+    """Wait for the deletions of `discard_later`; False if they take longer than `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     threads = _deletions()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""What stands in a `checkpoints` folder: committed checkpoints, and folders that are none."""
+"""Lists a `checkpoints` folder: committed checkpoints, and folders with a suffix, which are not loaded."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from toolkit.checkpoint.folder.verify import verify_quickly
 from toolkit.checkpoint.format.layout import MANIFEST, aside_of, step_of
 from toolkit.errors import NotFoundError, ToolkitError
 
-# What the words of `commit.set_aside` tell a reader.
+# The meanings of the suffixes of `commit.move_aside`.
 _MEANING = {
-    "part": "not committed: attempt {attempt} writes it, or was cut off",
+    "part": "not committed: attempt {attempt} is writing it, or was interrupted",
     "bad": "found damaged by attempt {attempt}",
-    "aside": "set aside: start {attempt} was told to begin from an earlier one",
-    "left": "of a line that attempt {attempt} left",
-    "stale": "not committed, of an attempt that was given up",
+    "aside": "archived: start {attempt} resumed from an earlier one",
+    "left": "of a history that attempt {attempt} abandoned",
+    "stale": "not committed, of an abandoned attempt",
     "replaced": "replaced by attempt {attempt}",
-    "removed": "being deleted by attempt {attempt}, or half deleted",
+    "removed": "being deleted by attempt {attempt}, or partly deleted",
 }
-_TORCHS_OWN = ".metadata"  # the file by which torch.distributed.checkpoint knows its folders
+_DCP_METADATA = ".metadata"  # the file that marks a folder of torch.distributed.checkpoint
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One folder. `step` is None where nothing loads it; the other numbers need a good manifest."""
+    """One folder. `step` is None if nothing loads it; the other numbers need a good manifest."""
 
     path: Path
     step: int | None
@@ -37,46 +37,46 @@ class Summary:
 
     @property
     def good(self) -> bool:
-        """Committed, and whole as far as a quick look tells."""
+        """Committed, and passes the quick check."""
         return self.status == "ok"
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """True of one checkpoint's folder, committed or not, by its name or by its manifest."""
-    named = step_of(path) is not None or aside_of(path) is not None
-    return path.is_dir() and (named or (path / MANIFEST).exists())
+    """Whether a path is one checkpoint's folder, committed or not, by its name or by its manifest."""
+    has_name = step_of(path) is not None or aside_of(path) is not None
+    return path.is_dir() and (has_name or (path / MANIFEST).exists())
 
 
 def checkpoint_folders(path: Path) -> list[Path]:
-    """The checkpoints, committed or not, that a path means: itself, or those of a run or its `checkpoints`.
+    """The checkpoints of a path, committed or not: itself, or those of a run or its `checkpoints` folder.
 
-    Those of one step stand beside each other, the oldest step first.
+    Ordered by step, the lowest first.
 
     Raises:
-        NotFoundError: when there are none.
-        OwnFailureError: this host may not read the folder, or cannot.
+        NotFoundError: there are none.
+        OwnFailureError: this host cannot read the folder.
     """
     try:
         if is_checkpoint_folder(path):
             return [path]
         inside = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-        found = [(place, folder) for folder in inside.iterdir() if (place := _place(folder)) is not None]
+        keyed = [(key, folder) for folder in inside.iterdir() if (key := _sort_key(folder)) is not None]
     except OSError as error:
         raise host_cannot_read(error, path) from None
-    if not found:
+    if not keyed:
         raise _no_checkpoint(path, inside)
-    return [folder for _, folder in sorted(found)]
+    return [folder for _, folder in sorted(keyed)]
 
 
-def _place(folder: Path) -> tuple[int, str] | None:
-    """Where a folder stands in the list: names of nine digits sort before those of eight."""
+def _sort_key(folder: Path) -> tuple[int, str] | None:
+    """The step and name of a folder: by name alone, nine digits would sort before eight."""
     aside = aside_of(folder)
     step = step_of(folder) if aside is None else step_of(folder.with_name(aside[0]))
     return None if step is None else (step, folder.name)
 
 
 def _no_checkpoint(path: Path, inside: Path) -> NotFoundError:
-    if (path / _TORCHS_OWN).exists():
+    if (path / _DCP_METADATA).exists():
         return NotFoundError(
             "is a checkpoint of torch.distributed.checkpoint (DCP)",
             where=str(path),
@@ -92,11 +92,11 @@ def _no_checkpoint(path: Path, inside: Path) -> NotFoundError:
 
 
 def summarise(folder: Path) -> Summary:
-    """One folder at a glance; reads the manifest and looks at the files' sizes."""
+    """The summary of one folder, from the manifest and the files' sizes."""
     aside = aside_of(folder)
     if aside is not None:
-        _, word, attempt = aside
-        return Summary(folder, None, _MEANING.get(word, word).format(attempt=attempt))
+        _, reason, attempt = aside
+        return Summary(folder, None, _MEANING.get(reason, reason).format(attempt=attempt))
     try:
         manifest, problems = verify_quickly(folder)
     except ToolkitError as error:

@@ -1,4 +1,4 @@
-"""What may go from a `checkpoints` folder that nobody writes into: checkpoints beyond retention, and what was left behind."""
+"""What to remove from a `checkpoints` folder without a writer: checkpoints beyond retention, and leftovers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.checkpoint.folder.commit import set_aside
+from toolkit.checkpoint.folder.commit import move_aside
 from toolkit.checkpoint.folder.deletion import discard
 from toolkit.checkpoint.folder.listing import checkpoint_folders
 from toolkit.checkpoint.folder.retention import Retention, surplus_folders
@@ -15,66 +15,66 @@ from toolkit.checkpoint.folder.verify import verify_fully, verify_quickly
 from toolkit.checkpoint.format.layout import aside_of, step_of
 from toolkit.errors import OwnFailureError, ToolkitError
 
-_LEFT_BEHIND = {
-    "stale": "a save that was given up",
-    "removed": "half deleted",
-    "replaced": "a newer save of the step has its place",
+_LEFTOVERS = {
+    "stale": "an abandoned save",
+    "removed": "partly deleted",
+    "replaced": "replaced by a newer save of the step",
 }
-_UNFINISHED = {"part": "a save that was cut off"}
-_SET_ASIDE = {
+_UNFINISHED = {"part": "an interrupted save"}
+_ARCHIVED = {
     "bad": "found damaged",
-    "left": "of a line that the run left",
-    "aside": "set aside by a resume from an earlier step",
+    "left": "of a history that the run abandoned",
+    "aside": "archived by a resume from an earlier step",
 }
-# Their names are no checkpoints' any more, so nothing reads them while they are deleted.
+# Nothing reads folders with these suffixes, so they need no rename before the deletion.
 _BEING_DELETED = ("stale", "removed", "replaced")
 
 
 @dataclass(frozen=True)
 class Removal:
-    """One folder that goes, and why."""
+    """One folder to remove, and why."""
 
     folder: Path
     why: str
     size_bytes: int
 
 
-class Look:
-    """Looks at the checkpoints that decide what stays, each once, and remembers what was wrong.
+class CompletenessCheck:
+    """Checks the checkpoints that decide what to keep, each once, and remembers their problems.
 
     Args:
-        full: read every byte, and not names, sizes and manifests alone.
-        before_reading: told each checkpoint before all of it is read.
+        full: read every byte, instead of only names, sizes and manifests.
+        before_reading: called with each checkpoint before it is read in full.
     """
 
     def __init__(self, *, full: bool = False, before_reading: Callable[[Path], None] = lambda folder: None) -> None:
         self.full = full
         self._before_reading = before_reading
-        self._wrong: dict[Path, str] = {}
+        self._problems: dict[Path, str] = {}
 
     @property
     def damaged(self) -> dict[Path, str]:
-        """What was looked at and counts for nothing, and why; of several problems the first."""
-        return {folder: wrong for folder, wrong in self._wrong.items() if wrong}
+        """The checkpoints that failed the check, each with its first problem."""
+        return {folder: problem for folder, problem in self._problems.items() if problem}
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether nothing wrong is found.
+        """Whether the checkpoint passes the check.
 
         Raises:
-            OwnFailureError: this host may not read it, or cannot.
+            OwnFailureError: this host cannot read it.
         """
-        if folder not in self._wrong:
-            self._wrong[folder] = self._what_is_wrong(folder)
-        return not self._wrong[folder]
+        if folder not in self._problems:
+            self._problems[folder] = self._first_problem(folder)
+        return not self._problems[folder]
 
-    def _what_is_wrong(self, folder: Path) -> str:
+    def _first_problem(self, folder: Path) -> str:
         if self.full:
             self._before_reading(folder)
         try:
             _, problems = (verify_fully if self.full else verify_quickly)(folder)
         except OwnFailureError:
             raise
-        except ToolkitError as error:  # of another version of the format, which nobody here can look into
+        except ToolkitError as error:  # of another version of the format, which this version cannot check
             return error.message
         return str(problems[0]) if problems else ""
 
@@ -86,73 +86,73 @@ def removals(
     *,
     unfinished: bool,
     aside: bool,
-    look: Look | None = None,
+    check: CompletenessCheck | None = None,
 ) -> list[Removal]:
-    """What goes, the oldest step first; nothing is touched.
+    """The folders to remove, the lowest step first; changes nothing.
 
     Args:
         directory: a `checkpoints` folder.
-        retention: which committed checkpoints stay.
-        source: the one that its run was told to begin from; it stays, since the next attempt may need it.
-        unfinished: also `.part-*`, which somebody may be writing.
-        aside: also what was set aside for somebody to look at: `.bad-*`, `.left-*` and `.aside-*`.
-        look: how it is found out which checkpoints are whole; quickly, if not given.
+        retention: which committed checkpoints to keep.
+        source: the checkpoint from which the user resumed the run; kept, because the next attempt may need it.
+        unfinished: also `.part-*`, which a process may be writing.
+        aside: also folders that were archived for inspection: `.bad-*`, `.left-*` and `.aside-*`.
+        check: decides which checkpoints are complete; by default the quick check.
 
     Raises:
-        NotFoundError: there is nothing in the folder.
-        OwnFailureError: this host may not read the folder, or cannot.
+        NotFoundError: the folder contains no checkpoints.
+        OwnFailureError: this host cannot read the folder.
     """
-    words = _LEFT_BEHIND | (_UNFINISHED if unfinished else {}) | (_SET_ASIDE if aside else {})
+    reasons = _LEFTOVERS | (_UNFINISHED if unfinished else {}) | (_ARCHIVED if aside else {})
     kept = source if source is not None and source.parent.resolve() == directory.resolve() else None
     step = step_of(kept) if kept is not None else None
-    look = look or Look()
-    surplus = set(surplus_folders(directory, retention, [] if step is None else [step], look.is_whole))
-    found = []
+    check = check or CompletenessCheck()
+    surplus = set(surplus_folders(directory, retention, [] if step is None else [step], check.is_whole))
+    selected = []
     for folder in checkpoint_folders(directory):
-        why = "more than are kept" if folder in surplus else _why_left_behind(folder, words, look)
+        why = "beyond retention" if folder in surplus else _why_leftover(folder, reasons, check)
         if why and (kept is None or folder.name != kept.name):
-            found.append(Removal(folder, why, size_of(folder)))
-    return found
+            selected.append(Removal(folder, why, size_of(folder)))
+    return selected
 
 
-def _why_left_behind(folder: Path, words: dict[str, str], look: Look) -> str:
-    """Why a folder with a suffix goes; "" where it stays."""
+def _why_leftover(folder: Path, reasons: dict[str, str], check: CompletenessCheck) -> str:
+    """Why to remove a folder with a suffix; "" to keep it."""
     aside = aside_of(folder)
     if aside is None:
         return ""
-    committed, word, _ = aside
-    if word == "replaced" and not look.is_whole(folder.with_name(committed)):
-        return ""  # the newer save never came: the next attempt gives it its name back
-    return words.get(word, "")
+    committed, reason, _ = aside
+    if reason == "replaced" and not check.is_whole(folder.with_name(committed)):
+        return ""  # the newer save did not finish: the next attempt restores its name
+    return reasons.get(reason, "")
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder; what goes away meanwhile counts nothing."""
+    """Bytes of the files in a folder, without those that vanish in the meantime."""
     return sum(_sizes(folder))
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    for place, _, files in os.walk(folder):
+    for parent, _, files in os.walk(folder):
         for name in files:
             try:
-                yield Path(place, name).lstat().st_size
+                yield Path(parent, name).lstat().st_size
             except FileNotFoundError:
                 continue
 
 
 def remove(removal: Removal, attempt: int) -> bool:
-    """Rename a folder, so that no checkpoint's name ever stands on half of it, and delete it.
+    """Rename a folder, so that a partly deleted one never has a checkpoint's name, and delete it.
 
     Args:
         removal: of `removals`.
-        attempt: stands in the new name.
+        attempt: a part of the new name.
 
     Returns:
-        False where a part of it is left; why was said on stderr.
+        False if files remain; stderr reports why.
     """
     aside = aside_of(removal.folder)
     folder = removal.folder
     if aside is None or aside[1] not in _BEING_DELETED:
-        folder = set_aside(folder, "removed", attempt)
+        folder = move_aside(folder, "removed", attempt)
     discard(folder)
     return not folder.exists()

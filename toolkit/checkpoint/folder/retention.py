@@ -1,7 +1,7 @@
-"""Which checkpoints stay: the newest few, every N-th step for ever, and the best by a metric.
+"""Which checkpoints to keep: the newest few, every N-th step for ever, and the best by a metric.
 
-The choice is a pure function of what stands in the folder. A checkpoint that is not whole at a quick look counts for
-none that stays, so that whatever is removed, as many good ones as were asked for are left.
+The choice is a pure function of the contents of the folder. A checkpoint that fails the quick check does not count as
+kept, so that the requested number of good ones remains.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from toolkit.checkpoint.folder.commit import set_aside
+from toolkit.checkpoint.folder.commit import move_aside
 from toolkit.checkpoint.folder.verify import is_whole
 from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.layout import MANIFEST, committed_steps
@@ -25,7 +25,7 @@ METRIC = "metric"  # in a manifest's `state`: {"metric": {"name": "loss", "value
 
 
 class RetentionSettings(Protocol):
-    """What is read of the job's table `[checkpoint]`."""
+    """The keys of the job's table `[checkpoint]` that retention uses."""
 
     keep_last: int
     keep_every: int
@@ -35,11 +35,11 @@ class RetentionSettings(Protocol):
 
 @dataclass(frozen=True)
 class Retention:
-    """What stays of the committed checkpoints, each key by itself: one that any of them keeps, stays.
+    """Which committed checkpoints to keep: those that any of the keys keeps.
 
     last: the newest ones, at least 1.
-    every: those whose step is a multiple of it stay for ever; 0 keeps none so.
-    best: as many with the best metric; those without a metric, or with NaN, are never among them.
+    every: keeps steps that are a multiple of it for ever; 0 keeps none.
+    best: the number of those with the best metric; never one without a metric, or with NaN.
     """
 
     last: int = 3
@@ -49,7 +49,7 @@ class Retention:
 
     @classmethod
     def of(cls, settings: RetentionSettings) -> Retention:
-        """As the job's table `[checkpoint]` says."""
+        """The retention of the job's table `[checkpoint]`."""
         return cls(settings.keep_last, settings.keep_every, settings.keep_best, settings.best_mode == "min")
 
     def __post_init__(self) -> None:
@@ -68,22 +68,22 @@ def surplus_steps(
     retention: Retention,
     in_use: Collection[int] = (),
 ) -> list[int]:
-    """The steps that go, oldest first.
+    """The steps to remove, lowest first.
 
-    Where fewer than `retention.last` are whole, none goes. Damaged ones newer than the oldest of those stay, too: a
-    load sets them aside, and a deletion would take away what there is to look at.
+    None if fewer than `retention.last` are complete. Keeps damaged ones newer than the oldest of those, too: a load
+    renames them, and a deletion would destroy the evidence.
 
     Args:
         metrics: every committed step, with the metric that its checkpoint recorded.
-        is_whole: asked about the newest and the best only, until enough are found.
-        in_use: steps that stay whatever their age.
+        is_whole: called only for the newest and the best steps, until enough are complete.
+        in_use: steps to keep at any age.
     """
     newest = _first(sorted(metrics, reverse=True), is_whole, retention.last)
     if len(newest) < retention.last:
         return []
     rated = {step: value for step, value in metrics.items() if value is not None and not math.isnan(value)}
     sign = 1 if retention.lower_is_better else -1
-    # Of equal ones the earliest is the best: a later one is no improvement.
+    # Of equal values the earliest step is the best: later ones do not improve on it.
     by_worth = sorted(rated, key=lambda step: (sign * rated[step], step))
     stay = {*_first(by_worth, is_whole, retention.best), *in_use}
     return [
@@ -94,25 +94,25 @@ def surplus_steps(
 
 
 def _first(steps: list[int], is_whole: Callable[[int], bool], count: int) -> list[int]:
-    found: list[int] = []
+    complete: list[int] = []
     for step in steps:
-        if len(found) == count:
+        if len(complete) == count:
             break
         if is_whole(step):
-            found.append(step)
-    return found
+            complete.append(step)
+    return complete
 
 
 def surplus_folders(
     directory: Path, retention: Retention, in_use: Collection[int] = (), is_whole: Callable[[Path], bool] | None = None
 ) -> list[Path]:
-    """The committed checkpoints in a `checkpoints` folder that go, oldest first; nothing is touched.
+    """The committed checkpoints in a `checkpoints` folder to remove, oldest first; changes nothing.
 
     Args:
-        is_whole: tells whether a checkpoint counts as kept; by a quick look, if not given.
+        is_whole: whether a checkpoint counts as kept; by default the quick check.
 
     Raises:
-        OwnFailureError: this host cannot read one that decides.
+        OwnFailureError: this host cannot read a checkpoint that affects the choice.
     """
     folders = committed_steps(directory)
     metrics = {step: recorded_metric(folder) if retention.best else None for step, folder in folders.items()}
@@ -121,32 +121,32 @@ def surplus_folders(
 
 
 def retain(directory: Path, retention: Retention, attempt: int, in_use: Collection[int] = ()) -> list[Path]:
-    """Give the surplus names that nothing loads, and return these folders, which may be deleted.
+    """Rename the surplus checkpoints so that nothing loads them, and return these folders, for deletion.
 
-    Where this host cannot read one that decides, all stay, and why is told.
+    Keeps all, and logs why, if this host cannot read a checkpoint that affects the choice.
     """
     try:
         surplus = surplus_folders(directory, retention, in_use)
     except OwnFailureError as error:
-        say_beside(f"older checkpoints stay: {error}")
+        say_beside(f"keeping older checkpoints: {error}")
         return []
-    return [set_aside(folder, "removed", attempt) for folder in surplus]
+    return [move_aside(folder, "removed", attempt) for folder in surplus]
 
 
 def metric_of(state: Mapping[str, Any]) -> float | None:
-    """The value of the metric in a checkpoint's `state`; None where it recorded none."""
+    """The value of the metric in a checkpoint's `state`; None if it has none."""
     recorded = state.get(METRIC)
     value = recorded.get("value") if isinstance(recorded, dict) else None
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     try:
         return float(value)
-    except OverflowError:  # a whole number past the largest float
+    except OverflowError:  # an integer above the largest float
         return math.inf if value > 0 else -math.inf
 
 
 def recorded_metric(folder: Path) -> float | None:
-    """The metric of a committed checkpoint; None where it recorded none, or is damaged.
+    """The metric of a committed checkpoint; None if it has none, or is damaged.
 
     Raises:
         OwnFailureError, OSError: this host cannot read it.
@@ -160,7 +160,7 @@ def recorded_metric(folder: Path) -> float | None:
 
 @lru_cache(maxsize=4096)
 def _metric_in(folder: Path, _version: tuple[int, int, int]) -> float | None:
-    """A manifest may be large, and those that stay for ever are many: each is read once."""
+    """The metric in a manifest. Cached: a manifest may be large, and many are kept for ever."""
     try:
         state = jsonvalues.decode(read_body(folder).get("state", {}), "state")
         return metric_of(state) if isinstance(state, dict) else None
@@ -171,10 +171,10 @@ def _metric_in(folder: Path, _version: tuple[int, int, int]) -> float | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """True when a quick look finds nothing wrong."""
+    """Whether a checkpoint passes the quick check."""
     try:
         return is_whole(folder)
     except OwnFailureError:
         raise
-    except ToolkitError:  # another version of toolkit wrote it, and nobody here can look into it
+    except ToolkitError:  # another version of toolkit wrote it, which this one cannot check
         return False

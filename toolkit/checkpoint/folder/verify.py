@@ -1,4 +1,4 @@
-"""Is a checkpoint whole? Quickly: the manifest and every file's presence and size. In full: every byte."""
+"""Checks that a checkpoint is complete. Quick: the manifest and every file's presence and size. Full: every byte."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NAMED_TENSORS = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `block` counts 4 MiB blocks; `tensors` have bytes in it.
+    """One problem of a checkpoint. `block` counts 4 MiB blocks; `tensors` have bytes in it.
 
-    As text it names the first few of the tensors.
+    As a string it names the first few of the tensors.
     """
 
     file: str
@@ -35,32 +35,32 @@ class Problem:
         place = f"{self.file} block {self.block}" if self.block is not None else self.file
         names = ", ".join(self.tensors[:NAMED_TENSORS])
         more = len(self.tensors) - NAMED_TENSORS
-        holds = f" (holds {names}{f' and {more} more' if more > 0 else ''})" if names else ""
-        return f"{place}: {self.what}{holds}"
+        contents = f" (contains {names}{f' and {more} more' if more > 0 else ''})" if names else ""
+        return f"{place}: {self.what}{contents}"
 
 
 def open_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder, where it is a file that this host may read.
+    """The manifest of a checkpoint folder.
 
     Raises:
         CorruptCheckpointError: it is missing or damaged.
-        OwnFailureError: this host may not read it, or cannot.
-        ToolkitError: it is whole but of another version.
+        OwnFailureError: this host cannot read it.
+        ToolkitError: it is undamaged but of another version.
     """
     path = folder / MANIFEST
     try:
-        size_of_file(path)  # a pipe in its place would be waited for
+        size_of_file(path)  # opening a pipe would block
         return read_manifest(folder)
     except OSError as error:
         raise host_cannot_read(error, path) from None
 
 
 def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
-    """Check the manifest's own digest and step, and presence and size of every file; no data are read.
+    """Check the manifest's own digest and step, and presence and size of every file; reads no data.
 
     Raises:
-        OwnFailureError: this host may not read the folder, or cannot.
-        ToolkitError: the manifest is whole but of another version.
+        OwnFailureError: this host cannot read the folder.
+        ToolkitError: the manifest is undamaged but of another version.
     """
     try:
         manifest = open_manifest(folder)
@@ -70,17 +70,17 @@ def verify_quickly(folder: Path) -> tuple[Manifest | None, list[Problem]]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether `verify_quickly` would find nothing; the manifest's tensors, which are most of it, are not looked at.
+    """Whether `verify_quickly` would find no problem; skips the manifest's tensors, which are most of it.
 
     Raises:
-        OwnFailureError: this host may not read the folder, or cannot.
-        ToolkitError: the manifest is whole but of another version.
+        OwnFailureError: this host cannot read the folder.
+        ToolkitError: the manifest is undamaged but of another version.
     """
     path = folder / MANIFEST
     try:
         size_of_file(path)
-        found = path.stat()
-        step, files = _step_and_files(folder, (found.st_ino, found.st_mtime_ns, found.st_size))
+        status = path.stat()
+        step, files = _step_and_files(folder, (status.st_ino, status.st_mtime_ns, status.st_size))
         return not _wrong_step(folder, step) and not _missing_or_cut(folder, files)
     except CorruptCheckpointError:
         return False
@@ -90,7 +90,7 @@ def is_whole(folder: Path) -> bool:
 
 @lru_cache(maxsize=64)
 def _step_and_files(folder: Path, _version: tuple[int, int, int]) -> tuple[object, tuple[FileRecord, ...]]:
-    """A manifest of thousands of ranks takes a second to read; who keeps the last few asks after each save."""
+    """The step and files of a manifest. Cached: one of thousands of ranks takes a second, and retention reads several."""
     body = read_body(folder)
     return body.get("step"), files_from(body, where=str(folder / MANIFEST))
 
@@ -112,7 +112,7 @@ def _missing_or_cut(folder: Path, files: Sequence[FileRecord]) -> list[Problem]:
 
 
 def _wrong_step(folder: Path, step: object) -> list[Problem]:
-    """Every file of another step's checkpoint may be whole: the folder's name is wrong, where it names a step."""
+    """The problem of a folder whose name states another step: its files themselves may be undamaged."""
     named = step_of(folder)
     if named is None or named == step:
         return []
@@ -120,11 +120,11 @@ def _wrong_step(folder: Path, step: object) -> list[Problem]:
 
 
 def verify_fully(folder: Path) -> tuple[Manifest | None, list[Problem]]:
-    """Check every byte of every file that the manifest lists; files already found bad are not read.
+    """Check every byte of every file that the manifest lists; skips files that fail the quick check.
 
     Raises:
-        OwnFailureError: this host may not read a file, or cannot.
-        ToolkitError: the manifest is whole but of another version.
+        OwnFailureError: this host cannot read a file.
+        ToolkitError: the manifest is undamaged but of another version.
     """
     manifest, problems = verify_quickly(folder)
     if manifest is None:
@@ -140,61 +140,61 @@ def verify_bytes(
 
     Args:
         folder: the checkpoint.
-        manifest: what it should hold.
-        but: names of files that are not read.
+        manifest: its expected contents.
+        but: names of files to skip.
         read: called with the bytes that were read since the last call, from several threads.
 
     Raises:
-        OwnFailureError: this host may not read a file, or cannot.
+        OwnFailureError: this host cannot read a file.
     """
     wanted = {folder / file.name: file for file in manifest.files if file.name not in but}
     problems = []
     for path, blocks in read_whole([(path, file.size) for path, file in wanted.items()], read):
-        wrong = _problems_of(folder, wanted[path], blocks, manifest)
-        if not wrong and path.suffix == ".h5":
-            wrong = [
+        of_file = _problems_of(folder, wanted[path], blocks, manifest)
+        if not of_file and path.suffix == ".h5":
+            of_file = [
                 Problem(path.name, what, tensors=(name,) if name else ())
                 for name, what in differing_pieces(folder, path.name, manifest)
             ]
-        problems += wrong
+        problems += of_file
     return problems
 
 
 def _problems_of(folder: Path, file: FileRecord, blocks: Sequence[Block], manifest: Manifest) -> list[Problem]:
-    """What is wrong with one file: its damaged blocks where its own digest file can tell, otherwise the whole file."""
+    """The problems of one file: its damaged blocks if its digest file can identify them, otherwise the whole file."""
     digests = tuple(block for block in blocks if isinstance(block, str))
     readable = len(digests) == len(blocks)
     if readable and BlockDigests(file.size, digests).whole == file.digest:
         return []
     saved = _saved_digests(folder, file)
-    then = saved.blocks if saved is not None else [None] * len(blocks)
-    held = _held_by(manifest, file.name)
+    saved_blocks = saved.blocks if saved is not None else [None] * len(blocks)
+    extents = _extents_in(manifest, file.name)
     problems = [
-        Problem(file.name, what, number, _within(held, number))
-        for number, (found, digest) in enumerate(zip(blocks, then, strict=True))
-        if (what := _what_is_wrong(found, digest))
+        Problem(file.name, problem, number, _tensors_in(extents, number))
+        for number, (block, digest) in enumerate(zip(blocks, saved_blocks, strict=True))
+        if (problem := _problem_of_block(block, digest))
     ]
     return problems or [Problem(file.name, "does not have the digest that the manifest states")]
 
 
-def _what_is_wrong(found: Block, saved: str | None) -> str:
-    if isinstance(found, Unreadable):
-        return found.why
-    return "was changed after it was saved" if saved is not None and found != saved else ""
+def _problem_of_block(block: Block, saved: str | None) -> str:
+    if isinstance(block, Unreadable):
+        return block.why
+    return "was changed after it was saved" if saved is not None and block != saved else ""
 
 
 def _saved_digests(folder: Path, file: FileRecord) -> BlockDigests | None:
-    """The digests of a shard file as they were saved; None where they are no good, or the file is no shard."""
+    """The digests of a shard file as they were saved; None if they are damaged, or the file is not a shard."""
     if not file.name.endswith(".h5"):
         return None
     try:
         saved = read_digests(folder / digest_name(file.name))
-    except (OSError, CorruptCheckpointError):  # the manifest lists it, too: what is wrong with it is told there
+    except (OSError, CorruptCheckpointError):  # the manifest lists it, too, so that its problem is reported there
         return None
     return saved if saved.whole == file.digest else None
 
 
-def _held_by(manifest: Manifest, file: str) -> list[tuple[int, int, str]]:
+def _extents_in(manifest: Manifest, file: str) -> list[tuple[int, int, str]]:
     """The first byte, the end and the tensor's name of all pieces in a shard file."""
     return [
         (inside.start, inside.stop, name)
@@ -205,8 +205,8 @@ def _held_by(manifest: Manifest, file: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def _within(held: Sequence[tuple[int, int, str]], block: int) -> tuple[str, ...]:
+def _tensors_in(extents: Sequence[tuple[int, int, str]], block: int) -> tuple[str, ...]:
     """Names of the tensors with bytes in one block."""
     first, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
-    within = (name for begins, ends, name in held if begins < end and first < ends)
-    return tuple(dict.fromkeys(within))  # once, however many of its chunks
+    names = (name for begins, ends, name in extents if begins < end and first < ends)
+    return tuple(dict.fromkeys(names))  # each once: a tensor may have several chunks in a block

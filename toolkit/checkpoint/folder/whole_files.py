@@ -1,4 +1,4 @@
-"""Whole files read as fast as the disk gives them: several threads, each with one small buffer.
+"""Reads whole files at the speed of the disk: several threads, each with one small buffer.
 
 A part of 512 KiB stays in the processor's cache between the system's copy and its digest. Reading and digesting both
 let other threads run, so a file is read in several places at once.
@@ -26,13 +26,13 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A block that the disk did not give, from which byte of the file on, and why."""
+    """A block that the disk could not return: from which byte of the file, and why."""
 
     byte: int
     why: str
 
 
-Block = str | Unreadable  # a block's digest, or why there is none
+Block = str | Unreadable  # a block's digest, or why it has none
 
 
 def read_whole(files: Sequence[tuple[Path, int]], read: Callable[[int], None]) -> Iterator[tuple[Path, list[Block]]]:
@@ -43,7 +43,7 @@ def read_whole(files: Sequence[tuple[Path, int]], read: Callable[[int], None]) -
         read: called with the bytes that were read since the last call, from several threads.
 
     Raises:
-        OwnFailureError: this host may not read a file, or cannot.
+        OwnFailureError: this host cannot read a file.
     """
     spans = [
         (path, range(first, min(first + BLOCKS_AT_ONCE * BLOCK_BYTES, size)))
@@ -60,7 +60,7 @@ def read_whole(files: Sequence[tuple[Path, int]], read: Callable[[int], None]) -
             while parts and parts[0][0] == path:
                 blocks += parts.popleft()[1].result()
             yield path, blocks
-    finally:  # also where somebody is not willing to wait for the rest
+    finally:  # also if the caller stops early
         pool.shutdown(cancel_futures=True)
 
 
@@ -70,10 +70,10 @@ def _threads() -> int:
 
 
 def blocks_of_span(path: Path, span: range, read: Callable[[int], None]) -> list[Block]:
-    """The digests of the blocks in some bytes of a file; the first begins where a block begins.
+    """The digests of the blocks in a span of a file, which starts at a block boundary.
 
     Raises:
-        OwnFailureError: this host may not read the file, or cannot.
+        OwnFailureError: this host cannot read the file.
     """
     buffer = memoryview(bytearray(PART_BYTES))
     try:

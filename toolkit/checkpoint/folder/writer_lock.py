@@ -1,8 +1,7 @@
-"""One process writes in a `checkpoints` folder; a second one is told who the first is.
+"""Allows one process to write in a `checkpoints` folder; a second one gets an error that names the first.
 
-In a run the claim of an attempt says who writes. Elsewhere the same script may be started twice, and both are attempt 0.
-So the one that saves first leaves `.writer` there, which says who it is, and takes it away when it ends. Reading needs no
-such file and makes none.
+In a run the claim of an attempt decides who writes. Elsewhere a user may start the same script twice, and both are
+attempt 0. So the process that saves first writes `.writer` with its identity, and removes it at exit. Readers ignore it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.allocation import process_start_ticks
 
 WRITER = ".writer"
-_SIGNING_S = 1.0  # between the making of the file and its one write; a kill, or a power cut, may leave it without
-_TRIES = 50  # each of them lost to another process
+_SIGNING_S = 1.0  # between the creation of the file and its one write; a kill or a power failure may leave it empty
+_TRIES = 50  # each lost to another process
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes. `process_started` is the kernel's start time of `pid`, in clock ticks since boot."""
+    """The process that writes. `process_started` is the kernel's start time of `pid`, in clock ticks since boot."""
 
     host: str
     pid: int
@@ -46,84 +45,84 @@ class Writer:
         return (self.host, self.pid, self.process_started) == (other.host, other.pid, other.process_started)
 
 
-_NOBODY = Writer("", 0, 0, -1, "")
+_UNKNOWN = Writer("", 0, 0, -1, "")
 
 
 def is_of_a_run(directory: Path) -> bool:
-    """True for a run's `checkpoints` folder. Other folders have no attempts, and their modes are the umask's."""
+    """Whether a folder is a run's `checkpoints`. Others have no attempts, and the umask decides their modes."""
     return RunDirectory(directory.parent).attempts.is_dir()
 
 
-def given_up(place: Path, attempt: int, newest: int) -> OwnFailureError:
-    """What an attempt hears that is not the newest any more."""
-    return OwnFailureError(f"attempt {attempt} was given up on: attempt {newest} has the run now", where=str(place))
+def given_up(folder: Path, attempt: int, newest: int) -> OwnFailureError:
+    """The error for an attempt that is no longer the newest."""
+    return OwnFailureError(f"attempt {attempt} was abandoned: attempt {newest} owns the run now", where=str(folder))
 
 
 def refuse_others(directory: Path, attempt: int) -> Writer | None:
-    """Whoever may not write in a `checkpoints` folder is told who does.
+    """Raise an error if another process may write in a `checkpoints` folder.
 
-    A run's checkpoints belong to its newest attempt: ranks that live on after it was given up on write none. Elsewhere
-    they belong to the process that saved first, until it ends.
+    A run's checkpoints belong to its newest attempt: ranks of an older one that still run must not write. Elsewhere
+    they belong to the process that saved first, until it exits.
 
     Returns:
-        The writer that the folder names: this process, or one whose place it may take; None where it names none.
+        The writer that the folder names: this process, or one that it may replace; None if the folder names none.
 
     Raises:
-        OwnFailureError: a later attempt of the run has begun.
-        ToolkitError: another process writes there, or may do so: on another host nobody here can look for it.
+        OwnFailureError: a later attempt of the run has started.
+        ToolkitError: another process writes there, or may do so: this host cannot check processes of another one.
     """
     newest = max(RunDirectory(directory.parent).attempt_numbers(), default=attempt)
     if newest > attempt:
         raise given_up(directory, attempt, newest)
     owner, me = _read(directory / WRITER), Writer.here(attempt)
-    if owner is None or owner == _NOBODY or owner.is_same_process(me):
+    if owner is None or owner == _UNKNOWN or owner.is_same_process(me):
         return owner
     if is_of_a_run(directory):
         if owner.attempt > attempt:  # a listing of attempts may be old (NFS)
             raise given_up(directory, attempt, owner.attempt)
         if owner.attempt < attempt:
             return owner
-    if owner.host == me.host and not _lives(owner):
+    if owner.host == me.host and not _is_running(owner):
         return owner
     raise _is_taken(directory, owner, me)
 
 
 def _is_taken(directory: Path, owner: Writer, me: Writer) -> ToolkitError:
-    fix = "wait for its end, or give this one another folder"
+    fix = "wait until it exits, or give this one another folder"
     if owner.host == me.host:
-        fix += f"; `kill {owner.pid}` ends it"
+        fix += f"; `kill {owner.pid}` stops it"
     else:
-        fix += f"; if it is gone, remove {directory / WRITER}"
+        fix += f"; if it no longer runs, remove {directory / WRITER}"
     return ToolkitError(
         f"process {owner.pid} on {owner.host} (attempt {owner.attempt}) has saved here since {owner.since}, and this is "
-        f"process {me.pid} on {me.host} (attempt {me.attempt}): one of them may write",
+        f"process {me.pid} on {me.host} (attempt {me.attempt}): only one of them may write",
         where=str(directory),
         fix=fix,
     )
 
 
 def hold_folder(directory: Path, attempt: int) -> None:
-    """Be the one who writes in a `checkpoints` folder from now on, until this process ends.
+    """Make this process the only writer in a `checkpoints` folder until it exits.
 
     Raises:
         OwnFailureError, ToolkitError: as `refuse_others`.
-        OSError: the folder cannot be read, or not be written.
+        OSError: the folder cannot be read or written.
     """
     path, me = directory / WRITER, Writer.here(attempt)
     for _ in range(_TRIES):
         owner = refuse_others(directory, attempt)
         if owner is None:
             _make(path, me)
-            _give_back_at_the_end(path)
+            _release_at_exit(path)
         elif owner.is_same_process(me) and owner.attempt == attempt:
             return
         else:
-            _put_away(path, owner)
-    raise OwnFailureError("too many processes want to write here", where=str(directory), fix="start one of them")
+            _remove_stale(path, owner)
+    raise OwnFailureError("too many processes try to write here", where=str(directory), fix="start one of them")
 
 
 def _make(path: Path, me: Writer) -> None:
-    """Only one process makes the file. Who is slow to sign it finds another's name in it at the next look."""
+    """Create the file with this writer, unless another process has created it; the next try reads which one."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -139,10 +138,10 @@ def _make(path: Path, me: Writer) -> None:
         os.close(descriptor)
 
 
-def _put_away(path: Path, owner: Writer) -> None:
-    """Remove the file of a writer that is gone, and no other's that may have come meanwhile."""
+def _remove_stale(path: Path, owner: Writer) -> None:
+    """Remove the file of a writer that exited, but not the file of a new one."""
     away = path.with_name(f"{WRITER}-{os.getpid()}")
-    with suppress(FileNotFoundError):  # another process has put it away
+    with suppress(FileNotFoundError):  # another process has removed it
         path.rename(away)
         try:
             if _read(away) == owner:
@@ -153,7 +152,7 @@ def _put_away(path: Path, owner: Writer) -> None:
 
 
 def _read(path: Path) -> Writer | None:
-    """Who the file names; `_NOBODY` where it stays unsigned, or is damaged."""
+    """The writer that the file names; `_UNKNOWN` if the file stays empty, or is damaged."""
     deadline = time.monotonic() + _SIGNING_S
     while True:
         try:
@@ -162,12 +161,12 @@ def _read(path: Path) -> Writer | None:
             return None
         except (ValueError, TypeError):
             if time.monotonic() > deadline:
-                return _NOBODY
+                return _UNKNOWN
             time.sleep(_SIGNING_S / 20)
 
 
-def _lives(owner: Writer) -> bool:
-    """Whether a process of this host goes on."""
+def _is_running(owner: Writer) -> bool:
+    """Whether a process of this host is running."""
     try:
         return process_start_ticks(owner.pid) == owner.process_started
     except ProcessLookupError:
@@ -175,13 +174,13 @@ def _lives(owner: Writer) -> bool:
 
 
 @cache
-def _give_back_at_the_end(path: Path) -> None:
-    atexit.register(_give_back, path)
+def _release_at_exit(path: Path) -> None:
+    atexit.register(_release, path)
 
 
-def _give_back(path: Path) -> None:
-    """At the end of this process, or of a fork of it, whose the file is not."""
-    with suppress(OSError):  # the next one finds that this process has ended
+def _release(path: Path) -> None:
+    """At the exit of this process, or of a fork of it, which does not own the file."""
+    with suppress(OSError):  # the next process sees that this one has exited
         owner = _read(path)
         if owner is not None and owner.is_same_process(Writer.here(0)):
             path.unlink()

@@ -1,46 +1,45 @@
-"""Bytes that follow one another in a file and lie anywhere in memory: a sequence of views, none of them copied."""
+"""Bytes that are contiguous in a file and scattered in memory: a sequence of views without copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-_STRIDE_BYTES = 512 * 1024
-_STRIDE_VIEWS = 256  # the system takes 1,024 in one call
+_CACHED_BYTES = 512 * 1024
+_CACHED_VIEWS = 256  # a system call accepts 1,024
 
 
 def in_lengths(
     views: Iterable[memoryview], length: int, *, most_views: int | None = None
 ) -> Iterator[list[memoryview]]:
     """The same bytes in lists of `length` bytes; the last is shorter, and so is one that has `most_views`."""
-    found: list[memoryview] = []
-    room = length
+    collected: list[memoryview] = []
+    missing = length
     for view in views:
         rest = view
-        while len(rest) >= room:
-            yield [*found, rest[:room]]
-            rest, found, room = rest[room:], [], length
+        while len(rest) >= missing:
+            yield [*collected, rest[:missing]]
+            rest, collected, missing = rest[missing:], [], length
         if len(rest):
-            found.append(rest)
-            room -= len(rest)
-        if len(found) == most_views:
-            yield found
-            found, room = [], length
-    if found:
-        yield found
+            collected.append(rest)
+            missing -= len(rest)
+        if len(collected) == most_views:
+            yield collected
+            collected, missing = [], length
+    if collected:
+        yield collected
 
 
-def in_strides(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """The same bytes, some at a time, for whoever copies and digests them.
+def in_cached_parts(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """The same bytes in lists that fit into the processor's cache (L2), for a caller that copies and digests them.
 
-    A stride stays in the processor's cache (L2) between the two. There, a digest takes a fifth of the time that it takes
-    to bring the bytes out of memory once more.
+    Digesting bytes that are still in the cache takes a fifth of the time of reading them from memory again.
     """
-    return in_lengths(views, _STRIDE_BYTES, most_views=_STRIDE_VIEWS)
+    return in_lengths(views, _CACHED_BYTES, most_views=_CACHED_VIEWS)
 
 
-def behind(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left without the first `count` bytes."""
-    if count == sum(map(len, views)):  # nearly always: the system takes, or gives, all that it is asked for
+def without_first(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """The views without the first `count` bytes."""
+    if count == sum(map(len, views)):  # nearly always: a system call transfers all bytes
         return []
     rest = list(views)
     while rest and count >= len(rest[0]):

@@ -1,6 +1,6 @@
-"""How a compressed piece is cut: into boxes of one shape, each compressed by itself, on a grid in C order.
+"""The chunks of a compressed piece: boxes of one shape, each compressed separately, on a grid in C order.
 
-The boxes at the piece's ends may reach over them; what lies outside of the piece is stored as zeros.
+The boxes at the piece's edges may extend beyond it; the part outside of the piece is stored as zeros.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ CHUNK_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of one piece: `places` are first byte in the file and bytes there, in the order of the grid.
+    """The chunks of one piece: `places` are (first byte in the file, bytes) in the order of the grid.
 
-    `filters` are what they went through, in order.
+    `filters` were applied to each chunk, in order.
     """
 
     shape: tuple[int, ...]
@@ -25,41 +25,41 @@ class Chunks:
     filters: tuple[str, ...]
 
     def bytes_of_file(self, number: int) -> range:
-        """Where one of them lies."""
+        """The bytes of one chunk in the file."""
         first, size = self.places[number]
         return range(first, first + size)
 
 
 def chunk_shape(extent: Sequence[int], element_bytes: int) -> tuple[int, ...]:
-    """Chunks of about 1 MiB whose elements follow one another in the piece: whole along its last dimensions."""
-    room = max(1, CHUNK_BYTES // element_bytes)
+    """The shape of chunks of about 1 MiB, contiguous in the piece: whole along its last dimensions."""
+    most = max(1, CHUNK_BYTES // element_bytes)
     shape: list[int] = []
     for size in reversed(extent):
-        count = -(-size // max(1, room))  # chunks along this dimension, all of nearly the same size
+        count = -(-size // max(1, most))  # chunks along this dimension, all of nearly the same size
         shape.append(-(-size // count))
-        room = room // size if count == 1 else 0
+        most = most // size if count == 1 else 0
     return tuple(reversed(shape))
 
 
 def grid(extent: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """How many chunks there are along each dimension of a piece."""
+    """The number of chunks along each dimension of a piece."""
     return tuple(-(-size // count) for size, count in zip(extent, shape, strict=True))
 
 
-def stretches(extent: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[tuple[int, ...], range]]:
-    """Where each chunk of a `chunk_shape` begins, and which of the piece's elements it holds, in the grid's order."""
+def chunk_ranges(extent: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[tuple[int, ...], range]]:
+    """The start of each chunk of a `chunk_shape` and the range of the piece's elements in it, in the grid's order."""
     first = 0
     for place in product(*map(range, grid(extent, shape))):
         start = tuple(number * count for number, count in zip(place, shape, strict=True))
-        held = prod(min(count, size - at) for at, count, size in zip(start, shape, extent, strict=True))
-        yield start, range(first, first + held)
-        first += held
+        elements = prod(min(count, size - at) for at, count, size in zip(start, shape, extent, strict=True))
+        yield start, range(first, first + elements)
+        first += elements
 
 
 def chunks_of_box(
     extent: Sequence[int], shape: Sequence[int], start: Sequence[int], box: Sequence[int]
 ) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
-    """Each chunk that holds something of a box: its number, the part inside the chunk, and the same inside the box."""
+    """Each chunk that overlaps a box: its number, the overlap inside the chunk, and the overlap inside the box."""
     counts = grid(extent, shape)
     along = [range(at // count, -(-(at + size) // count)) for at, size, count in zip(start, box, shape, strict=True)]
     for place in product(*along):

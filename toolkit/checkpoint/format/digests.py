@@ -1,7 +1,7 @@
-"""Digests of a file's blocks: a flipped bit is found in the 4 MiB that hold it, and reading a slice
-checks only the blocks that the slice touches.
+"""Digests of a file's blocks: they locate a flipped bit within 4 MiB, and reading a slice checks only the
+blocks that the slice touches.
 
-XXH3-128 finds accidents (disks, networks, half-written files). It is no defence against somebody who
+XXH3-128 detects accidents (disks, networks, partly written files). It does not protect against an attacker who
 rewrites the file and its digests.
 """
 
@@ -43,15 +43,15 @@ def size_of_file(path: Path) -> int:
     """The size of one of a checkpoint's files, in bytes.
 
     Raises:
-        CorruptCheckpointError: it is missing; or it is a link, which may lead out of the folder, or no file at all.
+        CorruptCheckpointError: it is missing or not a regular file: a link may lead out of the folder.
     """
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         raise CorruptCheckpointError("is missing", where=str(path)) from None
-    if not stat.S_ISREG(found.st_mode):
-        raise CorruptCheckpointError("is no file of its own", where=str(path))
-    return found.st_size
+    if not stat.S_ISREG(status.st_mode):
+        raise CorruptCheckpointError("is not a regular file", where=str(path))
+    return status.st_size
 
 
 def digests_of_file(path: Path) -> BlockDigests:
@@ -68,7 +68,7 @@ def digests_of_file(path: Path) -> BlockDigests:
 
 
 def digests_of_text(text: str) -> BlockDigests:
-    """The digests of a file that holds this text, as UTF-8."""
+    """The digests of a file with this string as UTF-8."""
     data = memoryview(text.encode())
     blocks = (data[first : first + BLOCK_BYTES] for first in range(0, len(data), BLOCK_BYTES))
     return BlockDigests(len(data), tuple(map(xxhash.xxh3_128_hexdigest, blocks)))
@@ -78,7 +78,7 @@ def read_digests(path: Path) -> BlockDigests:
     """Read a `.digest` file.
 
     Raises:
-        CorruptCheckpointError: when it is not one, or when its number of blocks does not fit its size.
+        CorruptCheckpointError: it is not a digest file, or its number of blocks does not fit its size.
     """
     lines = path.read_text(encoding="ascii", errors="replace").split("\n")
     header, blocks = _HEADER_LINE.fullmatch(lines[0]), lines[1:-1]

@@ -1,4 +1,4 @@
-"""Element types: what one number of a tensor is in torch, in memory as numpy, and in the HDF5 file.
+"""Element types of tensors: in torch, in memory as numpy, and in the HDF5 file.
 
 bfloat16 is an HDF5 float with 8 exponent and 7 mantissa bits, which every HDF5 tool converts to a number.
 The 8-bit floats are stored as unsigned bytes and named by an attribute, because HDF5's float model has no
@@ -20,7 +20,7 @@ class Element:
     """One element type.
 
     `name` is torch's name without "torch.". `memory` is the numpy type with the same bits; `missing` is the
-    value that the index shows where a file is missing: NaN where the type has one, zero elsewhere.
+    value that the index shows if a file is missing: NaN if the type has one, else zero.
     """
 
     name: str
@@ -75,7 +75,7 @@ def element(name: str, *, where: str = "") -> Element:
     """The element type of a name such as "bfloat16".
 
     Raises:
-        ToolkitError: for a type that the format does not hold (quantised and packed ones).
+        ToolkitError: the format does not support the type (quantised and packed ones).
     """
     if name not in ELEMENTS:
         known = ", ".join(ELEMENTS)

@@ -1,6 +1,6 @@
-"""Compression of chunks by HDF5's own filters, done here, so that threads work side by side and no reader needs HDF5.
+"""Compresses chunks in the format of HDF5's own filters, so that threads work in parallel and readers need no HDF5.
 
-Bytes of the same weight are put side by side first (HDF5's shuffle): exponents are alike, mantissas are not.
+HDF5's shuffle first groups bytes of the same significance: exponents are alike, mantissas are not.
 """
 
 from __future__ import annotations
@@ -20,49 +20,49 @@ Compression = Literal["none", "gzip", "zstd"]
 FILTERS: dict[Compression, tuple[str, ...]] = {"gzip": ("shuffle", "deflate"), "zstd": ("shuffle", "zstd")}
 # As HDF5 numbers them.
 FILTER_NUMBERS = {"deflate": 1, "shuffle": 2, "zstd": 32015}
-_LEVEL = 1  # the higher ones take several times as long, and save some percent of trained weights
+_LEVEL = 1  # higher levels take several times as long, and save a few percent of trained weights
 
 
 class DecompressionError(ValueError):
-    """The bytes are not what the filters make of a chunk of this size."""
+    """The bytes are not the compressed form of a chunk of this size."""
 
 
 def check_compression(kind: str) -> None:
     """Refuse a compression that is unknown, or that this environment cannot write.
 
     Raises:
-        ToolkitError: with what to install.
+        ToolkitError: the fix names what to install.
     """
     if kind not in ("none", *FILTERS):
-        raise ToolkitError(f"{kind!r} is no compression", fix=f"choose one of: none, {', '.join(FILTERS)}")
+        raise ToolkitError(f"{kind!r} is not a valid compression", fix=f"choose one of: none, {', '.join(FILTERS)}")
     if kind == "zstd":
         _zstandard()
         _hdf5_plugins()
 
 
 def compress(data: memoryview, chunk_bytes: int, element_bytes: int, kind: Compression) -> bytes:
-    """A chunk as it is stored. What `data` lacks of a whole chunk is zeros."""
+    """The stored form of a chunk; `data` is padded with zeros to a whole chunk."""
     chunk = np.frombuffer(data, np.uint8)
     if len(chunk) < chunk_bytes:
         chunk = np.concatenate([chunk, np.zeros(chunk_bytes - len(chunk), np.uint8)])
     shuffled = np.ascontiguousarray(chunk.reshape(-1, element_bytes).T)
     if kind == "gzip":
         return zlib.compress(shuffled.data, _LEVEL)
-    # HDF5's filter wants to find the size in the frame.
+    # HDF5's filter requires the size in the frame.
     stored: bytes = _zstandard().ZstdCompressor(level=_LEVEL, write_content_size=True).compress(shuffled.data)
     return stored
 
 
 def decompress(stored: memoryview, chunk_bytes: int, element_bytes: int, filters: tuple[str, ...]) -> np.ndarray:
-    """The bytes of a chunk; never more than `chunk_bytes` are taken from memory, whatever is stored.
+    """The bytes of a chunk; allocates at most `chunk_bytes`, whatever is stored.
 
     Raises:
-        DecompressionError: it is no chunk of this size.
+        DecompressionError: it is not a chunk of this size.
         ToolkitError: a library is missing.
     """
-    plain = _inflate(stored, chunk_bytes) if filters[-1] == "deflate" else _unfreeze(stored, chunk_bytes)
+    plain = _inflate(stored, chunk_bytes) if filters[-1] == "deflate" else _decompress_zstd(stored, chunk_bytes)
     if len(plain) != chunk_bytes:
-        raise DecompressionError(f"does not give the {chunk_bytes} bytes of a chunk")
+        raise DecompressionError(f"does not decompress to the {chunk_bytes} bytes of a chunk")
     return np.ascontiguousarray(np.frombuffer(plain, np.uint8).reshape(element_bytes, -1).T).reshape(-1)
 
 
@@ -77,12 +77,12 @@ def _inflate(stored: memoryview, chunk_bytes: int) -> bytes:
     return plain
 
 
-def _unfreeze(stored: memoryview, chunk_bytes: int) -> bytes:
+def _decompress_zstd(stored: memoryview, chunk_bytes: int) -> bytes:
     zstandard = _zstandard()
     try:
-        # The library takes as much memory as the frame says, so that is looked at first.
+        # The library allocates the size that the frame states, so this checks it first.
         if zstandard.get_frame_parameters(stored).content_size != chunk_bytes:
-            raise DecompressionError(f"does not give the {chunk_bytes} bytes of a chunk")
+            raise DecompressionError(f"does not decompress to the {chunk_bytes} bytes of a chunk")
         plain: bytes = zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DecompressionError(str(error)) from None
@@ -90,12 +90,12 @@ def _unfreeze(stored: memoryview, chunk_bytes: int) -> bytes:
 
 
 def set_filters(properties: h5p.PropDCID, kind: Compression) -> None:
-    """Tell HDF5 what a new dataset's chunks went through."""
+    """Record in HDF5 the filters of a new dataset's chunks."""
     properties.set_shuffle()
     if kind == "gzip":
         properties.set_deflate(_LEVEL)
     else:
-        _hdf5_plugins()  # HDF5 makes no dataset with a filter that it does not know
+        _hdf5_plugins()  # HDF5 creates no dataset with an unknown filter
         properties.set_filter(FILTER_NUMBERS["zstd"], h5z.FLAG_MANDATORY, (_LEVEL,))
 
 
@@ -119,5 +119,5 @@ def _hdf5_plugins() -> None:
 
 def _missing(library: str) -> ToolkitError:
     return ToolkitError(
-        f"zstd compression of checkpoints needs {library}", fix="install the extra: pip install 'toolkit[zstd]'"
+        f"zstd compression of checkpoints requires {library}", fix="install the extra: pip install 'toolkit[zstd]'"
     )

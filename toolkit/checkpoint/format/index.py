@@ -1,6 +1,6 @@
 """`index.h5`: every tensor at its global shape, as a virtual dataset over the shard files.
 
-For people and plotting tools; the loader never reads it. A missing shard file shows as NaN.
+For users and plotting tools; the loader never reads it. A missing shard file shows as NaN.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from toolkit.rundir.files import mode_of_files_in, write_bytes
 
 
 def write_index(folder: Path, manifest: Manifest) -> Path:
-    """Write the index of a checkpoint into its folder, in place of an older one, and bring it to the disk."""
+    """Write the index of a checkpoint into its folder, replacing an older one, and sync it to the disk."""
     path = folder / INDEX
     write_bytes(path, index_of(manifest.tensors), mode=mode_of_files_in(folder))
     return path
 
 
 def index_of(tensors: Mapping[str, TensorRecord]) -> bytes:
-    """The file's bytes. They depend on where the pieces lie and on nothing else."""
+    """The file's bytes, which depend only on the offsets of the pieces."""
     with hdf5_in_memory() as (file, descriptor):
         file.attrs["format"] = "toolkit-index 1"
         group = file.create_group("tensors")

@@ -1,4 +1,4 @@
-"""Values that are not tensors, as JSON that gives back exactly what went in.
+"""Values other than tensors as JSON that decodes to exactly the same values.
 
 JSON has no tuples, no NaN and no keys other than strings, but optimizer state has all three. They are
 tagged: `{"$tuple": [...]}`, `{"$float": "nan"}`, `{"$dict": [[key, value], ...]}`. Anything else is refused
@@ -13,7 +13,7 @@ from typing import Any
 from toolkit.checkpoint.errors import CorruptCheckpointError
 from toolkit.errors import ToolkitError
 
-MOST_LEVELS = 100  # Python's own JSON, which stops at some hundreds, reads it back; no state has more than a few
+MOST_LEVELS = 100  # Python's own JSON fails at some hundreds; no state has more than a few
 _FLOATS = ("nan", "inf", "-inf")
 
 
@@ -21,29 +21,29 @@ def encode(value: object, where: str) -> Any:
     """`value` as JSON. `where` names the value in the error.
 
     Raises:
-        ToolkitError: for a type that JSON cannot give back, naming its place, and for what holds itself.
+        ToolkitError: a type is not representable, or the value contains itself; names the path.
     """
     try:
         return _encode(value, where, MOST_LEVELS)
-    except _NoEndError:  # its own place would be a hundred brackets long
+    except _NoEndError:  # its own path would be a hundred brackets long
         raise too_deep(where) from None
 
 
 class _NoEndError(Exception):
-    """More levels than there may be."""
+    """More levels than `MOST_LEVELS`."""
 
 
 def too_deep(where: str) -> ToolkitError:
-    """The refusal of what is nested too deep to be stored; a part of it that holds itself has no end."""
+    """The error for a value with too many levels; one that contains itself has infinitely many."""
     return ToolkitError(
-        f"holds itself, or is nested more than {MOST_LEVELS} levels deep",
+        f"contains a reference to itself, or is nested more than {MOST_LEVELS} levels deep",
         where=where,
-        fix="leave that part out, or save it with fewer levels",
+        fix="omit that part, or save it with fewer levels",
     )
 
 
 def _encode(value: object, where: str, levels: int) -> Any:
-    # Exact types: a subclass (numpy.float64, torch.Size, OrderedDict) would come back as its base.
+    # Exact types: a subclass (numpy.float64, torch.Size, OrderedDict) would decode to its base.
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -98,20 +98,20 @@ def _decode(value: Any, where: str) -> Any:
         return tuple(_decode(item, where) for item in content)
     if len(value) == 1 and tag == "$dict" and isinstance(content, list):
         return _decode_dict(content, where)
-    raise CorruptCheckpointError(f"{where}: {value!r:.80} is no value of this format")
+    raise CorruptCheckpointError(f"{where}: {value!r:.80} is not a valid value of this format")
 
 
 def _decode_dict(pairs: list[Any], where: str) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise CorruptCheckpointError(f"{where}: {pair!r:.80} stands where a key and its value are due")
+            raise CorruptCheckpointError(f"{where}: expected a key and its value, got {pair!r:.80}")
         key = _decode(pair[0], f"a key of {where}")
         try:
             is_new = key not in found
         except TypeError:  # a list or a dict, or a tuple of them
             is_new = False
         if not is_new:
-            raise CorruptCheckpointError(f"{where}: {pair[0]!r:.80} stands twice, or where a key is due")
+            raise CorruptCheckpointError(f"{where}: {pair[0]!r:.80} is a duplicate key, or not a valid key")
         found[key] = _decode(pair[1], f"{where}[{key!r}]")
     return found

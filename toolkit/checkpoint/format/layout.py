@@ -1,9 +1,9 @@
 """Names inside a `checkpoints` folder.
 
-`step-00001000` is a committed checkpoint; the same name with a suffix is none, whatever it holds:
-`.part-A-N` is being written by attempt A, in a process that drew the number N; `.bad-A` was found damaged by attempt A; `.stale-A` was a part of
-attempt A, which was given up on (the supervisor's claim of the next attempt gives this name, too); `set_aside`
-in `folder.commit` lists the other words.
+`step-00001000` is a committed checkpoint; a folder with a suffix is not, whatever it contains:
+`.part-A-N` is being written by attempt A, in a process that drew the number N; `.bad-A` was found damaged by attempt A;
+`.stale-A` was a part folder of the abandoned attempt A (the supervisor's claim of the next attempt renames it, too);
+`move_aside` in `folder.commit` lists the other suffixes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _ASIDE = re.compile(r"(step-\d{8,})\.([a-z]+)-(\d+)(?:-\d+)?")
 
 
 def step_folder(directory: Path, step: int) -> Path:
-    """Where the committed checkpoint of a step stands: `directory/step-00001000`."""
+    """The folder of a step's committed checkpoint: `directory/step-00001000`."""
     return directory / f"step-{step:08d}"
 
 
 def part_folder(final: Path, attempt: int, token: int) -> Path:
-    """Where `attempt` writes a checkpoint before it is committed as `final`; `token` is its process's alone."""
+    """The folder in which `attempt` writes a checkpoint before its commit as `final`; `token` identifies the process."""
     return final.with_name(f"{final.name}.part-{attempt}-{token}")
 
 
 def parts_of(final: Path, attempt: int) -> list[Path]:
-    """The folders in which processes of `attempt` write `final`, or did."""
+    """The folders in which processes of `attempt` write or wrote `final`."""
     return sorted(final.parent.glob(f"{escape(final.name)}.part-{attempt}-*"))
 
 
@@ -58,26 +58,26 @@ def step_of(folder: Path) -> int | None:
 
 
 def aside_of(folder: Path) -> tuple[str, str, int] | None:
-    """(committed name, word, attempt) of a name such as `step-00001000.part-2-7`, None for any other."""
+    """(committed name, reason, attempt) of a name such as `step-00001000.part-2-7`, None for any other."""
     match = _ASIDE.fullmatch(folder.name)
     return (match.group(1), match.group(2), int(match.group(3))) if match else None
 
 
 def committed_steps(directory: Path) -> dict[int, Path]:
-    """Committed checkpoints by step, oldest first. A missing folder holds none.
+    """Committed checkpoints by step, oldest first. A missing folder contains none.
 
     Raises:
         OwnFailureError: this host cannot read the folder.
     """
     named = {step: path for path in entries_of(directory) if (step := step_of(path)) is not None}
-    try:  # what people put there under such a name may be a file, or a link to nowhere
+    try:  # a user may have created a file or a dangling link of such a name
         return {step: path for step, path in sorted(named.items()) if path.is_dir()}
     except OSError as error:
         raise host_cannot_read(error, directory) from None
 
 
 def entries_of(directory: Path) -> list[Path]:
-    """What stands in a `checkpoints` folder, by name; nothing where it is missing.
+    """The entries of a `checkpoints` folder, sorted by name; empty if it is missing.
 
     Raises:
         OwnFailureError: this host cannot read it.

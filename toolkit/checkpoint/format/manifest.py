@@ -1,4 +1,4 @@
-"""What a checkpoint holds and where, with the size and digest of every file."""
+"""The contents of a checkpoint and their files, with the size and digest of every file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from toolkit.checkpoint.format.elements import element
 from toolkit.errors import ToolkitError
 
 MOST_DIMENSIONS = 32  # HDF5's limit (H5S_MAX_RANK)
-IMPORTED = ", imported from "  # in `written_by` of what `toolkit ckpt import` made
+IMPORTED = ", imported from "  # in `written_by` of an imported checkpoint
 
 
 def check_dimensions(shape: Sequence[int], where: str) -> None:
-    """Refuse a tensor that no HDF5 file holds.
+    """Refuse a tensor with more dimensions than HDF5 supports.
 
     Raises:
-        ToolkitError: it has more dimensions than HDF5 knows; `where` names it.
+        ToolkitError: `where` names the tensor.
     """
     if len(shape) > MOST_DIMENSIONS:
         raise ToolkitError(
-            f"has {len(shape)} dimensions, and a checkpoint holds tensors of at most {MOST_DIMENSIONS}",
+            f"has {len(shape)} dimensions; the limit of a checkpoint is {MOST_DIMENSIONS}",
             where=where,
             fix="reshape it to fewer dimensions, and save again",
         )
@@ -42,7 +42,7 @@ class FileRecord:
 class Piece:
     """A box of a tensor in one shard file: `offset` in the global tensor, contiguous from `byte_offset`.
 
-    A compressed one has `chunks`, and `byte_offset` is 0.
+    A compressed piece has `chunks`, and its `byte_offset` is 0.
     """
 
     file: str
@@ -73,11 +73,11 @@ class TensorRecord:
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """What the chunks of its compressed pieces went through, in order; the same for all of them."""
+        """The filters of all chunks of its compressed pieces, in order."""
         return next((piece.chunks.filters for piece in self.pieces if piece.chunks is not None), ())
 
     def bytes_of_file(self, piece: Piece) -> list[range]:
-        """Where the bytes of one of its pieces lie in the piece's file."""
+        """The bytes of one of its pieces in the piece's file."""
         if piece.chunks is not None:
             return [piece.chunks.bytes_of_file(number) for number in range(len(piece.chunks.places))]
         return [range(piece.byte_offset, piece.byte_offset + piece.size * element(self.dtype).size_bytes)]
@@ -108,12 +108,12 @@ class Manifest:
 
     @property
     def is_imported(self) -> bool:
-        """Made of another format: it holds tensors and values, and no training that could go on."""
+        """Whether it was imported: it contains tensors and values, but no training state to resume."""
         return IMPORTED in self.written_by and not self.state
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files but the manifest and the index."""
+        """Bytes of all files except the manifest and the index."""
         return sum(file.size for file in self.files)
 
     def file(self, name: str) -> FileRecord:

@@ -1,9 +1,9 @@
-"""From the JSON of a manifest to a `Manifest`, whoever wrote it.
+"""Converts the JSON of a manifest, which may be untrusted, to a `Manifest`.
 
-A digest finds accidents, not intent: whoever can write into the folder can make a digest, too. So nothing in a manifest
-is believed before it was looked at: names of files are those that ranks give, boxes lie inside their tensors and bytes
-inside their files, and the pieces of a tensor hold each of its elements once. A path is that of its key, so that no two entries have one
-place. All of that comes before a file is opened or memory is taken.
+A digest detects accidents, not attacks: an attacker who can write into the folder can also write a digest. So every
+entry is checked before use: files have the names that ranks give, boxes are inside their tensors and bytes inside their
+files, and the pieces of a tensor contain each of its elements once. A path is that of its key, so that no two entries
+have the same path. All checks come before a file is opened or memory is allocated.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from toolkit.checkpoint.format.manifest import MOST_DIMENSIONS, FileRecord, Mani
 T = TypeVar("T")
 
 LARGEST = 2**63 - 1
-MOST_CHUNK_BYTES = 64 * 1024 * 1024  # decompressed: a small box takes as much memory
+MOST_CHUNK_BYTES = 64 * 1024 * 1024  # decompressed: reading a small box needs this memory
 _FILE = re.compile(r"shard-\d{5,9}-of-\d{5,9}\.(?:h5|digest)", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class BodyError(ValueError):
-    """What a manifest says cannot be so; the text says where in it and what."""
+    """A contradiction in a manifest; the message names the key."""
 
 
 def manifest_from(body: dict[str, Any], *, where: str) -> Manifest:
     """The manifest that a parsed JSON body describes.
 
     Raises:
-        CorruptCheckpointError: it says something that cannot be so.
+        CorruptCheckpointError: it contradicts itself or the format.
     """
-    return _believed(lambda: _manifest(body), where)
+    return _checked(lambda: _manifest(body), where)
 
 
-def _believed(read: Callable[[], T], where: str) -> T:
+def _checked(read: Callable[[], T], where: str) -> T:
     try:
         return read()
     except BodyError as error:
         raise CorruptCheckpointError(str(error), where=where) from None
-    except CorruptCheckpointError as error:  # of a value, which knows nothing of the file
+    except CorruptCheckpointError as error:  # of a value, without the name of the file
         raise CorruptCheckpointError(error.message, where=where) from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CorruptCheckpointError(f"lacks or mistakes a key: {error!r:.80}", where=where) from None
+        raise CorruptCheckpointError(f"has a missing or invalid key: {error!r:.80}", where=where) from None
 
 
 def files_from(body: dict[str, Any], *, where: str) -> tuple[FileRecord, ...]:
-    """The files that a parsed JSON body lists; the rest of it is not looked at.
+    """The files that a parsed JSON body lists, without checks of the rest.
 
     Raises:
         CorruptCheckpointError: as `manifest_from`.
     """
-    return _believed(lambda: _files(body["files"]), where)
+    return _checked(lambda: _files(body["files"]), where)
 
 
 def _manifest(body: dict[str, Any]) -> Manifest:
@@ -93,26 +93,26 @@ def _files(listed: Any) -> tuple[FileRecord, ...]:
     for record in listed:
         name, digest = _text(record["name"], "files"), _text(record["digest"], "files")
         if not _FILE.fullmatch(name):
-            raise BodyError(f"names the file {name!r:.80}, which no rank writes")
+            raise BodyError(f"{name!r:.80} is not a valid name of a shard or digest file")
         if not _DIGEST.fullmatch(digest):
-            raise BodyError(f"has the digest {digest!r:.80} for {name}")
+            raise BodyError(f"{digest!r:.80} is not a valid digest for {name}")
         files.append(FileRecord(name, _count(record["size"], name), digest))
     names = {file.name for file in files}
     if len(names) < len(files):
-        raise BodyError("names a file twice")
+        raise BodyError("lists a file twice")
     for name in names:
         if name.endswith(".h5") and digest_name(name) not in names:
-            raise BodyError(f"names {name} without its digests")
+            raise BodyError(f"lists {name} without its digest file")
     return tuple(files)
 
 
 def _tensor(record: Any, name: str, files: Sequence[FileRecord]) -> TensorRecord:
     dtype, shape = _text(record["dtype"], name), _box(record["shape"], name)
     if dtype not in ELEMENTS:
-        raise BodyError(f"{name}: holds elements of type {dtype!r:.40}, which this format does not have")
+        raise BodyError(f"{name}: contains elements of type {dtype!r:.40}, which this format does not have")
     element_bytes = ELEMENTS[dtype].size_bytes
     if prod(shape) * element_bytes > LARGEST:
-        raise BodyError(f"{name}: no file holds a tensor of shape {list(shape)}")
+        raise BodyError(f"{name}: a tensor of shape {list(shape)} is too large for a file")
     filters = _filters(record.get("filters", []), name)
     pieces = tuple(_piece(piece, name, shape, element_bytes, files, filters) for piece in record["pieces"])
     _check_cover(name, shape, pieces)
@@ -121,7 +121,7 @@ def _tensor(record: Any, name: str, files: Sequence[FileRecord]) -> TensorRecord
 
 def _filters(value: Any, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or (value and tuple(value) not in FILTERS.values()):
-        raise BodyError(f"{name}: its filters are {value!r:.80}, which this format does not have")
+        raise BodyError(f"{name}: {value!r:.80} are not valid filters of this format")
     return tuple(value)
 
 
@@ -137,17 +137,17 @@ def _piece(
     number, byte_offset = _count(number, name), _count(byte_offset, name)
     offset, extent = _box(offset, name), _box(extent, name)
     if number >= len(files) or not files[number].name.endswith(".h5"):
-        raise BodyError(f"{name}: a piece lies in file {number}, which is no shard file")
+        raise BodyError(f"{name}: a piece is in file {number}, which is not a shard file")
     inside = len(offset) == len(extent) == len(shape) and all(
         at + count <= size for at, count, size in zip(offset, extent, shape, strict=True)
     )
     if not inside:
-        raise BodyError(f"{name}: the piece at {list(offset)} of shape {list(extent)} lies outside of {list(shape)}")
+        raise BodyError(f"{name}: the piece at {list(offset)} of shape {list(extent)} is outside of {list(shape)}")
     file = files[number]
     if more:
         (chunks,) = more
         if byte_offset:
-            raise BodyError(f"{name}: the piece at {list(offset)} has chunks and a place of its own")
+            raise BodyError(f"{name}: the piece at {list(offset)} has both chunks and a byte offset")
         return Piece(
             file.name,
             offset,
@@ -156,45 +156,45 @@ def _piece(
             _chunks(chunks, f"{name}: the piece at {list(offset)}", extent, element_bytes, file, filters),
         )
     if byte_offset + prod(extent) * element_bytes > file.size:
-        raise BodyError(f"{name}: the piece at {list(offset)} lies behind the end of {file.name}")
+        raise BodyError(f"{name}: the piece at {list(offset)} is after the end of {file.name}")
     return Piece(file.name, offset, extent, byte_offset)
 
 
 def _chunks(
     listed: Any, what: str, extent: tuple[int, ...], element_bytes: int, file: FileRecord, filters: tuple[str, ...]
 ) -> Chunks:
-    """As many as fill the piece, each inside the file."""
+    """The chunks of a piece, checked to cover it and to be inside the file."""
     shape, places = listed
     shape = _box(shape, what)
     if not filters:
-        raise BodyError(f"{what} has chunks, and its tensor no filters")
+        raise BodyError(f"{what} has chunks, but its tensor has no filters")
     if len(shape) != len(extent) or not all(1 <= count <= size for count, size in zip(shape, extent, strict=True)):
         raise BodyError(f"{what} has chunks of shape {list(shape)}")
     if prod(shape) * element_bytes > MOST_CHUNK_BYTES:
         raise BodyError(f"{what} has chunks of more than {MOST_CHUNK_BYTES} bytes")
     if not isinstance(places, list) or len(places) != prod(grid(extent, shape)):
-        raise BodyError(f"{what} has another number of chunks than fill it")
+        raise BodyError(f"{what} has the wrong number of chunks")
     counted = tuple((_count(first, what), _count(size, what, least=1)) for first, size in places)
     chunks = Chunks(shape, counted, filters)
     if any(first + size > file.size for first, size in chunks.places):
-        raise BodyError(f"{what} has a chunk behind the end of {file.name}")
+        raise BodyError(f"{what} has a chunk after the end of {file.name}")
     return chunks
 
 
 def _check_cover(name: str, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
-    """A hole would leave memory as it was, without a word; of two pieces for one element nobody knows which is meant."""
+    """Refuse holes, which would silently leave memory unchanged, and overlaps, which would be ambiguous."""
     filled = [piece for piece in pieces if piece.size]
     if sum(piece.size for piece in filled) != prod(shape):
-        raise BodyError(f"{name}: its pieces do not hold each element of {list(shape)} once")
+        raise BodyError(f"{name}: its pieces do not contain each element of {list(shape)} once")
     if _are_slices(filled):
         return
     for number, piece in enumerate(filled):
         if any(_overlap(piece, other) for other in filled[:number]):
-            raise BodyError(f"{name}: two pieces hold the same elements, at {list(piece.offset)}")
+            raise BodyError(f"{name}: two pieces contain the same elements, at {list(piece.offset)}")
 
 
 def _are_slices(pieces: Sequence[Piece]) -> bool:
-    """True when the pieces differ along one dimension alone and stand one behind the other there, as most do."""
+    """Whether the pieces differ along only one dimension and do not overlap there, as most do."""
     if len(pieces) < 2:
         return True
     first = pieces[0]
@@ -217,50 +217,50 @@ def _overlap(one: Piece, other: Piece) -> bool:
 
 
 def _check_chunks_apart(tensors: dict[str, TensorRecord]) -> None:
-    """Bytes that several chunks share would make a small file hold any number of tensors."""
-    held = sorted(
+    """Refuse chunks that share bytes: with them a small file could contain any number of tensors."""
+    chunks = sorted(
         (piece.file, inside.start, inside.stop, name)
         for name, record in tensors.items()
         for piece in record.pieces
         if piece.chunks is not None
         for inside in record.bytes_of_file(piece)
     )
-    for (file, _, end, _), (following_file, start, _, name) in pairwise(held):
+    for (file, _, end, _), (following_file, start, _, name) in pairwise(chunks):
         if file == following_file and end > start:
-            raise BodyError(f"{name}: a chunk at byte {start} of {file} lies in another one")
+            raise BodyError(f"{name}: a chunk at byte {start} of {file} overlaps another one")
 
 
 def _box(value: Any, name: str) -> tuple[int, ...]:
     """Offsets or sizes, one for each dimension."""
     if not isinstance(value, list) or len(value) > MOST_DIMENSIONS:
-        raise BodyError(f"{name}: {value!r:.80} is no list of at most {MOST_DIMENSIONS} numbers")
-    if all(type(number) is int and 0 <= number <= LARGEST for number in value):  # most manifests are right
+        raise BodyError(f"{name}: expected a list of at most {MOST_DIMENSIONS} numbers, got {value!r:.80}")
+    if all(type(number) is int and 0 <= number <= LARGEST for number in value):  # the fast path
         return tuple(value)
     return tuple(_count(number, name) for number in value)
 
 
 def _path(value: Any, name: str) -> tuple[str | int, ...]:
-    """A path that makes the key `name`: with another one, or one that several keys have, an export would lose tensors."""
+    """A path that joins to the key `name`: an export would lose tensors with other or equal paths."""
     if not isinstance(value, list) or not all(isinstance(part, str) or type(part) is int for part in value):
-        raise BodyError(f"{name}: its path is {value!r:.80}")
+        raise BodyError(f"{name}: {value!r:.80} is not a valid path")
     if not value or ".".join(map(str, value)) != name:
-        raise BodyError(f"{name}: its path is {value!r:.80}, which is not that of its key")
+        raise BodyError(f"{name}: its path {value!r:.80} does not match its key")
     return tuple(value)
 
 
 def _table(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BodyError(f"{what} is {value!r:.40} and no table")
+        raise BodyError(f"{what}: expected a table, got {value!r:.40}")
     return value
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise BodyError(f"{what} is {value!r:.40} and no text")
+        raise BodyError(f"{what}: expected a string, got {value!r:.40}")
     return value
 
 
 def _count(value: Any, what: str, *, least: int = 0) -> int:
     if type(value) is not int or not least <= value <= LARGEST:
-        raise BodyError(f"{what} is {value!r:.40}, which is no number from {least}")
+        raise BodyError(f"{what}: expected an integer of at least {least}, got {value!r:.40}")
     return value

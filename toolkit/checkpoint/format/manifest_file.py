@@ -1,6 +1,6 @@
 """`manifest.json`, the last file that is written before the commit.
 
-Everything that a reader must know stands in it, so that a shard file is opened only when its data are needed.
+It contains everything that a reader needs, so that a shard file is opened only when its data are needed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _UNSIGNED = "0" * 32
 
 
 def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
-    """The file's text. Its digest is taken over the text in which the digest's own digits are zeros.
+    """The contents of the file. The digest covers the contents with zeros in place of the digest itself.
 
     Args:
-        tensors: what `tensors_text` gave for the manifest's tensors, where it is at hand: it is most of the work.
+        tensors: the result of `tensors_text` for the manifest's tensors, if known: it is most of the work.
     """
     body = {
         "format": FORMAT,
@@ -54,18 +54,18 @@ def manifest_text(manifest: Manifest, *, tensors: str = "") -> str:
 
 def tensors_text(tensors: Mapping[str, TensorRecord], files: Sequence[str]) -> str:
     """The part of the manifest that stays the same from save to save. `files` are the names in the manifest's order."""
-    # Pieces name their file by its place in `files`: names would be most of the text.
-    place = {name: number for number, name in enumerate(files)}
-    return json.dumps({name: _tensor_json(record, place) for name, record in tensors.items()}, allow_nan=False)
+    # Pieces refer to their file by its index in `files`: names would be most of the manifest.
+    index = {name: number for number, name in enumerate(files)}
+    return json.dumps({name: _tensor_json(record, index) for name, record in tensors.items()}, allow_nan=False)
 
 
-def _tensor_json(record: TensorRecord, place: Mapping[str, int]) -> dict[str, Any]:
+def _tensor_json(record: TensorRecord, index: Mapping[str, int]) -> dict[str, Any]:
     return {
         "dtype": record.dtype,
         "shape": list(record.shape),
         "path": list(record.path),
         **({"filters": list(record.filters)} if record.filters else {}),
-        "pieces": [_piece_json(piece, place[piece.file]) for piece in record.pieces],
+        "pieces": [_piece_json(piece, index[piece.file]) for piece in record.pieces],
     }
 
 
@@ -78,14 +78,14 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of a checkpoint folder.
 
     Raises:
-        CorruptCheckpointError: when it is missing or damaged.
-        ToolkitError: when it is whole but of another version.
+        CorruptCheckpointError: it is missing or damaged.
+        ToolkitError: it is undamaged but of another version.
     """
     return manifest_from(read_body(folder), where=str(folder / MANIFEST))
 
 
 def read_body(folder: Path) -> dict[str, Any]:
-    """A manifest's JSON, whose digest is right; whether what it says can be so was not looked at.
+    """A manifest's JSON, after a check of its digest but not of its contents.
 
     Raises:
         CorruptCheckpointError, ToolkitError: as `read_manifest`.
@@ -99,19 +99,19 @@ def read_body(folder: Path) -> dict[str, Any]:
         body = json.loads(text)
         digest = body["digest"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise CorruptCheckpointError("is not a manifest", where=str(path)) from None
+        raise CorruptCheckpointError("is not a valid manifest", where=str(path)) from None
     head, _, tail = text.rpartition(str(digest))
     unsigned = head + _UNSIGNED + tail
     if xxhash.xxh3_128_hexdigest(unsigned.encode("utf-8", "surrogateescape")) != digest:
-        raise CorruptCheckpointError("does not have its own digest", where=str(path))
-    # Only a whole file can be said to be of another version.
+        raise CorruptCheckpointError("does not match its own digest", where=str(path))
+    # Only an undamaged file can be reported as another version.
     name, schema = body.get("format"), body.get("schema")
-    if name != FORMAT or type(schema) is not int or schema not in SCHEMAS:  # true is 1 to Python
+    if name != FORMAT or type(schema) is not int or schema not in SCHEMAS:  # in Python, true equals 1
         raise ToolkitError(
-            f"is of format {json.dumps(name):.80} with schema {json.dumps(schema):.40}, "
-            f'this version reads "{FORMAT}" with the numbers {" and ".join(map(str, SCHEMAS))}',
+            f'expected format "{FORMAT}" with schema {" or ".join(map(str, SCHEMAS))}, '
+            f"got {json.dumps(name):.80} with schema {json.dumps(schema):.40}",
             where=str(path),
             fix="use the version of toolkit that wrote it, or a newer one",
         )
-    found: dict[str, Any] = body
-    return found
+    checked: dict[str, Any] = body
+    return checked

@@ -1,8 +1,8 @@
 """New HDF5 files, in memory or on a disk that may fill up.
 
-HDF5 was seen to crash the process (2.0, SIGSEGV in H5Fclose) where the last flush of a file fails, and to raise errors
-that do not tell the cause. So it writes through a Python file that tells it of no error; whoever wrote the file hears of
-it when HDF5 has closed it.
+HDF5 2.0 was seen to crash the process (SIGSEGV in H5Fclose) if the last flush of a file fails, and to raise errors
+without the cause. So it writes through a Python file that reports no error to it; the caller gets the error after HDF5
+has closed the file.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LIBRARY_VERSIONS = ("v110", "v110")
 
 @contextmanager
 def new_hdf5_file(path: Path, **properties: Any) -> Iterator[h5py.File]:
-    """A file that must not exist, as open as its folder; complete when the context ends.
+    """A new file with the mode of its folder; complete when the context ends.
 
     Args:
-        properties: of the file, as `h5py.File` takes them.
+        properties: keyword arguments of `h5py.File`.
 
     Raises:
         OSError: not all of it could be written.
@@ -43,7 +43,7 @@ def new_hdf5_file(path: Path, **properties: Any) -> Iterator[h5py.File]:
 
 @contextmanager
 def hdf5_in_memory(**properties: Any) -> Iterator[tuple[h5py.File, int]]:
-    """A file without a name, and its descriptor: what is not written takes no room. It lasts as long as the context.
+    """A sparse file in memory, and its descriptor. It lasts as long as the context.
 
     Close the file before you read from the descriptor.
 
@@ -61,17 +61,17 @@ def _hdf5_in(stream: _Stream, name: str, properties: dict[str, Any]) -> Iterator
             yield file
     finally:
         if stream.failure is not None:
-            # Said in place of what HDF5 says, which may have missed bytes that it took for written.
+            # Replaces HDF5's own error, which does not know which bytes are missing.
             raise OSError(stream.failure.errno, stream.failure.strerror, name)
 
 
 class _Stream(io.FileIO):
-    """`failure` is the first error; nothing is written after it."""
+    """A file that keeps its first error in `failure` and writes nothing after it."""
 
     failure: OSError | None = None
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write all of it: one system call takes 2 GiB at most."""
+        """Write all of `data`: one system call writes at most 2 GiB."""
         rest = memoryview(data)
         size = len(rest)
         try:

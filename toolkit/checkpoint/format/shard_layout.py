@@ -1,7 +1,7 @@
-"""Where the pieces of one rank stand in its shard file, and all bytes of the file that are not theirs.
+"""The layout of a shard file: the offsets of one rank's pieces, and all bytes of the file other than data.
 
 HDF5 lays the file out once, in memory and without the data. While a state keeps its shape the layout stays the same, so
-that a save is nothing but writing bytes at known places, which threads can do and a full disk cannot crash.
+that a save only writes bytes at known offsets: threads can do this in parallel, and a full disk cannot crash HDF5.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ShardLayout:
     """A shard file without its data.
 
     `starts` gives each piece's first byte (0 for a piece without elements), in the order of the pieces. `structure`
-    are the bytes that are not data, as (first byte, bytes), in ascending order; what neither holds is zero.
+    are the bytes other than data, as (first byte, bytes), in ascending order; all remaining bytes are zero.
     """
 
     pieces: tuple[StoredPiece, ...]
@@ -72,7 +72,7 @@ class ShardLayout:
         return sum(piece.size_bytes for piece in self.pieces)
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """The stretches [first, end) of the file that hold no data."""
+        """The ranges [first, end) of the file without data."""
         data = sorted(
             (start, start + piece.size_bytes) for piece, start in zip(self.pieces, self.starts, strict=True) if start
         )
@@ -81,29 +81,29 @@ class ShardLayout:
                 yield first, end
 
 
-@lru_cache(maxsize=4)  # a run has one layout, and a few where it saves other things in between
+@lru_cache(maxsize=4)  # a run has one layout, or a few if it also saves other states
 def lay_out(pieces: tuple[StoredPiece, ...]) -> ShardLayout:
     """The layout of a shard file with these pieces.
 
     Raises:
-        ToolkitError: a piece cannot be stored: its type, or its number of dimensions.
+        ToolkitError: the type or the number of dimensions of a piece cannot be stored.
     """
     # In memory, with holes where the data will be: HDF5 writes its own structures and nothing else.
     with hdf5_in_memory(**ALIGNMENT) as (file, descriptor):
         file.attrs["format"] = "toolkit-shard 1"
-        datasets = [describe(file, piece) for piece in pieces]  # all structures first: they shall stand together
-        starts = tuple(_placed(dataset, piece) for dataset, piece in zip(datasets, pieces, strict=True))
+        datasets = [describe(file, piece) for piece in pieces]  # all structures first, so that they are adjacent
+        starts = tuple(_allocate(dataset, piece) for dataset, piece in zip(datasets, pieces, strict=True))
         file.close()
         layout = ShardLayout(pieces, starts, (), os.fstat(descriptor).st_size)
         # Without the zeros at their ends.
-        found = ((first, os.pread(descriptor, end - first, first).rstrip(b"\0")) for first, end in layout.gaps())
-        return replace(layout, structure=tuple((first, text) for first, text in found if text))
+        gaps = ((first, os.pread(descriptor, end - first, first).rstrip(b"\0")) for first, end in layout.gaps())
+        return replace(layout, structure=tuple((first, content) for first, content in gaps if content))
 
 
 def describe(
     file: h5py.File, piece: StoredPiece, *, chunk: tuple[int, ...] = (), compression: Compression = "none"
 ) -> h5d.DatasetID:
-    """Make the dataset of a piece, without room for its data; with `compression` in chunks of the shape `chunk`.
+    """Create the dataset of a piece without allocating its data; with `compression` in chunks of the shape `chunk`.
 
     Raises:
         ToolkitError: its type cannot be stored, or it has too many dimensions.
@@ -128,20 +128,20 @@ def describe(
 
 
 def _note(owner: h5g.GroupID | h5d.DatasetID, name: bytes, numbers: Sequence[int]) -> None:
-    """An attribute of numbers. h5py's own way takes three times as long, which counts for thousands of tensors."""
+    """Write an attribute of numbers. h5py's own method takes three times as long, which matters for thousands of tensors."""
     values = np.array(numbers, "<i8")
     h5a.create(owner, name, h5t.STD_I64LE, h5s.create_simple(values.shape)).write(values)
 
 
-def _placed(dataset: h5d.DatasetID, piece: StoredPiece) -> int:
-    """Take room for a piece's data, and return where it begins."""
+def _allocate(dataset: h5d.DatasetID, piece: StoredPiece) -> int:
+    """Allocate a piece's data in the file and return its first byte."""
     if not prod(piece.extent):
         return 0
     kind = element(piece.dtype, where=piece.name)
     space = dataset.get_space()
     if piece.extent:
         space.select_hyperslab((0,) * len(piece.extent), (1,) * len(piece.extent))
-    # HDF5 takes all of the room when the first element is written.
+    # HDF5 allocates all bytes when the first element is written.
     one = np.zeros((1,) * len(piece.extent), kind.memory)
     dataset.write(h5s.create_simple(one.shape) if piece.extent else h5s.ALL, space, one, mtype=kind.file_type())
     return int(dataset.get_offset())

@@ -1,4 +1,4 @@
-"""How a checkpoint and what it is loaded into differ, in one line: every kind of difference, of many names the first."""
+"""Describes in one line how a checkpoint differs from the state that it is loaded into."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 MOST_NAMED = 10  # of each kind: a model that is twice as wide differs in every tensor, and a model may have thousands
 
-Shape = Sequence[int] | None  # None for a value that is no tensor
+Shape = Sequence[int] | None  # None for a value other than a tensor
 
 
 def difference(lacking: Sequence[str] = (), extra: Sequence[str] = (), shapes: Sequence[str] = ()) -> str:
-    """What a checkpoint lacks, holds for nobody, and holds in other shapes (as of `both_shapes`); "" for nothing."""
-    said = []
+    """Keys that a checkpoint lacks, has in excess, or has in other shapes (of `both_shapes`); "" if there are none."""
+    differences = []
     if lacking:
-        said.append(f"lacks {_named(lacking)}")
+        differences.append(f"lacks {_named(lacking)}")
     if extra:
-        said.append(f"holds {_named(extra)}, for which this job has no place")
+        differences.append(f"contains {_named(extra)}, which this job does not have")
     if shapes:
-        said.append(f"has other shapes: {_named(shapes)}")
-    return "; ".join(said)
+        differences.append(f"has other shapes: {_named(shapes)}")
+    return "; ".join(differences)
 
 
 def both_shapes(name: str, there: Shape, here: Shape) -> str:
-    """One tensor whose shape in the checkpoint is not that in memory: `head.bias ([3] there, [5] here)`."""
+    """A tensor with different shapes in the checkpoint and in memory: `head.bias ([3] there, [5] here)`."""
     return f"{name} ({_shape(there)} there, {_shape(here)} here)"
 
 

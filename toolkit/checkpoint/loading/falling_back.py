@@ -1,4 +1,4 @@
-"""The newest good checkpoint of a run: a damaged one goes out of the way, the one before it is tried, none is forgotten."""
+"""Loads the newest good checkpoint of a run: renames a damaged one and tries the one before it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from toolkit.checkpoint.errors import CorruptCheckpointError, load_error
 from toolkit.checkpoint.folder.choice import others_beside
-from toolkit.checkpoint.folder.commit import set_aside
+from toolkit.checkpoint.folder.commit import move_aside
 from toolkit.checkpoint.folder.verify import verify_quickly
 from toolkit.checkpoint.folder.writer_lock import refuse_others
 from toolkit.checkpoint.format.layout import aside_of, committed_steps
@@ -18,14 +18,14 @@ from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import ToolkitError
 from toolkit.talk import say_beside
 
-_START_AGAIN = "start again: the damaged one is out of the way, so that the next attempt begins cleanly"
+_START_AGAIN = "start again: the damaged checkpoint was renamed, so that the next attempt starts cleanly"
 
 
 class Candidates:
-    """The checkpoints of one folder of which the newest good one may be loaded. On rank 0 alone.
+    """The checkpoints of one folder that a load may try. On rank 0 only.
 
     Args:
-        after: only those of later steps.
+        after: only checkpoints of later steps.
     """
 
     def __init__(self, directory: Path, attempt: int, *, after: int) -> None:
@@ -33,9 +33,9 @@ class Candidates:
         self._passed: set[Path] = set()
 
     def newest_good(self) -> tuple[Path, Manifest] | None:
-        """The newest that is whole at a quick look and was not passed over; those that are not are passed over."""
+        """The newest checkpoint that passes the quick check; passes over those that do not."""
         while True:
-            steps = committed_steps(self._directory)  # anew: whoever saves here may have let go what was looked at
+            steps = committed_steps(self._directory)  # read again: a saving process may have removed some
             tried = (step for step, folder in steps.items() if step > self._after and folder not in self._passed)
             step = max(tried, default=None)
             if step is None:
@@ -46,14 +46,14 @@ class Candidates:
             self.pass_over(steps[step], "; ".join(map(str, problems)))
 
     def pass_over(self, folder: Path, reason: str) -> bool:
-        """Put a damaged checkpoint out of the way, where that is this process's business; whether it is."""
+        """Rename a damaged checkpoint if this process may; returns whether it is gone."""
         self._passed.add(folder)
-        if folder not in committed_steps(self._directory).values():  # whoever writes here let it go meanwhile
-            say_beside(f"checkpoint {folder.name} went away while it was read")
+        if folder not in committed_steps(self._directory).values():  # the process that writes here removed it
+            say_beside(f"checkpoint {folder.name} was removed while it was read")
             return True
         try:
             refuse_others(self._directory, self._attempt)
-            aside = set_aside(folder, "bad", self._attempt)
+            aside = move_aside(folder, "bad", self._attempt)
         except (OSError, ToolkitError) as error:
             say_beside(f"checkpoint {folder.name} is damaged: {reason}; it stays where it is: {error}")
             return False
@@ -61,27 +61,27 @@ class Candidates:
         return True
 
     def refuse_to_forget(self) -> None:
-        """Where only damaged checkpoints are left, a start from zero is the user's decision and not ours."""
+        """Raise an error if only damaged checkpoints remain: only the user may decide to start from zero."""
         aside = {path: aside_of(path) for path in sorted(self._directory.glob("step-*"))}
         bad = [
-            path for path, found in aside.items() if path in self._passed or (found is not None and found[1] == "bad")
+            path for path, parts in aside.items() if path in self._passed or (parts is not None and parts[1] == "bad")
         ]
         if bad:
             raise CorruptCheckpointError(
                 f"all checkpoints are damaged: {', '.join(path.name for path in bad)}",
                 where=str(self._directory),
-                fix=f"{others_beside(bad[-1])}, or remove them to begin from zero",
+                fix=f"{others_beside(bad[-1])}, or remove them to start from zero",
             )
 
 
 class FallingBack:
-    """A load, on all ranks, from the newest of these checkpoints that is good."""
+    """A load, on all ranks, from the newest good checkpoint of a folder."""
 
     def __init__(self, ranks: Ranks, directory: Path, attempt: int, wanted: Wanted, *, after: int = -1) -> None:
-        """Copy what a fall-back may need.
+        """Copy the values that a fall-back may need.
 
         Raises:
-            ToolkitError: this rank or another could not.
+            ToolkitError: a rank could not.
         """
         self._ranks, self._directory, self._wanted = ranks, directory, wanted
         self._candidates = Candidates(directory, attempt, after=after)
@@ -92,11 +92,11 @@ class FallingBack:
             raise load_error(directory, failure) from failure
 
     def load_newest(self) -> LoadedCheckpoint | None:
-        """Fill the tensors; None where there is no checkpoint that is good.
+        """Fill the tensors; None if there is no good checkpoint.
 
         Raises:
-            OwnFailureError: a damaged one has written into a tensor that the next one lacks, and that is too large to be
-                copied beforehand.
+            OwnFailureError: a damaged checkpoint has written into a tensor that the next one lacks, and that was too large
+                to copy beforehand.
         """
         while (newest := self._ranks.from_rank_zero(self._candidates.newest_good)) is not None:
             folder, manifest = newest
@@ -108,14 +108,14 @@ class FallingBack:
         return None
 
     def load_instead(self, source: Path) -> LoadedCheckpoint:
-        """Fill the tensors from a folder that somebody named, after `load_newest` found nothing."""
+        """Fill the tensors from a folder that the user named, after `load_newest` found nothing."""
         return load_exactly(self._ranks, source, self._wanted, before=lambda manifest: self._restore(source, manifest))
 
     def load_nothing(self, *, may_forget: bool) -> None:
         """Leave the tensors as they were before `load_newest`, which found nothing.
 
         Raises:
-            CorruptCheckpointError: there are damaged ones, and the run may not begin anew beside them.
+            CorruptCheckpointError: there are damaged checkpoints, so that the run may not start from zero.
         """
         if not may_forget:
             self._ranks.from_rank_zero(self._candidates.refuse_to_forget)
@@ -125,7 +125,7 @@ class FallingBack:
         self._start.may_be_overwritten_by(folder, manifest)
         is_gone = self._ranks.from_rank_zero(lambda: self._candidates.pass_over(folder, reason))
         if not is_gone:
-            self._fix = f"move {folder.name} out of the way, which this process may not, and start again"
+            self._fix = f"rename {folder.name}, which this process may not, and start again"
 
     def _restore(self, folder: Path, following: Manifest | None) -> None:
         try:

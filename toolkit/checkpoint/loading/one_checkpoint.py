@@ -1,4 +1,4 @@
-"""One checkpoint into the tensors of all ranks."""
+"""Loads one checkpoint into the tensors of all ranks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from toolkit.comm.rank_failure import RankFailure
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What `load` found: `state` as it was saved, `world_size` of the ranks that saved it.
+    """The result of `load`: `state` as it was saved, `world_size` of the ranks that saved it.
 
-    `missing` names the optional tensors that the checkpoint does not hold; they were left as they are. `bytes_read`
-    are those that this rank asked of the shard files.
+    `missing` names the optional tensors that the checkpoint lacks; they are unchanged. `bytes_read` counts the bytes
+    that this rank read from the shard files.
     """
 
     step: int
@@ -35,7 +35,7 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a load is to fill: `tensors`, of which those below `optional` keys may be missing. `threads` read at a time."""
+    """The target of a load: `tensors`, of which those below `optional` keys may be missing, read by `threads`."""
 
     tensors: dict[str, Any]
     optional: tuple[str, ...]
@@ -46,7 +46,7 @@ def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> 
     """Fill this rank's tensors, on all ranks.
 
     Raises:
-        ToolkitError: when a tensor is missing or of another shape, the same on every rank.
+        ToolkitError: a tensor is missing or has another shape; the same on every rank.
         CorruptCheckpointError: it is damaged, the same on every rank.
     """
     planner = LoadPlanner(wanted.optional)
@@ -64,13 +64,13 @@ def load_one(ranks: Ranks, folder: Path, manifest: Manifest, wanted: Wanted) -> 
 def load_exactly(
     ranks: Ranks, source: Path, wanted: Wanted, *, before: Callable[[Manifest], None] | None = None
 ) -> LoadedCheckpoint:
-    """As `load_one`, from a folder that somebody named; a damaged one stays where it is.
+    """Like `load_one`, from a folder that the user named; a damaged one is not renamed.
 
     Args:
-        before: is called on all ranks before anything is loaded.
+        before: called on all ranks before anything is loaded.
 
     Raises:
-        CorruptCheckpointError: with the others beside it that look whole.
+        CorruptCheckpointError: the fix names the others beside it that pass the quick check.
     """
     try:
         manifest = ranks.from_rank_zero(lambda: good_manifest(source))

@@ -1,4 +1,4 @@
-"""Reads what a DCP plan asks for, out of a checkpoint's shard files into the tensors that the planner names."""
+"""Reads the items of a DCP load plan from a checkpoint's shard files into the tensors that the planner names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Blocks = Mapping[str, Collection[int]]  # of each shard file
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an item goes: `buffer` is the target itself where the bytes can go straight to it."""
+    """The target of an item; `buffer` is the target itself if the bytes can be read directly into it."""
 
     item: ReadItem
     target: torch.Tensor
@@ -32,13 +32,13 @@ class _Place:
 
 
 class PlannedLoad:
-    """What one rank reads of a checkpoint. Made without a byte read; `read` fills the tensors."""
+    """The part of a checkpoint that one rank reads. The constructor reads no bytes; `read` fills the tensors."""
 
     def __init__(self, folder: Path, manifest: Manifest, plan: LoadPlan, planner: LoadPlanner) -> None:
-        """Find the place of every item.
+        """Find the target of every item.
 
         Raises:
-            ToolkitError: a tensor has another kind of number in memory than in the checkpoint.
+            ToolkitError: a tensor has a different kind of number in memory than in the checkpoint.
         """
         self._folder = folder
         self._manifest = manifest
@@ -53,15 +53,15 @@ class PlannedLoad:
         self._reads: dict[str, FileReads] = {file: reads_of(of_file) for file, of_file in boxes.items()}
 
     def touched_blocks(self) -> dict[str, set[int]]:
-        """The blocks of each shard file that hold something of what is read."""
+        """The blocks of each shard file that `read` needs."""
         return {file: reads.touched() for file, reads in self._reads.items()}
 
     def read(self, *, threads: int = 1, checked_by_others: Blocks | None = None) -> int:
-        """Fill the tensors and return the bytes read. When this raises, they hold nothing that may be used.
+        """Fill the tensors and return the bytes read. After an error their contents are undefined.
 
         Raises:
-            CorruptCheckpointError: something of it is damaged.
-            OwnFailureError: the system does not let this host read it.
+            CorruptCheckpointError: a part of it is damaged.
+            OwnFailureError: this host cannot read it.
         """
         for item in self._values:
             packed = io.BytesIO()
@@ -80,7 +80,7 @@ class PlannedLoad:
         return bytes_read
 
     def _box(self, item: ReadItem) -> tuple[str, WantedBox]:
-        """(the shard file of an item, what is wanted of it)."""
+        """The shard file of an item, and the box to read."""
         name = item.storage_index.fqn
         record = self._manifest.tensors[name]
         piece = piece_of(record, item.storage_index)
@@ -97,10 +97,10 @@ class PlannedLoad:
 
 
 def planned_load(folder: Path, manifest: Manifest, tensors: dict[str, Any], planner: LoadPlanner) -> PlannedLoad:
-    """What this rank needs of a checkpoint to fill its tensors, by DCP's planner.
+    """The load that fills this rank's tensors, planned by DCP.
 
     Raises:
-        ToolkitError: a tensor is missing, or of another shape or kind; `tensors` is no dict.
+        ToolkitError: a tensor is missing, or has another shape or kind; `tensors` is not a dict.
     """
     refuse_no_dict(tensors, "tensors")
     planner.set_up_planner(tensors, metadata_of(manifest), is_coordinator=False)
@@ -108,7 +108,7 @@ def planned_load(folder: Path, manifest: Manifest, tensors: dict[str, Any], plan
 
 
 def metadata_of(manifest: Manifest) -> dcp.Metadata:
-    """A manifest as DCP's planner wants it."""
+    """A manifest as DCP's metadata."""
     records: dict[str, dcp.STORAGE_TYPES] = {
         name: _storage_metadata(record) for name, record in manifest.tensors.items()
     }
@@ -127,7 +127,7 @@ def _storage_metadata(record: TensorRecord) -> dcp.TensorStorageMetadata:
 
 
 def piece_of(record: TensorRecord, index: dcp.MetadataIndex) -> Piece:
-    """The piece that a read item of DCP's means."""
+    """The piece of a read item of DCP."""
     offset = tuple(index.offset or ())
     if index.index is not None and record.pieces[index.index].offset == offset:
         return record.pieces[index.index]
@@ -135,10 +135,10 @@ def piece_of(record: TensorRecord, index: dcp.MetadataIndex) -> Piece:
 
 
 def _check_conversion(name: str, stored: torch.dtype, wanted: torch.dtype) -> None:
-    """Precision may change between saving and loading; what kind of number it is may not."""
+    """Refuse another kind of number. The precision of floats may change between saving and loading."""
     if stored != wanted and not (stored.is_floating_point and wanted.is_floating_point):
         raise ToolkitError(
-            f"is {dtype_name(stored)} in the checkpoint and {dtype_name(wanted)} in memory",
+            f"is {dtype_name(stored)} in the checkpoint but {dtype_name(wanted)} in memory",
             where=name,
             fix=f"make the tensor {dtype_name(stored)}",
         )

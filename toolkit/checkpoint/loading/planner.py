@@ -21,10 +21,10 @@ from toolkit.errors import ToolkitError
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, but chosen keys may be missing from the checkpoint. All else that differs is named at once.
+    """DCP's planner, except that chosen keys may be missing. Reports all other differences at once.
 
     Args:
-        optional: keys that may be missing; each stands for all keys below it too.
+        optional: keys that may be missing, including all keys below them.
     """
 
     def __init__(self, optional: tuple[str, ...]) -> None:
@@ -38,20 +38,20 @@ class LoadPlanner(DefaultLoadPlanner):
         refuse_nested(self.state_dict)
         self.missing = tuple(sorted(set(self.state_dict) - set(self.metadata.state_dict_metadata)))
         self._refuse_what_differs()
-        # DCP's way takes a millisecond for a DTensor, and works out the place of some uneven parts wrongly (`boxes`).
+        # DCP takes a millisecond per DTensor, and misplaces some uneven parts (see `boxes`).
         placed = {name: tensor for name, tensor in self.state_dict.items() if self._is_placed(name, tensor)}
         others = {name: value for name, value in self.state_dict.items() if name not in placed}
         plan = create_default_local_load_plan(others, self.metadata, strict=False)
         return LoadPlan([*plan.items, *(item for name, tensor in placed.items() for item in self._items(name, tensor))])
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put a value where it was. DCP makes text of every key, and a dict may have numbers for keys."""
+        """Set a value at its path. DCP converts every key to a string, while a dict may have integer keys."""
         put_value(
             self.original_state_dict, self.mappings[read_item.dest_index.fqn], torch.load(value, weights_only=True)
         )
 
     def _is_placed(self, name: str, value: object) -> bool:
-        """Whether it is a DTensor of which this rank has a part."""
+        """Whether a value is a DTensor with a part on this rank."""
         assert self.metadata is not None
         record = self.metadata.state_dict_metadata.get(name)
         return (
@@ -68,17 +68,17 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def _refuse_what_differs(self) -> None:
         lacking = [name for name in self.missing if not is_optional(name, self._optional)]
-        shapes = [said for name, value in self.state_dict.items() if (said := self._differing(name, value))]
+        shapes = [pair for name, value in self.state_dict.items() if (pair := self._differing(name, value))]
         if lacking or shapes:
             raise ToolkitError(
                 f"the checkpoint {difference(lacking, shapes=shapes)}",
                 fix="load a checkpoint of this model"
-                + (", or name what it may lack in `optional`" if lacking else "")
+                + (", or list the keys that it may lack in `optional`" if lacking else "")
                 + (", or give the model the saved shapes" if shapes else ""),
             )
 
     def _differing(self, name: str, value: object) -> str:
-        """A tensor of another shape than the checkpoint's, or one that is a tensor on one side alone."""
+        """The shapes of a tensor if they differ, or if it is a tensor on only one side; else ""."""
         assert self.metadata is not None
         record = self.metadata.state_dict_metadata.get(name)
         if record is None:
@@ -89,20 +89,20 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 def put_value(tree: Any, path: Sequence[str | int], value: object) -> None:
-    """Set what stands at DCP's path in nested dicts and lists."""
+    """Set the value at DCP's path in nested dicts and lists."""
     *above, last = path
     for part in above:
         tree = tree[_own_key(tree, part)]
     tree[_own_key(tree, last)] = value
 
 
-def _own_key(place: Any, part: str | int) -> Any:
-    """The key or place that DCP's path means."""
-    if isinstance(place, Mapping):
-        return next((key for key in place if str(key) == part), part)
+def _own_key(container: Any, part: str | int) -> Any:
+    """The key or index of a container for a part of DCP's path."""
+    if isinstance(container, Mapping):
+        return next((key for key in container if str(key) == part), part)
     return part
 
 
 def is_optional(name: str, optional: tuple[str, ...]) -> bool:
-    """Whether a key is one of these, or below one of them."""
+    """Whether a key is in `optional`, or below one of its keys."""
     return any(name == key or name.startswith(f"{key}.") for key in optional)

@@ -1,7 +1,7 @@
-"""Boxes of which a file holds one row here and one there: where the rows begin, and how they come to their places.
+"""Boxes whose rows are not contiguous in the file: the first byte of each row, and copying rows to their targets.
 
-A box that is narrower than its piece is a stack of rows that begin at equal distances. Those that begin in one block of
-the file are copied together, while the processor may still have the block in its cache.
+A box that is narrower than its piece is a stack of rows at equal distances. Rows that start in the same block of the
+file are copied together, while the block may still be in the processor's cache.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from mmap import mmap
 
 import numpy as np
 
-_MOST_ROW_BYTES = 256 * 1024  # far less than a block: most of the rows that begin in one end in it
+_MOST_ROW_BYTES = 256 * 1024  # far less than a block: most rows end in the block in which they start
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of a box: `out[i]` begins at byte `first + i * distance` of the file.
+    """Rows of a box: `out[i]` starts at byte `first + i * distance` of the file.
 
     `strides` are those of the file, in bytes, for the dimensions of `out`; `span` are the bytes from the first element of a
     row to the end of its last.
@@ -33,16 +33,16 @@ class Rows:
 
     @property
     def begins(self) -> range:
-        """Where each row begins."""
+        """The first byte of each row."""
         return range(self.first, self.first + self.distance * len(self.out), self.distance)
 
-    def beginning_in(self, stretch: range) -> range:
-        """The numbers of the rows that begin in a stretch of the file."""
-        first, end = (-(-(at - self.first) // self.distance) for at in (stretch.start, stretch.stop))
+    def starting_in(self, span: range) -> range:
+        """The numbers of the rows that start in a span of the file."""
+        first, end = (-(-(at - self.first) // self.distance) for at in (span.start, span.stop))
         return range(min(max(first, 0), len(self.out)), min(max(end, 0), len(self.out)))
 
     def copy(self, numbers: range, buffer: mmap | memoryview | bytes, buffer_begins: int) -> None:
-        """Copy some of them out of memory that holds the file from byte `buffer_begins` on."""
+        """Copy some rows from a buffer with the bytes of the file from `buffer_begins` on."""
         if not numbers:
             return
         part = self.out[numbers.start : numbers.stop]
@@ -54,10 +54,10 @@ def rows_of(first_byte: int, piece_shape: tuple[int, ...], start: tuple[int, ...
     """All rows of a box, none of them longer than 256 KiB.
 
     Args:
-        first_byte: of the piece in the file.
-        piece_shape: of the piece, which lies there in C order.
-        start: where the box begins in the piece.
-        out: its place, of its shape.
+        first_byte: the first byte of the piece in the file.
+        piece_shape: the shape of the piece, which is stored in C order.
+        start: the start of the box in the piece.
+        out: the target, with the shape of the box.
     """
     size = out.itemsize
     strides = tuple(prod(piece_shape[axis + 1 :]) * size for axis in range(out.ndim))

@@ -1,9 +1,9 @@
-"""Reads boxes of pieces out of one shard file, straight into their places, and checks every block that they touch.
+"""Reads boxes of pieces from one shard file directly into their targets, and checks every block that they touch.
 
-No HDF5: the manifest says where each piece's bytes begin, so that nothing in the file can lead elsewhere. A box whose
-bytes follow one another in the file and in memory is read into its place and digested there. Other boxes are copied row
-by row: out of a block that was just read to be checked, else out of the file's pages. Of a compressed piece the chunks
-that hold something of a box are read, checked, and decompressed.
+Without HDF5: the manifest states the first byte of each piece, so that nothing in the file can lead elsewhere. A box
+that is contiguous in the file and in memory is read into its target and digested there. Other boxes are copied row by
+row: from a block that was just read for its check, else from the file's pages. For a compressed piece the reader reads,
+checks and decompresses the chunks that overlap the box.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TypeVar
 import xxhash
 
 from toolkit.checkpoint.errors import CorruptCheckpointError, reading
-from toolkit.checkpoint.format.byte_views import behind, in_strides
+from toolkit.checkpoint.format.byte_views import in_cached_parts, without_first
 from toolkit.checkpoint.format.chunks import chunks_of_box
 from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests, read_digests, size_of_file
 from toolkit.checkpoint.format.filters import DecompressionError, decompress
@@ -36,12 +36,12 @@ from toolkit.checkpoint.loading.wanted import FileReads, WantedBox, WantedOfBloc
 T = TypeVar("T")
 Pages = mmap.mmap | bytes
 
-_BATCH_BYTES = 64 * 1024 * 1024  # of compressed chunks that are in memory at a time
+_BATCH_BYTES = 64 * 1024 * 1024  # of compressed chunks in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
 class _WantedChunk:
-    """A chunk of a box's piece: where its bytes are in the file, and the part of it that the box wants."""
+    """A chunk that overlaps a box: its bytes in the file, and the overlap."""
 
     box: WantedBox
     stored: range
@@ -52,15 +52,15 @@ class _WantedChunk:
 class ShardReader:
     """One shard file of a checkpoint, open. A context manager.
 
-    `bytes_read` counts what was asked of the file, each block as a whole.
+    `bytes_read` counts the bytes that were read from the file, in whole blocks.
     """
 
     def __init__(self, path: Path, expected: FileRecord, *, threads: int = 1) -> None:
         """Open the file, which must have the size and digests that the manifest states.
 
         Raises:
-            CorruptCheckpointError: the file or its digests are missing, cut, or not those of the manifest.
-            OwnFailureError: the system does not let this host read it, which says nothing about the checkpoint.
+            CorruptCheckpointError: the file or its digests are missing, truncated, or differ from the manifest.
+            OwnFailureError: this host cannot read it, while the checkpoint itself may be good.
         """
         self.bytes_read = 0
         self._path = path
@@ -81,14 +81,14 @@ class ShardReader:
         os.close(self._descriptor)
 
     def read(self, reads: FileReads, *, checked_by_others: Collection[int] = ()) -> None:
-        """Fill what is wanted of this file. When this raises, it holds nothing that may be used.
+        """Fill the targets of `reads`. After an error their contents are undefined.
 
         Args:
-            checked_by_others: blocks that another rank of this node checks meanwhile.
+            checked_by_others: blocks that another rank of this node checks at the same time.
 
         Raises:
-            CorruptCheckpointError: a block is damaged, or the file was changed meanwhile.
-            OwnFailureError: the system does not let this host read it.
+            CorruptCheckpointError: a block is damaged, or the file has changed in the meantime.
+            OwnFailureError: this host cannot read it.
         """
         has_rows = any(of_block.rows for of_block in reads.blocks.values())
         with reading(self._path), self._mapped(has_rows) as pages:
@@ -99,7 +99,7 @@ class ShardReader:
 
     @contextmanager
     def _mapped(self, is_needed: bool) -> Iterator[Pages]:
-        """The file's pages, where rows are wanted. A file that another process cuts now would kill this one (SIGBUS)."""
+        """The file's pages, if rows are wanted. If another process truncates the file now, SIGBUS kills this one."""
         if not is_needed:
             yield b""
             return
@@ -109,29 +109,29 @@ class ShardReader:
     def _read_blocks(
         self, wanted: Mapping[int, WantedOfBlock], checked_by_others: Collection[int], pages: Pages = b""
     ) -> None:
-        """Read what is wanted into place, and check each block once."""
+        """Read the wanted bytes into their targets, and check each block once."""
         to_check = self._unchecked.intersection(wanted).difference(checked_by_others)
 
         def work(block: int) -> int:
-            found = wanted[block]
+            of_block = wanted[block]
             if block in to_check:
-                return self._read_and_check(block, found, pages)
-            _copy_rows(found.rows, _block(block, self._digests.size), pages)
-            return sum(self._read_parts(begin, [part]) for begin, part in found.parts)
+                return self._read_and_check(block, of_block, pages)
+            _copy_rows(of_block.rows, _block(block, self._digests.size), pages)
+            return sum(self._read_parts(begin, [part]) for begin, part in of_block.parts)
 
         self.bytes_read += sum(_in_threads(work, list(wanted), self._threads))
         self._unchecked -= to_check
 
     def _read_and_check(self, block: int, wanted: WantedOfBlock, pages: Pages) -> int:
-        """Read a whole block: what is wanted to its place, the rest to a scratch."""
+        """Read and check a whole block: wanted bytes into their targets, the rest into a scratch buffer."""
         inside = _block(block, self._digests.size)
         scratch = self._scratch_block()[: len(inside)]
         parts = wanted.in_order
         digest = xxhash.xxh3_128()
         at = inside.start
-        for stride in in_strides([scratch] if wanted.is_scattered else _with_gaps(parts, inside, scratch)):
-            at += self._read_parts(at, stride)
-            for view in stride:
+        for cached in in_cached_parts([scratch] if wanted.is_scattered else _with_gaps(parts, inside, scratch)):
+            at += self._read_parts(at, cached)
+            for view in cached:
                 digest.update(view)
         if digest.hexdigest() != self._digests.blocks[block]:
             raise CorruptCheckpointError(
@@ -144,7 +144,7 @@ class ShardReader:
         return at - inside.start
 
     def _read_parts(self, first_byte: int, parts: Sequence[memoryview]) -> int:
-        """Fill the parts with the bytes that follow one another from `first_byte`."""
+        """Fill the parts with the contiguous bytes from `first_byte` on."""
         rest = list(parts)
         position = first_byte
         while rest:
@@ -152,11 +152,11 @@ class ShardReader:
             if not count:
                 raise CorruptCheckpointError(f"ends at byte {position}", where=str(self._path))
             position += count
-            rest = behind(rest, count)
+            rest = without_first(rest, count)
         return position - first_byte
 
     def _decompress(self, boxes: Sequence[WantedBox], checked_by_others: Collection[int]) -> None:
-        """Read, check and decompress the chunks that hold something of compressed boxes, some at a time."""
+        """Read, check and decompress the chunks that overlap compressed boxes, in batches."""
         for batch in _batches(boxes):
             stored = {chunk: memoryview(bytearray(len(chunk))) for chunk in {wanted.stored for wanted in batch}}
             of_blocks: defaultdict[int, WantedOfBlock] = defaultdict(WantedOfBlock)
@@ -189,31 +189,31 @@ class ShardReader:
         return block
 
     def _identity(self) -> tuple[int, int]:
-        found = os.fstat(self._descriptor)
-        return found.st_size, found.st_mtime_ns
+        status = os.fstat(self._descriptor)
+        return status.st_size, status.st_mtime_ns
 
 
 def _digests_of(path: Path, expected: FileRecord) -> BlockDigests:
     digest_path = path.with_name(digest_name(path.name))
-    found = size_of_file(path)
+    size = size_of_file(path)
     size_of_file(digest_path)
     digests = read_digests(digest_path)
-    if found != expected.size:
-        raise CorruptCheckpointError(f"has {found} bytes instead of {expected.size}", where=str(path))
+    if size != expected.size:
+        raise CorruptCheckpointError(f"has {size} bytes instead of {expected.size}", where=str(path))
     if (digests.size, digests.whole) != (expected.size, expected.digest):
         raise CorruptCheckpointError("does not belong to its shard file", where=str(digest_path))
     return digests
 
 
-def _copy_rows(rows: Sequence[Rows], block: range, pages: Pages, held: memoryview | None = None) -> None:
-    """Copy the rows that begin in a block: out of memory that holds the block, those that it holds, else out of the pages."""
-    for one in rows:
-        numbers = one.beginning_in(block)
-        if held is not None:
-            inside = one.beginning_in(range(block.start, max(block.start, block.stop - one.span + 1)))
-            one.copy(inside, held, block.start)
+def _copy_rows(rows: Sequence[Rows], block: range, pages: Pages, content: memoryview | None = None) -> None:
+    """Copy the rows that start in a block: from `content`, if they also end in the block, else from the pages."""
+    for part in rows:
+        numbers = part.starting_in(block)
+        if content is not None:
+            inside = part.starting_in(range(block.start, max(block.start, block.stop - part.span + 1)))
+            part.copy(inside, content, block.start)
             numbers = range(inside.stop, numbers.stop)
-        one.copy(numbers, pages, 0)
+        part.copy(numbers, pages, 0)
 
 
 def _block(number: int, size: int) -> range:
@@ -222,7 +222,7 @@ def _block(number: int, size: int) -> range:
 
 
 def _batches(boxes: Iterable[WantedBox]) -> Iterator[list[_WantedChunk]]:
-    """The chunks of boxes in the file's order, as many at a time as are held in memory."""
+    """The chunks of boxes in the file's order, in batches that fit into memory."""
     wanted = []
     for box in boxes:
         chunks = box.piece.chunks
@@ -230,19 +230,19 @@ def _batches(boxes: Iterable[WantedBox]) -> Iterator[list[_WantedChunk]]:
         for number, inside_chunk, inside_box in chunks_of_box(box.piece.shape, chunks.shape, box.start, box.out.shape):
             wanted.append(_WantedChunk(box, chunks.bytes_of_file(number), inside_chunk, inside_box))
     batch: list[_WantedChunk] = []
-    held = 0
+    batch_bytes = 0
     for chunk in sorted(wanted, key=lambda chunk: chunk.stored.start):
         batch.append(chunk)
-        held += len(chunk.stored)
-        if held >= _BATCH_BYTES:
+        batch_bytes += len(chunk.stored)
+        if batch_bytes >= _BATCH_BYTES:
             yield batch
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
     if batch:
         yield batch
 
 
 def _with_gaps(places: Sequence[tuple[int, memoryview]], block: range, scratch: memoryview) -> list[memoryview]:
-    """The bytes of a block as parts that follow one another: the places, and what nobody wants."""
+    """All bytes of a block as contiguous parts: the targets, and scratch memory for the gaps."""
     parts = []
     position = block.start
     for begin, part in [*places, (block.stop, scratch[:0])]:
@@ -255,7 +255,7 @@ def _with_gaps(places: Sequence[tuple[int, memoryview]], block: range, scratch: 
 
 
 def _in_threads(work: Callable[[T], int], items: Sequence[T], threads: int) -> list[int]:
-    """What `work` gives for each item, several at a time."""
+    """The results of `work` for all items, from several threads."""
     if threads == 1 or len(items) == 1:
         return [work(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:

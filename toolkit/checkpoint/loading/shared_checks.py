@@ -1,4 +1,4 @@
-"""Which rank of a node checks which block: each is checked once, by one of the ranks that read something of it."""
+"""Assigns blocks to ranks for checking: one of the ranks of a node that read a block checks it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Touched:
-    """What one rank touches: the blocks of each shard file, on one node."""
+    """The blocks of each shard file that one rank reads, and the rank's node."""
 
     node: str
     blocks: dict[str, set[int]]
 
 
 def node_name() -> str:
-    """A name that all processes of this node have, and no other node: they read through one page cache."""
+    """A name that identifies this node, whose processes share one page cache."""
     try:
         return _BOOT.read_text(encoding="ascii").strip()
-    except OSError:  # no Linux, or /proc is hidden: the host's name tells nodes apart as well as their owner does
+    except OSError:  # not Linux, or /proc is hidden: the host name usually identifies a node
         return socket.gethostname()
 
 
 def touched_blocks(manifest: Manifest, items: Iterable[ReadItem]) -> dict[str, set[int]]:
-    """The blocks of each shard file that hold something of what a plan reads."""
+    """The blocks of each shard file that a plan reads."""
     touched: dict[str, set[int]] = defaultdict(set)
     for item in items:
         if item.type == LoadItemType.BYTE_IO or 0 in item.lengths:
@@ -48,7 +48,7 @@ def touched_blocks(manifest: Manifest, items: Iterable[ReadItem]) -> dict[str, s
 
 
 def shares_of_checks(of_ranks: Sequence[Touched]) -> list[dict[str, set[int]]]:
-    """`share_of_checks` for every rank, ranks of a node told by its name."""
+    """`share_of_checks` for every rank; ranks of a node have the same node name."""
     nodes: dict[str, list[Touched]] = defaultdict(list)
     shares = []
     for touched in of_ranks:
@@ -64,18 +64,18 @@ def shares_of_checks(of_ranks: Sequence[Touched]) -> list[dict[str, set[int]]]:
 def share_of_checks(
     own: dict[str, set[int]], of_node: Sequence[dict[str, set[int]]], place: int
 ) -> dict[str, set[int]]:
-    """The blocks that this rank touches and another rank of its node checks: each is checked once on a node.
+    """The blocks that this rank reads and another rank of its node checks: a node checks each block once.
 
     Args:
-        of_node: what each rank of the node touches, in an order that all of them see.
-        place: this rank's in it.
+        of_node: the blocks that each rank of the node reads, in the same order on all of them.
+        place: this rank's index in it.
     """
     others: dict[str, set[int]] = {}
     for file, blocks in own.items():
-        askers: dict[int, list[int]] = defaultdict(list)
+        readers: dict[int, list[int]] = defaultdict(list)
         for rank, touched in enumerate(of_node):
             for block in touched.get(file, ()):
-                askers[block].append(rank)
-        # By the block's number: neighbours share the work evenly.
-        others[file] = {block for block in blocks if askers[block][block % len(askers[block])] != place}
+                readers[block].append(rank)
+        # By the block's number, which distributes the work evenly.
+        others[file] = {block for block in blocks if readers[block][block % len(readers[block])] != place}
     return others

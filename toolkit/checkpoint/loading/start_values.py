@@ -1,8 +1,7 @@
-"""What tensors held before a load, for an older checkpoint that lacks them: the newer one, found damaged halfway, may have
-written into them.
+"""Keeps the values of tensors before a load, in case a damaged checkpoint overwrites them and an older one lacks them.
 
-Nothing large is copied, as a second optimizer state would not fit beside the first. Where a large one would be needed,
-the attempt ends instead, and the next one begins without the damaged checkpoint.
+Large tensors are not copied, because a second optimizer state would not fit into memory. If such a copy would be needed,
+the attempt exits, and the next one starts without the damaged checkpoint.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _NAMES_SHOWN = 3
 
 
 class StartValues:
-    """Copies of small tensors, and which of all tensors a damaged checkpoint may have written into.
+    """Copies of small tensors, and the names of all tensors that a damaged checkpoint may have overwritten.
 
     Args:
-        tensors: what the load is given.
-        optional: keys that a checkpoint need not hold; their tensors are copied first.
+        tensors: the target of the load.
+        optional: keys that a checkpoint may lack; their tensors are copied first.
     """
 
     def __init__(self, tensors: dict[str, Any], optional: tuple[str, ...]) -> None:
@@ -41,28 +40,28 @@ class StartValues:
         self._copies: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._overwritten: set[str] = set()
         self._damaged: list[str] = []
-        room = MOST_BYTES
+        free = MOST_BYTES
         for name in sorted(flat.keys() - self._values.keys(), key=lambda name: not is_optional(name, optional)):
             local = _on_this_rank(flat[name])
-            if local.layout == torch.strided and local.nbytes <= min(room, MOST_BYTES_EACH):
-                room -= local.nbytes
+            if local.layout == torch.strided and local.nbytes <= min(free, MOST_BYTES_EACH):
+                free -= local.nbytes
                 self._copies.append((name, local, local.clone()))
         self._large = flat.keys() - self._values.keys() - {name for name, _, _ in self._copies}
 
     def may_be_overwritten_by(self, folder: Path, manifest: Manifest) -> None:
-        """Note that a load of a checkpoint failed halfway."""
+        """Record that a load of a checkpoint failed halfway."""
         self._damaged.append(folder.name)
         self._overwritten |= (self._large | self._values.keys()) & (manifest.tensors.keys() | manifest.objects.keys())
 
     def restore(self, following: Manifest | None, *, fix: str) -> None:
-        """Put back what may have been written into, before another checkpoint is loaded, or none.
+        """Restore values that may have been overwritten, before the next load.
 
         Args:
-            following: the one that is loaded next.
-            fix: of the error.
+            following: the checkpoint that is loaded next, or None.
+            fix: the fix of the error.
 
         Raises:
-            OwnFailureError: something that `following` lacks was not copied.
+            OwnFailureError: a tensor that `following` lacks was not copied.
         """
         if not self._damaged:
             return
@@ -74,15 +73,15 @@ class StartValues:
         if lost:
             named = ", ".join(lost[:_NAMES_SHOWN])
             more = f" and {len(lost) - _NAMES_SHOWN} more" if len(lost) > _NAMES_SHOWN else ""
-            after = f"step {following.step} lacks" if following is not None else "no other holds"
+            after = f"step {following.step} does not contain" if following is not None else "no other contains"
             raise OwnFailureError(
                 f"{named}{more} may be partly overwritten by the damaged checkpoint {' and '.join(self._damaged)}, and "
-                f"{after} what stood there",
+                f"{after} the original value",
                 fix=fix,
             )
 
     def _stays(self, name: str, following: Manifest | None) -> bool:
-        """Whether the next load leaves a tensor as it is. One that it must hold and lacks is the next load's to tell."""
+        """Whether the next load leaves a tensor unchanged. It reports a required tensor that it lacks itself."""
         if following is None:
             return True
         return name not in following.tensors and is_optional(name, self._optional)

@@ -1,6 +1,6 @@
-"""What a load wants of a shard file: boxes of pieces and their places, and by block which bytes go where.
+"""The part of a shard file that a load reads: boxes of pieces and their targets, and the bytes to read by block.
 
-Worked out before anything is read, without a look at the file: the manifest says where each piece's bytes begin.
+Computed before the file is opened: the manifest states the first byte of each piece.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from toolkit.checkpoint.format.digests import BLOCK_BYTES
 from toolkit.checkpoint.format.manifest import Piece
 from toolkit.checkpoint.loading.rows import Rows, rows_of
 
-_MOST_PARTS = 64  # of a block in one system call; more are read together and copied from there
+_MOST_PARTS = 64  # of a block in one system call; with more, the block is read as a whole and copied
 
 
 @dataclass(frozen=True, eq=False)
 class WantedBox:
-    """A box of a piece and its place in memory.
+    """A box of a piece and its target in memory.
 
-    `start` is where it begins inside the piece; `out` has its shape, and elements of the piece's size, bit by bit.
+    `start` is its offset inside the piece; `out` has its shape, and elements of the stored size.
     """
 
     piece: Piece
@@ -36,36 +36,36 @@ class WantedBox:
 
 @dataclass(frozen=True, eq=False)
 class WantedOfBlock:
-    """What is wanted of a block: bytes from a first one on and their places, and rows that may begin in it."""
+    """The wanted bytes of a block: (first byte, target) of contiguous parts, and rows that may start in it."""
 
     parts: list[tuple[int, memoryview]] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
 
     @cached_property
     def in_order(self) -> Sequence[tuple[int, memoryview]]:
-        """The parts as they follow one another in the file."""
+        """The parts in the file's order."""
         return sorted(self.parts, key=_first)
 
     @cached_property
     def is_scattered(self) -> bool:
-        """Whether it is read as a whole and copied from there: there are rows, many parts, or bytes with two places."""
+        """Whether the block is read as a whole and copied: it has rows, many parts, or bytes with two targets."""
         return bool(self.rows) or len(self.parts) > _MOST_PARTS or _overlap(self.in_order)
 
 
 @dataclass(frozen=True, eq=False)
 class FileReads:
-    """What is wanted of one shard file: by block, in the file's order, and boxes of compressed pieces."""
+    """The wanted bytes of one shard file: by block, in the file's order, and boxes of compressed pieces."""
 
     blocks: Mapping[int, WantedOfBlock]
     compressed: Sequence[WantedBox]
 
     def touched(self) -> set[int]:
-        """The blocks that hold something of it."""
+        """The blocks with wanted bytes."""
         return set(self.blocks).union(*map(_blocks_of, self.compressed))
 
 
 def reads_of(boxes: Iterable[WantedBox]) -> FileReads:
-    """The boxes of one file, which is not looked at."""
+    """The reads for boxes of one file, without opening it."""
     blocks: defaultdict[int, WantedOfBlock] = defaultdict(WantedOfBlock)
     compressed = []
     for box in boxes:
@@ -79,25 +79,25 @@ def reads_of(boxes: Iterable[WantedBox]) -> FileReads:
 
 
 def in_file_order(blocks: Mapping[int, WantedOfBlock]) -> dict[int, WantedOfBlock]:
-    """The same by ascending block."""
+    """The same dict sorted by block."""
     return {block: blocks[block] for block in sorted(blocks)}
 
 
 def _add(wanted: defaultdict[int, WantedOfBlock], box: WantedBox) -> None:
-    """Want a box of a piece that is not compressed."""
+    """Add a box of an uncompressed piece."""
     inside = _bytes_of_box(box.piece, box.start, box.out.shape, box.out.itemsize)
-    if len(inside) == box.out.nbytes and box.out.flags.c_contiguous:  # they follow one another there and here
+    if len(inside) == box.out.nbytes and box.out.flags.c_contiguous:  # contiguous in the file and in memory
         add_bytes(wanted, inside.start, box.out.reshape(-1).view(np.uint8).data)
         return
     for block in blocks_of(inside):
-        wanted[block]  # is checked also where no row begins in it
+        wanted[block]  # checked even if no row starts in it
     for rows in rows_of(box.piece.byte_offset, box.piece.shape, box.start, box.out):
         for block in blocks_of(range(rows.begins[0], rows.begins[-1] + 1)):
             wanted[block].rows.append(rows)
 
 
 def add_bytes(wanted: defaultdict[int, WantedOfBlock], first: int, data: memoryview) -> None:
-    """Want the bytes of the file from `first` on in `data`."""
+    """Add the bytes of the file from `first` on, with the target `data`."""
     for block in blocks_of(range(first, first + len(data))):
         begin, end = max(first, block * BLOCK_BYTES), min(first + len(data), (block + 1) * BLOCK_BYTES)
         wanted[block].parts.append((begin, data[begin - first : end - first]))
@@ -108,7 +108,7 @@ def _first(part: tuple[int, memoryview]) -> int:
 
 
 def _overlap(places: Sequence[tuple[int, memoryview]]) -> bool:
-    """Whether some bytes are wanted at two places."""
+    """Whether some bytes have two targets."""
     return any(begin + len(part) > following for (begin, part), (following, _) in pairwise(places))
 
 
@@ -117,12 +117,12 @@ def _blocks_of(box: WantedBox) -> set[int]:
 
 
 def blocks_of(inside: range) -> range:
-    """The blocks that hold some bytes of a file."""
+    """The blocks that contain a range of bytes of a file."""
     return range(inside.start // BLOCK_BYTES, -(-inside.stop // BLOCK_BYTES))
 
 
 def blocks_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> set[int]:
-    """The blocks of a piece's file that hold a box of it, which is not empty."""
+    """The blocks of a piece's file that contain a non-empty box of it."""
     if piece.chunks is None:
         return set(blocks_of(_bytes_of_box(piece, start, shape, element_bytes)))
     within = chunks_of_box(piece.shape, piece.chunks.shape, start, shape)
@@ -130,8 +130,8 @@ def blocks_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], elem
 
 
 def _bytes_of_box(piece: Piece, start: Sequence[int], shape: Sequence[int], element_bytes: int) -> range:
-    """The bytes of the file from the box's first to its last, others' between them."""
-    if tuple(shape) == piece.shape:  # mostly: and there may be thousands of them
+    """The range of the file from the box's first byte to its last, with other bytes between them."""
+    if tuple(shape) == piece.shape:  # the common case, of which there may be thousands
         return range(piece.byte_offset, piece.byte_offset + piece.size * element_bytes)
     strides = [prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape))]
     first = sum(at * stride for at, stride in zip(start, strides, strict=True))

@@ -1,4 +1,4 @@
-"""One piece of work at a time in a thread, whose failure waits until somebody asks."""
+"""Runs one save at a time in a thread, and keeps its error until the caller waits for it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from toolkit.talk import say
 
 _ALL: WeakSet[Background] = WeakSet()
 
-# Hears, in the thread, that the work is over, and how it failed.
+# Called in the thread with the error of the work, or None.
 OnEnd = Callable[[Exception | None], None]
 Agree = Callable[[Callable[[], None]], object]
 
 
 class Background:
-    """A thread that does one thing after the other; the next begins when the last was waited for."""
+    """A thread for one save; after `wait` it can start the next one."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -32,23 +32,23 @@ class Background:
 
     @property
     def has_failed(self) -> bool:
-        """The work is over and failed, and nobody was told."""
+        """Whether the work failed and no caller has received the error."""
         return not self.is_busy and self._failure is not None
 
     def start(self, work: Callable[[], None], on_end: OnEnd | None = None, *, agree: Agree) -> None:
-        """Begin, where all that work together can.
+        """Start the work if all processes can.
 
         Args:
-            agree: runs what it is given here and in the other processes, and raises where it failed in any.
+            agree: calls a function here and in the other processes, and raises an error if it failed in any.
 
         Raises:
-            Exception: what `agree` raised; the work does not begin.
+            Exception: the error of `agree`; the work does not start.
         """
         assert self._thread is None, "wait() comes first"
-        may_begin: SimpleQueue[bool] = SimpleQueue()
+        may_start: SimpleQueue[bool] = SimpleQueue()
 
         def run() -> None:
-            if not may_begin.get():  # others could not, and would not answer
+            if not may_start.get():  # another process could not, and would not respond
                 return
             failure = None
             try:
@@ -59,20 +59,20 @@ class Background:
             if on_end is not None:
                 on_end(failure)
 
-        # No daemon: a process that ends waits for its last save.
+        # Not a daemon: an exiting process waits for its last save.
         thread = threading.Thread(target=run, name="checkpoint save")
         agreed = False
         try:
             agree(lambda: _start(thread))
             self._thread, agreed = thread, True
         finally:
-            may_begin.put(agreed)
+            may_start.put(agreed)
 
     def wait(self) -> None:
         """Wait for the work.
 
         Raises:
-            Exception: what it raised, once.
+            Exception: the error of the work, once.
         """
         if self._thread is not None:
             self._thread.join()
@@ -87,31 +87,31 @@ def _start(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as error:
         raise OwnFailureError(
-            f"no thread could be started for it: {error}",
+            f"cannot start a thread for the save: {error}",
             fix="raise the host's limit of threads (`ulimit -u`, or pids.max of the cgroup), or save with `save`, as "
             "checkpoint.background = false does",
         ) from error
 
 
 def wait_for_all() -> None:
-    """Wait for all that this process has in the background.
+    """Wait for all background saves of this process.
 
     Raises:
-        Exception: what one of them raised and nobody was told.
+        Exception: the error of one of them that no caller has received.
     """
     for background in list(_ALL):
         background.wait()
 
 
-def _tell_what_nobody_heard() -> None:
-    """The last chance of a process that ends: wait, and say what failed."""
+def _report_at_exit() -> None:
+    """Wait for all saves when the process exits, and log the errors that no caller has received."""
     for background in list(_ALL):
         try:
             background.wait()
-        except Exception as error:  # noqa: BLE001 - the process ends, and nobody is left to catch it
+        except Exception as error:  # noqa: BLE001 - the process exits, and no caller can catch it
             say(str(error))
 
 
-# An interpreter that ends stops all thread pools, joins the threads that use them, and then runs what `atexit` knows.
-# This runs first of all, as the last that was registered, and a save finds everything as it was.
-threading._register_atexit(_tell_what_nobody_heard)  # type: ignore[attr-defined]
+# At exit the interpreter stops all thread pools, joins the threads that use them, and then runs the functions of
+# `atexit`. This function was registered last, so it runs first, while a save can still use everything.
+threading._register_atexit(_report_at_exit)  # type: ignore[attr-defined]

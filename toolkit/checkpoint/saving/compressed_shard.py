@@ -1,4 +1,4 @@
-"""A shard file with compressed pieces: threads compress chunks side by side, and HDF5 writes them as they come."""
+"""Writes a shard file with compressed pieces: threads compress chunks in parallel, and HDF5 writes them in order."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 import numpy as np
 
 from toolkit.checkpoint.folder.commit import sync
-from toolkit.checkpoint.format.chunks import Chunks, chunk_shape, grid, stretches
+from toolkit.checkpoint.format.chunks import Chunks, chunk_ranges, chunk_shape, grid
 from toolkit.checkpoint.format.digests import BlockDigests, digests_of_file
 from toolkit.checkpoint.format.elements import element
 from toolkit.checkpoint.format.filters import Compression, compress
 from toolkit.checkpoint.format.shard_layout import StoredPiece
 from toolkit.checkpoint.saving.streamed_shard import StreamedShard, stream_shard
 
-_LEAST_BYTES = 4096  # a smaller piece would not save a page of the disk
-_LARGEST_PART = 31 / 32  # of what it was; what stays larger is stored as it is, and read without decompression
+_LEAST_BYTES = 4096  # compressing a smaller piece would not save a page of the disk
+_LARGEST_PART = 31 / 32  # of its size; a piece that shrinks less is stored uncompressed, and read faster
 _CHUNKS_AHEAD = 4  # of each thread
 
-Place = int | Chunks  # of a piece: where its bytes begin, or its chunks
+Place = int | Chunks  # of a piece: its first byte, or its chunks
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk's work: of which piece, where it begins there, its shape and bytes."""
+    """One chunk to compress: the number of its piece, its start there, its shape and bytes."""
 
     piece: int
     start: tuple[int, ...]
@@ -41,11 +41,11 @@ class _Chunk:
 def write_compressed(
     path: Path, pieces: Sequence[StoredPiece], data: Sequence[memoryview], kind: Compression, *, threads: int = 1
 ) -> tuple[BlockDigests, list[Place]]:
-    """Write a shard file in place of an older one, and bring it to the disk; its digests, and where each piece is.
+    """Write a shard file, replacing an older one, and sync it to the disk; returns its digests and each piece's place.
 
     Args:
         data: the bytes of each piece.
-        threads: that compress at a time.
+        threads: the number of threads that compress.
 
     Raises:
         OSError: not all of it could be written.
@@ -66,10 +66,10 @@ def _write_pieces(
     *,
     ahead: int,
 ) -> Iterator[Place]:
-    given_up: set[int] = set()  # pieces that do not shrink
+    incompressible: set[int] = set()
 
     def work(chunk: _Chunk) -> bytes:
-        if chunk.piece in given_up:
+        if chunk.piece in incompressible:
             return b""
         return compress(chunk.plain, chunk.chunk_bytes, chunk.element_bytes, kind)
 
@@ -86,26 +86,26 @@ def _write_pieces(
                     chunked.write(chunk.start, chunk_bytes)
                 yield chunked.chunks()
                 continue
-            given_up.add(number)
+            incompressible.add(number)
             deque(stored, maxlen=0)
         yield shard.write_piece(piece, np.frombuffer(plain, element(piece.dtype).memory).reshape(piece.extent))
 
 
 def _chunks(pieces: Sequence[StoredPiece], data: Sequence[memoryview]) -> Iterator[_Chunk]:
-    """All chunks of all pieces that are worth it, in order."""
+    """All chunks of all pieces that are large enough, in order."""
     for number, (piece, plain) in enumerate(zip(pieces, data, strict=True)):
         if len(plain) < _LEAST_BYTES:
             continue
         size = element(piece.dtype).size_bytes
         shape = chunk_shape(piece.extent, size)
-        for start, held in stretches(piece.extent, shape):
-            yield _Chunk(number, start, plain[held.start * size : held.stop * size], prod(shape) * size, size)
+        for start, elements in chunk_ranges(piece.extent, shape):
+            yield _Chunk(number, start, plain[elements.start * size : elements.stop * size], prod(shape) * size, size)
 
 
 def _ahead(
     pool: ThreadPoolExecutor, work: Callable[[_Chunk], bytes], chunks: Iterator[_Chunk], ahead: int
 ) -> Iterator[tuple[_Chunk, bytes]]:
-    """Each chunk with what `work` gives for it, while the pool works on those behind it, `ahead` at most."""
+    """Each chunk with the result of `work`, while the pool works on at most `ahead` chunks after it."""
     waiting: deque[tuple[_Chunk, Future[bytes]]] = deque()
     for chunk in chunks:
         waiting.append((chunk, pool.submit(work, chunk)))

@@ -1,4 +1,4 @@
-"""One save's files: what a rank writes, and what makes a checkpoint of all that the ranks wrote."""
+"""The files of one save: each rank's digests, and rank 0's index, manifest and commit."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from toolkit.rundir.files import mode_of_files_in, write_bytes, write_text
 
 _WRITTEN = struct.Struct("<q16sq16s")  # sizes and digests of a shard file and of its digest file
 WRITTEN_BYTES = _WRITTEN.size
-# All ranks wait while rank 0 makes the first index, some 10 microseconds for each piece. Larger checkpoints do without,
-# until somebody asks for it with `toolkit ckpt index`.
+# All ranks wait while rank 0 creates the first index, about 10 microseconds per piece. Larger checkpoints have no index
+# until `toolkit ckpt index`.
 _INDEX_PIECES = 50_000
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a manifest says apart from tensors and files. `final` is the committed folder, which `attempt` writes.
+    """A manifest without tensors and files. `final` is the committed folder, which `attempt` writes.
 
-    `token` is the same number on all ranks, and another one in each process that writes by itself. With `replace`, one of the same name and those of later steps are put out of the way.
+    `token` is the same number on all ranks of a save, and different in every other save. With `replace`, checkpoints of
+    the same name and of later steps are renamed.
     """
 
     final: Path
@@ -47,15 +48,15 @@ class Description:
 
     @property
     def part(self) -> Path:
-        """Where it is written."""
+        """The folder in which it is written before the commit."""
         return part_folder(self.final, self.attempt, self.token)
 
 
 @dataclass(frozen=True)
 class WholePlan:
-    """What all ranks store: the tensors, the same as the manifest's text, every key's path, and `index.h5`.
+    """What all ranks store: the tensors, their part of the manifest, every key's path, and `index.h5`.
 
-    `files` are all files of the manifest, in its order, `files_of_ranks` each rank's shard file. `index` is empty where
+    `files` are all files of the manifest, in its order, `files_of_ranks` each rank's shard file. `index` is empty if
     there are too many pieces.
     """
 
@@ -70,21 +71,21 @@ class WholePlan:
     def of(
         cls, tensors: dict[str, TensorRecord], paths: Mapping[str, Sequence[str | int]], files_of_ranks: Sequence[str]
     ) -> WholePlan:
-        """All that follows from what the ranks planned."""
+        """The whole plan from the tensors and files of all ranks."""
         shards = {piece.file for record in tensors.values() for piece in record.pieces}
         files = tuple(sorted(name for shard in shards for name in (shard, digest_name(shard))))
-        few = sum(len(record.pieces) for record in tensors.values()) <= _INDEX_PIECES
+        has_index = sum(len(record.pieces) for record in tensors.values()) <= _INDEX_PIECES
         return cls(
             files_of_ranks=tuple(files_of_ranks),
             tensors=tensors,
             paths={name: tuple(path) for name, path in paths.items()},
             files=files,
             tensors_text=tensors_text(tensors, files),
-            index=index_of(tensors) if few else b"",
+            index=index_of(tensors) if has_index else b"",
         )
 
     def placed(self, shares: Iterable[tuple[str, Sequence[StoredPiece], Sequence[Place]]]) -> WholePlan:
-        """The same with the pieces where the ranks have just put them: (file, pieces, places) of each rank."""
+        """The same plan with the actual places of the pieces: (file, pieces, places) of each rank."""
         places = {
             (file, piece.name, piece.offset): place
             for file, pieces, of_rank in shares
@@ -106,29 +107,29 @@ def _placed(piece: Piece, place: Place) -> Piece:
 
 
 def write_digests(shard: Path, digests: BlockDigests) -> bytes:
-    """Write the digests of a shard file beside it, on the disk when this returns; what `finish_save` must know.
+    """Write and sync the digests of a shard file beside it; returns sizes and digests for `finish_save`.
 
     Raises:
         OSError: not all of it could be written.
     """
-    text = digests.text()
-    write_text(shard.with_name(digest_name(shard.name)), text, mode=mode_of_files_in(shard.parent))
-    own = digests_of_text(text)
-    return _WRITTEN.pack(digests.size, bytes.fromhex(digests.whole), own.size, bytes.fromhex(own.whole))
+    content = digests.text()
+    write_text(shard.with_name(digest_name(shard.name)), content, mode=mode_of_files_in(shard.parent))
+    of_content = digests_of_text(content)
+    return _WRITTEN.pack(digests.size, bytes.fromhex(digests.whole), of_content.size, bytes.fromhex(of_content.whole))
 
 
 def finish_save(
     description: Description, plan: WholePlan, written: Mapping[str, bytes], values: Mapping[str, Any]
 ) -> None:
-    """After all ranks wrote: index, manifest, commit.
+    """Write index and manifest and commit, after all ranks wrote.
 
     Args:
-        written: by shard file, what `write_digests` gave.
-        values: by key, what is no tensor.
+        written: by shard file, the result of `write_digests`.
+        values: by key, the values other than tensors.
 
     Raises:
-        OwnFailureError: a file is not what its rank wrote; a later attempt has the run.
-        OSError: the rest could not be written.
+        OwnFailureError: a file differs from what its rank wrote; a later attempt owns the run.
+        OSError: index or manifest could not be written.
     """
     part = description.part
     manifest = Manifest(
@@ -143,7 +144,7 @@ def finish_save(
         tensors=plan.tensors,
         files=tuple(_file_records(plan.files, written)),
     )
-    _clear(part, {file.name: file.size for file in manifest.files})
+    _check_and_clean(part, {file.name: file.size for file in manifest.files})
     mode = mode_of_files_in(part)
     with ThreadPoolExecutor(1) as pool:  # two syncs take the time of one
         indexed = pool.submit(write_bytes, part / INDEX, plan.index, mode=mode) if plan.index else None
@@ -155,20 +156,20 @@ def finish_save(
 
 def _file_records(names: Sequence[str], written: Mapping[str, bytes]) -> list[FileRecord]:
     records = {}
-    for shard, text in written.items():
-        size, digest, digest_size, digest_digest = _WRITTEN.unpack(text)
+    for shard, packed in written.items():
+        size, digest, digest_size, digest_digest = _WRITTEN.unpack(packed)
         records[shard] = FileRecord(shard, size, digest.hex())
         records[digest_name(shard)] = FileRecord(digest_name(shard), digest_size, digest_digest.hex())
     return [records[name] for name in names]
 
 
-def _clear(part: Path, sizes: Mapping[str, int]) -> None:
-    """Look that every file is there as its rank wrote it, and remove what an older checkpoint left in its folder."""
-    found = {path.name: path for path in part.iterdir()}
+def _check_and_clean(part: Path, sizes: Mapping[str, int]) -> None:
+    """Check that every file has the size that its rank wrote, and remove files of an older checkpoint."""
+    existing = {path.name: path for path in part.iterdir()}
     for name, size in sizes.items():
-        has = found[name].stat().st_size if name in found else None
-        if has != size:
-            what = "is missing" if has is None else f"has {has} bytes"
-            raise OwnFailureError(f"{what}, its rank wrote {size}", where=name)
-    for name in found.keys() - sizes.keys():
-        found[name].unlink()
+        actual = existing[name].stat().st_size if name in existing else None
+        if actual != size:
+            got = "no file" if actual is None else f"{actual} bytes"
+            raise OwnFailureError(f"expected the {size} bytes that its rank wrote, got {got}", where=name)
+    for name in existing.keys() - sizes.keys():
+        existing[name].unlink()

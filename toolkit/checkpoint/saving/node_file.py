@@ -1,9 +1,8 @@
-"""One shard file for all ranks of a node: thousands of ranks would be thousands of files, which a file system's metadata
-servers feel.
+"""Writes one shard file for all ranks of a node: thousands of files would overload a file system's metadata servers.
 
-The first rank of the node makes the file and writes what is not data; then each writes its own pieces at their places.
-Blocks that are one rank's alone are digested by it as it writes; the first rank digests the few that several share. All
-of them write through the page cache of one host, so that nothing but the places must be agreed on.
+The first rank of the node creates the file and writes all bytes other than data; then each rank writes its own pieces.
+A rank digests the blocks that only it writes; the first rank digests the few shared blocks. All ranks write through the
+page cache of one host, so that they only need to agree on the offsets.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ def write_with_node(
     """Write this rank's pieces of the node's file, together with the node's other ranks.
 
     Args:
-        layout: of the whole file.
-        own: which of its pieces are this rank's.
-        data: gives their bytes.
+        layout: the layout of the whole file.
+        own: the numbers of this rank's pieces.
+        data: returns their bytes.
 
     Returns:
-        On the node's first rank the digests of the file, which is on the disk; None on the others.
+        On the node's first rank the digests of the synced file; None on the others.
 
     Raises:
         OSError, ToolkitError: this rank could not write its part.
-        RankFailure: another of the node could not.
+        RankFailure: another rank of the node could not.
     """
     is_first = ranks.place_on_node == 0
-    _all_of_node(ranks, lambda: _make(path, layout) if is_first else None)
-    found = _all_of_node(ranks, lambda: _write_own(path, layout, own, data()))
+    _all_of_node(ranks, lambda: _create(path, layout) if is_first else None)
+    digests = _all_of_node(ranks, lambda: _write_own(path, layout, own, data()))
     if not is_first:
         return None
-    known = {block: digest for of_rank in found for block, digest in of_rank.items()}
+    known = {block: digest for of_rank in digests for block, digest in of_rank.items()}
     return _finish(path, layout, known)
 
 
 def _all_of_node(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """What each rank of the node gives, on all of them, or the failure of the first that failed."""
+    """The result of each rank of the node, on all of them, or the failure of the first that failed."""
     result: tuple[Any, str | None]
     try:
         result = work(), None
@@ -67,19 +66,19 @@ def _all_of_node(ranks: Ranks, work: Callable[[], T]) -> list[T]:
     return [answer for answer, _ in answers]
 
 
-def _make(path: Path, layout: ShardLayout) -> None:
-    """The file at its size, with all that is not data; an older one may have stood there."""
+def _create(path: Path, layout: ShardLayout) -> None:
+    """Create or overwrite the file with its size and all bytes other than data."""
     with open_for_writing(path) as descriptor:
         os.ftruncate(descriptor, layout.size)
         for first, end in layout.gaps():
             for start in range(first, end, BLOCK_BYTES):
                 write_whole(descriptor, [_ZEROS[: min(end - start, BLOCK_BYTES)]], start)
-        for first, text in layout.structure:
-            write_whole(descriptor, [memoryview(text)], first)
+        for first, content in layout.structure:
+            write_whole(descriptor, [memoryview(content)], first)
 
 
 def _write_own(path: Path, layout: ShardLayout, own: range, data: Sequence[memoryview]) -> dict[int, str]:
-    """Write the own pieces; the digests of the blocks that hold nothing else."""
+    """Write this rank's pieces; returns the digests of the blocks that contain nothing else."""
     shared = _shared_blocks(layout, own)
     parts: dict[int, list[tuple[int, memoryview]]] = defaultdict(list)
     for number, view in zip(own, data, strict=True):
@@ -88,30 +87,30 @@ def _write_own(path: Path, layout: ShardLayout, own: range, data: Sequence[memor
             begin, end = max(start, block * BLOCK_BYTES), min(start + len(view), (block + 1) * BLOCK_BYTES)
             parts[block].append((begin, view[begin - start : end - start]))
     digests = {}
-    # Without O_CREAT: where the folder was given to a later attempt, this rank must fail.
+    # Without O_CREAT: if a later attempt has renamed the folder, this rank must fail.
     with open_for_writing(path, create=False) as descriptor:
         for block in sorted(parts):
-            found = sorted(parts[block], key=lambda part: part[0])
-            for begin, view in found:
+            in_order = sorted(parts[block], key=lambda part: part[0])
+            for begin, view in in_order:
                 write_whole(descriptor, [view], begin)
             if block not in shared:
-                digests[block] = _digest_with_zeros(found, block * BLOCK_BYTES, layout.size)
+                digests[block] = _digest_with_zeros(in_order, block * BLOCK_BYTES, layout.size)
     return digests
 
 
 def _shared_blocks(layout: ShardLayout, own: range) -> set[int]:
-    """The blocks that hold something that this rank does not write."""
+    """The blocks with bytes that this rank does not write."""
     others = [
         (start, start + piece.size_bytes)
         for number, (start, piece) in enumerate(zip(layout.starts, layout.pieces, strict=True))
         if start and number not in own
     ]
-    others += [(first, first + len(text)) for first, text in layout.structure]
+    others += [(first, first + len(content)) for first, content in layout.structure]
     return {block for first, end in others for block in range(first // BLOCK_BYTES, -(-end // BLOCK_BYTES))}
 
 
 def _digest_with_zeros(parts: Sequence[tuple[int, memoryview]], first: int, size: int) -> str:
-    """The digest of a block that holds these parts and zeros between them."""
+    """The digest of a block of these parts and zeros between them."""
     digest = xxhash.xxh3_128()
     position = first
     for begin, view in [*parts, (min(first + BLOCK_BYTES, size), _ZEROS[:0])]:
@@ -122,7 +121,7 @@ def _digest_with_zeros(parts: Sequence[tuple[int, memoryview]], first: int, size
 
 
 def _finish(path: Path, layout: ShardLayout, known: dict[int, str]) -> BlockDigests:
-    """Digest the blocks that nobody could digest alone, and bring the file to the disk."""
+    """Digest the blocks that several ranks share, and sync the file to the disk."""
     with open_for_writing(path, create=False) as descriptor:
         blocks = tuple(
             known.get(number)
@@ -134,12 +133,12 @@ def _finish(path: Path, layout: ShardLayout, known: dict[int, str]) -> BlockDige
 
 
 def _digest_of(descriptor: int, first: int, end: int) -> str:
-    """The digest of what stands in a stretch of the file. The system may give less than it is asked for."""
+    """The digest of a range of the file. A system call may return fewer bytes than requested."""
     digest = xxhash.xxh3_128()
     while first < end:
         data = os.pread(descriptor, end - first, first)
         if not data:
-            raise OwnFailureError(f"the file ends at byte {first}, where {end - first} more were written")
+            raise OwnFailureError(f"the file ends at byte {first}, but {end - first} more were written")
         digest.update(data)
         first += len(data)
     return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""Which rank stores what. DCP plans it once; while every rank's state keeps its shape, the plan serves again.
+"""Plans which rank stores what. DCP plans once; while every rank's state keeps its shape, the plan is reused.
 
-Planning costs DCP some 0.3 ms for each tensor, and all plans travel to rank 0 and back. What is compared here instead,
-at every save, is this rank's own state: names, types, shapes and places on the mesh.
+DCP's planning costs about 0.3 ms per tensor, and all plans travel to rank 0 and back. Instead, every save compares
+only this rank's own state: names, types, shapes and placements on the mesh.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class SavePlanning:
         self.meshes: list[dict[str, Any]] = []
         self.whole: WholePlan | None = None
 
-    def look(self, tensors: dict[str, Any]) -> FlatState:
+    def flatten(self, tensors: dict[str, Any]) -> FlatState:
         """Flatten this rank's state. Not collective."""
         planner = SavePlanner()
         planner.set_up_planner(tensors, is_coordinator=self._ranks.rank == 0)
@@ -117,7 +117,7 @@ class SavePlanning:
         return state.shape != self._shape
 
     def plan(self, state: FlatState) -> None:
-        """Plan anew, on all ranks. Until it is done there is no plan: a rank that fails leaves none behind.
+        """Plan again, on all ranks. There is no plan until it succeeds, so that a failed rank leaves none.
 
         Raises:
             RankFailure: the same on every rank.
@@ -138,7 +138,7 @@ class SavePlanning:
 
 
 def _shared_out(planner: SavePlanner, plans: list[SavePlan]) -> tuple[list[_Share], dcp.Metadata]:
-    """Each rank's share of the plans of all, and DCP's description of the whole. What several have, one stores."""
+    """Each rank's share of all plans, and DCP's metadata. One rank stores what several have."""
     shares, metadata = planner.create_global_plan(plans)
     has_values = any(isinstance(record, dcp.BytesStorageMetadata) for record in metadata.state_dict_metadata.values())
     return [_Share(tuple(share.items), has_values) for share in shares], metadata
@@ -153,14 +153,14 @@ def _rank_plan(share: _Share, ranks: Ranks, *, by_node: bool) -> RankPlan:
         return RankPlan(file, lay_out(pieces), range(len(pieces)), items, values, share.has_values)
     of_node = ranks.exchange_on_node(pieces)
     before = sum(map(len, of_node[: ranks.place_on_node]))
-    # Each for itself, which is less than to send it.
+    # Every rank computes it, which is faster than sending it.
     layout = lay_out(tuple(piece for of_rank in of_node for piece in of_rank))
     file = shard_name(ranks.node, ranks.nodes)
     return RankPlan(file, layout, range(before, before + len(pieces)), items, values, share.has_values, True)
 
 
 def stored_piece(item: WriteItem) -> StoredPiece:
-    """The box that a write item of DCP's stores."""
+    """The box that a write item of DCP stores."""
     data = item.tensor_data
     assert data is not None
     chunk = data.chunk
@@ -169,7 +169,7 @@ def stored_piece(item: WriteItem) -> StoredPiece:
 
 
 def whole_plan(stored: Sequence[StoredShare], metadata: dcp.Metadata) -> WholePlan:
-    """What all ranks store: DCP's description of the tensors, and the places that the ranks gave their pieces."""
+    """The whole plan from DCP's metadata of the tensors and the offsets of each rank's pieces."""
     pieces: dict[str, list[Piece]] = defaultdict(list)
     for file, of_rank, starts in stored:
         for piece, start in zip(of_rank, starts, strict=True):
@@ -189,7 +189,7 @@ def whole_plan(stored: Sequence[StoredShare], metadata: dcp.Metadata) -> WholePl
 
 
 def _shape_of(name: str, value: Any) -> Hashable:
-    """All of a value that decides who stores what of it."""
+    """The properties of a value that affect the plan."""
     if isinstance(value, DTensor):
         return name, value.dtype, value.shape, value.placements, value.device_mesh
     if isinstance(value, torch.Tensor):
@@ -200,7 +200,7 @@ def _shape_of(name: str, value: Any) -> Hashable:
 def paths_of(metadata: dcp.Metadata) -> dict[str, Path]:
     """Every key's parts before they were joined with dots, as DCP remembers them.
 
-    A planner of the user's may rename keys and keep their old paths; readers refuse these.
+    A user's planner may rename keys and keep their old paths; readers refuse such paths.
     """
     known = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
     return {name: tuple(path) for name, path in known.items() if ".".join(map(str, path)) == name}

@@ -1,4 +1,4 @@
-"""One save on all ranks, in two strides: what needs the training's tensors, and what may be done aside."""
+"""One save on all ranks, in two phases: one needs the training's tensors, the other can run in the background."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from toolkit.comm.agreement import Ranks
 from toolkit.errors import OwnFailureError
 
 _MOST_THREADS = 4
-# A rank's shard file, its pieces, where they are, and what `finish_save` must know of the file.
+# A rank's shard file, its pieces, their places, and the result of `write_digests`.
 _CompressedShare = tuple[str, Sequence[StoredPiece], Sequence[Place], bytes]
 
 
 @dataclass(frozen=True)
 class PreparedSave:
-    """What is left to do needs no tensor of the training, when `data` gives copies of them."""
+    """The second phase of a save. Needs no tensor of the training if `data` returns copies."""
 
     description: Description
     mine: RankPlan
@@ -51,7 +51,7 @@ class PreparedSave:
         if self.compression == "none":
             ranks.collect(lambda: self._write_own(ranks, threads), WRITTEN_BYTES, self._finish)
         else:
-            # Where the pieces are is known only now, and is of any length.
+            # The places of the pieces are known only now, and their number varies.
             shares = ranks.gather_objects(ranks.together(lambda: self._write_compressed(threads)))
             ranks.together(lambda: self._finish_compressed(shares) if ranks.rank == 0 else None)
 
@@ -82,7 +82,7 @@ class PreparedSave:
 
     def _finish(self, written: list[bytes]) -> None:
         assert self.whole is not None
-        files = {file: text for file, text in zip(self.whole.files_of_ranks, written, strict=True) if any(text)}
+        files = {file: packed for file, packed in zip(self.whole.files_of_ranks, written, strict=True) if any(packed)}
         finish_save(self.description, self.whole, files, self.values)
 
 
@@ -96,11 +96,11 @@ def prepare(
     spare: Path | None = None,
     compression: Compression = "none",
 ) -> PreparedSave:
-    """Open the part folder, plan if the state has another shape than at the last save, and take the data.
+    """Open the part folder, plan if the state's shape has changed since the last save, and collect the data.
 
     Args:
-        staging: copies the tensors; without it they must stay as they are until the save is written.
-        spare: a folder that is no checkpoint any more, on rank 0: its files are written over.
+        staging: copies the tensors; without it they must not change until the save is written.
+        spare: on rank 0, the folder of a removed checkpoint, whose files are overwritten.
 
     Raises:
         RankFailure: the same on every rank.
@@ -111,10 +111,10 @@ def prepare(
     def begin() -> tuple[FlatState, bool]:
         nonlocal kept
         refuse_no_dict(tensors, "tensors")
-        if ranks.rank == 0:  # on the others it is not looked at
+        if ranks.rank == 0:  # the others ignore it
             refuse_no_dict(description.state, "state")
-        state = planning.look(tensors)
-        if staging is not None and ranks.rank == 0:  # lists and dicts change as tensors do
+        state = planning.flatten(tensors)
+        if staging is not None and ranks.rank == 0:  # lists and dicts may change, too
             kept = replace(description, state=deepcopy(description.state))
         if ranks.rank == 0:
             directory = description.final.parent
@@ -135,7 +135,7 @@ def prepare(
 
 
 def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks, *, copied: bool) -> dict[str, Any]:
-    """What is no tensor, on rank 0."""
+    """All values other than tensors, on rank 0."""
 
     def plain() -> dict[str, Any]:
         own = {name: state.planner.state_dict[name] for name in mine.values}
@@ -147,14 +147,14 @@ def _values_of_all(state: FlatState, mine: RankPlan, ranks: Ranks, *, copied: bo
 
 
 def _data_of(state: FlatState, mine: RankPlan, staging: StagingBuffer | None) -> Callable[[], Sequence[memoryview]]:
-    """The bytes of what this rank stores. What is wrong with a tensor is raised when they are asked for."""
+    """A function that returns the bytes of this rank's share, or raises the error of a tensor."""
 
     def tensors() -> list[tuple[str, torch.Tensor]]:
         return [(item.index.fqn, state.planner.resolve_data(item)) for item in mine.items]  # type: ignore[misc]
 
     if staging is None:
         return lambda: _as_planned([bytes_of(tensor, name) for name, tensor in tensors()], mine)
-    # The other ranks go on meanwhile, and must hear of it where all of them listen.
+    # Raised later, in the collective phase: the other ranks continue and must receive the error there.
     try:
         staged = staging.stage(tensors())
     except Exception as error:  # noqa: BLE001
@@ -168,23 +168,23 @@ def _data_of(state: FlatState, mine: RankPlan, staging: StagingBuffer | None) ->
 
 
 def _as_planned(data: Sequence[memoryview], mine: RankPlan) -> Sequence[memoryview]:
-    """The data, which have the sizes of the plan: the shape of a DTensor does not tell that of its local part.
+    """The data, checked against the sizes in the plan: a DTensor's shape does not determine that of its local part.
 
     Raises:
-        OwnFailureError: a part is longer or shorter than when it was planned.
+        OwnFailureError: a part does not have its planned size.
     """
     for number, view in zip(mine.own, data, strict=True):
         piece = mine.layout.pieces[number]
         if len(view) != piece.size_bytes:
             raise OwnFailureError(
-                f"this rank has {len(view)} bytes of it, and {piece.size_bytes} were planned",
+                f"expected {piece.size_bytes} bytes on this rank by the plan, got {len(view)}",
                 where=piece.name,
-                fix="give the DTensor the part that its placements say",
+                fix="make the local part match the DTensor's placements",
             )
     return data
 
 
 def threads_for(ranks: Ranks) -> int:
-    """How many threads of this rank write or read at a time: its part of the CPUs that it shares, or all of its own."""
+    """The number of threads of this rank for reading and writing: its share of the CPUs that it may use."""
     mine = len(os.sched_getaffinity(0)) // ranks.sharing_cpus
     return max(1, min(mine, _MOST_THREADS))

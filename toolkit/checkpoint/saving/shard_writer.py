@@ -1,4 +1,4 @@
-"""Writes a shard file: block by block from several threads, each digested while the processor has it in its cache."""
+"""Writes a shard file in blocks from several threads, and digests each block while it is in the processor's cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import xxhash
 
-from toolkit.checkpoint.format.byte_views import behind, in_lengths, in_strides
+from toolkit.checkpoint.format.byte_views import in_cached_parts, in_lengths, without_first
 from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests
 from toolkit.checkpoint.format.shard_layout import ShardLayout
 from toolkit.checkpoint.saving.writeback import begin_writeback
@@ -21,20 +21,20 @@ _ZEROS = memoryview(bytes(BLOCK_BYTES))
 
 
 def write_shard(path: Path, layout: ShardLayout, data: Sequence[memoryview], *, threads: int = 1) -> BlockDigests:
-    """Write a shard file, bring it to the disk, and return its digests.
+    """Write a shard file, sync it to the disk, and return its digests.
 
-    A file that stands there already is written over: its blocks on the disk serve again, which is faster than new ones.
+    Overwrites an existing file: reusing its blocks on the disk is faster than allocating new ones.
 
     Args:
-        layout: of the file.
+        layout: the layout of the file.
         data: the bytes of each piece of the layout, in its order.
-        threads: that write at a time.
+        threads: the number of threads that write.
 
     Raises:
         OSError: not all of it could be written.
     """
     blocks = range(0, layout.size, BLOCK_BYTES)
-    parts = in_lengths(_stretches(layout, data), BLOCK_BYTES)
+    parts = in_lengths(_in_file_order(layout, data), BLOCK_BYTES)
     with open_for_writing(path) as descriptor:
         os.ftruncate(descriptor, layout.size)
         if threads > 1 and len(blocks) > 1:
@@ -49,12 +49,12 @@ def write_shard(path: Path, layout: ShardLayout, data: Sequence[memoryview], *, 
 
 
 def _write_block(descriptor: int, first_byte: int, parts: list[memoryview]) -> str:
-    """Hand a block to the system and digest it; what was handed over goes to the disk meanwhile."""
+    """Write a block and return its digest; starts the writeback of earlier blocks."""
     digest = xxhash.xxh3_128()
     end = first_byte
-    for stride in in_strides(parts):
-        end += write_whole(descriptor, stride, end)
-        for part in stride:
+    for cached in in_cached_parts(parts):
+        end += write_whole(descriptor, cached, end)
+        for part in cached:
             digest.update(part)
     if end % _WRITEBACK_BYTES == 0:
         begin_writeback(descriptor, end - _WRITEBACK_BYTES, _WRITEBACK_BYTES)
@@ -62,19 +62,19 @@ def _write_block(descriptor: int, first_byte: int, parts: list[memoryview]) -> s
 
 
 def write_whole(descriptor: int, parts: Sequence[memoryview], first_byte: int) -> int:
-    """Write parts that follow one another, and return their bytes: a system call may take less than it is given."""
+    """Write contiguous parts and return the number of bytes. One system call may write only a part of them."""
     rest = list(parts)
     position = first_byte
     while rest:
         written = os.pwritev(descriptor, rest, position)
         position += written
-        rest = behind(rest, written)
+        rest = without_first(rest, written)
     return position - first_byte
 
 
-def _stretches(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[memoryview]:
+def _in_file_order(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[memoryview]:
     """The whole file in order, without gaps."""
-    known = [(first, memoryview(text)) for first, text in layout.structure]
+    known = [(first, memoryview(content)) for first, content in layout.structure]
     known += [(start, view) for start, view in zip(layout.starts, data, strict=True) if start]
     position = 0
     for first, view in [*sorted(known, key=lambda part: part[0]), (layout.size, memoryview(b""))]:
@@ -88,15 +88,15 @@ def _stretches(layout: ShardLayout, data: Sequence[memoryview]) -> Iterator[memo
 
 @contextmanager
 def open_for_writing(path: Path, *, create: bool = True) -> Iterator[int]:
-    """A file of its own, as open as its folder: no link leads elsewhere, and no other name shows what is written.
+    """Open a regular file with the mode of its folder, which no link and no other name refers to.
 
     Args:
-        create: whether it may be a new one. Else it is another process's, too, which must find what is written here.
+        create: whether to create the file if needed. If false, other processes write the same file.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
     descriptor = os.open(path, flags, 0o600)
     try:
-        if create and os.fstat(descriptor).st_nlink > 1:  # somebody keeps the old file under another name
+        if create and os.fstat(descriptor).st_nlink > 1:  # a user keeps the old file under another name
             path.unlink()
             linked, descriptor = descriptor, os.open(path, flags | os.O_EXCL, 0o600)
             os.close(linked)

@@ -1,7 +1,7 @@
-"""A state's copy in memory that is kept from save to save, so that training goes on while it is written.
+"""A copy of a state in memory that is reused by every save, so that training continues while it is written.
 
-New memory costs more than the copy: the system hands out each page with zeros in it. So the buffer stays, and a save
-waits for one copy at the speed of memory.
+Allocating memory costs more than the copy, because the system fills each page with zeros. So the buffer is kept, and a
+save waits for one copy at the speed of memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ALIGNMENT_BYTES = 64  # a cache line, and enough for every type
 
 
 class StagingBuffer:
-    """Host memory for one state, pinned where a device copies into it."""
+    """Host memory for one state, pinned if a device copies into it."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
@@ -32,13 +32,13 @@ class StagingBuffer:
         starts, size = _places(plain)
         devices = {tensor.device for tensor in plain if tensor.device.type != "cpu"}
         if len(self._bytes) < size:
-            self._bytes = torch.empty(0, dtype=torch.uint8)  # given back before more is asked for
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # released before the larger allocation
             self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=bool(devices))
         whole, address = self._bytes.numpy().data, self._bytes.data_ptr()
         views = []
         for tensor, start in zip(plain, starts, strict=True):
             end = start + tensor.nbytes
-            if _is_plain_memory(tensor):  # as fast as memory is; torch takes its time over each tensor
+            if _is_plain_memory(tensor):  # at the speed of memory: torch has an overhead for each tensor
                 ctypes.memmove(address + start, tensor.data_ptr(), tensor.nbytes)
             elif tensor.numel():
                 self._bytes[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
@@ -49,7 +49,7 @@ class StagingBuffer:
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> tuple[list[int], int]:
-    """Where each begins, and how much all take."""
+    """The first byte of each tensor, and the total size."""
     starts, position = [], 0
     for tensor in tensors:
         starts.append(position)
@@ -58,7 +58,7 @@ def _places(tensors: Sequence[torch.Tensor]) -> tuple[list[int], int]:
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:
-    """The tensor's bytes lie in this process's memory in the order in which they are stored."""
+    """Whether the tensor's bytes are in host memory in the order in which they are stored."""
     kind = type(tensor)
     if kind is not torch.Tensor and kind is not torch.nn.Parameter:
         return False

@@ -1,4 +1,4 @@
-"""A shard file whose pieces come one after the other, of numbers and sizes that nobody knows before: HDF5 writes them."""
+"""Writes a shard file piece by piece through HDF5, if number and sizes of the pieces are not known in advance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolkit.checkpoint.format.shard_layout import ALIGNMENT, StoredPiece, descr
 
 
 class ChunkedPiece:
-    """A compressed piece that is being written; each of its chunks must be."""
+    """A compressed piece under construction; each of its chunks must be written."""
 
     def __init__(self, dataset: h5d.DatasetID, chunk: tuple[int, ...], filters: tuple[str, ...]) -> None:
         self._dataset = dataset
@@ -25,37 +25,37 @@ class ChunkedPiece:
         self._filters = filters
 
     def write(self, start: tuple[int, ...], stored: bytes) -> None:
-        """Write the chunk that begins at an element of the piece, as its filters made it."""
+        """Write the compressed chunk that starts at an element of the piece."""
         self._dataset.write_direct_chunk(start, stored)
 
     def chunks(self) -> Chunks:
-        """Where all chunks are."""
-        found: list[h5d.StoreInfo] = []
-        self._dataset.chunk_iter(found.append)
-        ordered = sorted(found, key=lambda chunk: chunk.chunk_offset)
+        """The places of all chunks."""
+        stored: list[h5d.StoreInfo] = []
+        self._dataset.chunk_iter(stored.append)
+        ordered = sorted(stored, key=lambda chunk: chunk.chunk_offset)
         return Chunks(self._chunk, tuple((chunk.byte_offset, chunk.size) for chunk in ordered), self._filters)
 
 
 class StreamedShard:
-    """One shard file that is being written: `stream_shard`."""
+    """One shard file under construction: see `stream_shard`."""
 
     def __init__(self, file: h5py.File) -> None:
         self._file = file
 
     def write(self, name: str, dtype: str, shape: Sequence[int], offset: Sequence[int], data: np.ndarray) -> int:
-        """Write one piece and return where its bytes begin in the file (0 for a piece without elements).
+        """Write one piece and return its first byte in the file (0 for a piece without elements).
 
         Args:
             name: the tensor's name.
             dtype: a name of `elements.ELEMENTS`.
             shape: the global shape.
-            offset: where the piece begins in the global tensor.
+            offset: the start of the piece in the global tensor.
             data: the piece, C-contiguous, of the element's `memory` type.
         """
         return self.write_piece(StoredPiece(name, dtype, tuple(shape), tuple(offset), data.shape), data)
 
     def write_piece(self, piece: StoredPiece, data: np.ndarray) -> int:
-        """As `write`."""
+        """Like `write`."""
         dataset = describe(self._file, piece)
         if not data.size:
             return 0
@@ -63,7 +63,7 @@ class StreamedShard:
         return int(dataset.get_offset())
 
     def chunked(self, piece: StoredPiece, chunk: tuple[int, ...], compression: Compression) -> ChunkedPiece:
-        """Begin a compressed piece, with chunks of the shape `chunk`."""
+        """Start a compressed piece with chunks of the shape `chunk`."""
         return ChunkedPiece(
             describe(self._file, piece, chunk=chunk, compression=compression), chunk, FILTERS[compression]
         )
@@ -71,7 +71,7 @@ class StreamedShard:
 
 @contextmanager
 def stream_shard(path: Path) -> Iterator[StreamedShard]:
-    """A new shard file, which is complete when the context ends.
+    """A new shard file, complete when the context ends.
 
     Raises:
         OSError: not all of it could be written.

@@ -1,4 +1,4 @@
-"""Let the system begin to write a file's pages to the disk while more of it comes: a sync at the end finds little left."""
+"""Starts writing a file's pages to the disk while the rest is produced, so that the final sync is short."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import cast
 
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin, and wait for nothing (sync_file_range(2))
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE: start, without waiting (sync_file_range(2))
 
 
 @cache
@@ -18,5 +18,5 @@ def _sync_file_range() -> Callable[..., int]:
 
 
 def begin_writeback(descriptor: int, first_byte: int, size_bytes: int) -> None:
-    """Ask for it. Where a file system cannot, nothing is lost: the sync that follows does all of it, and tells errors."""
+    """Start the writeback. Ignores errors: the sync that follows writes everything and reports errors."""
     _sync_file_range()(descriptor, first_byte, size_bytes, _WRITE)
