@@ -142,8 +142,8 @@ def test_a_script_that_ends_gives_the_last_deletion_time(tmp_path):
         ((1, torch.ones(1), {}), "rank 0: tensors: expected a dict, got a Tensor; "),
         ((1, x(1), [1]), "rank 0: state: expected a dict, got a list; "),
         ((1, x(1), None), "rank 0: state: expected a dict, got a NoneType; "),
-        (("1", x(1), {}), "step: '1' is no step. Fix: give the optimizer steps done, 0 or more"),
-        ((1.0, x(1), {}), "step: 1.0 is no step. Fix: "),
+        (("1", x(1), {}), "step: expected a step number, got '1'. Fix: give the optimizer steps done, 0 or more"),
+        ((1.0, x(1), {}), "step: expected a step number, got 1.0. Fix: "),
     ],
 )  # fmt: skip
 def test_an_argument_of_another_kind_is_named_and_nothing_is_written(tmp_path, given, said):
@@ -152,7 +152,7 @@ def test_an_argument_of_another_kind_is_named_and_nothing_is_written(tmp_path, g
         with pytest.raises(ToolkitError) as refused:
             save(*given)
         assert type(refused.value) is ToolkitError and said in str(refused.value)
-    with pytest.raises(ToolkitError, match=r"when_busy: 'later' is no answer\. Fix: give \"wait\" or \"skip\""):
+    with pytest.raises(ToolkitError, match=r"when_busy: expected \"wait\" or \"skip\", got 'later'\. Fix: give "):
         checkpoints.save_in_background(1, x(1), {}, when_busy="later")
     assert not list(tmp_path.glob("step-*"))
 

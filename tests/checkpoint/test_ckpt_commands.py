@@ -201,7 +201,7 @@ def test_verify_names_a_few_of_many_tensors_and_blocks_and_json_all(run):
     with (folder / SHARD).open("r+b") as file:
         file.write(b"x" * 25 * BLOCK_BYTES)
     text = invoke("verify", "--full", folder)[1]
-    assert text.endswith("  and 5 more; --json names all\n") and text.count("was changed after it was saved") == 20
+    assert text.endswith("  and 5 more; --json lists all\n") and text.count("was changed after it was saved") == 20
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_nine_digits_come_after_eight(run):
 def test_ls_tells_what_a_resume_from_an_earlier_step_set_aside(run):
     (run / "checkpoints" / "step-00000020").rename(run / "checkpoints" / "step-00000020.aside-003")
     _, text = invoke("ls", run)
-    assert text.splitlines()[2].endswith("set aside: start 3 was told to begin from an earlier one")
+    assert text.splitlines()[2].endswith("archived: start 3 resumed from an earlier one")
 
 
 HERE = "{run}/checkpoints/step-00000010"
@@ -262,14 +262,14 @@ HERE = "{run}/checkpoints/step-00000010"
         (["ls", "{run}:7"], 4, "there is no checkpoint of step 7. Fix: choose one of the steps 10, 20"),
         (["ls", "{run}:10", "--step", "20"], 2, "names step 10, but --step is 20"),
         (["show", "{run}:10", "--step", "20"], 2, "names step 10, but --step is 20"),
-        (["verify", f"{HERE}/manifest.json"], 4, "is a file, and no checkpoint's folder"),
+        (["verify", f"{HERE}/manifest.json"], 4, "expected a checkpoint's folder, got a file"),
         (["show", "{run}/odd:5"], 4, "there is no checkpoint here"),
         (["show", "{run}/broken"], 1, "is not a valid manifest"),
         (["diff", "{run}", "{run}/broken"], 1, "is not a valid manifest"),
         (["show", "{run}/later"], 2, "with schema 1 or 2, got"),
         (["show", "{run}/pipe"], 1, "is not a regular file"),
         (["show", "{run}/folder"], 1, "is not a regular file"),
-        (["show", "{run}", "--only", "modle"], 4, "no key matches 'modle'. Fix: keys begin with: model"),
+        (["show", "{run}", "--only", "modle"], 4, "no key matches 'modle'. Fix: keys start with: model"),
         (["diff", "{run}", "{run}", "--only", "modle"], 4, "no key matches 'modle'"),
         (["ls", "{run}/torch"], 4, "is a checkpoint of torch.distributed.checkpoint"),
         (["ls", "{run}/array"], 4, "name a task of this array run: array_0"),

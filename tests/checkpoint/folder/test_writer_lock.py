@@ -98,7 +98,7 @@ def test_one_of_another_host_is_named_with_the_file_to_remove(tmp_path):
         ToolkitError, match=r"process 7 on elsewhere \(attempt 0\) has saved here since noon"
     ) as refused:
         save(tmp_path, 1)
-    assert refused.value.fix.endswith(f"if it is gone, remove {tmp_path / WRITER}")
+    assert refused.value.fix.endswith(f"if it no longer runs, remove {tmp_path / WRITER}")
     (tmp_path / WRITER).unlink()
     save(tmp_path, 1)
 

@@ -81,7 +81,7 @@ def test_a_reader_that_cannot_put_the_damaged_one_away_is_told_to(tmp_path, monk
     monkeypatch.setattr(falling_back, "refuse_others", refuse)
     with pytest.raises(OwnFailureError) as ended:
         Checkpointer(tmp_path, ALONE).load(full(0, first=torch.ones(LARGE)), optional=["first"])
-    assert ended.value.fix.startswith("move step-00000002 out of the way")
+    assert ended.value.fix.startswith("rename step-00000002, which this process may not")
 
 
 @pytest.mark.parametrize("source_holds_it", [True, False])

@@ -1,1 +1,1 @@
-"""What a checkpoint holds, read tensor by tensor: tree, norms, differences. Without torch."""
+"""The contents of a checkpoint, read tensor by tensor without torch: tree, norms, differences."""

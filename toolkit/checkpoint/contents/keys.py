@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 def matches(key: str, patterns: Sequence[str]) -> bool:
-    """True when a key is one of the patterns (`*.weight`), or stands below one (`model.blocks`); always without any."""
+    """Whether a key matches a pattern (`*.weight`), or is below one (`model.blocks`); always true without patterns."""
     return not patterns or any(
         key == pattern or key.startswith(f"{pattern}.") or fnmatchcase(key, pattern) for pattern in patterns
     )

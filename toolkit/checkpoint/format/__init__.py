@@ -1,1 +1,1 @@
-"""What a checkpoint is on the disk: names, manifest, digests and the places of tensors in shard files."""
+"""The files of a checkpoint: names, manifest, digests and the offsets of tensors in shard files."""

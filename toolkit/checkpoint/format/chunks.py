@@ -49,8 +49,8 @@ def grid(extent: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 def chunk_ranges(extent: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[tuple[int, ...], range]]:
     """The start of each chunk of a `chunk_shape` and the range of the piece's elements in it, in the grid's order."""
     first = 0
-    for place in product(*map(range, grid(extent, shape))):
-        start = tuple(number * count for number, count in zip(place, shape, strict=True))
+    for position in product(*map(range, grid(extent, shape))):
+        start = tuple(number * count for number, count in zip(position, shape, strict=True))
         elements = prod(min(count, size - at) for at, count, size in zip(start, shape, extent, strict=True))
         yield start, range(first, first + elements)
         first += elements
@@ -62,10 +62,10 @@ def chunks_of_box(
     """Each chunk that overlaps a box: its number, the overlap inside the chunk, and the overlap inside the box."""
     counts = grid(extent, shape)
     along = [range(at // count, -(-(at + size) // count)) for at, size, count in zip(start, box, shape, strict=True)]
-    for place in product(*along):
+    for position in product(*along):
         number = 0
         inside_chunk, inside_box = [], []
-        for index, chunks, count, at, size in zip(place, counts, shape, start, box, strict=True):
+        for index, chunks, count, at, size in zip(position, counts, shape, start, box, strict=True):
             number = number * chunks + index
             begin, end = max(index * count, at), min((index + 1) * count, at + size)
             inside_chunk.append(slice(begin - index * count, end - index * count))

@@ -52,9 +52,9 @@ def _encode(value: object, where: str, levels: int) -> Any:
     if kind in (list, tuple, dict) and not levels:
         raise _NoEndError
     if isinstance(value, list) and kind is list:
-        return [_encode(item, f"{where}[{place}]", levels - 1) for place, item in enumerate(value)]
+        return [_encode(item, f"{where}[{index}]", levels - 1) for index, item in enumerate(value)]
     if isinstance(value, tuple) and kind is tuple:
-        return {"$tuple": [_encode(item, f"{where}[{place}]", levels - 1) for place, item in enumerate(value)]}
+        return {"$tuple": [_encode(item, f"{where}[{index}]", levels - 1) for index, item in enumerate(value)]}
     if isinstance(value, dict) and kind is dict:
         return _encode_dict(value, where, levels - 1)
     raise ToolkitError(
@@ -102,16 +102,16 @@ def _decode(value: Any, where: str) -> Any:
 
 
 def _decode_dict(pairs: list[Any], where: str) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
+    decoded: dict[Any, Any] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
             raise CorruptCheckpointError(f"{where}: expected a key and its value, got {pair!r:.80}")
         key = _decode(pair[0], f"a key of {where}")
         try:
-            is_new = key not in found
+            is_new = key not in decoded
         except TypeError:  # a list or a dict, or a tuple of them
             is_new = False
         if not is_new:
             raise CorruptCheckpointError(f"{where}: {pair[0]!r:.80} is a duplicate key, or not a valid key")
-        found[key] = _decode(pair[1], f"{where}[{key!r}]")
-    return found
+        decoded[key] = _decode(pair[1], f"{where}[{key!r}]")
+    return decoded

@@ -1,1 +1,1 @@
-"""Loading: which boxes of which files a rank needs, read into place and verified."""
+"""Loading: finds the boxes that a rank needs, reads them into its tensors and checks them."""

@@ -1,1 +1,1 @@
-"""Saving: who stores what, the shard files, and what makes a checkpoint of them."""
+"""Saving: plans the pieces of each rank, writes the shard files, and commits the checkpoint."""
