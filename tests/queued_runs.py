@@ -6,6 +6,8 @@ from pathlib import Path
 from toolkit.rundir.claims import claim_start
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.run_files import RecordedJob, RecordedScheduler, RunFiles, read_folder
+from toolkit.runs.status.state_table import HostFacts, Situation, report_state
 
 SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
 
@@ -31,6 +33,13 @@ def submitted(toolkit, job_id, name, *, array=""):
     (path,) = toolkit.runs.glob(f"{name}/*")
     write_json(path / "submitted-000.json", {"job_id": job_id, "start": 0, "time": "2026-11-21T02:48:01.000Z"})
     return RunDirectory(path)
+
+
+def state_from_slurm(run, job_id, answer):
+    """The state of a job, by the claims of a run and Slurm's answer alone."""
+    folder = read_folder(run)
+    job = RecordedJob("devcluster", RecordedScheduler("slurm", "", ""), "", "", 1, 1)
+    return report_state(Situation(RunFiles(folder, folder, job), folder, job_id, answer, HostFacts("here")))
 
 
 def states_of(told):

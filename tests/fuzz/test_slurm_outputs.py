@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from toolkit.cli.parse_hostlist import KEYS, parse_hostlist
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.run_files import FolderFiles, RecordedJob, RecordedScheduler, RunFiles
 from toolkit.rundir.states import RunState
-from toolkit.runs.status.slurm_state import state_from_slurm
+from toolkit.runs.status.state_table import Situation, report_state
 from toolkit.slurm.job_facts import of_jobs, outlived, read_sacct, read_squeue
 from toolkit.slurm.records import UnreadableError
 from toolkit.slurm.show_fields import show_fields
@@ -128,5 +129,7 @@ def test_a_run_without_a_result_is_never_complete(data, state):
         facts = of_jobs(read_squeue(data.draw(damaged(text) | st.just(text)), MARK), ["1001"])
     except UnreadableError as error:
         facts = error
-    word = state_from_slurm(RunDirectory(Path("/nowhere/job/run")), "1001", facts)
+    folder = FolderFiles(RunDirectory(Path("/nowhere/job/run")))
+    job = RecordedJob("devcluster", RecordedScheduler("slurm", "", ""), "", "", 1, 1)
+    word = report_state(Situation(RunFiles(folder, folder, job), folder, "1001", facts))
     assert word[0] is not RunState.COMPLETED

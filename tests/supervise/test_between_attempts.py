@@ -15,9 +15,10 @@ import pytest
 from toolkit.errors import OWN_FAILURE
 from toolkit.rundir.claims import claim_attempt, claim_start, read_claim
 from toolkit.rundir.files import read_json, utc_now, write_json
+from toolkit.rundir.run_files import read_folder
 from toolkit.rundir.states import Cause, Next, RunState, decide
 from toolkit.runs.status.restarts import RestartNews
-from toolkit.runs.status.state import state_from_record
+from toolkit.runs.status.state_table import recorded_state
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.continuation import close_unfinished
 from toolkit.supervise.ending import record_end
@@ -71,12 +72,12 @@ def test_a_restart_that_the_supervisor_cannot_begin_ends_the_run(supervisor, run
     """The next attempt could not be claimed: the crash before it is the last word now, and must be a final one."""
     one = supervisor()
     attempt = begun(run_directory, end="crashed")
-    assert state_from_record(run_directory) is None
+    assert recorded_state(read_folder(run_directory)) is None
     one.fail(FULL)
     end = read_json(attempt.exit_file)
     assert (end["cause"], end["next"], end["final"], end["exit_code"]) == ("crashed", "end", True, OWN_FAILURE)
     assert "the supervisor could not go on: OSError: [Errno 28]" in end["decision"]
-    assert state_from_record(run_directory)[0] is RunState.FAILED
+    assert recorded_state(read_folder(run_directory))[0] is RunState.FAILED
     assert (end_of_start(run_directory)["state"], run_directory.attempt_numbers()) == ("failed", [0])
 
 
@@ -85,7 +86,7 @@ def test_a_supervisor_that_fails_before_any_attempt_leaves_a_whole_one(superviso
     attempt = run_directory.attempt(0)
     assert read_json(attempt.start_file)["start"] == 0
     assert read_json(attempt.exit_file)["cause"] == "supervisor_failed"
-    assert state_from_record(run_directory)[0] is RunState.FAILED
+    assert recorded_state(read_folder(run_directory))[0] is RunState.FAILED
 
 
 def test_an_attempt_that_was_claimed_and_not_begun_is_the_one_that_failed(supervisor, run_directory):
@@ -94,7 +95,7 @@ def test_an_attempt_that_was_claimed_and_not_begun_is_the_one_that_failed(superv
     one.fail(FULL)
     assert run_directory.attempt_numbers() == [0]
     assert read_json(attempt.start_file)["launcher"] == "local"
-    assert state_from_record(run_directory)[0] is RunState.FAILED
+    assert recorded_state(read_folder(run_directory))[0] is RunState.FAILED
 
 
 def test_the_end_of_an_earlier_start_is_left_as_it_is(supervisor, run_directory):
@@ -103,7 +104,7 @@ def test_the_end_of_an_earlier_start_is_left_as_it_is(supervisor, run_directory)
     supervisor(1).fail(FULL)
     assert attempt.exit_file.read_text() == before
     assert read_json(run_directory.attempt(1).start_file)["start"] == 1
-    assert state_from_record(run_directory)[0] is RunState.FAILED
+    assert recorded_state(read_folder(run_directory))[0] is RunState.FAILED
 
 
 def test_a_damaged_record_of_before_keeps_no_end_from_being_written(supervisor, run_directory):
@@ -151,7 +152,7 @@ def test_a_pause_of_the_file_system_loses_no_end(run_directory, capsys):
     timer.start()
     verdict = decide(Cause.COMPLETED, budgets={}, spent={}, again=None)
     record_end(attempt, AttemptEnd(Cause.COMPLETED, "every rank is done"), verdict, 1.0, Patience(StopRequest(), 30))
-    assert state_from_record(run_directory)[0] is RunState.COMPLETED
+    assert recorded_state(read_folder(run_directory))[0] is RunState.COMPLETED
     assert '"ended"' in attempt.events.read_text()
     assert "does not answer" in capsys.readouterr().out
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from toolkit.errors import OWN_FAILURE
+from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.claims import claim_attempt, claim_start, end_start, read_claim
 from toolkit.rundir.files import append_line, read_json, write_json
 from toolkit.rundir.layout import make_task
 from toolkit.rundir.states import Cause, Next
-from toolkit.rundir.task_files import read_begun, read_usage
+from toolkit.rundir.task_files import read_usage
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.done_task import tidy_done_task
 from toolkit.supervise.failures import AttemptEnd
@@ -145,7 +146,7 @@ def test_a_task_that_is_done_keeps_its_end_its_events_and_one_log(done):
     printed, _, said = log.read_bytes().partition(b"toolkit: ")
     assert printed == b"srun: hello\n[0] one\n[0] two \xff without an end\n[1] of rank 1\n"
     assert said.startswith(b"omitted: ") and b"rank-00004.json" in said
-    assert read_begun(done.attempt(0))["start"] == 0
+    assert StartRecord.read(done.attempt(0)).start == 0
     (used,) = read_usage(done.attempt(0), pytest.fail)
     assert (used["host"], used["cpu_s"], len(used["gpus"])) == ("node1", 312.4, 1)
     assert (read_claim(done, 0).job_id, read_claim(done, 0).pid) == ("9_3", 1)

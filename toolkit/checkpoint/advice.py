@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.checkpoints import CENTURY_S, SaveRecord, read_save_log, seconds_since_epoch
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import Cause
-from toolkit.rundir.task_files import read_begun
 
 # Random failures, which lose the steps since the last save. A preemption loses none if its ranks could save.
 _FAILURES = {
@@ -165,35 +163,35 @@ def _running_times(run: RunDirectory, records: list[SaveRecord]) -> tuple[float,
     saved_at_stop = {record.attempt for record in records if record.why == "stop" and record.error is None}
     seconds, failures, foreseen = 0.0, Counter[str](), 0
     for number in run.attempt_numbers():
-        end = read_json_or_none(run.attempt(number).exit_file)
+        end = AttemptRecord.read(run.attempt(number))
         if end is None:
             seconds += _seconds_so_far(run.attempt(number), records)
             continue
         seconds += _seconds_in(end, run.attempt(number).exit_file)
-        cause = end["cause"]
+        cause = end.cause
         if cause == Cause.WALLTIME or (cause == Cause.PREEMPTED and number in saved_at_stop):
             foreseen += 1
-        elif cause in _FAILURES and end["step"] is not None:
+        elif cause in _FAILURES and end.step is not None:
             failures[_FAILURES[cause]] += 1
     return seconds, dict(failures), foreseen
 
 
 def _seconds_so_far(attempt: AttemptDirectory, records: list[SaveRecord]) -> float:
     """The running time of an attempt without an exit record, until its last save."""
-    start = read_begun(attempt)
+    start = StartRecord.read(attempt)
     ended_at = [record.ended_at for record in records if record.attempt == attempt.number]
     if start is None or not ended_at:
         return 0.0
     try:
-        return max(0.0, max(ended_at) - seconds_since_epoch(start["time"]))
+        return max(0.0, max(ended_at) - seconds_since_epoch(start.time))
     except ValueError as error:
         raise ToolkitError(
             f"'time' is not a valid timestamp: {error}", where=str(attempt.start_file), fix="restore the file"
         ) from None
 
 
-def _seconds_in(end: Mapping[str, Any], path: Path) -> float:
-    seconds = end.get("seconds")
+def _seconds_in(end: AttemptRecord, path: Path) -> float:
+    seconds = end.seconds
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < CENTURY_S:
         raise ToolkitError(
             f"expected a number of seconds, got {seconds!r:.40}", where=str(path), fix="restore the file"

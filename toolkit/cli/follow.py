@@ -92,12 +92,12 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, b
     toolkit status 123 124_7
     toolkit status --live
     """
-    from toolkit.runs.history.listing import living_runs
-
     if live and run:
         raise click.UsageError("--live is all runs that live; leave out RUN")
     refused: list[ToolkitError] = []
     if live:
+        from toolkit.runs.history.listing import living_runs
+
         found = living_runs(folder_of_runs(runs))
     else:
         found, refused = _named_statuses(run or ("last",), runs)
@@ -119,12 +119,12 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, b
 
 def _named_statuses(names: Sequence[str], runs: Path | None) -> tuple[list[RunStatus], list[ToolkitError]]:
     """The status of each run that is named, and what is wrong with the others."""
-    from toolkit.runs.history.asking import cached_statuses
+    from toolkit.runs.status.state import run_statuses
 
     directories, refused = for_each(names, lambda name: find(name, runs))
-    told = cached_statuses(directories).values()
-    refused += [one for one in told if isinstance(one, ToolkitError)]
-    return [one for one in told if not isinstance(one, ToolkitError)], refused
+    found = run_statuses(directories).values()
+    refused += [one for one in found if isinstance(one, ToolkitError)]
+    return [one for one in found if not isinstance(one, ToolkitError)], refused
 
 
 def _no_arrays(statuses: Sequence[RunStatus]) -> list[ToolkitError]:

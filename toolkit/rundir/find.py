@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.index import RunName
 from toolkit.rundir.jobs import job_ids, start_of_job
@@ -87,9 +88,9 @@ def _task(run: RunDirectory, number: int) -> Path:
 def state_on_disk(run: RunDirectory) -> str:
     """What the run's own files tell at a glance: how it ended, "not ended" or "rendered"; Slurm is not asked."""
     attempt = run.last_attempt()
-    end = read_json_or_none(attempt.exit_file) if attempt is not None else None
-    if end is not None and end.get("final"):
-        return str(end.get("state", ""))
+    end = AttemptRecord.read(attempt) if attempt is not None else None
+    if end is not None and end.final:
+        return end.state.value
     return "not ended" if has_begun(run) else "rendered"
 
 

@@ -10,7 +10,7 @@ from toolkit.errors import DamagedFileError
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.layout import RunDirectory, start_of
-from toolkit.rundir.parts import parts_in
+from toolkit.rundir.parts import newest_parts, parts_in, slurm_id
 
 
 def job_ids(run: RunDirectory) -> list[str]:
@@ -23,6 +23,14 @@ def job_ids(run: RunDirectory) -> list[str]:
         ]
     newest_first = [job for _, job in sorted(by_start, key=lambda item: item[0], reverse=True) if job]
     return list(dict.fromkeys(newest_first))[::-1]
+
+
+def newest_job_id(run: RunDirectory) -> str:
+    """Slurm's id of a run's newest job, or of a task's place in its array; "" before there is one."""
+    ids = job_ids(run)
+    if run.task_number is None:  # only all repeated jobs together, 123_1 and 123_2, show whether the run continues
+        return ids[-1].partition("_")[0] if ids else ""
+    return ids[-1] if ids else slurm_id(newest_parts(run), newest_job_id(run.whole), run.task_number)
 
 
 def readable_job_ids(run: RunDirectory) -> list[str]:

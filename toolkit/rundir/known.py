@@ -10,7 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from toolkit.errors import DamagedFileError, ToolkitError
-from toolkit.rundir.files import permissions_in_words, read_json_or_none
+from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.files import permissions_in_words
 from toolkit.rundir.index import PAGE, RunIndex, RunName
 from toolkit.rundir.jobs import job_ids, readable_job_ids
 from toolkit.rundir.layout import RunDirectory
@@ -117,7 +118,7 @@ def is_over(run: RunDirectory) -> bool:
     """True of a run that has no more jobs, unless it lives again; of an array `history` tells it."""
     attempt = run.last_attempt()
     try:
-        end = read_json_or_none(attempt.exit_file) if attempt else None
+        end = AttemptRecord.read(attempt) if attempt else None
     except ToolkitError:  # a damaged file, which the run's status names
         return False
-    return bool(end and end.get("final"))
+    return end is not None and end.final

@@ -12,6 +12,15 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.parts import Part, record_of_parts
 
 
+def write_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence[Part] = ()) -> None:
+    """Record in `submitted-SSS.json` that a start of a run, or of a task, is a job of Slurm, or of this host.
+
+    `parts` are those of an array that Slurm has in several.
+    """
+    record = {"job_id": job_id, "start": start, "time": utc_now(), **record_of_parts(parts)}
+    write_json(run.submitted(start), record)
+
+
 def open_submission(
     run: RunDirectory, start: int, token: str, *, process_started: int, parts: Sequence[Part] = ()
 ) -> Path:

@@ -9,23 +9,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import read_json, read_json_or_none, write_json
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
+from toolkit.rundir.files import read_json, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.records import check_kept_usage
 
 _OF_THE_ATTEMPT = ("start.json", "heartbeat", "rendezvous.json", "stop", "ends_at")
-
-
-def read_begun(attempt: AttemptDirectory) -> dict[str, Any] | None:
-    """`start.json` of an attempt, which `exit.json` has taken in where its task is done; None before it has begun."""
-    begun: dict[str, Any] | None = read_json_or_none(attempt.start_file)
-    if begun is None:
-        begun = (read_json_or_none(attempt.exit_file) or {}).get("begun")
-    return begun
 
 
 def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], None]) -> list[dict[str, Any]]:
@@ -41,7 +35,8 @@ def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], No
             leave_out(error)
     if usage:
         return usage
-    kept: list[dict[str, Any]] = (read_json_or_none(attempt.exit_file) or {}).get("usage", [])
+    end = AttemptRecord.read(attempt)
+    kept = end.usage if end is not None else []
     check_kept_usage(kept, str(attempt.exit_file))
     return kept
 
@@ -53,9 +48,11 @@ def keep_the_end(
 
     `leave_out` as for `read_usage`.
     """
+    end = AttemptRecord.read(attempt)
+    if end is None:
+        return
     if attempt.start_file.exists():
-        kept = {"begun": read_json(attempt.start_file), "usage": read_usage(attempt, leave_out)}
-        write_json(attempt.exit_file, {**read_json(attempt.exit_file), **kept})
+        replace(end, begun=StartRecord.read(attempt), usage=read_usage(attempt, leave_out)).write(attempt)
     folder = task.start(start)
     if (folder / "claim.json").exists():
         write_json(folder / "end.json", {**read_json(folder / "claim.json"), **read_json(folder / "end.json")})

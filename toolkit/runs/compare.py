@@ -13,7 +13,8 @@ from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.secrets import shown, shown_origin, shown_tables
 from toolkit.metrics.training import last_record
-from toolkit.rundir.files import read_json, read_json_or_none
+from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.sweep import values_of_task
 from toolkit.runs.record.code_snapshot import Snapshot, differences, read_snapshot
@@ -166,7 +167,7 @@ def _versions(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _result(run: RunDirectory) -> dict[str, Any]:
     status = run_status(run)
-    ends = [end for number in run.attempt_numbers() if (end := read_json_or_none(run.attempt(number).exit_file))]
+    ends = [end for number in run.attempt_numbers() if (end := AttemptRecord.read(run.attempt(number)))]
     newest = last_record(run.metrics / "train.jsonl")
     return {
         "state": status.state.value,
@@ -178,7 +179,7 @@ def _result(run: RunDirectory) -> dict[str, Any]:
         "step": status.step,
         "loss": newest.loss if newest else None,
         "tokens_per_s": newest.tokens_per_s if newest else None,
-        "seconds": round(sum(end["seconds"] for end in ends), 3) if ends else None,
+        "seconds": round(sum(end.seconds or 0.0 for end in ends), 3) if ends else None,
     }
 
 

@@ -64,6 +64,10 @@ _LOST_CONNECTION = re.compile(
 )
 
 
+# Slurm's facts by each job id of a query, None of a job that it does not know; or the error if it did not respond.
+Answer = Mapping[str, JobFacts | None] | ToolkitError
+
+
 class NoAnswerError(SchedulerRefusedError):
     """A command of Slurm's ended without an answer; what it asked for may have been done."""
 
@@ -258,6 +262,14 @@ class Slurm:
         except SchedulerRefusedError:  # accounting is off on this cluster, or silent: it adds nothing
             return {}
         return of_jobs(read_sacct(text, mark), wanted)
+
+    def query(self, job_ids: Iterable[str]) -> Answer:
+        """The facts of each job or task, None of one that Slurm does not know; the error if Slurm does not respond."""
+        wanted = list(job_ids)
+        try:
+            return {**dict.fromkeys(wanted), **self.jobs(wanted)}
+        except (SchedulerRefusedError, NotFoundError) as error:
+            return error
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancel jobs; Slurm sends TERM to the batch script's children and to the supervisor."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import FrameType
 
 from toolkit.config.resolved import ResolvedJob
+from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.files import open_append, utc_now, why_unwritable, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log, is_shared
 from toolkit.rundir.reserve import RESERVE_BYTES
-from toolkit.rundir.task_files import read_begun
 from toolkit.runs.logs.log_choice import LogPart, logs_of_attempt
 from toolkit.runs.logs.logs import FOLLOW_PERIOD_S, LogReader
 from toolkit.runs.record.job import uses_slurm
@@ -135,4 +135,5 @@ def _shown_logs(attempt: AttemptDirectory) -> list[LogPart]:
 
 def _ranks_of(attempt: AttemptDirectory) -> int:
     """Return the number of ranks that the supervisor recorded before it started them; the logs may be incomplete."""
-    return int((read_begun(attempt) or {"ranks": 1})["ranks"])
+    started = StartRecord.read(attempt)
+    return started.ranks if started is not None else 1

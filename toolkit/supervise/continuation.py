@@ -11,11 +11,11 @@ from itertools import chain, repeat
 from pathlib import Path
 
 from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError, ToolkitError
-from toolkit.rundir.files import read_lines, utc_now, write_json, write_text
+from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.files import read_lines, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.reserve import write_exit
 from toolkit.rundir.states import ENDINGS, NEXT_START_BEGAN, Cause, Next
-from toolkit.rundir.submissions import open_submission
+from toolkit.rundir.submissions import open_submission, write_submission
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import UnsettledError, comment_of, is_unsettled, submit_once, token_of
 from toolkit.supervise.allocation import Allocation, process_start_ticks
@@ -129,7 +129,7 @@ def submit_follow_up(
     except ToolkitError:
         opened.unlink()
         raise
-    write_json(run.submitted(start), {"job_id": job_id, "start": start, "time": utc_now()})
+    write_submission(run, start, job_id)
     opened.unlink()
     say(f"job {job_id} follows when this one has ended")
     return job_id
@@ -152,13 +152,11 @@ def close_unfinished(run: RunDirectory) -> None:
     for attempt in map(run.attempt, run.attempt_numbers()):
         if not attempt.exit_file.exists():
             cause = _asked_last(attempt) or Cause.SUPERVISOR_LOST
-            write_exit(
-                attempt,
-                {"cause": cause.value, "next": Next.AWAIT.value, "final": False, "state": ENDINGS[cause].final_state.value,
-                 "exit_code": OWN_FAILURE, "reason": "its supervisor was killed before it could say how it ended",
-                 "decision": NEXT_START_BEGAN, "rank": None, "host": None, "fix": "", "last_lines": [],
-                 "step": last_step(attempt), "seconds": 0.0, "time": utc_now()},
-            )  # fmt: skip
+            reason = "its supervisor was killed before it could say how it ended"
+            AttemptRecord(
+                cause, Next.AWAIT, False, ENDINGS[cause].final_state, OWN_FAILURE, reason, NEXT_START_BEGAN,
+                step=last_step(attempt), seconds=0.0, time=utc_now(),
+            ).write(attempt)  # fmt: skip
 
 
 def _asked_last(attempt: AttemptDirectory) -> Cause | None:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from toolkit.errors import OWN_FAILURE, OwnFailureError
-from toolkit.rundir.files import append_line, read_json, read_json_or_none, utc_now, write_json
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
+from toolkit.rundir.files import append_line, utc_now
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
-from toolkit.rundir.reserve import write_exit
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, Verdict, decide
-from toolkit.rundir.task_files import read_begun
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
 from toolkit.supervise.patience import Patience
@@ -46,7 +45,7 @@ def judge(
     repeated = is_repeated(earlier, end, cause, tells_steps=tells_steps)
     spent = dict.fromkeys(_BUDGETS, 0)
     for record in earlier:
-        budget = ENDINGS[Cause(record["cause"])].budget
+        budget = ENDINGS[record.cause].budget
         if budget:
             spent[budget] += 1
     return decide(
@@ -56,7 +55,7 @@ def judge(
     )  # fmt: skip
 
 
-def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
+def earlier_ends(run: RunDirectory, start: int) -> list[AttemptRecord]:
     """Ends of attempts that spent from the budgets that `start` has: those since the last resume, which refills them.
 
     A requeue keeps its job, and a follow-up job continues one; neither begins anew.
@@ -65,8 +64,8 @@ def earlier_ends(run: RunDirectory, start: int) -> list[dict[str, Any]]:
     begins = max((number for number in resumed if number <= start), default=0)
     ends = []
     for attempt in map(run.attempt, run.attempt_numbers()):
-        begun, end = read_begun(attempt), read_json_or_none(attempt.exit_file)
-        if begun is not None and end is not None and begins <= begun["start"] <= start:
+        begun, end = StartRecord.read(attempt), AttemptRecord.read(attempt)
+        if begun is not None and end is not None and begins <= begun.start <= start:
             ends.append(end)
     return ends
 
@@ -95,30 +94,28 @@ def out_of_time(end: AttemptEnd) -> AttemptEnd:
 
 
 def end_after_all(attempt: AttemptDirectory, decision: str, **changed: Any) -> None:
-    """Say in `exit.json` that nothing follows an attempt, though another one was to."""
-    end_it = {"next": Next.END.value, "final": True, "decision": decision}
-    write_json(attempt.exit_file, {**read_json(attempt.exit_file), **end_it, **changed})
+    """Record in `exit.json` that no attempt follows this one, although one was planned."""
+    end = AttemptRecord.read(attempt)
+    if end is not None:
+        end.ending_the_run(decision, **changed).write(attempt)
 
 
 def record_end(
     attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float, patience: Patience
 ) -> None:
     """Write `exit.json` and say the same in the job's log."""
-    record = {
-        "cause": verdict.cause.value, "next": verdict.next.value, "final": verdict.next is Next.END,
-        "state": verdict.final_state.value, "exit_code": verdict.exit_code, "reason": end.reason,
-        "decision": verdict.reason, "rank": end.rank, "host": end.host, "fix": end.fix,
-        "last_lines": end.last_lines, "step": end.step, "seconds": round(seconds, 3), "time": utc_now(),
-        "symptom": end.symptom if end.symptom and end.cause is verdict.cause else verdict.cause.value,
-        "evidence": end.evidence,
-    }  # fmt: skip
+    record = AttemptRecord(
+        verdict.cause, verdict.next, verdict.next is Next.END, verdict.final_state, verdict.exit_code, end.reason,
+        verdict.reason, end.rank, end.host, end.fix, end.last_lines, end.step, round(seconds, 3), utc_now(),
+        symptom=end.symptom if end.symptom and end.cause is verdict.cause else verdict.cause.value, evidence=end.evidence,
+    )  # fmt: skip
     event = {"time": utc_now(), "event": "ended", "cause": verdict.cause.value, "next": verdict.next.value}
     try:
-        patience.wait_for(lambda: write_exit(attempt, record))
+        patience.wait_for(lambda: record.write(attempt))
         patience.wait_for(lambda: append_line(attempt.events, event))
     except OSError as error:  # a full disk must not keep the run from its next start
-        say(f"cannot write {attempt.exit_file}: {error.strerror}; it would say: {json.dumps(record)}")
-    place = f" (rank {end.rank} on {end.host})" if end.rank is not None else ""
+        say(f"cannot write {attempt.exit_file}: {error.strerror}; it would say: {json.dumps(record.as_json())}")
+    place = f" ({record.culprit})" if record.culprit else ""
     say(f"attempt {attempt.number} ended: {verdict.cause.value}{place}: {end.reason}")
     for line in end.last_lines:
         say(f"    | {line}")

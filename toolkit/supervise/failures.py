@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.files import read_json, tail_text, why_unwritable
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.rundir.rank_logs import find_log, tail_of
 from toolkit.rundir.states import Cause
-from toolkit.rundir.task_files import read_begun
 from toolkit.supervise.rank_files import begun_ranks, host_of, named
 from toolkit.supervise.stacks import innermost
 from toolkit.supervise.symptoms import (
@@ -177,8 +177,8 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
     if not waited:
         return None
     first = min(waited, key=lambda error: str(error["time"]))
-    begun = read_begun(attempt)
-    ranks = int(begun["ranks"]) if begun is not None else len(errors)
+    begun = StartRecord.read(attempt)
+    ranks = begun.ranks if begun is not None else len(errors)
     failed = {error["rank"]: error for error in errors}
     late = [rank for rank in range(ranks) if rank not in failed and not attempt.done_marker(rank).exists()]
     late = late or [error["rank"] for error in errors if _came_too_late(error, first)]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import OWN_FAILURE, OwnFailureError, ToolkitError
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, refuse_superseded
-from toolkit.rundir.files import read_json, read_json_or_none, utc_now, write_json, write_text
+from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.reserve import keep_room
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, RunState, Verdict, decide
@@ -130,9 +131,10 @@ class Supervisor:
         self.refuse_superseded()
         attempt = self._own_attempt() or claim_attempt(self.run)
         if attempt.exit_file.exists():
-            if not read_json(attempt.exit_file)["final"]:
+            recorded = AttemptRecord.read(attempt)
+            if recorded is not None and not recorded.final:
                 decision = f"the supervisor could not go on: {end.reason}"
-                end_after_all(attempt, decision, state=RunState.FAILED.value, exit_code=OWN_FAILURE)
+                end_after_all(attempt, decision, state=RunState.FAILED, exit_code=OWN_FAILURE)
             return
         if not attempt.start_file.exists():
             self._begin(attempt, choose_launcher(self.job, self.allocation, self.shape))
@@ -147,10 +149,12 @@ class Supervisor:
         attempt = self.run.last_attempt()
         if attempt is None:
             return None
-        begun = read_json_or_none(attempt.start_file)
-        if begun is None:  # it was claimed a moment ago; an earlier start's has been closed
+        begun = StartRecord.read(attempt)
+        if (
+            begun is None or not attempt.start_file.exists()
+        ):  # it was claimed a moment ago; an earlier start's has been closed
             return None if attempt.exit_file.exists() else attempt
-        return attempt if begun["start"] == self.start else None
+        return attempt if begun.start == self.start else None
 
     def live(self) -> int:
         """Run attempts until the run ends or the allocation does; the exit code is the job's."""
@@ -181,11 +185,16 @@ class Supervisor:
         return self.request.came or self.patience.wait_for(lambda: any(map(self.run.is_asked, ("stop", "cancel"))))
 
     def _begin(self, attempt: AttemptDirectory, launcher: str) -> None:
-        write_json(
-            attempt.start_file,
-            {"start": self.start, "job_id": self.allocation.job_id, "host": socket.gethostname(), "launcher": launcher,
-             "nodes": self.shape.nodes, "ranks": self.shape.ranks, "time": utc_now()},
-        )  # fmt: skip
+        record = StartRecord(
+            self.start,
+            self.allocation.job_id,
+            self.shape.nodes,
+            self.shape.ranks,
+            utc_now(),
+            socket.gethostname(),
+            launcher,
+        )
+        record.write(attempt)
 
     def _attempt(self, attempt: AttemptDirectory) -> AttemptEnd:
         launcher = choose_launcher(self.job, self.allocation, self.shape)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import read_claim
-from toolkit.rundir.files import read_json_or_none, utc_now, write_json
+from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
-from toolkit.rundir.task_files import read_begun
 from toolkit.slurm.commands import Slurm
 from toolkit.supervise.allocation import ANSWER_S, Allocation
 from toolkit.supervise.log import say
@@ -50,11 +50,11 @@ def take_turn(job: Mapping[str, Any], allocation: Allocation) -> Turn | None:
 def code_of_ended_run(run: RunDirectory, first: int) -> int | None:
     """The exit code of a run that has ended since its start `first`; None while it is to go on."""
     attempt = run.last_attempt()
-    end = read_json_or_none(attempt.exit_file) if attempt is not None else None
-    begun = read_begun(attempt) if attempt is not None else None
-    if end is None or begun is None or not end["final"] or begun["start"] < first:
+    end = AttemptRecord.read(attempt) if attempt is not None else None
+    begun = StartRecord.read(attempt) if attempt is not None else None
+    if end is None or begun is None or not end.final or begun.start < first:
         return None
-    return int(end["exit_code"])
+    return end.exit_code
 
 
 def start_of_turn(run: RunDirectory, first: int, job_id: str) -> int:

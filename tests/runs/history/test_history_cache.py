@@ -9,7 +9,8 @@ import pytest
 from queued_runs import claim, end_attempt, submitted
 
 from toolkit.rundir.claims import claim_attempt
-from toolkit.runs.history import asking, listing
+from toolkit.runs.history import listing
+from toolkit.runs.status import state as module
 from toolkit.runs.status.reconcile_submission import close_submission
 
 
@@ -25,7 +26,7 @@ def ended(toolkit):
 @pytest.fixture
 def reads(note_calls):
     """The runs whose files are read, each time."""
-    return note_calls(asking, "recorded_job", lambda run: run.run_id)
+    return note_calls(module, "read_run", lambda run: run.run_id)
 
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from queued_runs import claim, end_attempt, states_of, submitted
+from queued_runs import claim, end_attempt, state_from_slurm, states_of, submitted
 
+from toolkit.rundir.attempt_records import AttemptRecord, reason_of
 from toolkit.rundir.claims import end_start
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import make_task
+from toolkit.rundir.run_files import read_folder
 from toolkit.rundir.states import RunState
-from toolkit.runs.history import asking
 from toolkit.runs.status.reconcile_submission import close_submission
-from toolkit.runs.status.rehearsal_notes import reason_of
-from toolkit.runs.status.slurm_state import state_from_slurm
-from toolkit.runs.status.state import state_from_record
+from toolkit.runs.status.state_table import recorded_state
+from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.slurm.states import STATES
 
@@ -127,17 +127,19 @@ def test_a_run_that_is_submitted_after_the_question_is_not_lost(toolkit, squeue,
         end_attempt(part, state="completed", exit_code=0)
     end = "_[0-1]" if array else ""
     squeue(("1", "RUNNING", "None"))
-    real = asking.ask_slurm
+    real = Slurm.query
 
-    def ask(job, job_ids):
-        answer = real(job, job_ids)
+    def ask(slurm, job_ids):
+        answer = real(slurm, job_ids)
+        if not new.submitting(0).exists():
+            return answer
         squeue(("1", "RUNNING", "None"), (f"8{end}", "PENDING", "None"), (f"9{end}", "PENDING", "None"))
         (new.path / "later.json").rename(new.path / "submitted-000.json")
         new.submitting(0).unlink()
         close_submission(resumed, 1, "9")
         return answer
 
-    monkeypatch.setattr(asking, "ask_slurm", ask)
+    monkeypatch.setattr(Slurm, "query", ask)
     told = json.loads(toolkit.ok("status", *(run.run_id for run in (other, new, resumed)), "--json"))
     assert [entry["state"] for entry in told] == ["running", "pending", "pending"], told
 
@@ -208,13 +210,13 @@ def test_a_task_of_a_run_that_is_named_by_its_path(toolkit, squeue):
 
 
 def test_a_rank_that_a_rehearsal_killed_had_memory_enough(run_directory):
-    killed = {"reason": "killed by SIGKILL (out of memory?)"}
-    end_attempt(run_directory, **killed)
+    end_attempt(run_directory, reason="killed by SIGKILL (out of memory?)")
     attempt = run_directory.attempt(0)
-    assert reason_of(attempt, killed) == killed["reason"]
+    killed = AttemptRecord.read(attempt)
+    assert reason_of(attempt, killed) == killed.reason
     write_json(attempt.rehearsed, json.loads((DOCS / "samples" / "rehearsed.json").read_text()))
     assert reason_of(attempt, killed) == "killed by SIGKILL (by a rehearsal)"
-    assert state_from_record(run_directory).reason.endswith("killed by SIGKILL (by a rehearsal)")
+    assert recorded_state(read_folder(run_directory)).reason.endswith("killed by SIGKILL (by a rehearsal)")
 
 
 def test_what_is_wrong_with_one_run_hides_no_other(toolkit, squeue):

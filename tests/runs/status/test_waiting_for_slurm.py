@@ -10,7 +10,7 @@ from toolkit.rundir.claims import end_start
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import make_task
 from toolkit.runs.follow import follow
-from toolkit.runs.status import slurm_state as living
+from toolkit.runs.status import state_table
 from toolkit.runs.status.reconcile_submission import close_submission
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
@@ -188,7 +188,7 @@ def test_several_runs_are_cancelled_and_one_that_cannot_be_keeps_no_other_from_i
     ],
 )
 def test_who_waits_for_what_cannot_start_is_told_once(toolkit, squeue, clock, monkeypatch, array, reasons, stuck):
-    monkeypatch.setattr(living, "_in_words", lambda fact: f"{fact.reason} in any words")
+    monkeypatch.setattr(state_table, "explain_facts", lambda fact: f"{fact.reason} in any words")
     run = submitted(toolkit, "7", "stuck", array=array)
     ids = [f"7_{number}" for number in (0, 1)] if array else ["7"]
     squeue(*((job_id, "PENDING", reason) for job_id, reason in zip(ids, reasons, strict=True)))

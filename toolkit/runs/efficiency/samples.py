@@ -8,10 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from toolkit.errors import ToolkitError
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.task_files import read_begun, read_usage
+from toolkit.rundir.task_files import read_usage
 from toolkit.runs.record.request import Request
 from toolkit.supervise.shape import Shape, shape_of_job
 from toolkit.talk import say
@@ -65,11 +66,11 @@ def usage_of(attempt: AttemptDirectory) -> list[dict[str, Any]]:
     Where the first rank's guard saw not all ranks of its node (containers hide them, and others may have ended before the
     only look), those are taken to be like the ones that it saw.
     """
-    begun = read_begun(attempt)
+    begun = StartRecord.read(attempt)
     if begun is None:
         return []
-    job = read_json_or_none(RunDirectory(attempt.path.parents[1]).start(begun["start"]) / "job.json")
-    shape = Shape.of(1, max(1, begun["ranks"] // begun["nodes"])) if job is None else shape_of_job(job)
+    job = read_json_or_none(RunDirectory(attempt.path.parents[1]).start(begun.start) / "job.json")
+    shape = Shape.of(1, max(1, begun.ranks // begun.nodes)) if job is None else shape_of_job(job)
     found = read_usage(attempt, _leave_out)
     return [_of_all_ranks(usage, shape.component_of(usage["first_rank"]).ranks_per_node) for usage in found]
 
@@ -88,14 +89,14 @@ def _lives(
     run: RunDirectory, asked: Mapping[int, Sequence[Request]], attempts: dict[AttemptDirectory, list[dict[str, Any]]]
 ) -> Iterator[Life]:
     """Each start from its claim until its end; of one that has none, until anything of it was last written down."""
-    last_of_start: dict[int, dict[str, Any]] = {}
+    last_of_start: dict[int, StartRecord] = {}
     seen: dict[int, list[str]] = {}
     for attempt, usage in attempts.items():
-        begun, ended = read_begun(attempt), read_json_or_none(attempt.exit_file)
+        begun, ended = StartRecord.read(attempt), AttemptRecord.read(attempt)
         if begun is not None:
-            times = [begun["time"], *([ended["time"]] if ended else []), *(one["time"] for one in usage)]
-            seen.setdefault(begun["start"], []).extend(times)
-            last_of_start[begun["start"]] = begun
+            times = [begun.time, *([ended.time] if ended else []), *(one["time"] for one in usage)]
+            seen.setdefault(begun.start, []).extend(times)
+            last_of_start[begun.start] = begun
     for number in run.start_numbers():
         claim, end = read_claim(run, number), read_json_or_none(run.start(number) / "end.json")
         begun = last_of_start.get(number)
@@ -104,7 +105,7 @@ def _lives(
         over = end["time"] if end is not None else max(seen[number])
         elapsed_s = max(0.0, (datetime.fromisoformat(over) - datetime.fromisoformat(claim.claimed)).total_seconds())
         requests = asked[max(first for first in asked if first <= number)]
-        nodes = [begun["nodes"]] if len(requests) == 1 else [request.min_nodes for request in requests]
+        nodes = [begun.nodes] if len(requests) == 1 else [request.min_nodes for request in requests]
         cpus = sum(count * request.cpus_per_node for count, request in zip(nodes, requests, strict=True))
         gpus = sum(count * request.gpus_per_node for count, request in zip(nodes, requests, strict=True))
         yield Life(elapsed_s, requests[0].time_s, sum(nodes), cpus, gpus)

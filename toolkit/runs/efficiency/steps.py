@@ -5,6 +5,7 @@ from __future__ import annotations
 from toolkit.metrics.checkpoints import read_save_log
 from toolkit.metrics.records import read_records
 from toolkit.metrics.training import TrainRecord
+from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.efficiency.report import StepsMade
@@ -27,8 +28,9 @@ def _reached(run: RunDirectory) -> dict[int, int]:
     """The last step of each attempt that made one."""
     reached: dict[int, int] = {}
     for attempt in map(run.attempt, run.attempt_numbers()):
-        told = (read_json_or_none(attempt.exit_file), read_json_or_none(attempt.heartbeat))
-        steps = [int(one["step"]) for one in told if one is not None and one["step"] is not None]
+        end, beat = AttemptRecord.read(attempt), read_json_or_none(attempt.heartbeat)
+        steps = [int(beat["step"])] if beat is not None else []
+        steps += [end.step] if end is not None and end.step is not None else []
         if steps:
             reached[attempt.number] = max(steps)
     return reached

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from toolkit.errors import counted
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.rundir.sweep import Values, common_values, in_words
 from toolkit.runs.explain.causes import cause_in_words
 from toolkit.runs.explain.model import Evidence, Explanation, quote_file
 from toolkit.runs.explain.waiting import explain_waiting
-from toolkit.runs.status.array_status import TaskStatus
-from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.run_status import RunStatus, TaskStatus
 
 FAILURES_SHOWN = 3
 
@@ -74,7 +73,7 @@ def _failures(run: RunDirectory, failed: Sequence[TaskStatus]) -> list[Evidence]
 
 def _end_of(run: RunDirectory, task: TaskStatus) -> Evidence | None:
     attempt = run.task(task.task).last_attempt()
-    end = read_json_or_none(attempt.exit_file) if attempt is not None else None
+    end = AttemptRecord.read(attempt) if attempt is not None else None
     if attempt is None or end is None:
         return None
     words = cause_in_words(attempt, end)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from toolkit.rundir.attempt_records import AttemptRecord, reason_of
 from toolkit.rundir.layout import AttemptDirectory
 from toolkit.runs.requests.control import requeue_asked_at
-from toolkit.runs.status.rehearsal_notes import reason_of
 from toolkit.supervise.symptoms import symptom_named
 
 # Why an attempt ended that did not fail, in words.
@@ -22,15 +20,15 @@ _ENDS = {
 }
 
 
-def cause_in_words(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
+def cause_in_words(attempt: AttemptDirectory, end: AttemptRecord) -> str:
     """What an attempt's record says happened, in one sentence."""
     if asked_at := requeue_asked_at(attempt, end):
         return f"you asked for it: `toolkit requeue` at {asked_at}"
-    known = symptom_named(str(end.get("symptom") or ""))
-    means = known.means if known is not None and not known.plain else _ENDS.get(end["cause"], "")
-    said = reason_of(attempt, end).removeprefix(f"ended on request ({end['cause']})").removeprefix("; ")
+    known = symptom_named(end.symptom)
+    means = known.means if known is not None and not known.plain else _ENDS.get(end.cause, "")
+    said = reason_of(attempt, end).removeprefix(f"ended on request ({end.cause})").removeprefix("; ")
     if not said:
         return means
-    if end.get("rank") is not None and f"rank {end['rank']} " not in said:
-        said = f"rank {end['rank']} on {end['host']}: {said}"
+    if f"rank {end.rank} " not in said:
+        said = end.blaming(said)
     return said if not means or means in said else f"{means}: {said}"

@@ -8,16 +8,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.disk_space import why_full
-from toolkit.rundir.files import read_json_or_none, tail_text
+from toolkit.rundir.files import tail_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log
 from toolkit.rundir.states import ENDINGS, Cause, RunState
-from toolkit.rundir.task_files import read_begun
 from toolkit.runs.explain.causes import cause_in_words
 from toolkit.runs.explain.model import Evidence, Explanation, quote_file
 from toolkit.runs.logs.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
@@ -40,47 +39,47 @@ _TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lo
 def explain_ended(run: RunDirectory, status: RunStatus) -> Explanation:
     """A run of which nothing more will come by itself."""
     attempt = run.last_attempt()
-    end = read_json_or_none(attempt.exit_file) if attempt is not None else None
+    end = AttemptRecord.read(attempt) if attempt is not None else None
     if status.source == "exit.json" and attempt is not None and end is not None:
         return _by_record(run, status, attempt, end)
     return _without_record(run, status)
 
 
-def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, end: dict[str, Any]) -> Explanation:
+def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, end: AttemptRecord) -> Explanation:
     """The supervisor wrote down what happened."""
-    symptom = str(end.get("symptom") or end["cause"])
-    if end["cause"] == "cancelled":
+    symptom = end.symptom or end.cause.value
+    if end.cause is Cause.CANCELLED:
         return _cancelled(run, status)
     why = cause_in_words(attempt, end)
-    evidence = [quote_file(run, attempt.path / file, line) for file, line in end.get("evidence") or []]
+    evidence = [quote_file(run, attempt.path / file, line) for file, line in end.evidence]
     if symptom in _TELL_LAST_LINES or not evidence:
         evidence += _last_lines(run, attempt, end, [why, *(quoted.line for quoted in evidence)])
-    spent = end["decision"] if ENDINGS[Cause(end["cause"])].budget else ""
+    spent = end.decision if ENDINGS[end.cause].budget else ""
     return Explanation(
         symptom, why, follows=f"nothing by itself ({spent})" if spent else "", evidence=evidence,
-        actions=_next_steps(run, status, end), rank=end.get("rank"), host=end.get("host"),
+        actions=_next_steps(run, status, end.fix, end.symptom, end.rank), rank=end.rank, host=end.host,
     )  # fmt: skip
 
 
-def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: dict[str, Any], told: list[str]) -> list[Evidence]:
+def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: AttemptRecord, told: list[str]) -> list[Evidence]:
     """What the culprit, or the launcher, printed last, without what was `told` already."""
-    path = attempt.launcher_log if end.get("rank") is None else find_log(attempt, end["rank"])
-    if end["cause"] == "stalled":
+    path = attempt.launcher_log if end.rank is None else find_log(attempt, end.rank)
+    if end.cause is Cause.STALLED:
         path = attempt.errors  # where each rank stands, from the stacks in it
-    lines = end.get("last_lines") or []
-    new = [line for line in lines if line.strip(" ^~") and not any(line.strip() in one for one in told)]
+    new = [line for line in end.last_lines if line.strip(" ^~") and not any(line.strip() in one for one in told)]
     return [quote_file(run, path, line) for line in new[-LINES_SHOWN:]]
 
 
-def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None) -> list[str]:
+def _next_steps(
+    run: RunDirectory, status: RunStatus, fix: str = "", cause: str = "", rank: int | None = None
+) -> list[str]:
     """The fix, how to look closer, and how to go on from the newest checkpoint."""
     if status.state is RunState.COMPLETED:
         listed = [f"`toolkit ckpt ls {run.run_id}` lists its checkpoints"] if run.committed_checkpoints() else []
         return listed + _with_more_patience(run, status)
-    fix = str((end or {}).get("fix") or "")
     steps = [fix] if fix else []
-    if end is not None and end.get("rank") is not None:
-        steps.append(f"`toolkit logs {run.run_id} --rank {end['rank']}` shows all that this rank said")
+    if rank is not None:
+        steps.append(f"`toolkit logs {run.run_id} --rank {rank}` shows all that this rank said")
     if f"toolkit resume {run.run_id}" not in fix:
         newest = _newest_checkpoint(run)
         begin = f"goes on from {newest}" if newest else "begins again: there is no checkpoint"
@@ -88,7 +87,7 @@ def _next_steps(run: RunDirectory, status: RunStatus, end: dict[str, Any] | None
             begin = "submits it again: nothing of it has begun"
         elif not newest and is_foreign(recorded_job(run).job.entry):
             begin = "starts it again; what it saved itself is its own business"
-        symptom = symptom_named(str((end or {}).get("symptom")))
+        symptom = symptom_named(cause)
         mended = "once that is mended, " if symptom is not None and symptom.lasting else ""
         steps.append(f"{mended}`toolkit resume {run.run_id}` {begin}")
     return steps
@@ -115,7 +114,7 @@ def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
         moment = asked.read_text(encoding="utf-8").strip()
         return Explanation(
             "cancelled", f"`toolkit cancel` asked for it at {moment}",
-            evidence=[quote_file(run, asked, moment)], actions=_next_steps(run, status, None),
+            evidence=[quote_file(run, asked, moment)], actions=_next_steps(run, status),
         )  # fmt: skip
     job = _ask(run, status)
     if job is not None and job.cancelled_by is not None:
@@ -124,7 +123,7 @@ def _cancelled(run: RunDirectory, status: RunStatus) -> Explanation:
     else:
         why = "scancel or an administrator cancelled it, not `toolkit cancel`; by whom is known only where Slurm keeps accounts"
     evidence = [Evidence(job.source, _as_line(job))] if job is not None else []
-    return Explanation("cancelled_by_other", why, evidence=evidence, actions=_next_steps(run, status, None))
+    return Explanation("cancelled_by_other", why, evidence=evidence, actions=_next_steps(run, status))
 
 
 def _user_name(uid: int) -> str:
@@ -193,7 +192,7 @@ class _Traces:
 
     @property
     def steps(self) -> list[str]:
-        return _next_steps(self.run, self.status, None)
+        return _next_steps(self.run, self.status)
 
     @property
     def attempt(self) -> AttemptDirectory | None:
@@ -201,14 +200,14 @@ class _Traces:
         attempt = self.run.last_attempt()
         if attempt is None or not self.claimed:
             return None
-        begun = read_begun(attempt)
-        return attempt if begun is None or begun["job_id"] == own_job_id(self.run, self.status.job_id) else None
+        begun = StartRecord.read(attempt)
+        return attempt if begun is None or begun.job_id == own_job_id(self.run, self.status.job_id) else None
 
     def tell(self, symptom: str, why: str, *actions: str, more: Sequence[Evidence] = ()) -> Explanation:
         return Explanation(symptom, why, evidence=[*self.evidence, *more], actions=[*actions, *self.steps])
 
     def tell_seen(self, symptom: Symptom) -> Explanation:
-        fix = {"fix": symptom.fix.format(run=self.run.run_id)}
+        fix = symptom.fix.format(run=self.run.run_id)
         return Explanation(
             symptom.word, symptom.means, evidence=self.evidence, actions=_next_steps(self.run, self.status, fix)
         )

@@ -5,18 +5,16 @@ from __future__ import annotations
 import shlex
 import time
 
-from toolkit.rundir.files import read_json, read_json_or_none
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, reason_of
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.states import Next, RunState
-from toolkit.rundir.task_files import read_begun
+from toolkit.rundir.states import RunState
 from toolkit.runs.explain.causes import cause_in_words
 from toolkit.runs.explain.model import Evidence, Explanation, quote_file
 from toolkit.runs.record.job import recorded_job, uses_slurm
 from toolkit.runs.requests.control import requeue_asked_at
-from toolkit.runs.status.rehearsal_notes import reason_of
 from toolkit.runs.status.restarts import FOLLOWS
 from toolkit.runs.status.run_status import RunStatus
-from toolkit.runs.status.slurm_state import started_on
+from toolkit.runs.status.state import host_of_local_run
 from toolkit.supervise.launch import is_foreign
 
 QUIET_S = 60.0  # a step that takes longer is worth a word
@@ -44,7 +42,7 @@ def _who_knows(run: RunDirectory, status: RunStatus) -> str:
     """Slurm may answer later; of a run without a scheduler only the host that it lives on knows."""
     if not status.job_id.startswith("local-"):
         return "ask again later"
-    return f"on {started_on(run, status.job_id)}: `toolkit explain {run.run_id}`"
+    return f"on {host_of_local_run(run)}: `toolkit explain {run.run_id}`"
 
 
 def _running(run: RunDirectory) -> Explanation:
@@ -58,8 +56,8 @@ def _running(run: RunDirectory) -> Explanation:
     if attempt.exit_file.exists():
         return between_attempts(run, attempt)
     before = _earlier_ends(run, attempt)
-    begun = read_begun(attempt)
-    wanted = begun["ranks"] if begun is not None else 0
+    begun = StartRecord.read(attempt)
+    wanted = begun.ranks if begun is not None else 0
     here = sum(1 for _ in attempt.ranks.glob("rank-*.json"))
     silent_s = _silent_s(attempt)
     job = recorded_job(run)
@@ -80,10 +78,12 @@ def _running(run: RunDirectory) -> Explanation:
 
 def between_attempts(run: RunDirectory, attempt: AttemptDirectory) -> Explanation:
     """A run whose last attempt is over and another one follows, in this life of its job or in the next."""
-    ended = read_json(attempt.exit_file)
+    end = AttemptRecord.read(attempt)
+    assert end is not None  # the caller has seen the file
     return Explanation(
-        str(ended.get("symptom") or ended["cause"]), cause_in_words(attempt, ended), follows=f"{FOLLOWS.get(Next(ended['next']), 'it ends')} ({ended['decision']})",
-        evidence=_earlier_ends(run, attempt), rank=ended.get("rank"), host=ended.get("host"),
+        end.symptom or end.cause.value, cause_in_words(attempt, end),
+        follows=f"{FOLLOWS.get(end.next, 'it ends')} ({end.decision})",
+        evidence=_earlier_ends(run, attempt), rank=end.rank, host=end.host,
         actions=[f"`toolkit logs {run.run_id} -f`"],
     )  # fmt: skip
 
@@ -100,9 +100,9 @@ def _earlier_ends(run: RunDirectory, last: AttemptDirectory) -> list[Evidence]:
     ends = []
     for number in run.attempt_numbers():
         attempt = run.attempt(number)
-        end = read_json_or_none(attempt.exit_file)
+        end = AttemptRecord.read(attempt)
         if number < last.number and end is not None:
-            step = f" at step {end['step']}" if end["step"] is not None else ""
+            step = f" at step {end.step}" if end.step is not None else ""
             said = cause_in_words(attempt, end) if requeue_asked_at(attempt, end) else reason_of(attempt, end)
-            ends.append(quote_file(run, attempt.exit_file, f"{end['cause']}{step}: {said}"))
+            ends.append(quote_file(run, attempt.exit_file, f"{end.cause}{step}: {said}"))
     return ends[-2:]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.runs.explain.causes import cause_in_words
@@ -161,9 +161,9 @@ def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
 def _begin_time(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     """Also how Slurm holds back a job that was requeued a moment ago."""
     last = run.last_attempt()
-    end = read_json_or_none(last.exit_file) if last is not None else None
-    if last is not None and end is not None and not end["final"]:
-        why = cause_in_words(last, end) if requeue_asked_at(last, end) else end["cause"]
+    end = AttemptRecord.read(last) if last is not None else None
+    if last is not None and end is not None and not end.final:
+        why = cause_in_words(last, end) if requeue_asked_at(last, end) else end.cause.value
         return Detail(f"it was requeued ({why}), and Slurm holds a requeued job back for a while")
     return Detail()
 

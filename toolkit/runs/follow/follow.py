@@ -12,13 +12,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from toolkit.errors import OWN_FAILURE, InterruptedWaitError, counted
 from toolkit.metrics.training import TrainRecord, last_record
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
 from toolkit.runs.status.restarts import RestartNews
 from toolkit.runs.status.run_status import RunStatus
-from toolkit.runs.status.slurm_state import RECORD_SOURCE
 from toolkit.runs.status.state import run_status
+from toolkit.runs.status.state_table import RECORD_SOURCE
 from toolkit.terminal.cursor import given_back
 from toolkit.terminal.plain_bar import WIDTH, PlainBarColumn
 from toolkit.terminal.printable import clean
@@ -190,14 +190,14 @@ def report_end(status: RunStatus, run: RunDirectory, console: Console) -> None:
     if status.state is RunState.COMPLETED:
         return
     attempt = run.last_attempt() if status.source == RECORD_SOURCE else None
-    end = read_json_or_none(attempt.exit_file) if attempt else None
+    end = AttemptRecord.read(attempt) if attempt else None
     console.print(
         f"run {status.run_id} is {status.state.value}: {clean(status.reason)}",
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
-    for line in (end or {}).get("last_lines", []):
+    for line in end.last_lines if end is not None else ():
         console.print(f"    | {clean(line)}", markup=False, highlight=False, soft_wrap=True)
-    if end and end.get("fix"):
-        console.print(f"fix: {clean(end['fix'])}", markup=False, highlight=False, soft_wrap=True)
+    if end is not None and end.fix:
+        console.print(f"fix: {clean(end.fix)}", markup=False, highlight=False, soft_wrap=True)

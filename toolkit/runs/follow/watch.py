@@ -6,20 +6,25 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.run_files import RunFiles
 from toolkit.rundir.states import RunState
 from toolkit.runs.follow.follow import settle_s
 from toolkit.runs.follow.progress import Progress, progress_of
-from toolkit.runs.history.asking import ask_once, jobs_of
 from toolkit.runs.history.listing import living_runs
-from toolkit.runs.record.job import recorded_job, slurm_of
 from toolkit.runs.status.damaged import unreadable
 from toolkit.runs.status.run_status import RunStatus
-from toolkit.runs.status.slurm_state import Answer
-from toolkit.runs.status.state import ids_to_ask, last_step, run_status
-from toolkit.slurm.commands import Slurm
+from toolkit.runs.status.state import (
+    ids_to_ask,
+    query_clusters,
+    read_files,
+    read_files_of,
+    read_progress,
+    slurm_of_run,
+    status_of_files,
+)
+from toolkit.slurm.commands import Answer, Slurm
 
 SLURM_PERIOD_S = 10.0  # between two questions to a cluster
 LIST_PERIOD_S = 60.0  # between two looks for runs that are new
@@ -48,7 +53,7 @@ class Watch:
             self._listed_at = self._asked_at = now  # the list asks Slurm, too
             self._take_new(self.all_of)
         if now - self._asked_at >= SLURM_PERIOD_S:
-            self._asked_at, self._answers = now, ask_once(jobs_of(self.runs))
+            self._asked_at, self._answers = now, query_clusters(read_files_of(self.runs).values())
         return [self._look_at(run) for run in self.runs]
 
     def _take_new(self, folder: Path) -> None:
@@ -61,12 +66,12 @@ class Watch:
 
     def _look_at(self, run: RunDirectory) -> Progress:
         try:
-            job = recorded_job(run)
-            answer = self._answers.get(slurm_of(job), {})
-            if run in self._statuses and self._is_new(run, job, answer):
-                status = replace(self._statuses[run], step=last_step(run))
+            files = read_files(run)
+            answer = self._answers.get(slurm_of_run(files), {})
+            if run in self._statuses and self._is_new(files, answer):
+                status = replace(self._statuses[run], step=read_progress(files).step)
             else:
-                status = run_status(run, answer)
+                status = status_of_files(files, answer)
             self._statuses[run] = status
             return progress_of(run, status, None if isinstance(answer, ToolkitError) else answer.get(status.job_id))
         except ToolkitError as error:
@@ -74,9 +79,9 @@ class Watch:
                 raise
             return Progress(unreadable(run, error))
 
-    def _is_new(self, run: RunDirectory, job: ResolvedJob, answer: Answer) -> bool:
+    def _is_new(self, files: RunFiles, answer: Answer) -> bool:
         """A job that Slurm was not asked for yet: the state that was known of its run has to do until it is."""
-        return not isinstance(answer, ToolkitError) and not set(ids_to_ask(run, job)) <= set(answer)
+        return not isinstance(answer, ToolkitError) and not set(ids_to_ask(files)) <= set(answer)
 
     def are_over(self, found: list[Progress]) -> bool:
         """True once every run has ended, and its end has lasted as long as it must to be believed."""

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolkit.errors import counted
+from toolkit.errors import ToolkitError, counted
 from toolkit.rundir.files import not_permitted
 from toolkit.rundir.find import has_begun, run_named
 from toolkit.rundir.index import PAGE, Entry, RunIndex
@@ -109,14 +109,17 @@ class _Walk:
         if not may_be_run(run):
             return None
         self.read += 1
-        from toolkit.runs.history.asking import own_status  # what reads a job is heavy, and seldom wanted
         from toolkit.runs.status.damaged import unreadable
+        from toolkit.runs.status.state import own_status
 
         try:
             self.changed[run.path] = changed_ns(run.path)
         except PermissionError as error:  # another user's
             return unreadable(run, not_permitted(error))
-        status = own_status(run)
+        try:
+            status = own_status(run)
+        except ToolkitError as error:
+            return unreadable(run, error)
         if status is None:
             self.living.append(run)
         return status
@@ -125,9 +128,11 @@ class _Walk:
 def _ask(runs: Sequence[RunDirectory]) -> list[RunStatus]:
     if not runs:
         return []
-    from toolkit.runs.history.asking import statuses_of
+    from toolkit.runs.status.damaged import unreadable
+    from toolkit.runs.status.state import run_statuses
 
-    return statuses_of(runs)
+    statuses = run_statuses(runs)
+    return [unreadable(run, one) if isinstance(one, ToolkitError) else one for run, one in statuses.items()]
 
 
 def keep(index: RunIndex, found: Iterable[tuple[RunStatus, int]]) -> None:

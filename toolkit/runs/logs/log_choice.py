@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolkit.errors import NotFoundError
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.files import read_json_or_none
-from toolkit.rundir.jobs import job_ids
+from toolkit.rundir.jobs import job_ids, newest_job_id
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
 from toolkit.rundir.parts import all_parts, task_of
 from toolkit.rundir.rank_logs import find_log, is_shared, label_of, labelled_rank, line_of, node_logs
 from toolkit.rundir.states import RunState
-from toolkit.rundir.task_files import read_begun
 from toolkit.runs.logs.job_log import job_log, own_job_id
-from toolkit.runs.status.state import newest_job_id
 from toolkit.slurm.hostlist import expand_hostlist
 
 
@@ -110,8 +109,8 @@ def _of_failed_tasks(run: RunDirectory) -> list[LogPart]:
     for number in run.task_numbers():
         task = run.task(number)
         attempt = task.last_attempt()
-        end = read_json_or_none(attempt.exit_file) if attempt is not None else None
-        if attempt is None or end is None or not end["final"] or end["state"] == RunState.COMPLETED:
+        end = AttemptRecord.read(attempt) if attempt is not None else None
+        if attempt is None or end is None or not end.final or end.state is RunState.COMPLETED:
             continue
         found = _of_failed(attempt) if failed_ranks(attempt) else [LogPart(path) for path in _of_job(task)]
         logs += [replace(part, label=_label_of_task(number) + part.label) for part in found]
@@ -167,7 +166,7 @@ def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[LogPart]:
         return logs_of_attempt(attempt)
     if rank.isdecimal() and (logs := _of_some(attempt, [int(rank)], alone=True)):
         return logs
-    ranks = (read_begun(attempt) or {"ranks": 0})["ranks"]
+    ranks = _rank_count(attempt)
     started = bool(logs_of_attempt(attempt))
     raise NotFoundError(
         f"no log of rank {rank}",
@@ -176,9 +175,15 @@ def _of_ranks(attempt: AttemptDirectory, rank: str) -> list[LogPart]:
     )
 
 
+def _rank_count(attempt: AttemptDirectory) -> int:
+    """The ranks that the supervisor recorded before it started them; 0 before."""
+    started = StartRecord.read(attempt)
+    return started.ranks if started is not None else 0
+
+
 def _of_some(attempt: AttemptDirectory, ranks: Collection[int], *, alone: bool = False) -> list[LogPart]:
     """The logs in which some ranks write, for their lines only; [] of ranks that the attempt has not."""
-    known = range((read_begun(attempt) or {"ranks": 0})["ranks"])
+    known = range(_rank_count(attempt))
     logs = logs_of_attempt(attempt, labelled=not alone)
     chosen = [part for part in logs if not part.of_several and rank_of(part.path) in ranks]
     shared = [part for part in logs if part.of_several]
@@ -215,7 +220,8 @@ def _host_of(attempt: AttemptDirectory, part: LogPart) -> str:
 
 def failed_ranks(attempt: AttemptDirectory) -> list[int]:
     """The ranks that failed: first the one from which the others' failures followed, where one is to blame."""
-    blamed = (read_json_or_none(attempt.exit_file) or {}).get("rank")
+    end = AttemptRecord.read(attempt)
+    blamed = end.rank if end is not None else None
     others = sorted(map(rank_of, attempt.errors.glob("rank-*.json")))
     return [rank for rank in dict.fromkeys([blamed, *others]) if rank is not None]
 
@@ -223,7 +229,8 @@ def failed_ranks(attempt: AttemptDirectory) -> list[int]:
 def _of_failed(attempt: AttemptDirectory) -> list[LogPart]:
     ranks = failed_ranks(attempt)
     if not ranks:
-        cause = (read_json_or_none(attempt.exit_file) or {"cause": "running"})["cause"]
+        end = AttemptRecord.read(attempt)
+        cause = end.cause.value if end is not None else "running"
         raise NotFoundError(
             f"no rank of attempt {attempt.number} has failed: it is {cause}", where=str(attempt.path),
             fix=f"`toolkit explain {attempt.run.run_id}`, or --rank all",

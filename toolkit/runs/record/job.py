@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
-from toolkit.errors import DamagedFileError
 from toolkit.rundir.files import read_json
 from toolkit.rundir.find import newest_record
 from toolkit.rundir.layout import RunDirectory, start_of
+from toolkit.rundir.run_files import damaged_record
 from toolkit.runs.status.unknown_names import vanished
 from toolkit.site.commands import slurm_of_site
 from toolkit.site.load import load_site
@@ -63,11 +63,7 @@ def _job_of_record(path: Path) -> ResolvedJob:
     try:
         return _validated(json.dumps(value["job"]))
     except ValidationError as error:
-        raise DamagedFileError(
-            "the record was not written by this version of toolkit, or is damaged",
-            where=str(path),
-            fix=f"read it with toolkit {value.get('toolkit', 'of that time')}, or submit the run's job.toml anew",
-        ) from error
+        raise damaged_record(path, value) from error
 
 
 @lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from toolkit.errors import CheckFailedError, SchedulerRefusedError, ToolkitError, counted
+from toolkit.rundir.attempt_records import StartRecord
 from toolkit.rundir.files import read_json
 from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
@@ -77,8 +78,9 @@ def _require_a_next_start(run: RunDirectory, attempt: AttemptDirectory, kind: st
     job = recorded_job(run)
     budget = ENDINGS[cause].budget
     limit = int(getattr(job.restart, budget))
-    ends = earlier_ends(run, read_json(attempt.start_file)["start"])
-    spent = sum(ENDINGS[Cause(end["cause"])].budget == budget for end in ends)
+    started = StartRecord.read(attempt)
+    ends = earlier_ends(run, started.start if started is not None else 0)
+    spent = sum(ENDINGS[end.cause].budget == budget for end in ends)
     if 0 <= limit <= spent:
         raise CheckFailedError(
             f"restart.{budget} = {limit} is spent ({spent} so far): {kind} would end this run",

@@ -15,12 +15,14 @@ from typing import Any
 
 from toolkit.errors import CheckFailedError, counted
 from toolkit.metrics.training import last_record
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.files import read_json_or_none, read_lines, utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.run_files import read_folder
 from toolkit.rundir.states import RunState
-from toolkit.rundir.task_files import read_begun
 from toolkit.runs.status.restarts import follows
-from toolkit.runs.status.state import run_status, state_from_record
+from toolkit.runs.status.state import run_status
+from toolkit.runs.status.state_table import recorded_state
 
 POLL_S = 0.3
 
@@ -167,7 +169,9 @@ class _Watch:
             TimeOverError: the time is over.
         """
         while True:
-            ended = state_from_record(self.run)  # before the look: what was done before the end is still seen
+            ended = recorded_state(
+                read_folder(self.run)
+            )  # before the caller looks: what was done before the end is still seen
             yield
             if ended is not None:
                 raise RunEndedError(self.run, ended.state, what, ended.reason)
@@ -209,14 +213,14 @@ def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
     for _ in watch.ticks("the attempt was over"):
         if _later(watch) is None:  # the records of the next attempt would hide this one's
             steps = max(steps, steps_done(watch.run, attempt))
-        end = read_json_or_none(attempt.exit_file)
+        end = AttemptRecord.read(attempt)
         if end is not None:
-            tell(f"attempt {attempt.number} ended at step {steps}: {end['cause']}; {follows(end)}")
-            return _Over(steps, _epoch(end["time"]), end["cause"])
+            tell(f"attempt {attempt.number} ended at step {steps}: {end.cause}; {follows(end)}")
+            return _Over(steps, _epoch(end.time), end.cause.value)
         later = _later(watch)
-        if later is not None and (begun := read_begun(later)) is not None:
+        if later is not None and (begun := StartRecord.read(later)) is not None:
             # Its supervisor was lost with it, and nobody wrote down the end.
-            return _Over(steps, _epoch(begun["time"]), "supervisor_lost")
+            return _Over(steps, _epoch(begun.time), "supervisor_lost")
     raise AssertionError("ticks never ends by itself")
 
 
@@ -225,18 +229,18 @@ def _until_stepping(watch: _Watch, in_queue: Callable[[], bool], tell: Callable[
     for _ in watch.ticks("the next attempt made a step"):
         settled = settled or in_queue()
         attempt = _later(watch)
-        begun = read_begun(attempt) if attempt is not None else None
+        begun = StartRecord.read(attempt) if attempt is not None else None
         if attempt is None or begun is None:
             continue
         if attempt.number > told:
             told = attempt.number
             tell(
-                f"attempt {attempt.number} begins on {counted(begun['nodes'], 'node')} with {counted(begun['ranks'], 'rank')}"
+                f"attempt {attempt.number} begins on {counted(begun.nodes, 'node')} with {counted(begun.ranks, 'rank')}"
             )
         beat = read_json_or_none(attempt.heartbeat)
         if beat is not None:
             ranks = [read_json_or_none(path) for path in attempt.ranks.glob("rank-*.json")]
-            started = _epoch(begun["time"])
+            started = _epoch(begun.time)
             last = max((_epoch(rank["time"]) for rank in ranks if rank is not None), default=started)
             tell(f"attempt {attempt.number} makes steps")
             return _Again(attempt, started, last, int(beat["step"]), _epoch(beat["time"]))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from toolkit.errors import CheckFailedError
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.parts import newest_parts
-from toolkit.rundir.states import RunState
-from toolkit.rundir.task_files import read_begun
+from toolkit.rundir.states import Cause, RunState
 from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
@@ -95,14 +93,14 @@ def requeue_run(run: RunDirectory) -> RunStatus:
     return after
 
 
-def requeue_asked_at(attempt: AttemptDirectory, end: dict[str, Any]) -> str:
+def requeue_asked_at(attempt: AttemptDirectory, end: AttemptRecord) -> str:
     """When `toolkit requeue` asked for what ended an attempt, which Slurm calls a preemption; "" where nobody did."""
     asked = attempt.run.control / "requeue"
-    begun = read_begun(attempt)
-    if end["cause"] != "preempted" or begun is None or not asked.exists():
+    begun = StartRecord.read(attempt)
+    if end.cause is not Cause.PREEMPTED or begun is None or not asked.exists():
         return ""
     times = asked.read_text(encoding="utf-8").split()
-    return next((time for time in times if begun["time"] <= time <= end["time"]), "")
+    return next((time for time in times if begun.time <= time <= end.time), "")
 
 
 def _require_running(run: RunDirectory, so: str) -> RunStatus:

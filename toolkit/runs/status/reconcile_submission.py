@@ -12,12 +12,11 @@ from typing import Any
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.claims import read_claim
-from toolkit.rundir.files import read_json_or_none, utc_now, write_json
+from toolkit.rundir.files import read_json_or_none, write_json
 from toolkit.rundir.find import array_in, newest_record
 from toolkit.rundir.layout import RunDirectory, start_of
-from toolkit.rundir.parts import Part, parts_in, record_of_parts, slurm_id
-from toolkit.rundir.states import RunState
-from toolkit.runs.status.slurm_state import StateReport
+from toolkit.rundir.parts import Part, parts_in, slurm_id
+from toolkit.rundir.submissions import write_submission
 from toolkit.slurm.array import parse_array
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token, token_of
@@ -41,15 +40,11 @@ def close_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence
     again = tasks_in(newest_record(run)) if run.task_numbers() else ()
     for task in run.task_numbers():
         if task in again:
-            write_json(run.task(task).submitted(start), _submitted(start, slurm_id(parts, job_id, task)))
-    write_json(run.submitted(start), _submitted(start, job_id) | record_of_parts(parts))
+            write_submission(run.task(task), start, slurm_id(parts, job_id, task))
+    write_submission(run, start, job_id, parts)
     if start:
         run.lived_again.touch(mode=0o600)
     run.submitting(start).unlink(missing_ok=True)
-
-
-def _submitted(start: int, job_id: str) -> dict[str, Any]:
-    return {"job_id": job_id, "start": start, "time": utc_now()}
 
 
 def tasks_in(record: Path) -> frozenset[int]:
@@ -128,15 +123,6 @@ def was_given_by_hand(run: RunDirectory, slurm: Slurm) -> bool:
     if job_id is not None:
         close_submission(run, 0, job_id)
     return job_id is not None
-
-
-def state_from_submission(opened: OpenSubmission | None, job_id: str) -> StateReport | None:
-    """The word of a run with an open submission; None where its earlier jobs say what it is."""
-    if opened is None or (opened.certain and job_id):
-        return None
-    if opened.certain:
-        return StateReport(RunState.LOST, f"{opened.reason}; `toolkit resume` submits the run", "Slurm")
-    return StateReport(RunState.UNKNOWN, opened.reason, "none")
 
 
 def _is_under_way(record: dict[str, Any]) -> bool:

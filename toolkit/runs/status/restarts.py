@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.attempt_records import AttemptRecord, reason_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import NEXT_START_BEGAN, Next
-from toolkit.runs.status.rehearsal_notes import reason_of
 
 FOLLOWS = {
     Next.RESTART: "restarting",
@@ -40,18 +38,17 @@ class RestartNews:
     def _ended(self) -> Iterator[tuple[int, str]]:
         for number in self.run.attempt_numbers():
             attempt = self.run.attempt(number)
-            end = read_json_or_none(attempt.exit_file)
+            end = AttemptRecord.read(attempt)
             if end is None:
                 continue
-            place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
-            text = f"attempt {number} {end['cause']} ({place}{reason_of(attempt, end)}); {follows(end)}"
-            yield number, "" if end["final"] else text
+            line = f"attempt {number} {end.cause} ({end.blaming(reason_of(attempt, end))}); {follows(end)}"
+            yield number, "" if end.final else line
 
 
-def follows(end: Mapping[str, Any]) -> str:
+def follows(end: AttemptRecord) -> str:
     """What comes after an attempt with such an end, in words."""
-    if end["final"]:
+    if end.final:
         return "nothing follows"
-    if end["decision"] == NEXT_START_BEGAN:  # by a resume, a requeue or a follow-up job: it is there
+    if end.decision == NEXT_START_BEGAN:  # by a resume, a requeue or a follow-up job: it is there
         return "another start goes on"
-    return FOLLOWS[Next(end["next"])]
+    return FOLLOWS[end.next]

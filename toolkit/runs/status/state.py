@@ -1,180 +1,321 @@
-"""What state a run is in: its own final word first, then Slurm's, then the process table's. Never a guess."""
+"""The state of runs: read their files, query each cluster once, decide by the table of `state_table`."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from toolkit.config.resolved import ResolvedJob
-from toolkit.errors import CheckFailedError, NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.metrics.training import last_record
 from toolkit.metrics.validation import ValidationRecord, last_validation
-from toolkit.rundir.files import read_json_or_none
-from toolkit.rundir.find import has_begun, newest_record
-from toolkit.rundir.jobs import job_ids
-from toolkit.rundir.layout import RunDirectory, start_of, step_of
-from toolkit.rundir.parts import newest_parts, slurm_id
-from toolkit.rundir.states import RunState
-from toolkit.rundir.sweep import read_sweep, values_of_task
-from toolkit.rundir.task_files import read_begun
-from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
-from toolkit.runs.status.array_status import (
-    TaskStatus,
-    exit_code_of_end,
-    exit_code_of_tasks,
-    task_job_id,
-    task_status,
-    word_of_tasks,
-)
-from toolkit.runs.status.reconcile_submission import (
-    last_open_start,
-    settle,
-    state_from_submission,
-    tasks_in,
-    was_given_by_hand,
-)
-from toolkit.runs.status.rehearsal_notes import reason_of
-from toolkit.runs.status.run_status import RunStatus
-from toolkit.runs.status.slurm_state import (
-    RECORD_SOURCE,
-    Answer,
-    StateReport,
-    state_from_process_table,
-    state_from_slurm,
-)
-from toolkit.slurm.array import write_array
+from toolkit.rundir.disk_space import why_full
+from toolkit.rundir.files import permissions_in_words
+from toolkit.rundir.find import has_begun
+from toolkit.rundir.layout import RunDirectory, step_of
+from toolkit.rundir.parts import slurm_id
+from toolkit.rundir.run_files import FolderFiles, RunFiles, has_changed, read_run
+from toolkit.runs.status.run_status import RunStatus, TaskStatus, summarize_tasks
+from toolkit.runs.status.state_table import RECORD_SOURCE, HostFacts, Situation, StateReport, report_state
+from toolkit.runs.status.unknown_names import vanished
+from toolkit.site.commands import slurm_of_site
+from toolkit.slurm.array import parse_array, write_array
+from toolkit.slurm.commands import Answer, Slurm
+from toolkit.supervise.allocation import process_start_ticks
+
+__all__ = [
+    "Progress", "decide_state", "host_of_local_run", "ids_to_ask", "own_status", "query_clusters", "read_files", "read_files_of", "read_processes",
+    "read_progress", "require_submitted", "require_task", "run_status", "run_statuses", "slurm_of_run", "status_of_files",
+]  # fmt: skip
 
 
 def run_status(run: RunDirectory, answer: Answer | None = None) -> RunStatus:
-    """The state of one run, or of one task of an array run. `answer` is Slurm's where it was asked for all runs at once, for
-    the ids that `ids_to_ask` names; None asks it now, and so does a job that was submitted after the question.
+    """The state of a run, or of one task of an array run.
+
+    `answer` is Slurm's to one query for many runs; without it, or if it lacks an id that `ids_to_ask` names, as of a job
+    submitted after that query, Slurm is queried now.
+
+    Raises:
+        ToolkitError: a file of the run is damaged.
     """
-    job = recorded_job(run)
-    opened = None
-    if last_open_start(run) is not None:
-        opened, answer = settle(run, slurm_of(job)), None
-    job_id = newest_job_id(run)
-    tasks = None
-    word = state_from_submission(opened, job_id)
-    if word is None and job_id and _is_array(run, job):
-        answer = _answer_for(ids_to_ask(run, job), job, answer)
-        tasks = _task_statuses(run, job, job_id, answer)
-        asked = job.job.tasks is not None and len(job.job.tasks) == len(tasks)
-        word = word_of_tasks(job.job.array if asked else f"of {len(tasks)} tasks", tasks)
-    elif word is None:
-        word = state_from_record(run) or _state_of_unfinished_run(run, job, job_id, answer)
-        # The run may have ended between the two looks, and then its own word counts.
-        word = (state_from_record(run) if word.state.final else None) or word
-    nodes, ranks = _shape(run, job)
-    step = last_step(run)
+    return status_of_files(read_files(run), answer)
+
+
+def run_statuses(runs: Iterable[RunDirectory]) -> dict[RunDirectory, RunStatus | ToolkitError]:
+    """The status of each run, or what is wrong with its files, from one query to each cluster."""
+    files = read_files_of(runs)
+    answers = query_clusters(files.values())
+    statuses: dict[RunDirectory, RunStatus | ToolkitError] = {}
+    for run, read in files.items():
+        if isinstance(read, ToolkitError):
+            statuses[run] = read
+            continue
+        try:
+            with permissions_in_words():
+                statuses[run] = status_of_files(read, answers.get(slurm_of_run(read), {}))
+        except ToolkitError as error:  # one damaged run hides no other
+            statuses[run] = error
+    return statuses
+
+
+def own_status(run: RunDirectory) -> RunStatus | None:
+    """The status of a run that its own files determine; None of one that may be in the queue or running.
+
+    Raises:
+        ToolkitError: a file of the run is damaged.
+    """
+    with permissions_in_words():
+        files = read_files(run)
+        return status_of_files(files, {}) if files.folder.open_start is None and not ids_to_ask(files) else None
+
+
+def read_files(run: RunDirectory) -> RunFiles:
+    """The files of a run that its state depends on.
+
+    Raises:
+        ToolkitError: one is damaged, or the run was removed.
+    """
+    try:
+        return read_run(run)
+    except FileNotFoundError:
+        raise vanished(run) from None
+
+
+def read_files_of(runs: Iterable[RunDirectory]) -> dict[RunDirectory, RunFiles | ToolkitError]:
+    """The same of each run, or what is wrong with its files."""
+    files: dict[RunDirectory, RunFiles | ToolkitError] = {}
+    for run in runs:
+        try:
+            with permissions_in_words():
+                files[run] = read_files(run)
+        except ToolkitError as error:
+            files[run] = error
+    return files
+
+
+def query_clusters(files: Iterable[RunFiles | ToolkitError]) -> dict[Slurm, Answer]:
+    """Each cluster's answer for all of its jobs that may be in the queue or running."""
+    wanted: dict[Slurm, list[str]] = {}
+    for read in files:
+        if not isinstance(read, ToolkitError) and (ids := ids_to_ask(read)):
+            wanted.setdefault(slurm_of_run(read), []).extend(ids)
+    return {cluster: cluster.query(ids) for cluster, ids in wanted.items()}
+
+
+def slurm_of_run(files: RunFiles) -> Slurm:
+    """Slurm's commands for the cluster of a run."""
+    return slurm_of_site(files.job.scheduler, cluster=files.job.cluster)
+
+
+def ids_to_ask(files: RunFiles) -> list[str]:
+    """The ids to query Slurm for: of the run, or of each task of an array without a final record."""
+    job_id = files.job_id
+    if not job_id or job_id.startswith("local-") or not files.job.uses_slurm:
+        return []
+    if not files.is_array:
+        return [] if files.folder.final_end is not None else [job_id]
+    return [_task_job_id(files, task) for task in _task_numbers(files) if _task_folder(files, task).final_end is None]
+
+
+def status_of_files(files: RunFiles, answer: Answer | None) -> RunStatus:
+    """The status of a run whose files were read; `answer` as of `run_status`."""
+    opened, is_absent = "", False
+    if answer is not None and has_changed(files):  # submitted or resumed while Slurm was queried for many runs
+        files = read_files(files.run)
+    if files.folder.open_start is not None:
+        from toolkit.runs.status.reconcile_submission import settle
+
+        submission, answer = settle(files.run, slurm_of_run(files)), None
+        opened, is_absent = (submission.reason, submission.certain) if submission is not None else ("", False)
+        files = read_files(files.run)
+    ids = ids_to_ask(files)
+    if ids and (not opened or is_absent) and not _covers(answer, ids):
+        answer = slurm_of_run(files).query(ids)
+    status = decide_state(
+        files, answer or {}, read_processes(files), read_progress(files), open_submission=opened, is_absent=is_absent
+    )
+    if status.state.final and status.source != RECORD_SOURCE and not files.is_array:
+        # The run may have ended after its files were read; then its own record counts.
+        again = read_files(files.run)
+        if again.folder.final_end is not None:
+            return decide_state(again, answer or {}, {}, read_progress(again))
+    return status
+
+
+def _covers(answer: Answer | None, ids: Sequence[str]) -> bool:
+    return answer is not None and (isinstance(answer, ToolkitError) or set(ids) <= set(answer))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the metrics show: the last step that any file has, and the last validation up to it."""
+
+    step: int | None = None
+    validation: ValidationRecord | None = None
+
+
+def decide_state(
+    files: RunFiles,
+    answer: Answer,
+    processes: Mapping[RunDirectory, HostFacts] | None = None,
+    progress: Progress | None = None,
+    *,
+    open_submission: str = "",
+    is_absent: bool = False,
+) -> RunStatus:
+    """The status that a run's files and Slurm's answer give, by the table of `state_table`. It reads nothing.
+
+    `processes` is what this host knows of each folder, `open_submission` the reason of a submission without a known job,
+    `is_absent` whether Slurm certainly has none.
+    """
+    folder, job_id, tasks, code = files.folder, files.job_id, None, None
+    processes = processes or {}
+    if files.is_array and job_id and (not open_submission or is_absent):
+        tasks = tuple(_task_status(files, task, answer, processes) for task in _task_numbers(files))
+        report, code = _report_array(files, tasks)
+    else:
+        here = processes.get(files.run, HostFacts())
+        report = report_state(Situation(files, folder, job_id, answer, here, open_submission, is_absent))
+        code = _exit_code(folder, report)
+    begun = folder.attempt.begun if folder.attempt is not None else None
+    # What the last attempt got, unless a later start was submitted; else what the job requests.
+    has_shape = begun is not None and begun.start >= folder.last_submitted
+    nodes, ranks = (begun.nodes, begun.ranks) if begun is not None and has_shape else (files.job.nodes, files.job.ranks)
+    counted = [folder] if tasks is None else list(files.tasks.values())
+    number = files.run.task_number
     return RunStatus(
-        run_id=run.run_id, job_name=run.job_name, state=word.state, site=job.site.name, job_id=job_id, reason=word.reason,
-        source=word.source, nodes=nodes, ranks=ranks,
-        starts=_count(run, tasks, RunDirectory.start_numbers), attempts=_count(run, tasks, RunDirectory.attempt_numbers),
-        step=step, exit_code=exit_code_of_end(run, word) if tasks is None else exit_code_of_tasks(word.state, tasks),
-        path=str(run.path), tasks=tasks, cannot_start=word.cannot_start, validation=_validation(run, step),
-        values=values_of_task(run), cluster=job.job.cluster,
+        run_id=files.run.run_id, job_name=files.run.job_name, state=report.state, site=files.job.site, job_id=job_id,
+        reason=report.reason, source=report.source, nodes=nodes, ranks=ranks,
+        starts=sum(len(one.starts) for one in counted), attempts=sum(len(one.attempts) for one in counted),
+        step=progress.step if progress else None, exit_code=code, path=str(files.run.path), tasks=tasks,
+        cannot_start=report.cannot_start, validation=progress.validation if progress else None,
+        values=files.sweep.values_of(number) if files.sweep is not None and number is not None else None,
+        cluster=files.job.cluster,
     )  # fmt: skip
 
 
-def newest_job_id(run: RunDirectory) -> str:
-    """Slurm's id of a run's newest job, or of a task's place in its array; "" before there is any."""
-    ids = job_ids(run)
-    if not ids and run.task_number is None:
-        return ""
-    if ids:  # of jobs in turn, 123_1 and 123_2, only all together tell whether the run goes on
-        return ids[-1] if run.task_number is not None else ids[-1].partition("_")[0]
-    assert run.task_number is not None  # else it would have been answered above
-    return slurm_id(newest_parts(run), newest_job_id(run.whole), run.task_number)
+def _report_array(files: RunFiles, tasks: Sequence[TaskStatus]) -> tuple[StateReport, int | None]:
+    """All tasks as one state, `array 0-9: 3 running, 6 pending, 1 failed`, with the exit code."""
+    state, counts, code = summarize_tasks(tasks)
+    is_whole = len(parse_array(files.job.array)) == len(tasks)
+    array = files.job.array if is_whole else f"of {len(tasks)} tasks"
+    open_tasks = [task for task in tasks if not task.state.final]
+    is_stuck = bool(open_tasks) and all(task.cannot_start for task in open_tasks)
+    return StateReport(state, f"array {array}: {counts}", "tasks", is_stuck), code
 
 
-def ids_to_ask(run: RunDirectory, job: ResolvedJob) -> list[str]:
-    """The ids that Slurm is to be asked for: of the run, or of each task of an array that has no final word yet."""
-    job_id = newest_job_id(run)
-    if not job_id or not uses_slurm(job):
-        return []
-    if not _is_array(run, job):
-        return [] if state_from_record(run) else [job_id]
-    parts = newest_parts(run)
-    return [
-        task_job_id(run, task, job_id, parts) for task in _tasks(run, job) if state_from_record(run.task(task)) is None
-    ]
+def _task_status(files: RunFiles, task: int, answer: Answer, processes: Mapping[RunDirectory, HostFacts]) -> TaskStatus:
+    """One task: its own final record, else what Slurm reports."""
+    folder, job_id = _task_folder(files, task), _task_job_id(files, task)
+    report = report_state(Situation(files, folder, job_id, answer, processes.get(folder.directory, HostFacts())))
+    code = _exit_code(folder, report)
+    values = files.sweep.values_of(task) if files.sweep is not None else None
+    return TaskStatus(task, job_id, report.state, report.reason, report.source, code, report.cannot_start, values)
 
 
-def _is_array(run: RunDirectory, job: ResolvedJob) -> bool:
-    return job.job.tasks is not None and run.task_number is None
+def _exit_code(folder: FolderFiles, report: StateReport) -> int | None:
+    """The exit code that the last attempt recorded, if it also recorded the state: an earlier start's does not count."""
+    return folder.final_end.exit_code if report.source == RECORD_SOURCE and folder.final_end is not None else None
 
 
-def _tasks(run: RunDirectory, job: ResolvedJob) -> list[int]:
-    """Those of the last submission, those that have begun, and those of the first one: a resume may leave some out."""
-    first = tasks_in(run.record) if newest_record(run) != run.record else ()
-    return sorted({*(job.job.tasks or ()), *run.task_numbers(), *first})
+def _task_folder(files: RunFiles, task: int) -> FolderFiles:
+    return files.tasks.get(task) or FolderFiles(files.run.task(task))
 
 
-def _task_statuses(run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer) -> tuple[TaskStatus, ...]:
-    sweep, parts = read_sweep(run), newest_parts(run)
-    return tuple(
-        task_status(run, task, task_job_id(run, task, job_id, parts), state_from_record(run.task(task)), answer, sweep)
-        for task in _tasks(run, job)
-    )
+def _task_job_id(files: RunFiles, task: int) -> str:
+    """Slurm's id of a task: that of its last start, before the first one its place in the array."""
+    ids = _task_folder(files, task).job_ids
+    return ids[-1] if ids else slurm_id(files.newest_parts, files.job_id, task)
 
 
-def _count(run: RunDirectory, tasks: Sequence[TaskStatus] | None, numbers: Callable[[RunDirectory], list[int]]) -> int:
-    if tasks is None:
-        return len(numbers(run))
-    return sum(len(numbers(run.task(number))) for number in run.task_numbers())
+def _task_numbers(files: RunFiles) -> list[int]:
+    """The tasks of the last submission, those that have started, and those of the first one: a resume may omit some."""
+    first = _parsed(files.first_array, files) if files.whole.resumed else ()
+    return sorted({*_parsed(files.job.array, files), *files.tasks, *first})
 
 
-def _shape(run: RunDirectory, job: ResolvedJob) -> tuple[int | str, int]:
-    """Nodes and ranks: what the last attempt got, as long as no later start was submitted; else what is asked for."""
-    attempt = run.last_attempt()
-    begun = read_begun(attempt) if attempt else None
-    if begun is not None and begun["start"] >= _last_submitted(run):
-        return begun["nodes"], begun["ranks"]
-    return job.nodes, min(job.rank_counts)
+def _parsed(array: str, files: RunFiles) -> Iterable[int]:
+    try:
+        return parse_array(array) if array else ()
+    except ValueError as error:
+        raise ToolkitError(
+            f"the record is damaged: {error}", where=f"{files.run.record}:job.array", fix="submit the job again"
+        ) from error
 
 
-def last_step(run: RunDirectory) -> int | None:
-    """The last step that anybody wrote down: the heartbeat is at most one a second, and lags behind.
+def read_processes(files: RunFiles) -> dict[RunDirectory, HostFacts]:
+    """What this host knows of a run, and of each task that has started, as far as a state depends on it."""
+    folders = {files.folder.directory: (files.folder, files.job_id)}
+    if files.is_array:
+        folders |= {folder.directory: (folder, _task_job_id(files, task)) for task, folder in files.tasks.items()}
+    return {run: _host_facts(*known) for run, known in folders.items() if known[0].final_end is None}
 
-    An attempt that has made none stands where it began, at the newest checkpoint. None before the first attempt.
+
+def _host_facts(folder: FolderFiles, job_id: str) -> HostFacts:
+    """What this host can tell of the process that claimed the newest start of a job, or submitted a local one."""
+    here = socket.gethostname()
+    claims = folder.claims_of(job_id)
+    if not claims:
+        is_alive = _is_alive(int(job_id.removeprefix("local-")), None) if job_id.startswith("local-") else None
+        return HostFacts(here, is_alive)
+    claim, has_ended = claims[0]
+    if claim.host != here or (has_ended and not job_id.startswith("local-")):
+        return HostFacts(here)
+    is_alive = _is_alive(claim.pid, claim.process_started)
+    return HostFacts(here, is_alive, "" if is_alive else why_full(folder.directory.path))
+
+
+def _is_alive(pid: int, started: int | None) -> bool:
+    try:
+        ticks = process_start_ticks(pid)
+    except ProcessLookupError:
+        return False
+    return started is None or ticks == started
+
+
+def read_progress(files: RunFiles) -> Progress:
+    """The last step and validation of a run. The heartbeat is at most one a second, and the metrics are ahead of it.
+
+    An attempt without a step is at the newest checkpoint. The step is None before the first attempt.
     """
-    attempt = run.last_attempt()
+    attempt, metrics = files.folder.attempt, files.run.metrics
     if attempt is None:
-        return None
-    beat, end = read_json_or_none(attempt.heartbeat), read_json_or_none(attempt.exit_file)
-    record = last_record(run.metrics / "train.jsonl")
+        return Progress()
+    record = last_record(metrics / "train.jsonl")
     steps = [
-        beat["step"] if beat else None,
-        end["step"] if end else None,
-        record.step if record is not None and record.attempt == attempt.number else None,
+        attempt.step,
+        attempt.end.step if attempt.end is not None else None,
+        record.step if record is not None and record.attempt == attempt.directory.number else None,
     ]
-    made = max((step for step in steps if step is not None), default=None)
-    if made is not None or not (committed := run.committed_checkpoints()):
-        return made
-    return step_of(committed[-1])
+    known = [step for step in steps if step is not None]
+    known = known or [step_of(path) for path in files.run.committed_checkpoints()[-1:]]
+    step = max(known, default=None)
+    last = last_validation(metrics / "validation.jsonl")
+    return Progress(step, last if last is not None and step is not None and last.step <= step else None)
 
 
-def _validation(run: RunDirectory, step: int | None) -> ValidationRecord | None:
-    """The last one, where the run has not gone back over it."""
-    last = last_validation(run.metrics / "validation.jsonl")
-    return last if last is not None and step is not None and last.step <= step else None
+def host_of_local_run(run: RunDirectory) -> str:
+    """The host of a local run: the one that claimed its newest start, before that the one that submitted it."""
+    files = read_files(run)
+    claims = files.folder.claims_of(files.job_id)
+    return claims[0][0].host if claims else files.host
 
 
 def require_task(run: RunDirectory) -> None:
-    """Refuse a task that its array run has not; one that has not begun is known, too.
+    """Refuse a task that its array run does not have; one that has not started yet is known.
 
     Raises:
-        NotFoundError: there is no such task.
+        NotFoundError: the run has no such task.
     """
-    job = recorded_job(run)
-    if job.job.tasks is None:
+    files = read_files(run.whole)
+    if not files.is_array:
         raise NotFoundError(
             f"run {run.whole.run_id} is no array, so it has no task {run.task_number}",
             where=str(run.whole.path),
             fix=f"name the run alone, {run.whole.run_id}",
         )
-    if run.task_number not in (tasks := _tasks(run.whole, job)):
+    if run.task_number not in (tasks := _task_numbers(files)):
         raise NotFoundError(
             f"run {run.whole.run_id} has no task {run.task_number}",
             where=str(run.whole.path),
@@ -183,58 +324,19 @@ def require_task(run: RunDirectory) -> None:
 
 
 def require_submitted(run: RunDirectory) -> None:
-    """Refuse a run that is only rendered: nothing of it will happen by itself.
+    """Refuse a run that is only rendered: toolkit will not start it by itself.
 
     Raises:
-        CheckFailedError: it was neither submitted nor has it started.
+        CheckFailedError: it was not submitted, and has not started.
     """
-    if not has_begun(run.whole):
-        job = recorded_job(run.whole)
-        if uses_slurm(job) and was_given_by_hand(run.whole, slurm_of(job)):
-            return
-        shell = "sbatch" if uses_slurm(job) else "bash"
-        raise CheckFailedError(
-            f"run {run.run_id} is rendered, not submitted", fix=f"`{shell} {shlex.quote(str(run.script(0)))}`"
-        )
+    if has_begun(run.whole):
+        return
+    from toolkit.runs.status.reconcile_submission import was_given_by_hand
 
-
-def state_from_record(run: RunDirectory) -> StateReport | None:
-    """The last attempt's verdict, when no later start was submitted."""
-    attempt = run.last_attempt()
-    end = read_json_or_none(attempt.exit_file) if attempt else None
-    if attempt is None or end is None or not end["final"]:
-        return None
-    begun = read_begun(attempt)
-    if begun is None or _last_submitted(run) > begun["start"]:
-        return None
-    place = f"rank {end['rank']} on {end['host']}: " if end.get("rank") is not None else ""
-    return StateReport(RunState(end["state"]), place + reason_of(attempt, end), RECORD_SOURCE)
-
-
-def _last_submitted(run: RunDirectory) -> int:
-    return max(map(start_of, run.path.glob("submitted-*.json")), default=0)
-
-
-def ask_slurm(job: ResolvedJob, job_ids: list[str]) -> Answer:
-    """What the job's cluster says of some jobs; its silence is an answer too."""
-    try:
-        return {**dict.fromkeys(job_ids), **slurm_of(job).jobs(job_ids)}
-    except (SchedulerRefusedError, NotFoundError) as error:
-        return error
-
-
-def _answer_for(job_ids: list[str], job: ResolvedJob, answer: Answer | None) -> Answer:
-    """`answer` where it is one to the question for `job_ids`, else a new one."""
-    if answer is not None and (isinstance(answer, ToolkitError) or set(job_ids) <= set(answer)):
-        return answer
-    return ask_slurm(job, job_ids)
-
-
-def _state_of_unfinished_run(run: RunDirectory, job: ResolvedJob, job_id: str, answer: Answer | None) -> StateReport:
-    if not job_id:
-        return StateReport(RunState.CREATED, "rendered, not submitted", "run directory")
-    if job_id.startswith("local-"):
-        return state_from_process_table(run, job_id)
-    if not uses_slurm(job):
-        return StateReport(RunState.UNKNOWN, f"job {job_id} is not of site {job.site.name}", "run directory")
-    return state_from_slurm(run, job_id, _answer_for([job_id], job, answer))
+    files = read_files(run.whole)
+    if files.job.uses_slurm and was_given_by_hand(run.whole, slurm_of_run(files)):
+        return
+    shell = "sbatch" if files.job.uses_slurm else "bash"
+    raise CheckFailedError(
+        f"run {run.run_id} is rendered, not submitted", fix=f"`{shell} {shlex.quote(str(run.script(0)))}`"
+    )

@@ -10,18 +10,16 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from toolkit.metrics.checkpoints import SaveRecord, read_save_log
 from toolkit.metrics.record_search import first_where
 from toolkit.metrics.training import TrainRecord
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, reason_of
 from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import NEXT_START_BEGAN, Cause, Next, RunState
-from toolkit.rundir.task_files import read_begun
 from toolkit.runs.record.job import recorded_job
-from toolkit.runs.status.rehearsal_notes import reason_of
 from toolkit.supervise.launch import is_foreign
 
 MOST_RANKS_READ = 64  # for when the last of them started
@@ -93,7 +91,7 @@ class _Reader:
         for start in starts:
             waited = self._waiting(start, ended_at)
             resumed = self._resumed(start)
-            own = [attempt for attempt in attempts if (read_begun(attempt) or {"start": -1})["start"] == start]
+            own = [attempt for attempt in attempts if _start_of(attempt) == start]
             lived = [self._attempt(attempt) for attempt in own] or [Piece(None)]
             lived[0].spans[:0], lived[0].marks[:0] = waited, resumed
             found += lived
@@ -133,10 +131,10 @@ class _Reader:
         return self._last_sign(attempts[-1])
 
     def _attempt(self, attempt: AttemptDirectory) -> Piece:
-        begun, written = read_begun(attempt), read_json_or_none(attempt.exit_file)
+        begun, written = StartRecord.read(attempt), AttemptRecord.read(attempt)
         assert begun is not None  # else no start would have it
         piece = Piece(attempt.number)
-        began, ended = moment(begun["time"]), self._ended(attempt, written)
+        began, ended = moment(begun.time), self._ended(attempt, written)
         stepped = min(self._stepped(attempt, began, ended), ended)
         piece.spans.append(Span(What.STARTING, began, stepped))
         lost = self._lost(attempt, written, stepped, ended)
@@ -144,22 +142,22 @@ class _Reader:
         piece.spans += _with_saves(stepped, lost, ended, saves)
         piece.spans = [span for span in piece.spans if span.ended > span.began]
         piece.marks = list(_marks(attempt, written, ended))
-        piece.end = str(written["cause"]) if written is not None else ""
+        piece.end = written.cause.value if written is not None else ""
         return piece
 
-    def _ended(self, attempt: AttemptDirectory, written: dict[str, Any] | None) -> float:
+    def _ended(self, attempt: AttemptDirectory, written: AttemptRecord | None) -> float:
         """When it was over. Of one whose supervisor was lost, the next start wrote the end, maybe hours later."""
-        if written is not None and written["decision"] != NEXT_START_BEGAN:
-            return moment(written["time"])
+        if written is not None and written.decision != NEXT_START_BEGAN:
+            return moment(written.time)
         return self.now if written is None and self._runs(attempt) else self._last_sign(attempt)
 
     def _runs(self, attempt: AttemptDirectory) -> bool:
         return self.state in (RunState.RUNNING, RunState.CANCELLING) and attempt == self.run.last_attempt()
 
     def _last_sign(self, attempt: AttemptDirectory) -> float:
-        begun, beat = read_begun(attempt), read_json_or_none(attempt.heartbeat)
+        begun, beat = StartRecord.read(attempt), read_json_or_none(attempt.heartbeat)
         times = [event["time"] for event in read_lines(attempt.events) if event["event"] != "ended"]
-        times += [begun["time"]] if begun is not None else []
+        times += [begun.time] if begun is not None else []
         times += [beat["time"]] if beat is not None else []
         return max(map(moment, times))
 
@@ -174,9 +172,9 @@ class _Reader:
         ranks = islice(attempt.ranks.glob("rank-*.json"), MOST_RANKS_READ)
         return max((moment(rank["time"]) for rank in map(read_json_or_none, ranks) if rank is not None), default=began)
 
-    def _lost(self, attempt: AttemptDirectory, written: dict[str, Any] | None, stepped: float, ended: float) -> float:
+    def _lost(self, attempt: AttemptDirectory, written: AttemptRecord | None, stepped: float, ended: float) -> float:
         """Since when its steps were made in vain: those that the next attempt makes again, else those that no save has."""
-        if written is None or written["cause"] == Cause.COMPLETED or not self._tells_steps:
+        if written is None or written.cause is Cause.COMPLETED or not self._tells_steps:
             return ended
         later = first_where(self._log, TrainRecord.from_line, lambda record: record.attempt > attempt.number)
         again = self._record(attempt.number, later.step) if later is not None else None
@@ -187,7 +185,7 @@ class _Reader:
         kept = [save for save in self._saves if save.attempt == attempt.number and save.committed_s is not None]
         if not kept:
             return stepped
-        return ended if (written["step"] or 0) <= kept[-1].step else max(stepped, kept[-1].went_on_at)
+        return ended if (written.step or 0) <= kept[-1].step else max(stepped, kept[-1].went_on_at)
 
     def _record(self, attempt: int, step: int) -> TrainRecord | None:
         """The first record of an attempt from a step on."""
@@ -207,6 +205,11 @@ class _Reader:
     @cached_property
     def _saves(self) -> list[SaveRecord]:
         return read_save_log(self.run.metrics / "checkpoints.jsonl")
+
+
+def _start_of(attempt: AttemptDirectory) -> int:
+    started = StartRecord.read(attempt)
+    return started.start if started is not None else -1
 
 
 def _with_saves(stepped: float, lost: float, ended: float, saves: Iterable[SaveRecord]) -> Iterator[Span]:
@@ -231,7 +234,7 @@ _FOLLOWS = {
 }  # fmt: skip
 
 
-def _marks(attempt: AttemptDirectory, written: dict[str, Any] | None, ended: float) -> Iterator[Mark]:
+def _marks(attempt: AttemptDirectory, written: AttemptRecord | None, ended: float) -> Iterator[Mark]:
     asked = ""
     for event in read_lines(attempt.events):
         if event["event"] == "stop_requested":
@@ -241,9 +244,9 @@ def _marks(attempt: AttemptDirectory, written: dict[str, Any] | None, ended: flo
             yield Mark("killed", moment(event["time"]), f"killed: {event['reason']}")
     if written is None:
         return
-    cause = str(written["cause"])
-    step = f" at step {written['step']}" if written["step"] is not None else ""
-    place = f" (rank {written['rank']} on {written['host']})" if written["rank"] is not None else ""
+    cause = written.cause.value
+    step = f" at step {written.step}" if written.step is not None else ""
+    place = f" ({written.culprit})" if written.culprit else ""
     why = "" if cause in (Cause.COMPLETED, asked) else f": {reason_of(attempt, written)}"
-    follows = "; another start goes on" if written["decision"] == NEXT_START_BEGAN else _FOLLOWS[Next(written["next"])]
+    follows = "; another start goes on" if written.decision == NEXT_START_BEGAN else _FOLLOWS[written.next]
     yield Mark("ended" if cause == asked else cause, ended, f"{cause}{step}{place}{why}{follows}")

@@ -1,0 +1,161 @@
+"""How an attempt started and how it ended: `start.json` and `exit.json`, which docs/contract.md describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from toolkit.errors import DamagedFileError
+from toolkit.rundir.files import read_json_or_none, write_json
+from toolkit.rundir.layout import AttemptDirectory
+from toolkit.rundir.reserve import write_exit
+from toolkit.rundir.states import Cause, Next, RunState
+
+__all__ = ["AttemptRecord", "StartRecord", "reason_of"]
+
+_SIGKILL_GUESS = "(out of memory?)"  # the guard sees a SIGKILL, but not its sender
+_START_KEYS = ("start", "job_id", "host", "launcher", "nodes", "ranks", "time")
+_END_KEYS = (
+    "cause", "next", "final", "state", "exit_code", "reason", "decision", "rank", "host", "fix", "last_lines", "step",
+    "seconds", "time", "symptom", "evidence", "begun", "usage",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """`start.json`: which start and which Slurm job an attempt belongs to, and what it runs on.
+
+    `other_keys` are keys that this version does not know; `write` keeps them.
+    """
+
+    start: int
+    job_id: str
+    nodes: int
+    ranks: int
+    time: str
+    host: str = ""
+    launcher: str = ""
+    other_keys: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def read(cls, attempt: AttemptDirectory) -> StartRecord | None:
+        """The start of an attempt, which `exit.json` contains once an array task is done; None before it has started.
+
+        Raises:
+            DamagedFileError: one of the two files is damaged.
+        """
+        if (value := read_json_or_none(attempt.start_file)) is not None:
+            return cls.from_json(value)
+        end = AttemptRecord.read(attempt)
+        return end.begun if end is not None else None
+
+    def write(self, attempt: AttemptDirectory) -> None:
+        """Write `start.json`."""
+        write_json(attempt.start_file, self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as the file has it."""
+        return {**{name: getattr(self, name) for name in _START_KEYS}, **self.other_keys}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> StartRecord:
+        """The record that `start.json` contains."""
+        known = {name: value[name] for name in _START_KEYS if name in value}
+        return cls(**known, other_keys={name: value[name] for name in value if name not in _START_KEYS})
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """`exit.json`: why an attempt ended, and what follows it.
+
+    `rank` on `host` is the rank that caused the end, where one did. `evidence` are lines of the attempt's files, each
+    after the name of its file. `begun` and `usage` are what an array task that is done keeps of its other files.
+    `seconds` is as it was written, None in old files. `other_keys` are keys that this version does not know; `write`
+    keeps them.
+    """
+
+    cause: Cause
+    next: Next
+    final: bool
+    state: RunState
+    exit_code: int
+    reason: str
+    decision: str
+    rank: int | None = None
+    host: str | None = None
+    fix: str = ""
+    last_lines: Sequence[str] = ()
+    step: int | None = None
+    seconds: float | None = None
+    time: str = ""
+    symptom: str = ""
+    evidence: Sequence[tuple[str, str]] = ()
+    begun: StartRecord | None = None
+    usage: list[dict[str, Any]] = field(default_factory=list)
+    other_keys: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def read(cls, attempt: AttemptDirectory) -> AttemptRecord | None:
+        """The end of an attempt; None before it has ended.
+
+        Raises:
+            DamagedFileError: the file is damaged.
+        """
+        value = read_json_or_none(attempt.exit_file)
+        if value is None:
+            return None
+        known = {name: value[name] for name in _END_KEYS if name in value}
+        kinds = {"cause": Cause(known["cause"]), "next": Next(known["next"]), "state": RunState(known["state"])}
+        known |= {"symptom": str(known.get("symptom") or ""), "evidence": known.get("evidence") or ()}
+        if (begun := known.pop("begun", None)) is not None:
+            try:
+                known["begun"] = StartRecord.from_json(begun)
+            except TypeError as error:
+                raise DamagedFileError(
+                    f"begun is {begun!r:.80}: another version of toolkit wrote it, or it is damaged",
+                    where=str(attempt.exit_file),
+                    fix="restore the file or start a new run",
+                ) from error
+        return cls(**known | kinds, other_keys={name: value[name] for name in value if name not in _END_KEYS})
+
+    def write(self, attempt: AttemptDirectory) -> None:
+        """Write `exit.json`, in place of the attempt's reserve if the disk is full.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_exit(attempt, self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as the file has it."""
+        value = {
+            name: getattr(self, name) for name in _END_KEYS if name not in ("symptom", "evidence", "begun", "usage")
+        }
+        if self.symptom:  # unknown if another start wrote the record
+            value |= {"symptom": self.symptom, "evidence": list(self.evidence)}
+        if self.begun is not None:
+            value |= {"begun": self.begun.as_json(), "usage": self.usage}
+        return {**value, "last_lines": list(self.last_lines), **self.other_keys}
+
+    def ending_the_run(self, decision: str, **changed: Any) -> AttemptRecord:
+        """The record, changed so that no attempt follows, for the reason `decision`."""
+        return replace(self, next=Next.END, final=True, decision=decision, **changed)
+
+    @property
+    def culprit(self) -> str:
+        """`rank 3 on node2`, the rank that caused the end; "" if no single rank did."""
+        return f"rank {self.rank} on {self.host}" if self.rank is not None else ""
+
+    def blaming(self, reason: str) -> str:
+        """A reason with the rank that caused the end before it: `rank 3 on node2: exit code 1`."""
+        return f"{self.culprit}: {reason}" if self.culprit else reason
+
+
+def reason_of(attempt: AttemptDirectory, end: AttemptRecord) -> str:
+    """Why an attempt ended, corrected for a rank that `toolkit rehearse` killed, which did not run out of memory."""
+    if _SIGKILL_GUESS not in end.reason:
+        return end.reason
+    note = read_json_or_none(attempt.rehearsed)
+    is_rehearsal = note is not None and str(note["failure"]).startswith("kill-")
+    return end.reason.replace(_SIGKILL_GUESS, "(by a rehearsal)") if is_rehearsal else end.reason

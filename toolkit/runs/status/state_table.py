@@ -1,0 +1,265 @@
+"""The state of a run or of a task, as one table: its own record first, then Slurm, then the process table of its host.
+
+The rows are in order: the first one that applies decides. A test checks each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from toolkit.errors import ToolkitError
+from toolkit.rundir.attempt_records import reason_of
+from toolkit.rundir.claims import StartClaim
+from toolkit.rundir.run_files import FolderFiles, RunFiles
+from toolkit.rundir.states import Next, RunState
+from toolkit.slurm.clusters import in_words
+from toolkit.slurm.commands import Answer
+from toolkit.slurm.job_facts import JobFacts
+from toolkit.slurm.reasons import CanStart, pending_reason
+from toolkit.slurm.states import base_state, run_state
+
+__all__ = [
+    "RECORD_SOURCE",
+    "STATES",
+    "SUPERVISOR_LOST",
+    "HostFacts",
+    "Situation",
+    "StateReport",
+    "recorded_state",
+    "report_state",
+]
+
+RECORD_SOURCE = "exit.json"  # of a state that the run's last attempt recorded
+SUPERVISOR_LOST = "supervisor lost"
+
+
+class StateReport(NamedTuple):
+    """A state, the reason as a sentence, and its source. `cannot_start`: not until a user changes the job or the cluster."""
+
+    state: RunState
+    reason: str
+    source: str
+    cannot_start: bool = False
+
+
+class HostFacts(NamedTuple):
+    """What this host knows of a run: its own name, whether the supervisor's process exists here, None if it cannot tell,
+    and why the run's file system is full, "" if it is not.
+    """
+
+    name: str = ""
+    is_alive: bool | None = None
+    full_disk: str = ""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the state of one folder depends on: the run's, or that of one task.
+
+    `open_submission` is the reason of a submission without a known job, `is_absent` whether Slurm certainly has none.
+    """
+
+    files: RunFiles
+    folder: FolderFiles
+    job_id: str
+    answer: Answer
+    host: HostFacts = field(default_factory=HostFacts)
+    open_submission: str = ""
+    is_absent: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        return self.job_id.startswith("local-")
+
+    @property
+    def is_silent(self) -> bool:
+        return isinstance(self.answer, ToolkitError)
+
+    @cached_property
+    def fact(self) -> JobFacts | None:
+        return None if isinstance(self.answer, ToolkitError) else self.answer.get(self.job_id)
+
+    @cached_property
+    def _claims(self) -> list[tuple[StartClaim, bool]]:
+        return self.folder.claims_of(self.job_id)
+
+    @property
+    def claim(self) -> StartClaim | None:
+        """The job's newest claim of a start."""
+        return self._claims[0][0] if self._claims else None
+
+    @property
+    def open_claim(self) -> StartClaim | None:
+        """The same, of a start that has not ended."""
+        return None if not self._claims or self._claims[0][1] else self._claims[0][0]
+
+    @cached_property
+    def is_cancelling(self) -> bool:
+        return self.files.is_cancel_asked(self.folder)
+
+    @property
+    def slurm_state(self) -> RunState:
+        return run_state(self.fact.state) if self.fact is not None else RunState.UNKNOWN
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if the supervisor of a job that Slurm calls pending has started: Slurm's answer is older than the claim."""
+        is_open = self.slurm_state is RunState.PENDING and self.open_claim is not None
+        return is_open and self._is_claimed_by_this_life
+
+    @property
+    def is_requeued(self) -> bool:
+        """True if the ranks have exited to be requeued. Slurm calls the job running until its nodes are free."""
+        attempt, claim = self.folder.attempt, self.claim
+        if self.fact is None or claim is None or (self.slurm_state is not RunState.RUNNING and not self.is_outdated):
+            return False
+        if attempt is None or attempt.end is None or attempt.begun is None or attempt.begun.start != claim.start:
+            return False
+        is_this_life = base_state(self.fact.state) == "COMPLETING" or self._is_claimed_by_this_life
+        return is_this_life and attempt.end.next in (Next.REQUEUE, Next.AWAIT)
+
+    @property
+    def _is_claimed_by_this_life(self) -> bool:
+        """True if the job has had more starts than Slurm counts restarts; its first life is restart 0."""
+        return self.fact is not None and len(self._claims) > (self.fact.restarts or 0)
+
+    @property
+    def is_final(self) -> bool:
+        return self.slurm_state.final and not self.is_requeued
+
+    @property
+    def slurm_reason(self) -> str:
+        """Slurm's state and reason as a sentence, after what the run's own files add."""
+        assert self.fact is not None  # the rows that use it come after those without
+        reason = explain_facts(self.fact)
+        if self.is_outdated and self.open_claim is not None:
+            reason = f"start {self.open_claim.start} has begun on {self.open_claim.host}; {reason}"
+        if self.is_requeued and self.claim is not None:
+            reason = f"start {self.claim.start} has ended, and the job is being requeued; {reason}"
+        return reason
+
+    @property
+    def lost_suffix(self) -> str:
+        return f"; {SUPERVISOR_LOST}: it exited without recording a result" if self.open_claim is not None else ""
+
+    @property
+    def gone_process(self) -> str:
+        full = f"; the run's file system is full ({self.host.full_disk})" if self.host.full_disk else ""
+        pid = self.claim.pid if self.claim is not None else 0
+        return f"{SUPERVISOR_LOST}: process {pid} is gone and left no result{full}"
+
+    @property
+    def started_on(self) -> str:
+        """The host of a local run: the one that claimed it, before that the one that submitted it."""
+        return self.claim.host if self.claim is not None else self.files.host
+
+
+def recorded_state(folder: FolderFiles) -> StateReport | None:
+    """The state that the last attempt recorded; None if it recorded no final one, or a later start was submitted."""
+    attempt, end = folder.attempt, folder.final_end
+    if attempt is None or end is None:
+        return None
+    return StateReport(end.state, end.blaming(reason_of(attempt.directory, end)), RECORD_SOURCE)
+
+
+class Row(NamedTuple):
+    """One row: `state` holds if `applies`; None is the state of the record, or of Slurm. The source "" is Slurm's answer."""
+
+    when: str
+    applies: Callable[[Situation], bool]
+    state: RunState | None
+    reason: Callable[[Situation], str]
+    source: str = ""
+
+
+STATES: tuple[Row, ...] = (
+    Row("sbatch has not responded, and the job cannot be found yet", lambda s: bool(s.open_submission) and not s.is_absent,
+        RunState.UNKNOWN, lambda s: s.open_submission, "none"),
+    Row("the only submission failed", lambda s: bool(s.open_submission) and not s.job_id,
+        RunState.LOST, lambda s: f"{s.open_submission}; `toolkit resume` submits the run", "Slurm"),
+    Row("the last attempt recorded a final end", lambda s: s.folder.final_end is not None,
+        None, lambda s: "", RECORD_SOURCE),
+    Row("no job", lambda s: not s.job_id,
+        RunState.CREATED, lambda s: "rendered, not submitted", "run directory"),
+    # A local run: only the host that it runs on can tell whether it does.
+    Row("local, on another host", lambda s: s.is_local and s.started_on != s.host.name,
+        RunState.UNKNOWN, lambda s: f"it was started on {s.started_on}; ask there", "run directory"),
+    Row("local, no start claimed, cancelled", lambda s: s.is_local and s.claim is None and bool(s.host.is_alive) and s.is_cancelling,
+        RunState.CANCELLING, lambda s: "the supervisor is starting", "process table"),
+    Row("local, no start claimed", lambda s: s.is_local and s.claim is None and bool(s.host.is_alive),
+        RunState.PENDING, lambda s: "the supervisor is starting", "process table"),
+    Row("local, exited before a start was claimed", lambda s: s.is_local and s.claim is None,
+        RunState.FAILED, lambda s: "the supervisor ended before it claimed the start; see the run's slurm-local-*.out", "process table"),
+    Row("local, supervisor exited", lambda s: s.is_local and not s.host.is_alive,
+        RunState.LOST, lambda s: s.gone_process, "process table"),
+    Row("local, cancelled", lambda s: s.is_local and s.is_cancelling,
+        RunState.CANCELLING, lambda s: "cancel was asked", "process table"),
+    Row("local", lambda s: s.is_local and s.claim is not None,
+        RunState.RUNNING, lambda s: f"process {s.claim.pid} on {s.claim.host}" if s.claim is not None else "", "process table"),
+    Row("a job id of Slurm on a site without Slurm", lambda s: not s.files.job.uses_slurm,
+        RunState.UNKNOWN, lambda s: f"job {s.job_id} is not of site {s.files.job.site}", "run directory"),
+    # A job of Slurm. Its exit code 0 is not a done marker, so that a completed job alone is lost.
+    Row("Slurm does not respond", lambda s: s.is_silent,
+        RunState.UNKNOWN, lambda s: f"Slurm does not answer: {getattr(s.answer, 'message', '')}", "none"),
+    Row("unknown to Slurm, cancelled before its first start", lambda s: s.fact is None and s.is_cancelling and s.claim is None,
+        RunState.CANCELLED, lambda s: f"job {s.job_id} was cancelled before it began", "run directory"),
+    Row("unknown to Slurm", lambda s: s.fact is None,
+        RunState.LOST, lambda s: f"Slurm does not know job {s.job_id} any more, and the run left no result{s.lost_suffix}", "Slurm"),
+    # `toolkit run` inside salloc: the allocation continues after its supervisor.
+    Row("running, supervisor exited", lambda s: s.slurm_state is RunState.RUNNING and s.open_claim is not None and s.host.is_alive is False,
+        RunState.LOST, lambda s: f"{s.gone_process}; {s.slurm_reason}", "process table"),
+    Row("in the queue or running, cancelled", lambda s: s.is_cancelling and not s.is_final,
+        RunState.CANCELLING, lambda s: s.slurm_reason),
+    Row("running, ranks exited for a requeue", lambda s: s.is_requeued,
+        RunState.PENDING, lambda s: s.slurm_reason),
+    Row("pending, but its start was claimed", lambda s: s.is_outdated,
+        RunState.RUNNING, lambda s: s.slurm_reason),
+    Row("completed", lambda s: s.slurm_state is RunState.COMPLETED,
+        RunState.LOST, lambda s: f"{s.slurm_reason}, but the run left no result{s.lost_suffix}"),
+    Row("failed, cancelled, timeout or preempted", lambda s: s.is_final,
+        None, lambda s: s.slurm_reason + s.lost_suffix),
+    Row("in the queue or running", lambda s: True,
+        None, lambda s: s.slurm_reason),
+)  # fmt: skip
+
+
+def report_state(situation: Situation) -> StateReport:
+    """The state that the first row which applies gives, with its reason and source."""
+    row, fact = next(row for row in STATES if row.applies(situation)), situation.fact
+    if row.source == RECORD_SOURCE and (recorded := recorded_state(situation.folder)) is not None:
+        return recorded
+    state = situation.slurm_state if row.state is None else row.state
+    is_stuck = not row.source and state is RunState.PENDING and fact is not None and _never_starts(fact)
+    source = row.source or (fact.source if fact is not None else "none")
+    return StateReport(state, row.reason(situation), source, is_stuck)
+
+
+def explain_facts(fact: JobFacts) -> str:
+    """`Slurm: PENDING (Priority)`, and why a requeued or held job waits."""
+    if not fact.state:
+        return fact.reason
+    explanation = f"Slurm: {fact.state}" + (f" ({fact.reason})" if fact.reason else "")
+    if run_state(fact.state) is not RunState.PENDING:
+        return explanation  # the times and the reason are those of its last wait
+    begin = fact.eligible_time or fact.start_time
+    if fact.reason == "BeginTime" and begin:
+        if not fact.restarts:
+            return f"{explanation}: not before {begin}"
+        times = "once" if fact.restarts == 1 else f"{fact.restarts} times"
+        return f"{explanation}: requeued {times}, and Slurm holds a requeued job back until {begin}"
+    if fact.reason == "JobHeldAdmin":
+        return f"{explanation}: held until an administrator releases it"
+    if base_state(fact.state) in ("REQUEUE_HOLD", "SPECIAL_EXIT") or fact.reason.startswith("JobHeld"):
+        release = in_words(f"`scontrol release {fact.job_id}`", fact.cluster)
+        return f"{explanation}: held until {release}"
+    if fact.start_time:
+        return f"{explanation}, expected to start at {fact.start_time}"
+    return explanation
+
+
+def _never_starts(fact: JobFacts) -> bool:
+    known = pending_reason(fact.reason or "None", names_nodes=bool(fact.required_nodes))
+    return known.can_start is CanStart.NEVER
