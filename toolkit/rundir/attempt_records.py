@@ -39,16 +39,24 @@ class StartRecord:
     other_keys: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def read(cls, attempt: AttemptDirectory) -> StartRecord | None:
+    def read(cls, attempt: AttemptDirectory, *, end: AttemptRecord | None = None) -> StartRecord | None:
         """The start of an attempt, which `exit.json` contains once an array task is done; None before it has started.
+
+        `end` is `exit.json` if the caller has read it.
 
         Raises:
             DamagedFileError: one of the two files is damaged.
         """
-        if (value := read_json_or_none(attempt.start_file)) is not None:
-            return cls.from_json(value)
-        end = AttemptRecord.read(attempt)
+        if (record := cls.read_file(attempt)) is not None:
+            return record
+        end = end or AttemptRecord.read(attempt)
         return end.begun if end is not None else None
+
+    @classmethod
+    def read_file(cls, attempt: AttemptDirectory) -> StartRecord | None:
+        """The record that `start.json` contains; None if there is no such file."""
+        value = read_json_or_none(attempt.start_file)
+        return cls.from_json(value) if value is not None else None
 
     def write(self, attempt: AttemptDirectory) -> None:
         """Write `start.json`."""
@@ -110,8 +118,8 @@ class AttemptRecord:
         known |= {"symptom": str(known.get("symptom") or ""), "evidence": known.get("evidence") or ()}
         if (begun := known.pop("begun", None)) is not None:
             try:
-                known["begun"] = StartRecord.from_json(begun)
-            except TypeError as error:
+                known["begun"] = StartRecord.from_json(dict(begun))
+            except (TypeError, ValueError) as error:
                 raise DamagedFileError(
                     f"begun is {begun!r:.80}: another version of toolkit wrote it, or it is damaged",
                     where=str(attempt.exit_file),

@@ -278,8 +278,7 @@ def _read_start(directory: RunDirectory, number: int) -> StartFiles:
 
 def _read_attempt(attempt: AttemptDirectory, *, with_step: bool) -> AttemptFiles:
     end = AttemptRecord.read(attempt)
-    started = read_json_or_none(attempt.start_file)
-    begun = StartRecord.from_json(started) if started is not None else end.begun if end is not None else None
+    begun = StartRecord.read(attempt, end=end) if end is not None else StartRecord.read_file(attempt)
     beat = read_json_or_none(attempt.heartbeat) if with_step else None
     return AttemptFiles(attempt, begun, end, beat["step"] if beat is not None else None)
 
