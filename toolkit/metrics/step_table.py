@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from toolkit.metrics.step_advice import advise
 from toolkit.metrics.step_profile import COMMUNICATION, PhaseOverRanks, Spread, StepProfile
+from toolkit.units import format_bytes_in
 
 _EXPOSED = "communication, exposed"
 
@@ -49,4 +50,4 @@ def _ms(seconds: float) -> str:
 
 
 def _bytes(peak: Spread) -> str:
-    return f"{peak.max / 2**20:,.0f} MiB (rank {peak.max_rank})"
+    return f"{format_bytes_in(peak.max, 'MiB', digits=0)} (rank {peak.max_rank})"

@@ -31,6 +31,7 @@ from toolkit.site.detect import choose_site
 from toolkit.site.proof import checked_in_words
 from toolkit.slurm.commands import Slurm, TimedOutError
 from toolkit.slurm.limits import cluster_settings
+from toolkit.units import format_bytes_in
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 NEEDED, USEFUL = ("sbatch", "srun", "squeue", "scancel", "scontrol"), ("sinfo", "sacct")
@@ -271,7 +272,7 @@ def _folder_of_runs(runs: Path, *, asks_nodes: bool) -> Iterator[CheckResult]:
         return
     mount, free = mount_of(place), shutil.disk_usage(place).free
     kind = mount.kind if mount is not None else "unknown file system"
-    detail = f"{runs}, {kind}, {free / 2**30:,.1f} GiB free"
+    detail = f"{runs}, {kind}, {format_bytes_in(free, 'GiB', digits=1)} free"
     if free < FREE_BYTES:
         yield CheckResult("runs", ERROR, detail, f"make room, or name another folder by {name}")
     elif asks_nodes and kind in _OWN_DISKS:

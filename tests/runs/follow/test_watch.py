@@ -20,9 +20,10 @@ from toolkit.rundir.files import write_json
 from toolkit.rundir.states import RunState
 from toolkit.runs.follow import watch as module
 from toolkit.runs.follow.progress import Progress, progress_of
-from toolkit.runs.follow.rendering import line_of, screen_of, span, sparkline
+from toolkit.runs.follow.rendering import line_of, screen_of, sparkline
 from toolkit.runs.status.state import run_status
 from toolkit.slurm.job_facts import JobFacts
+from toolkit.units import round_duration
 
 
 def train(run, *, steps, attempt=0, seconds=2.0):
@@ -200,7 +201,7 @@ def test_several_runs_stand_in_a_table(running) -> None:
 def test_sparklines_and_spans() -> None:
     assert sparkline([1, 2, float("nan"), 8]) == "▁▂ █"
     assert sparkline([3.0, 3.0]) == "▁▁" and sparkline([]) == ""
-    assert [span(seconds) for seconds in (12, 720, 12_000, 7200, 200_000)] == [
+    assert [round_duration(seconds) for seconds in (12, 720, 12_000, 7200, 200_000)] == [
         "12 s",
         "12 min",
         "3 h 20 min",

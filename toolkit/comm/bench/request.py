@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,11 +10,10 @@ from toolkit.comm.algorithms import ALGORITHMS, layouts_allow
 from toolkit.config.job import JobTable
 from toolkit.errors import ToolkitError, counted
 from toolkit.metrics.collectives import OPERATIONS, sizes_of
+from toolkit.units import parse_bytes
 from toolkit.world.facts import World
 
 BACKENDS = ("auto", "gloo", "nccl")
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,10 @@ class BenchRequest:
         return self._bytes(first), self._bytes(last if between else first)
 
     def _bytes(self, text: str) -> int:
-        match = _SIZE.fullmatch(text.strip())
-        if match is None:
+        size = parse_bytes(text, binary=True)
+        if size is None:
             raise _invalid(f"{text!r} is not a valid size", "sizes", "write 8..16M, or one size such as 64K")
-        return int(match[1]) * _UNITS[match[2].upper()]
+        return size
 
     def sizes_of(self, operation: str, ranks: int) -> tuple[int, ...]:
         """The sizes of an operation on a number of ranks."""

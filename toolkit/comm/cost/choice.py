@@ -17,6 +17,7 @@ from toolkit.comm.peers import Peers
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import read_json, utc_now, write_json
 from toolkit.rundir.layout import RunDirectory
+from toolkit.units import format_bytes
 
 _SHARE_OF_TRIES = 0.4  # of a tier's budget
 _SHOWN_BYTES = (4 * 1024, 256 * 1024, 4 * 1024**2, 64 * 1024**2)
@@ -58,7 +59,7 @@ class Choice:
         """One line for the user: the choice at some sizes, and the source."""
         chosen: dict[str, list[str]] = {}
         for size in _SHOWN_BYTES:
-            chosen.setdefault(self.algorithm(size), []).append(_size(size))
+            chosen.setdefault(self.algorithm(size), []).append(format_bytes(size))
         choices = ", ".join(f"{name} at {' and '.join(sizes)}" for name, sizes in chosen.items())
         return f"{choices} ({self.source})"
 
@@ -137,7 +138,3 @@ def _tried_of(kept: Mapping[str, Any]) -> dict[str, dict[int, float]]:
     return {
         name: {int(size): float(seconds) for size, seconds in taken.items()} for name, taken in kept["tried"].items()
     }
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes // 1024} KiB" if size_bytes < 1024**2 else f"{size_bytes // 1024**2} MiB"

@@ -10,6 +10,7 @@ from typing import Any
 from toolkit.errors import ToolkitError
 from toolkit.metrics.collectives import OPERATIONS, Measurement, Series
 from toolkit.observe.pictures.formats import check_picture
+from toolkit.units import format_bytes
 
 # Colors that most color-blind people can distinguish: M. Okabe, K. Ito, "Color Universal Design" (2008).
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8C6D1F", "#7F7F7F")
@@ -75,7 +76,7 @@ def _draw_operation(
     for axes, what in ((time, "time, µs"), (bandwidth, "bus bandwidth, GB/s")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(lambda size, _place: _bytes(size))
+        axes.xaxis.set_major_formatter(lambda size, _place: format_bytes(size))
         axes.tick_params(labelsize=8)
         axes.set_xlabel("size of all data", fontsize=8)
         axes.set_ylabel(what, fontsize=8)
@@ -107,10 +108,3 @@ def _draw_series(
 def _bus(sizes: list[int], times_us: list[float], factor: float) -> list[float]:
     """GB/s from bytes and microseconds."""
     return [size * factor / us / 1e3 for size, us in zip(sizes, times_us, strict=True)]
-
-
-def _bytes(size: float) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:g} {name}"
-    return f"{size:g} B"

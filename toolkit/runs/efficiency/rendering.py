@@ -8,6 +8,7 @@ from statistics import median_low
 from toolkit.errors import counted
 from toolkit.runs.efficiency.report import Efficiency, Share
 from toolkit.slurm.times import format_slurm_time
+from toolkit.units import format_bytes_in
 
 _GIB = 2**30
 
@@ -54,7 +55,7 @@ def _of_tasks(used: dict[int, float], in_unit: Callable[[float], str]) -> Iterat
 
 
 def _in_gib(count: float) -> str:
-    return f"{count / _GIB:.2f} GiB"
+    return format_bytes_in(count, "GiB", digits=2)
 
 
 def _line(resource: Share, in_unit: Callable[[float], str]) -> str:

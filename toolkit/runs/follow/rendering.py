@@ -16,6 +16,7 @@ from toolkit.runs.explain.running import QUIET_S
 from toolkit.runs.follow.progress import Progress
 from toolkit.terminal.plain_bar import WIDTH, plain_bar
 from toolkit.terminal.printable import clean
+from toolkit.units import round_duration
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {RunState.RUNNING: "green", RunState.COMPLETED: "green", RunState.PENDING: "yellow", RunState.FAILED: "red"}
@@ -50,7 +51,7 @@ def _told(one: Progress) -> Iterator[tuple[str, str]]:
     if one.loss is not None:
         yield "loss", f"loss {one.loss:.4g}"
     if one.saved_step is not None:
-        age = f", {span(one.saved_age_s)} ago" if one.saved_age_s is not None and not state.final else ""
+        age = f", {round_duration(one.saved_age_s)} ago" if one.saved_age_s is not None and not state.final else ""
         yield "saved", f"saved step {one.saved_step}{age}"
     if state in (RunState.RUNNING, RunState.CANCELLING) and one.ranks_started is not None:
         yield from _ranks(one)
@@ -59,12 +60,12 @@ def _told(one: Progress) -> Iterator[tuple[str, str]]:
 def _ends(one: Progress) -> str:
     if one.ends_in_s is None:
         left = one.walltime_left_s
-        return f"{span(left)} until the walltime" if left is not None else ""
+        return f"{round_duration(left)} until the walltime" if left is not None else ""
     spare = one.spare_s
     if spare is None:
-        return f"ends in {span(one.ends_in_s)}"
+        return f"ends in {round_duration(one.ends_in_s)}"
     side = "before" if spare >= 0 else "after"
-    return f"ends in {span(one.ends_in_s)}, {span(abs(spare))} {side} the walltime"
+    return f"ends in {round_duration(one.ends_in_s)}, {round_duration(abs(spare))} {side} the walltime"
 
 
 def _ranks(one: Progress) -> Iterator[tuple[str, str]]:
@@ -73,7 +74,7 @@ def _ranks(one: Progress) -> Iterator[tuple[str, str]]:
     elif one.ranks_started != one.status.ranks:
         yield "ranks", f"{one.ranks_started} of {counted(one.status.ranks, 'rank')} started"
     elif one.silent_s is not None and one.silent_s > QUIET_S:
-        yield "ranks", f"no step for {span(one.silent_s)}"
+        yield "ranks", f"no step for {round_duration(one.silent_s)}"
 
 
 def _one(one: Progress, *, unicode: bool) -> RenderableType:
@@ -96,7 +97,9 @@ def _one(one: Progress, *, unicode: bool) -> RenderableType:
         else:
             grid.add_row(title, Text(words.removeprefix(f"{title} ")))
     if one.silent_s is not None and status.state is RunState.RUNNING and not any(_ranks(one)):
-        grid.add_row("ranks", Text(f"{counted(status.ranks, 'rank')}, the last step {span(one.silent_s)} ago"))
+        grid.add_row(
+            "ranks", Text(f"{counted(status.ranks, 'rank')}, the last step {round_duration(one.silent_s)} ago")
+        )
     if one.last_line:
         grid.add_row("log", Text(one.last_line, no_wrap=True, overflow=_cut(unicode=unicode)))
     if one.attempt is None or status.state is not RunState.RUNNING:
@@ -139,16 +142,3 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(
         _BLOCKS[round((value - low) / size * (len(_BLOCKS) - 1))] if math.isfinite(value) else " " for value in values
     )
-
-
-def span(seconds: float) -> str:
-    """ "40 s", "12 min", "3 h 20 min", "2 d 4 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    return f"{hours // 24} d {hours % 24} h"

@@ -12,6 +12,7 @@ import click
 from toolkit.runs.timeline.life import Mark, What
 from toolkit.runs.timeline.timeline import Row, Timeline
 from toolkit.terminal.printable import clean
+from toolkit.units import format_duration
 
 NARROWEST, WIDEST = 60, 200
 MOST_EVENTS = 20
@@ -68,7 +69,7 @@ class _Scale:
 def lines_of(timeline: Timeline, pen: Pen) -> Iterator[str]:
     """The picture, its lines at most as wide as the pen says; only what happened is told in lines of any length."""
     status, spent = timeline.status, timeline.ended - timeline.began
-    yield f"{status.job_name} {status.run_id}: {status.state.value}" + (f", {_span(spent)}" if spent else "")
+    yield f"{status.job_name} {status.run_id}: {status.state.value}" + (f", {format_duration(spent)}" if spent else "")
     if not timeline.rows:
         yield clean(status.reason)
         return
@@ -138,8 +139,8 @@ def _legend(timeline: Timeline, pen: Pen) -> Iterator[str]:
 def _where_the_time_went(timeline: Timeline) -> str:
     spent = timeline.seconds
     whole = sum(spent.values()) or 1.0
-    told = [f"{_WORDS[what]} {_span(s)} ({100 * s / whole:.0f} %)" for what, s in spent.items() if s]
-    return f"{_span(whole)}: {', '.join(told)}" + (", all tasks together" if timeline.status.tasks else "")
+    told = [f"{_WORDS[what]} {format_duration(s)} ({100 * s / whole:.0f} %)" for what, s in spent.items() if s]
+    return f"{format_duration(whole)}: {', '.join(told)}" + (", all tasks together" if timeline.status.tasks else "")
 
 
 def _events(timeline: Timeline) -> Iterator[str]:
@@ -152,12 +153,3 @@ def _events(timeline: Timeline) -> Iterator[str]:
         yield f"the last {MOST_EVENTS} of {len(events)} events; --json has all"
     for mark, row in events[-MOST_EVENTS:]:
         yield clean(f"{datetime.fromtimestamp(mark.time):%m-%d %H:%M:%S} {row.name}: {mark.words}".replace("\n", " "))
-
-
-def _span(seconds: float) -> str:
-    """ "12 s", "3 min 20 s", "4 h 5 min", "2 d 3 h"."""
-    for size, name, small, small_name in ((_DAY_S, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= size:
-            more = int(seconds % size // small)
-            return f"{int(seconds // size)} {name}" + (f" {more} {small_name}" if more else "")
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
