@@ -91,9 +91,9 @@ def test_why_runs_wait_and_that_the_fix_mends_it(here: Site) -> None:
     try:
         told = {run: explain(here, run) for run in (long, big, held, later, drained, orphan, array)}
         assert reason_of(told[long]) == ("PartitionTimeLimit", "never")
-        assert "asks for 10:00, short allows 2:00" in told[long]["why"]
+        assert "requests 10:00, short allows 2:00" in told[long]["why"]
         assert reason_of(told[big]) == ("PartitionNodeLimit", "never")
-        assert "asks for 9, main has 4" in told[big]["why"]
+        assert "requests 9, main has 4" in told[big]["why"]
         assert reason_of(told[held]) == ("JobHeldUser", "never")
         assert reason_of(told[later]) == ("BeginTime", "not_before")
         assert told[later]["waiting"]["not_before"].endswith("Z")

@@ -140,7 +140,7 @@ def test_who_waits_hears_that_the_start_which_closes_a_lost_attempt_goes_on(run_
     close_unfinished(run_directory)
     (line,) = news.new()
     assert line.startswith(f"attempt {attempt.number} supervisor_lost (its supervisor was killed")
-    assert line.endswith("); another start goes on")
+    assert line.endswith("); another start continues")
 
 
 def test_a_pause_of_the_file_system_loses_no_end(run_directory, capsys):

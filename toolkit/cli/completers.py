@@ -66,8 +66,8 @@ def _remembered() -> Path:
     from toolkit.site.files import site_files
 
     files = [(str(path), path.stat().st_mtime_ns) for path in site_files().values()]
-    said = [os.environ.get(name) for name in ("TOOLKIT_SITE", "SLURM_CONF", "SLURM_CLUSTER_NAME", "PATH", "USER")]
-    digest = hashlib.sha256(repr([platform.node(), files, said]).encode()).hexdigest()[:16]
+    settings = [os.environ.get(name) for name in ("TOOLKIT_SITE", "SLURM_CONF", "SLURM_CLUSTER_NAME", "PATH", "USER")]
+    digest = hashlib.sha256(repr([platform.node(), files, settings]).encode()).hexdigest()[:16]
     return Path.home() / ".cache" / "toolkit" / f"runs-{digest}"
 
 

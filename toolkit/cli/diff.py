@@ -67,13 +67,13 @@ def _lines(found: Comparison) -> Iterable[str]:
 
 
 def _sides(row: Row, *, is_file: bool) -> tuple[str, str]:
-    told = []
+    cells = []
     for value, origin in ((row.a, row.origin_a), (row.b, row.origin_b)):
         text = "-" if value is None else _text(value)
         text = text[:12] if is_file else text  # of a digest or a commit
         text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-        told.append(f"{text} ({origin})" if origin else text)
-    return told[0], told[1]
+        cells.append(f"{text} ({origin})" if origin else text)
+    return cells[0], cells[1]
 
 
 def _text(value: Any) -> str:

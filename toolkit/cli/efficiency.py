@@ -26,9 +26,9 @@ def efficiency(run: str, runs: Path | None, as_json: bool) -> None:
     from toolkit.runs.efficiency.count import efficiency_of
     from toolkit.runs.efficiency.rendering import lines_of
 
-    told = efficiency_of(find(run, runs))
+    efficiency_report = efficiency_of(find(run, runs))
     if as_json:
-        click.echo(json.dumps(told.as_json(), indent=1))
+        click.echo(json.dumps(efficiency_report.as_json(), indent=1))
     else:
-        for line in lines_of(told):
+        for line in lines_of(efficiency_report):
             click.echo(line)

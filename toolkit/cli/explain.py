@@ -19,7 +19,7 @@ from toolkit.talk import plain
 @json_option
 @print_command_option
 def explain(run: str, runs: Path | None, as_json: bool) -> None:
-    """Say why RUN waits, fails or goes on, what follows by itself, and what to do.
+    """Explain why RUN waits, fails or continues, what happens next, and what to do.
 
     \b
     toolkit explain last
@@ -27,9 +27,9 @@ def explain(run: str, runs: Path | None, as_json: bool) -> None:
     """
     from toolkit.runs.explain.explain import explain_run, lines_of
 
-    told = explain_run(find(run, runs))
+    explanation = explain_run(find(run, runs))
     if as_json:
-        click.echo(json.dumps(told.as_json(), indent=1))
+        click.echo(json.dumps(explanation.as_json(), indent=1))
     else:
-        for line in lines_of(told):
+        for line in lines_of(explanation):
             click.echo(plain(line.replace("\n", " ")))  # a path that it quotes may hold anything

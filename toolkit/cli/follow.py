@@ -50,9 +50,9 @@ def _table(statuses: Sequence[RunStatus]) -> None:
     for status in statuses:
         step = "" if status.step is None else status.step
         reason = f"{in_words(status.values)}: {status.reason}" if status.values else status.reason
-        told = "; ".join(filter(None, (reason, status.validated)))
+        explanation = "; ".join(filter(None, (reason, status.validated)))
         rows.append(
-            (status.full_job_id, status.run_id, status.job_name, status.state.value, status.site, status.nodes, status.ranks, step, told)
+            (status.full_job_id, status.run_id, status.job_name, status.state.value, status.site, status.nodes, status.ranks, step, explanation)
         )  # fmt: skip
     print_table(
         ("JOBID", "RUN", "NAME", "STATE", "SITE", "NODES", "RANKS", "STEP", "REASON"), rows,
@@ -93,12 +93,12 @@ def status(run: tuple[str, ...], runs: Path | None, as_json: bool, live: bool, b
     toolkit status --live
     """
     if live and run:
-        raise click.UsageError("--live is all runs that live; leave out RUN")
+        raise click.UsageError("--live lists all runs that have not ended; omit RUN")
     refused: list[ToolkitError] = []
     if live:
-        from toolkit.runs.history.listing import living_runs
+        from toolkit.runs.history.listing import unfinished_runs
 
-        found = living_runs(folder_of_runs(runs))
+        found = unfinished_runs(folder_of_runs(runs))
     else:
         found, refused = _named_statuses(run or ("last",), runs)
     if by_task and not as_json:
@@ -129,7 +129,7 @@ def _named_statuses(names: Sequence[str], runs: Path | None) -> tuple[list[RunSt
 
 def _no_arrays(statuses: Sequence[RunStatus]) -> list[ToolkitError]:
     return [
-        ToolkitError(f"run {status.run_id} is no array", where="--tasks", fix=f"`toolkit status {status.run_id}`")
+        ToolkitError(f"run {status.run_id} is not an array", where="--tasks", fix=f"`toolkit status {status.run_id}`")
         for status in statuses
         if status.tasks is None
     ]
@@ -166,7 +166,7 @@ def logs(
     if sum((bool(rank), bool(nodes), failed)) > 1:
         raise click.UsageError("give one of --rank, --node and --failed")
     if follow and (failed or by_time):
-        raise click.UsageError(f"-f shows lines as they come; leave out {'--failed' if failed else '--by-time'}")
+        raise click.UsageError(f"-f prints lines as they are written; omit {'--failed' if failed else '--by-time'}")
     directory = _part(run, task, runs)
     choice = LogChoice(rank, nodes, failed, attempt)
     if by_time:
@@ -186,7 +186,7 @@ def logs(
             raise
         name = directory.run_id
         raise InterruptedWaitError(
-            f"the run goes on; `toolkit logs -f {name}` shows more, `toolkit cancel {name}` ends it"
+            f"the run continues; `toolkit logs -f {name}` shows more, `toolkit cancel {name}` ends it"
         ) from None
     if is_empty:
         say(f"nothing was written there; `toolkit explain {directory.run_id}` says how the run is")
@@ -257,7 +257,7 @@ def _tree(statuses: Sequence[RunStatus], *, as_json: bool) -> None:
 @click.option("-t", "--state", "states", multiple=True, type=STATE, help="Only runs in this state; may be repeated.")
 @click.option("-S", "--since", type=Moment(), help="Only runs made since then: 12h, 7d, 2026-11-20.")
 @click.option(
-    "-n", "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="At most so many; 0 is all."
+    "-n", "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="At most N runs; 0 lists all."
 )
 @click.option("--tree", is_flag=True, help="Each below the run that it follows or repeats, with its resumes.")
 def history(

@@ -1,4 +1,4 @@
-"""`gc`: remove what lies below RUNS and nobody needs."""
+"""`gc`: remove unused files and runs below RUNS."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _ask(found: Sequence[Leftover], *, yes: bool) -> None:
 
 
 def _remove(found: Sequence[Leftover]) -> int:
-    """Remove one after the other; 1 where one stayed, which is said."""
+    """Remove each sequentially; 1 if one could not be removed, which is printed."""
     from toolkit.errors import CHECK_FAILED, ToolkitError
     from toolkit.talk import say
     from toolkit.upkeep.leftovers import remove

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from toolkit.runs.follow.watch import Watch
 
 PERIOD_S = 1.0
-# Without a terminal: how often a line is printed of a run that only goes on.
+# Without a terminal: how often a line is printed for a run without a change of state.
 LINE_PERIOD_S = 10.0
 
 
@@ -51,7 +51,7 @@ def watch(run: str | None, runs: Path | None, as_json: bool) -> None:
         found = _follow(watched, as_json=as_json)
     except KeyboardInterrupt:
         name = directory.run_id if directory is not None else "RUN"
-        them = "the run goes on" if directory is not None else "the runs go on"
+        them = "the run continues" if directory is not None else "the runs continue"
         raise InterruptedWaitError(
             f"{them}; `toolkit watch{'' if directory is None else ' ' + name}` shows more, `toolkit cancel {name}` ends it"
         ) from None
@@ -87,20 +87,20 @@ def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
 
 
 def _print_lines(watched: Watch, *, as_json: bool) -> list[Progress]:
-    """A line for each run when its state or attempt has changed, and now and then while it goes on."""
+    """Print a line for each run when its state or attempt changes, and at intervals in between."""
     from toolkit.runs.follow.rendering import line_of
 
-    told: dict[str, tuple[object, str, float]] = {}
+    printed: dict[str, tuple[object, str, float]] = {}
     while True:
         found = watched.look()
         for one in found:
             status = one.status
             new = (status.state, one.attempt)
             changing = f"{status.reason} {one.step} {one.saved_step} {one.ranks_started} {one.last_line}"
-            before, words, at = told.get(status.run_id, (None, "", float("-inf")))
+            before, words, at = printed.get(status.run_id, (None, "", float("-inf")))
             if new == before and (changing == words or time.monotonic() - at < LINE_PERIOD_S):
                 continue
-            told[status.run_id] = (new, changing, time.monotonic())
+            printed[status.run_id] = (new, changing, time.monotonic())
             several = "" if watched.all_of is None else f"{status.run_id} "
             click.echo(one.as_json() if as_json else several + line_of(one))
         if watched.are_over(found):

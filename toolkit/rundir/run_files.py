@@ -328,9 +328,9 @@ def _least_nodes(nodes: int | str) -> int:
 
 
 def damaged_record(path: Path, record: Mapping[str, Any]) -> DamagedFileError:
-    """The error of a `record.json` or `resumed-SSS.json` that is no job of this version."""
+    """The error of a `record.json` or `resumed-SSS.json` that this version of toolkit cannot read."""
     return DamagedFileError(
         "the record was not written by this version of toolkit, or is damaged",
         where=str(path),
-        fix=f"read it with toolkit {record.get('toolkit', 'of that time')}, or submit the run's job.toml anew",
+        fix=f"read it with toolkit {record.get('toolkit', 'of that time')}, or submit the run's job.toml again",
     )

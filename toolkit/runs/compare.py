@@ -48,10 +48,10 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """The documented JSON of `diff --json`."""
-        told = asdict(self)
+        value = asdict(self)
         for section in ("code", "versions", "result"):
-            told[section] = [{name: row[name] for name in ("key", "a", "b")} for row in told[section]]
-        return told
+            value[section] = [{name: row[name] for name in ("key", "a", "b")} for row in value[section]]
+        return value
 
 
 def compare_runs(a: RunDirectory, b: RunDirectory) -> Comparison:
@@ -92,7 +92,7 @@ def code_of(job: ResolvedJob) -> tuple[Path, Snapshot] | None:
 
 
 def changed_lines(a: ResolvedJob, b: ResolvedJob) -> Iterator[str]:
-    """A unified diff of the copied files that differ; of one that is no text its name alone."""
+    """A unified diff of the copied files that differ; the name alone of a binary file."""
     before, after = code_of(a), code_of(b)
     if before is None or after is None:
         return
@@ -115,7 +115,9 @@ def _lines(path: Path) -> list[str] | None:
 
 def _configuration(a: ResolvedJob, b: ResolvedJob) -> list[Row]:
     def of_side(job: ResolvedJob) -> dict[str, Any]:
-        return {key: value for key, value in job.values() if value != {}}  # what stands in a table has keys of its own
+        return {
+            key: value for key, value in job.values() if value != {}
+        }  # the values of a table have keys of their own
 
     def row(key: str, was: Any, is_now: Any) -> Row:
         return Row(key, shown(key, was), shown(key, is_now), _origin(a, key, was), _origin(b, key, is_now))
@@ -145,14 +147,14 @@ def _repository(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Row]:
 
 
 def _tells(row: Row) -> bool:
-    """A diff on one side alone is told by `uncommitted changes`."""
+    """`uncommitted changes` reports a diff on one side alone."""
     return row.key != "diff" or (row.a is not None and row.b is not None)
 
 
 def _files(a: tuple[Path, Snapshot] | None, b: tuple[Path, Snapshot] | None) -> list[Row]:
     if a is None or b is None:
-        told = ["none" if side is None else side[1].digest for side in (a, b)]
-        return [] if told[0] == told[1] else [Row("copy of the job's folder", *told)]
+        value = ["none" if side is None else side[1].digest for side in (a, b)]
+        return [] if value[0] == value[1] else [Row("copy of the job's folder", *value)]
 
     def digest(snapshot: Snapshot, name: str) -> str | None:
         return snapshot.files[name].sha256 if name in snapshot.files else None

@@ -48,10 +48,10 @@ _FIRST_GPU = Path("/dev/nvidia0")
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*>=\s*([\d.]+)(?P<extra>\s*;.*extra)?")
 _TORCH = """
 import json, torch
-told = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": torch.cuda.device_count(), "nccl": None}
-if told["cuda"] and torch.distributed.is_nccl_available():
-    told["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-print(json.dumps(told))
+versions = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": torch.cuda.device_count(), "nccl": None}
+if versions["cuda"] and torch.distributed.is_nccl_available():
+    versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+print(json.dumps(versions))
 """
 _MPI = """
 import json, mpi4py
@@ -108,7 +108,7 @@ def _python() -> CheckResult:
 
 
 def _libraries() -> Iterator[CheckResult]:
-    """The libraries that this package asks for, against the versions that it asks for."""
+    """The libraries that this package requires, compared with the versions that it requires."""
     found = []
     for requirement in metadata.requires("toolkit") or ():
         match = _REQUIREMENT.match(requirement)
@@ -133,31 +133,31 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _mpi() -> CheckResult:
-    told, said = _ask_python(_MPI)
-    if told is None:
+    versions, message = _ask_python(_MPI)
+    if versions is None:
         fix = "load the site's MPI module, or `pip install 'toolkit[mpi]'`; jobs of one rank need none"
-        return CheckResult("mpi", WARNING, f"mpi4py finds no MPI library: {said}", fix)
+        return CheckResult("mpi", WARNING, f"mpi4py finds no MPI library: {message}", fix)
     launcher = shutil.which("mpirun")
-    return CheckResult("mpi", OK, f"{told['library']}, mpi4py {told['mpi4py']}, mpirun {launcher or 'is not on PATH'}")
+    return CheckResult(
+        "mpi", OK, f"{versions['library']}, mpi4py {versions['mpi4py']}, mpirun {launcher or 'is not on PATH'}"
+    )
 
 
 def _torch() -> Iterator[CheckResult]:
-    told, said = _ask_python(_TORCH)
-    if told is None:
+    versions, message = _ask_python(_TORCH)
+    if versions is None:
         yield CheckResult(
-            "torch", WARNING, f"cannot be imported: {said}", "`pip install 'toolkit[train]'` to train with torch"
+            "torch", WARNING, f"cannot be imported: {message}", "`pip install 'toolkit[train]'` to train with torch"
         )
         return
-    if told["cuda"] is None:
-        detail, level, fix = f"{told['version']}, for CPUs alone", OK, ""
+    if versions["cuda"] is None:
+        detail, level, fix = f"{versions['version']}, for CPUs alone", OK, ""
         if _FIRST_GPU.exists():
             level, fix = WARNING, "install torch for CUDA: this host has an NVIDIA GPU"
     else:
-        detail = (
-            f"{told['version']}, CUDA {told['cuda']}, NCCL {told['nccl'] or 'is missing'}, {told['gpus']} GPUs here"
-        )
-        level = OK if told["nccl"] else WARNING
-        fix = "" if told["nccl"] else "install a torch with NCCL: GPUs of several ranks need it"
+        detail = f"{versions['version']}, CUDA {versions['cuda']}, NCCL {versions['nccl'] or 'is missing'}, {versions['gpus']} GPUs here"
+        level = OK if versions["nccl"] else WARNING
+        fix = "" if versions["nccl"] else "install a torch with NCCL: GPUs of several ranks need it"
     yield CheckResult("torch", level, detail, fix)
 
 
@@ -195,7 +195,7 @@ def _slurm(slurm: Slurm) -> Iterator[CheckResult]:
     without = [name for name in USEFUL if shutil.which(name) is None]
     if without:
         yield CheckResult(
-            "slurm", WARNING, f"not on PATH: {', '.join(without)}", "ended jobs and idle nodes are told without it"
+            "slurm", WARNING, f"not on PATH: {', '.join(without)}", "toolkit cannot report ended jobs and idle nodes"
         )
     try:
         yield _version(slurm)
@@ -251,12 +251,12 @@ def _munge(settings: Mapping[str, str]) -> CheckResult:
     status = re.search(r"^STATUS:\s*(.*)$", done.stdout, re.MULTILINE)
     if status is not None and status[1].startswith("Success"):
         return CheckResult("munge", OK, f"a credential was made and read{f' at {socket[1]}' if socket else ''}")
-    said = status[1] if status else (done.stderr.strip().splitlines() or ["no answer"])[-1]
-    return CheckResult("munge", ERROR, said, "start munged, and compare its key and the clock with the controller's")
+    message = status[1] if status else (done.stderr.strip().splitlines() or ["no answer"])[-1]
+    return CheckResult("munge", ERROR, message, "start munged, and compare its key and the clock with the controller's")
 
 
 def _folder_of_runs(runs: Path, *, asks_nodes: bool) -> Iterator[CheckResult]:
-    """RUNS, or the folder that it will be made in; `asks_nodes` where nobody has said that nodes see it."""
+    """RUNS, or the folder that it will be created in; `asks_nodes` if the site does not declare that nodes see it."""
     name = "--runs, TOOLKIT_RUNS or [paths] runs of the site"
     place = next(folder for folder in (runs, *runs.parents) if folder.exists())
     try:
@@ -292,9 +292,7 @@ def _limits() -> Iterator[CheckResult]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
         most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-        fix = (
-            f"`ulimit -n {OPEN_FILES}`" if most == "unlimited" or hard >= OPEN_FILES else "ask for more in limits.conf"
-        )
+        fix = f"`ulimit -n {OPEN_FILES}`" if most == "unlimited" or hard >= OPEN_FILES else "raise it in limits.conf"
         yield CheckResult("limits", WARNING, f"open files: {soft} of {most}; many data workers need more", fix)
     else:
         yield CheckResult("limits", OK, f"open files: {'unlimited' if soft == resource.RLIM_INFINITY else soft}")

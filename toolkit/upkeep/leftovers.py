@@ -1,7 +1,7 @@
-"""What lies below RUNS and nobody needs: runs that never started, what cut off saves left behind, and old runs.
+"""Unused files below RUNS: runs that never started, leftovers of interrupted saves, and old runs.
 
 Nothing of a run that lives, or may live, is ever found here; no run that another one continues from; and nothing that
-changed within the last hour, which somebody may be writing or typing.
+changed within the last hour, which a process or a user may be writing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from toolkit.slurm.submit import find_by_token, token_of
 from toolkit.talk import say
 
 QUIET_S = 3600.0
-# A folder that a removal gave this name first, so that nobody takes half a run for one.
+# A removal renames the folder to this first, so that half a run is never read as a run.
 REMOVING = ".removing-"
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _OF_SAVES = {
@@ -120,7 +120,7 @@ def remove(leftover: Leftover) -> None:
             with suppress(OSError):  # the job has other runs
                 run.path.parent.rmdir()
     except FileNotFoundError:
-        return  # somebody else removed it
+        return  # another process removed it
     except OSError as error:
         raise ToolkitError(
             f"cannot remove it: {error.strerror}", where=str(error.filename), fix="ask the owner of the folder"
@@ -149,7 +149,7 @@ def _half_removed(runs: Path) -> Iterator[Leftover]:
 
 
 def _never_started(run: RunDirectory) -> bool | None:
-    """True unless somebody gave the script to sbatch by hand; None where Slurm does not say."""
+    """True unless a user submitted the script with sbatch; None if Slurm does not respond."""
     job = recorded_job(run)
     if not uses_slurm(job):
         return True
@@ -188,10 +188,10 @@ def _named_in(run: RunDirectory) -> set[str]:
     found: set[str] = set()
     for path in (run.record, *run.path.glob("resumed-*.json")):
         try:
-            told = read_json(path)
+            record = read_json(path)
         except (FileNotFoundError, ToolkitError):
             continue  # no record, or a damaged one, which `status` names
-        kept = {key: value for key, value in told.items() if key not in ("code", "environment")}
+        kept = {key: value for key, value in record.items() if key not in ("code", "environment")}
         found |= set(_RUN_ID.findall(json.dumps(kept)))
     return found - {run.run_id}
 

@@ -68,7 +68,7 @@ class _Begun:
 
 
 def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Proof:
-    """Probe the partitions of a site, all at the same time; `tell` hears what goes on.
+    """Probe the partitions of a site, all at the same time; `tell` receives the progress.
 
     Partitions may share nodes, and one preempt another: a probe that was preempted is begun again when the others are
     through, as long as each such turn lets at least one of them through.
@@ -85,8 +85,8 @@ def check_site(site: Site, wanted: Wanted, tell: Callable[[str], object]) -> Pro
     found: dict[str, list[Finding]] = {}
     lives: list[PartitionLimits] = []
     for name in _names(site, wanted, cluster):
-        live, said = cluster.partitions.get(name), site.partitions.get(name, PartitionTable())
-        found[name] = [judge_limits(name, said, live, cluster.nodes_of(name))]
+        live, message = cluster.partitions.get(name), site.partitions.get(name, PartitionTable())
+        found[name] = [judge_limits(name, message, live, cluster.nodes_of(name))]
         lives += [live] if live is not None else []
     while lives:
         begun = [one for live in lives if (one := _begin(site, wanted, live, found[live.name], tell))]
@@ -228,20 +228,25 @@ def _judge(site: Site, one: _Begun, status: RunStatus) -> list[Finding] | None:
         return None
     if status.state is RunState.TIMEOUT:
         limit, name = format_slurm_time(one.time_s), one.probe.partition
-        said = f"{len(reports)} of {one.probe.ranks} ranks had reported when the probe's {limit} were over"
+        message = f"{len(reports)} of {one.probe.ranks} ranks had reported when the probe's {limit} were over"
         return [
             Finding(
                 "ranks",
                 "unknown",
-                said,
+                message,
                 f"give it longer: `toolkit site check {_name_of(site)} --partition {name} -t 10`",
             )
         ]
-    told = explain_run(one.run)
-    why = " ".join(told.why.split())
-    said = f"{len(reports)} of {one.probe.ranks} ranks reported, and the run is {status.state.value}: {why}"
+    explanation = explain_run(one.run)
+    why = " ".join(explanation.why.split())
+    message = f"{len(reports)} of {one.probe.ranks} ranks reported, and the run is {status.state.value}: {why}"
     return [
-        Finding("ranks", "failed", said, "; ".join([*told.actions[:1], f"`toolkit explain {one.run.path}` has more"]))
+        Finding(
+            "ranks",
+            "failed",
+            message,
+            "; ".join([*explanation.actions[:1], f"`toolkit explain {one.run.path}` has more"]),
+        )
     ]
 
 

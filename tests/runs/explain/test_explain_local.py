@@ -99,7 +99,10 @@ def test_nothing_is_promised_of_a_program_that_saves_by_itself(toolkit) -> None:
     failed = toolkit.submit(toolkit.job("exit 3", name="failed", more="[restart]\ncrashes = 0\n"))
     toolkit("wait", failed.run_id)
     last = explain(toolkit, failed)["actions"][-1]
-    assert last == f"`toolkit resume {failed.run_id}` starts it again; what it saved itself is its own business"
+    assert (
+        last
+        == f"`toolkit resume {failed.run_id}` starts it again; the script must restore any state that it saved itself"
+    )
     (done.checkpoints / "step-00000010").mkdir()
     assert "ckpt ls" in explain(toolkit, done)["actions"][0]
 
@@ -110,5 +113,5 @@ def test_what_waits_for_somebody_to_mend_it_is_not_just_started_again(toolkit) -
     toolkit("wait", run.run_id)
     told = explain(toolkit, run)
     assert told["symptom"] == "wrong_pmi" and told["evidence"][0]["line"] == words
-    assert told["actions"][-1].startswith(f"once that is mended, `toolkit resume {run.run_id}`")
+    assert told["actions"][-1].startswith(f"once that is fixed, `toolkit resume {run.run_id}`")
     assert run.attempt_numbers() == [0]

@@ -240,7 +240,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_run(toolkit, wait_until) -> None:
         said = first + waiting.communicate(timeout=60)[0]
         assert (waiting.returncode, said.splitlines()[-1]) == (
             130,
-            f"toolkit: the run goes on; `toolkit {words} {run.run_id}` {further}, `toolkit cancel {run.run_id}` ends it",
+            f"toolkit: the run continues; `toolkit {words} {run.run_id}` {further}, `toolkit cancel {run.run_id}` ends it",
         )
     gate.touch()
     assert toolkit("wait", run.run_id).code == 0

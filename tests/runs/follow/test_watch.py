@@ -159,7 +159,7 @@ def test_ctrl_c_leaves_the_run_alone(toolkit, terminal) -> None:
     screen.until("running")
     screen.interrupt()
     assert screen.wait() == 130
-    assert f"the run goes on; `toolkit watch {run.run_id}`" in screen.screen.replace("\r\n", "")
+    assert f"the run continues; `toolkit watch {run.run_id}`" in screen.screen.replace("\r\n", "")
     assert run_status(run).state is RunState.RUNNING
     gate.touch()
     assert toolkit("wait", run.run_id).code == 0

@@ -54,7 +54,7 @@ def test_what_has_ended_is_read_once(toolkit, squeue, ended, reads):
 def test_what_takes_long_is_counted_and_nothing_is_said_of_none(toolkit, squeue, ended, monkeypatch):
     monkeypatch.setattr(listing, "SLOW_S", 0.0)
     said = toolkit("history").err
-    assert "1 run was read in " in said and "left to look at" not in said
+    assert "1 run was read in " in said and "left to check" not in said
 
 
 def test_a_run_that_is_resumed_lives_in_every_question(toolkit, squeue, ended):

@@ -20,22 +20,26 @@ if TYPE_CHECKING:
 _LOW, _ROOM = 0.5, 1.3
 _HIGH = 0.9  # of memory: a little more, and the job is killed
 _WALLTIME_STEP_S = 300
-_LONGEST_LIST = 100  # characters of tasks that somebody would still give by hand
+_LONGEST_LIST = 100  # characters of tasks that a user would still type
 _GIB = 2**30
 
 
-def advice_for(told: Efficiency, job: ResolvedJob, request: Request, *, starts: int) -> Iterator[Advice]:
-    """What to ask for next time. Nothing is said of what is not known."""
-    if told.status.state is RunState.COMPLETED and starts == max(1, told.status.starts) and starts == request.tasks:
-        yield from _walltime(told.walltime_s, job.restart.warn_s)
-    if not job.component:  # whose is what was too much, nobody has counted
-        yield from _memory(told)
-        yield from _cpus(told, job)
-    yield from _gpus(told, job)
+def advice_for(efficiency: Efficiency, job: ResolvedJob, request: Request, *, starts: int) -> Iterator[Advice]:
+    """What to request next time. There is no advice on a resource whose use is unknown."""
+    if (
+        efficiency.status.state is RunState.COMPLETED
+        and starts == max(1, efficiency.status.starts)
+        and starts == request.tasks
+    ):
+        yield from _walltime(efficiency.walltime_s, job.restart.warn_s)
+    if not job.component:  # the samples do not tell components apart
+        yield from _memory(efficiency)
+        yield from _cpus(efficiency, job)
+    yield from _gpus(efficiency, job)
 
 
 def _walltime(time: Share, warn_s: int) -> Iterator[Advice]:
-    """Of a run that came to its end in one start: a job that asks for less waits less."""
+    """For a run that completed in one start: a job that requests less waits less."""
     if time.used is None or time.asked is None or time.share is None or time.share >= _LOW:
         return
     needed_s = math.ceil((time.used * _ROOM + warn_s) / _WALLTIME_STEP_S) * _WALLTIME_STEP_S
@@ -43,21 +47,21 @@ def _walltime(time: Share, warn_s: int) -> Iterator[Advice]:
         yield Advice(f"-t {format_slurm_time(needed_s)}", f"it was done after {_share(time)} of its walltime")
 
 
-def _memory(told: Efficiency) -> Iterator[Advice]:
-    memory = told.memory_bytes
+def _memory(efficiency: Efficiency) -> Iterator[Advice]:
+    memory = efficiency.memory_bytes
     if memory.used is None or memory.asked is None or memory.share is None:
         return
     asked, needed = memory.asked, _memory_for(memory.used)
-    said = f"the node with most used {_share(memory)} of its memory"
+    reason = f"the node with most used {_share(memory)} of its memory"
     if memory.share < _LOW and needed * _GIB < asked:
-        yield Advice(_memory_flag(needed), said)
+        yield Advice(_memory_flag(needed), reason)
         return
     if memory.share > _HIGH:
-        yield Advice(_memory_flag(needed), f"{said}, and beyond it the job is killed")
-    small = {one.task: one.memory_peak_bytes for one in told.tasks if one.memory_peak_bytes < _LOW * asked}
+        yield Advice(_memory_flag(needed), f"{reason}, and beyond it the job is killed")
+    small = {one.task: one.memory_peak_bytes for one in efficiency.tasks if one.memory_peak_bytes < _LOW * asked}
     if small and (needed := _memory_for(max(small.values()))) * _GIB < asked:
         used = f"at most {max(small.values()) / asked:.0%} of their memory"
-        yield from _some_tasks(small, told, _memory_flag(needed), used)
+        yield from _some_tasks(small, efficiency, _memory_flag(needed), used)
 
 
 def _memory_for(used: float) -> int:
@@ -69,11 +73,11 @@ def _memory_flag(gib: int) -> str:
     return f"--set job.mem_gb_per_node={gib}"
 
 
-def _cpus(told: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
+def _cpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
     """Of an array the task whose CPUs worked most counts: all are given as many."""
     asked = job.job.cpus_per_rank
-    shares = {one.task: one.cpu_share for one in told.tasks if one.cpu_share is not None}
-    most = max(shares.values(), default=told.cpu_s.share)
+    shares = {one.task: one.cpu_share for one in efficiency.tasks if one.cpu_share is not None}
+    most = max(shares.values(), default=efficiency.cpu_s.share)
     if most is None or asked == 1:
         return
     if most < _LOW:
@@ -85,28 +89,30 @@ def _cpus(told: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
     idle = {task: share for task, share in shares.items() if share < _LOW}
     if idle and (needed := max(1, math.ceil(max(idle.values()) * asked * _ROOM))) < asked:
         yield from _some_tasks(
-            idle, told, f"-c {needed}", f"their CPUs for at most {max(idle.values()):.0%} of their time"
+            idle, efficiency, f"-c {needed}", f"their CPUs for at most {max(idle.values()):.0%} of their time"
         )
 
 
-def _some_tasks(tasks: Iterable[int], told: Efficiency, flag: str, used: str) -> Iterator[Advice]:
+def _some_tasks(tasks: Iterable[int], efficiency: Efficiency, flag: str, used: str) -> Iterator[Advice]:
     """Where some tasks need all that is asked for, and most do not: those can be asked for apart."""
     small = sorted(tasks)
     numbers = write_array(small)
-    if 2 * len(small) >= len(told.tasks) and len(numbers) <= _LONGEST_LIST:
-        why = f"{len(small)} of {counted(len(told.tasks), 'task')} used {used}; the others need what was asked for"
+    if 2 * len(small) >= len(efficiency.tasks) and len(numbers) <= _LONGEST_LIST:
+        why = (
+            f"{len(small)} of {counted(len(efficiency.tasks), 'task')} used {used}; the others need what was requested"
+        )
         yield Advice(f"-a {numbers} {flag}", why)
 
 
-def _gpus(told: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
-    gpus = told.gpus
+def _gpus(efficiency: Efficiency, job: ResolvedJob) -> Iterator[Advice]:
+    gpus = efficiency.gpus
     if gpus is None:
         return
     if gpus.idle and not job.component:
         used = math.ceil((gpus.count - gpus.idle) / gpus.count * job.job.gpus_per_node)
         yield Advice(f"--gpus-per-node {max(1, used)}", f"{gpus.idle} of {gpus.count} GPUs were never seen busy")
     elif gpus.utilisation < _LOW:
-        run = told.status.run_id
+        run = efficiency.status.run_id
         yield Advice(
             "--set train.profile_steps=20",
             f"its GPUs were busy for {gpus.utilisation:.0%} of the time; then `toolkit bench step --result {run}` says what they wait for",

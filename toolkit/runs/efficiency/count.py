@@ -26,7 +26,7 @@ def efficiency_of(run: RunDirectory) -> Efficiency:
     """What a run has used until now; of an array its tasks are taken together.
 
     Raises:
-        CheckFailedError: it has not begun, or nobody has counted.
+        CheckFailedError: it has not started, or nothing was sampled.
     """
     job, status = recorded_job(run), run_status(run)
     requests = [request_of(one) for one in job.components]
@@ -42,7 +42,7 @@ def efficiency_of(run: RunDirectory) -> Efficiency:
     if sampled and (unknown := sum(bool(part.lives) and not part.nodes for part in parts)):
         say(f"nothing was sampled of {counted(unknown, 'task')}: its CPU time and memory are unknown")
     nodes = [usage for part in sampled for usage in part.nodes]
-    told = Efficiency(
+    counted_use = Efficiency(
         status, "sacct" if accounted else "own samples",
         walltime_s=_walltime(lives, request),
         cpu_s=_cpu(lives, accounted, sampled),
@@ -55,8 +55,8 @@ def efficiency_of(run: RunDirectory) -> Efficiency:
         gpu_hours=sum(life.elapsed_s * life.gpus for life in lives) / 3600,
         tasks=tuple(_task(part) for part in sampled if run.task_number is None and part.run.task_number is not None),
     )  # fmt: skip
-    advice = tuple(advice_for(told, job, request, starts=len(lives) // (len(requests) if accounted else 1)))
-    return replace(told, advice=advice)
+    advice = tuple(advice_for(counted_use, job, request, starts=len(lives) // (len(requests) if accounted else 1)))
+    return replace(counted_use, advice=advice)
 
 
 def _task(part: Part) -> TaskUsage:
@@ -137,8 +137,8 @@ def _gpus(parts: Sequence[Part]) -> GpuUsage | None:
 
 
 def _steps(parts: Sequence[RunDirectory]) -> StepsMade | None:
-    told = [steps_made(part) for part in parts]
-    known = [one for one in told if one is not None]
-    if not known or len(known) < len(told):
+    counted_use = [steps_made(part) for part in parts]
+    known = [one for one in counted_use if one is not None]
+    if not known or len(known) < len(counted_use):
         return None
     return StepsMade(sum(one.made for one in known), sum(one.useful for one in known))

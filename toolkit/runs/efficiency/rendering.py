@@ -13,38 +13,38 @@ from toolkit.units import format_bytes_in
 _GIB = 2**30
 
 
-def lines_of(told: Efficiency) -> Iterator[str]:
+def lines_of(efficiency: Efficiency) -> Iterator[str]:
     """The answer for people: each resource, used of asked, then the flags to change."""
-    status, steps = told.status, told.steps
+    status, steps = efficiency.status, efficiency.steps
     job = f" (job {status.full_job_id})" if status.job_id else ""
     shape = f"{counted(status.starts, 'start')}, {counted(status.attempts, 'attempt')}"
     yield f"{status.job_name} {status.run_id}{job} is {status.state.value}, {shape}"
-    yield f"took      {told.node_hours:.2f} node-hours" + (
-        f", {told.gpu_hours:.2f} GPU-hours" if told.gpu_hours else ""
+    yield f"took      {efficiency.node_hours:.2f} node-hours" + (
+        f", {efficiency.gpu_hours:.2f} GPU-hours" if efficiency.gpu_hours else ""
     )
-    yield f"walltime  {_line(told.walltime_s, _seconds)}"
-    peak = f", at most {told.cpus_peak:.1f} of a node at once" if told.cpus_peak is not None else ""
-    yield f"CPU       {_line(told.cpu_s, _cpu_time)}{peak}"
-    yield from _of_tasks({one.task: one.cpu_share or 0.0 for one in told.tasks}, lambda share: f"{share:.0%}")
-    mean = f", {_in_gib(told.memory_mean_bytes)} on average" if told.memory_mean_bytes is not None else ""
-    yield f"memory    {_line(told.memory_bytes, _in_gib)}{mean}"
-    yield from _of_tasks({one.task: one.memory_peak_bytes for one in told.tasks}, _in_gib)
-    if told.gpus is not None:
-        memory = f"{told.gpus.memory_peak_bytes / _GIB:.1f} of {told.gpus.memory_bytes / _GIB:.1f} GiB"
-        busy = f"{told.gpus.utilisation:.0%} busy (at most {told.gpus.utilisation_peak:.0%})"
-        yield f"GPUs      {busy}, {told.gpus.idle} of {told.gpus.count} never; {memory} of the fullest"
-    elif told.gpu_hours:
+    yield f"walltime  {_line(efficiency.walltime_s, _seconds)}"
+    peak = f", at most {efficiency.cpus_peak:.1f} of a node at once" if efficiency.cpus_peak is not None else ""
+    yield f"CPU       {_line(efficiency.cpu_s, _cpu_time)}{peak}"
+    yield from _of_tasks({one.task: one.cpu_share or 0.0 for one in efficiency.tasks}, lambda share: f"{share:.0%}")
+    mean = f", {_in_gib(efficiency.memory_mean_bytes)} on average" if efficiency.memory_mean_bytes is not None else ""
+    yield f"memory    {_line(efficiency.memory_bytes, _in_gib)}{mean}"
+    yield from _of_tasks({one.task: one.memory_peak_bytes for one in efficiency.tasks}, _in_gib)
+    if efficiency.gpus is not None:
+        memory = f"{efficiency.gpus.memory_peak_bytes / _GIB:.1f} of {efficiency.gpus.memory_bytes / _GIB:.1f} GiB"
+        busy = f"{efficiency.gpus.utilisation:.0%} busy (at most {efficiency.gpus.utilisation_peak:.0%})"
+        yield f"GPUs      {busy}, {efficiency.gpus.idle} of {efficiency.gpus.count} never; {memory} of the fullest"
+    elif efficiency.gpu_hours:
         yield "GPUs      unknown"
     if steps is not None:
         again = "; the others were made again" if steps.useful < steps.made else ""
         yield f"steps     {steps.useful} of {steps.made} counted ({steps.useful / steps.made:.0%}){again}"
     else:
         yield "steps     unknown"
-    yield f"counted   by {told.source}"
-    for number, advice in enumerate(told.advice):
+    yield f"counted   by {efficiency.source}"
+    for number, advice in enumerate(efficiency.advice):
         yield f"{'' if number else 'change':<10}{advice.flag}: {advice.why}"
-    if not told.advice:
-        yield "change    nothing that could be told from this"
+    if not efficiency.advice:
+        yield "change    nothing that follows from these figures"
 
 
 def _of_tasks(used: dict[int, float], in_unit: Callable[[float], str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What is told of a run's efficiency. Seconds and bytes; None is unknown."""
+"""The efficiency of a run. Seconds and bytes; None is unknown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GpuUsage:
 
 @dataclass(frozen=True)
 class Advice:
-    """A flag of `toolkit submit` and `resume` that asks for what is needed, and why."""
+    """A flag of `toolkit submit` and `resume` that requests what is needed, and why."""
 
     flag: str
     why: str
@@ -64,7 +64,7 @@ class Efficiency:
 
     `walltime_s` is of the longest start, `cpu_s` of all together, `memory_bytes` of the node that had most, and
     `memory_mean_bytes` of the one that had most on average. `cpus_peak` is how many CPUs of one node were busy at once,
-    between two looks. `source` says who counted: "sacct" or "own samples". `gpus` is None where nobody could count.
+    between two samples. `source` is "sacct" or "own samples". `gpus` is None if their use was not sampled.
     """
 
     status: RunStatus

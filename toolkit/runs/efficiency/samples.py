@@ -53,7 +53,7 @@ class Part:
 
 
 def part_of(run: RunDirectory, asked: Mapping[int, Sequence[Request]]) -> Part:
-    """What stands in the files of a run or task. `asked` is what each submission asked for, by its first start."""
+    """What the files of a run or task contain. `asked` is what each submission requested, by its first start."""
     attempts = {run.attempt(number): usage_of(run.attempt(number)) for number in run.attempt_numbers()}
     nodes = [one for usage in attempts.values() for one in usage]
     last = list(attempts.values())[-1] if attempts else []
@@ -76,7 +76,7 @@ def usage_of(attempt: AttemptDirectory) -> list[dict[str, Any]]:
 
 
 def _leave_out(error: ToolkitError) -> None:
-    say(f"left out: {error.where}: {error.message}")
+    say(f"omitted: {error.where}: {error.message}")
 
 
 def _of_all_ranks(usage: dict[str, Any], on_node: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from toolkit.runs.efficiency.report import StepsMade
 
 
 def steps_made(run: RunDirectory) -> StepsMade | None:
-    """None where a run tells no steps, or where nobody knows from which step an attempt went on."""
+    """None if a run reports no steps, or if the first step of an attempt is unknown."""
     reached = _reached(run)
     if not reached:
         return None
@@ -37,7 +37,7 @@ def _reached(run: RunDirectory) -> dict[int, int]:
 
 
 def _began(run: RunDirectory) -> dict[int, int]:
-    """The step that each attempt went on from: that of the newest save before its first record, else just before that."""
+    """The step from which each attempt resumed: that of the newest save before its first record, else the one before that record."""
     path = run.metrics / "train.jsonl"
     records = list(read_records(path, TrainRecord.from_line, what="training")) if path.exists() else []
     if not records and len(run.attempt_numbers()) == 1:

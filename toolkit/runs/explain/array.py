@@ -35,10 +35,10 @@ def explain_array(run: RunDirectory, status: RunStatus) -> Explanation:
         )  # fmt: skip
     closer = [f"`toolkit explain {run.run_id}_{task.task}` says more of {task.named}" for task in failed[:1]]
     if waiting:
-        told = explain_waiting(run, status)
+        explanation = explain_waiting(run, status)
         return replace(
-            told, why=f"{status.reason}; {told.why}", evidence=[*told.evidence, *evidence],
-            actions=[*closer, *told.actions],
+            explanation, why=f"{status.reason}; {explanation.why}", evidence=[*explanation.evidence, *evidence],
+            actions=[*closer, *explanation.actions],
         )  # fmt: skip
     if status.state.final:
         if not failed:
@@ -66,8 +66,8 @@ def _failures(run: RunDirectory, failed: Sequence[TaskStatus]) -> list[Evidence]
     """How the first of them ended, and how many more there are."""
     evidence = [one for task in failed[:FAILURES_SHOWN] if (one := _end_of(run, task)) is not None]
     if (more := len(failed) - FAILURES_SHOWN) > 0:
-        told = f"{counted(more, 'more task')} not completed; `toolkit status {run.run_id} --tasks` lists all"
-        evidence.append(Evidence(str(run.tasks), told))
+        explanation = f"{counted(more, 'more task')} not completed; `toolkit status {run.run_id} --tasks` lists all"
+        evidence.append(Evidence(str(run.tasks), explanation))
     return evidence
 
 

@@ -9,7 +9,7 @@ from toolkit.supervise.symptoms import symptom_named
 
 # Why an attempt ended that did not fail, in words.
 _ENDS = {
-    "completed": "every rank came to its end",
+    "completed": "every rank exited successfully",
     "walltime": "its walltime was over",
     "preempted": "other jobs took its nodes",
     "stopped": "it was asked to save and end",
@@ -26,9 +26,9 @@ def cause_in_words(attempt: AttemptDirectory, end: AttemptRecord) -> str:
         return f"you asked for it: `toolkit requeue` at {asked_at}"
     known = symptom_named(end.symptom)
     means = known.means if known is not None and not known.plain else _ENDS.get(end.cause, "")
-    said = reason_of(attempt, end).removeprefix(f"ended on request ({end.cause})").removeprefix("; ")
-    if not said:
+    explanation = reason_of(attempt, end).removeprefix(f"ended on request ({end.cause})").removeprefix("; ")
+    if not explanation:
         return means
-    if f"rank {end.rank} " not in said:
-        said = end.blaming(said)
-    return said if not means or means in said else f"{means}: {said}"
+    if f"rank {end.rank} " not in explanation:
+        explanation = end.blaming(explanation)
+    return explanation if not means or means in explanation else f"{means}: {explanation}"

@@ -61,12 +61,12 @@ def _by_record(run: RunDirectory, status: RunStatus, attempt: AttemptDirectory, 
     )  # fmt: skip
 
 
-def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: AttemptRecord, told: list[str]) -> list[Evidence]:
-    """What the culprit, or the launcher, printed last, without what was `told` already."""
+def _last_lines(run: RunDirectory, attempt: AttemptDirectory, end: AttemptRecord, quoted: list[str]) -> list[Evidence]:
+    """What the rank that caused the end, or the launcher, printed last, without the lines in `quoted`."""
     path = attempt.launcher_log if end.rank is None else find_log(attempt, end.rank)
     if end.cause is Cause.STALLED:
         path = attempt.errors  # where each rank stands, from the stacks in it
-    new = [line for line in end.last_lines if line.strip(" ^~") and not any(line.strip() in one for one in told)]
+    new = [line for line in end.last_lines if line.strip(" ^~") and not any(line.strip() in one for one in quoted)]
     return [quote_file(run, path, line) for line in new[-LINES_SHOWN:]]
 
 
@@ -79,26 +79,26 @@ def _next_steps(
         return listed + _with_more_patience(run, status)
     steps = [fix] if fix else []
     if rank is not None:
-        steps.append(f"`toolkit logs {run.run_id} --rank {rank}` shows all that this rank said")
+        steps.append(f"`toolkit logs {run.run_id} --rank {rank}` shows all output of this rank")
     if f"toolkit resume {run.run_id}" not in fix:
         newest = _newest_checkpoint(run)
-        begin = f"goes on from {newest}" if newest else "begins again: there is no checkpoint"
+        begin = f"continues from {newest}" if newest else "starts again: there is no checkpoint"
         if not run.start_numbers():
             begin = "submits it again: nothing of it has begun"
         elif not newest and is_foreign(recorded_job(run).job.entry):
-            begin = "starts it again; what it saved itself is its own business"
+            begin = "starts it again; the script must restore any state that it saved itself"
         symptom = symptom_named(cause)
-        mended = "once that is mended, " if symptom is not None and symptom.lasting else ""
-        steps.append(f"{mended}`toolkit resume {run.run_id}` {begin}")
+        fixed = "once that is fixed, " if symptom is not None and symptom.lasting else ""
+        steps.append(f"{fixed}`toolkit resume {run.run_id}` {begin}")
     return steps
 
 
 def _with_more_patience(run: RunDirectory, status: RunStatus) -> list[str]:
-    """How a run goes on that stopped early."""
+    """How to continue a run that stopped early."""
     patience = recorded_job(run).train.early_stop_patience
     if status.stopped_early and patience:
         more = f"--set train.early_stop_patience={2 * patience}"
-        return [f"`toolkit resume {run.run_id} {more}` goes on, with more patience"]
+        return [f"`toolkit resume {run.run_id} {more}` continues with more patience"]
     return []
 
 
@@ -140,7 +140,7 @@ def _ask(run: RunDirectory, status: RunStatus) -> JobFacts | None:
     slurm = slurm_of(job)
     try:
         known = slurm.jobs([status.job_id]).get(status.job_id)
-    except (NotFoundError, SchedulerRefusedError):  # `run_status` has said so already
+    except (NotFoundError, SchedulerRefusedError):  # the status has this error already
         return None
     if known is None:
         return None
@@ -184,7 +184,7 @@ class _Traces:
 
     @property
     def never_began(self) -> bool:
-        """True where Slurm restarted the job more often than its script ran, as far as anybody wrote that down."""
+        """True if Slurm restarted the job more often than its script ran, as far as the log or the claims show."""
         if self.job is None or not self.job.restarts:
             return False
         begun = last_life_begun(self.log_file) if self.log_file is not None else self.starts - 1
@@ -218,23 +218,23 @@ def _without_record(run: RunDirectory, status: RunStatus) -> Explanation:
     if status.state is RunState.CANCELLED:
         return _cancelled(run, status)
     left = _traces(run, status, _ask(run, status))
-    told = _by_slurms_word(left, left.job) if left.job is not None else None
-    if told is None and left.seen is not None:
-        told = left.tell_seen(left.seen)
-    return told or _by_silence(left)
+    explanation = _by_slurms_word(left, left.job) if left.job is not None else None
+    if explanation is None and left.seen is not None:
+        explanation = left.tell_seen(left.seen)
+    return explanation or _by_silence(left)
 
 
 def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Traces:
     evidence = [Evidence(job.source, _as_line(job)) if job is not None else Evidence(status.source, _fact_of(status))]
     log = job_log(run, status.job_id)
     file = log.readable
-    if not status.job_id:  # nobody knows the job, but its log may be there
+    if not status.job_id:  # the job is unknown, but its log may exist
         file = max(run.whole.path.glob("slurm-*.out"), key=lambda path: path.stat().st_mtime, default=None)
     claims = (read_claim(run, number) for number in run.start_numbers())
     starts = sum(claim is not None and claim.job_id == own_job_id(run, status.job_id) for claim in claims)
     left = _Traces(run, status, job, log, file, None, evidence, starts)
     if left.never_began:
-        return left  # what stands in the log is of an earlier life
+        return left  # the log is of an earlier start of the job
     seen, line = _sight_log(file)
     if line and file is not None:
         evidence.append(quote_file(run, file, line))
@@ -247,7 +247,7 @@ def _fact_of(status: RunStatus) -> str:
 
 
 def _by_slurms_word(left: _Traces, job: JobFacts) -> Explanation | None:
-    """What the states and reasons of Slurm mean where the run itself said nothing."""
+    """What the states and reasons of Slurm mean if the run recorded nothing."""
     if job.state == "OUT_OF_MEMORY" or job.reason == "OutOfMemory":
         return left.tell_seen(OUT_OF_MEMORY)
     if job.state == "NODE_FAIL" or job.reason == "NodeDown":
@@ -300,7 +300,7 @@ def _by_silence(left: _Traces) -> Explanation:
 
 
 def _down_now(run: RunDirectory, nodes: str) -> list[UnusableNode]:
-    """Which of a job's nodes still do not serve; those that came back are not told."""
+    """The nodes of a job that are still down or drained."""
     if not nodes:
         return []
     try:
@@ -336,5 +336,5 @@ def _sight_log(log: Path | None) -> tuple[Sighting | None, str]:
     seen = sight(lines)
     if seen is not None:
         return seen, seen.line.partition("; it would say: ")[0]
-    told = [line for line in lines if line.strip()]
-    return None, told[-1] if told else ""
+    shown = [line for line in lines if line.strip()]
+    return None, shown[-1] if shown else ""

@@ -16,7 +16,7 @@ from toolkit.runs.explain.array import explain_array
 from toolkit.runs.explain.chain import explain_broken_chain
 from toolkit.runs.explain.ended import explain_ended
 from toolkit.runs.explain.model import Evidence, Explanation, Waiting, quote_file
-from toolkit.runs.explain.running import explain_living
+from toolkit.runs.explain.running import explain_unfinished
 from toolkit.runs.explain.waiting import explain_waiting
 from toolkit.runs.record.job import recorded_job
 from toolkit.runs.status.run_status import RunStatus
@@ -32,17 +32,17 @@ def explain_run(run: RunDirectory) -> Explanation:
 
     status = run_status(run)
     if (broken := explain_broken_chain(run, status)) is not None:
-        told = broken
+        explanation = broken
     elif status.tasks is not None and status.state is not RunState.CREATED:
-        told = explain_array(run, status)
+        explanation = explain_array(run, status)
     elif status.state.final:
-        told = explain_ended(run, status)
+        explanation = explain_ended(run, status)
     elif status.state is RunState.PENDING:
-        told = explain_waiting(run, status)
+        explanation = explain_waiting(run, status)
     else:
-        told = explain_living(run, status)
-    evidence = [*told.evidence, *_validated(run, status), *_guarded(run), *_rehearsals(run, status)]
-    return replace(told, status=status, events=last_events(run), evidence=evidence)
+        explanation = explain_unfinished(run, status)
+    evidence = [*explanation.evidence, *_validated(run, status), *_guarded(run), *_rehearsals(run, status)]
+    return replace(explanation, status=status, events=last_events(run), evidence=evidence)
 
 
 def _validated(run: RunDirectory, status: RunStatus) -> list[Evidence]:
@@ -71,13 +71,13 @@ def _rehearsals(run: RunDirectory, status: RunStatus) -> list[Evidence]:
 
     Of a living attempt that is also the one before it; what was done to earlier ones explains nothing now.
     """
-    said = []
+    evidence = []
     for attempt in map(run.attempt, run.attempt_numbers()[-2:]):
         explained = attempt == run.last_attempt() or not _has_ended(run, status)
         if explained and (word := read_json_or_none(attempt.rehearsed)) is not None:
-            told = f"{word['failure']} was rehearsed at {word['time']}: {word['done']}"
-            said.append(quote_file(run, attempt.rehearsed, told))
-    return said
+            explanation = f"{word['failure']} was rehearsed at {word['time']}: {word['done']}"
+            evidence.append(quote_file(run, attempt.rehearsed, explanation))
+    return evidence
 
 
 def _has_ended(run: RunDirectory, status: RunStatus) -> bool:
@@ -97,24 +97,26 @@ def last_events(run: RunDirectory, count: int = LAST_EVENTS) -> list[dict[str, A
     return found[-count:]
 
 
-def lines_of(told: Explanation) -> Iterator[str]:
+def lines_of(explanation: Explanation) -> Iterator[str]:
     """The explanation for people: what, why, what follows, what to do."""
-    status = told.status
+    status = explanation.status
     assert status is not None  # `explain_run` lays it in
     job = f" (job {status.full_job_id})" if status.job_id else ""
     job += f" with {in_words(status.values)}" if status.values else ""
     step = f", step {status.step}" if status.step is not None else ""
     yield f"{status.job_name} {status.run_id}{job} is {status.state.value}{step}"
-    yield f"why       {told.why}"
-    for quoted in told.evidence:
+    yield f"why       {explanation.why}"
+    for quoted in explanation.evidence:
         line = clean(quoted.line).replace("\n", " ")
-        yield (f"          {quoted.source} says so" if line in told.why else f"          {quoted.source}: {line}")
-    if told.waiting is not None:
-        yield f"start     {_start_in_words(told.waiting)}"
-    if told.events:
-        yield "events    " + "; ".join(_event_in_words(event) for event in told.events[-3:])
-    yield f"follows   {told.follows or 'nothing by itself'}"
-    for number, action in enumerate(told.actions):
+        yield (
+            f"          {quoted.source} says so" if line in explanation.why else f"          {quoted.source}: {line}"
+        )
+    if explanation.waiting is not None:
+        yield f"start     {_start_in_words(explanation.waiting)}"
+    if explanation.events:
+        yield "events    " + "; ".join(_event_in_words(event) for event in explanation.events[-3:])
+    yield f"follows   {explanation.follows or 'nothing by itself'}"
+    for number, action in enumerate(explanation.actions):
         yield f"{'' if number else 'do':<10}{action}"
 
 

@@ -20,12 +20,12 @@ from toolkit.supervise.launch import is_foreign
 QUIET_S = 60.0  # a step that takes longer is worth a word
 
 
-def explain_living(run: RunDirectory, status: RunStatus) -> Explanation:
-    """A run that is created, running, being cancelled, or of which nobody knows."""
+def explain_unfinished(run: RunDirectory, status: RunStatus) -> Explanation:
+    """A run that is created, running, being cancelled, or unknown."""
     if status.state is RunState.CREATED:
         shell = "sbatch" if uses_slurm(recorded_job(run)) else "bash"
         return Explanation(
-            "not_submitted", "it was rendered, and nobody submitted it",
+            "not_submitted", "it was rendered, but not submitted",
             actions=[f"`{shell} {shlex.quote(str(run.script(0)))}`"],
         )  # fmt: skip
     if status.state is RunState.UNKNOWN:
@@ -62,7 +62,7 @@ def _running(run: RunDirectory) -> Explanation:
     silent_s = _silent_s(attempt)
     job = recorded_job(run)
     stall_s = job.restart.stall_s
-    follows = "it goes on to its end" + (", unless it fails as before" if before else "")
+    follows = "it continues to its last step" + (", unless it fails as before" if before else "")
     if silent_s is None:
         why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, no step is reported yet"
         if here == wanted and is_foreign(job.job.entry):
@@ -103,6 +103,6 @@ def _earlier_ends(run: RunDirectory, last: AttemptDirectory) -> list[Evidence]:
         end = AttemptRecord.read(attempt)
         if number < last.number and end is not None:
             step = f" at step {end.step}" if end.step is not None else ""
-            said = cause_in_words(attempt, end) if requeue_asked_at(attempt, end) else reason_of(attempt, end)
-            ends.append(quote_file(run, attempt.exit_file, f"{end.cause}{step}: {said}"))
+            explanation = cause_in_words(attempt, end) if requeue_asked_at(attempt, end) else reason_of(attempt, end)
+            ends.append(quote_file(run, attempt.exit_file, f"{end.cause}{step}: {explanation}"))
     return ends[-2:]

@@ -1,4 +1,4 @@
-"""Why a run waits in the queue, with the numbers that Slurm's reason leaves out, and whether it can ever start."""
+"""Why a run waits in the queue, with the numbers that Slurm's reason omits, and whether it can ever start."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def explain_waiting(run: RunDirectory, status: RunStatus) -> Explanation:
     except (NotFoundError, SchedulerRefusedError) as error:
         return Explanation("no_answer", f"Slurm does not answer: {error.message}", actions=[error.fix])
     if waits is None or not waits.state:
-        said = waits.reason if waits is not None else f"it does not know job {job_id} any more"
-        return Explanation("no_answer", f"Slurm says nothing of its state: {said}", actions=["ask again later"])
+        explanation = waits.reason if waits is not None else f"it does not know job {job_id} any more"
+        return Explanation("no_answer", f"Slurm does not report its state: {explanation}", actions=["ask again later"])
     last = run.last_attempt()
     if run_state(waits.state) is RunState.RUNNING and last is not None and last.exit_file.exists():
         return between_attempts(run, last)  # Slurm has not put it back into the queue yet
@@ -103,17 +103,17 @@ def _time_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     limits = partition_rows(slurm, job.partition)
     allowed = ", ".join(f"{one.name} allows {one.time_limit}" for one in limits)
     lower = [
-        f"`scontrol update JobId={base_of(job.job_id)} TimeLimit={one.time_limit}` asks for as much as it allows"
+        f"`scontrol update JobId={base_of(job.job_id)} TimeLimit={one.time_limit}` requests as much as it allows"
         for one in limits[:1]
     ]
-    return Detail(f"the job asks for {job.time_limit}, {allowed}", actions=tuple(lower))
+    return Detail(f"the job requests {job.time_limit}, {allowed}", actions=tuple(lower))
 
 
 def _node_limit(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     limits = partition_rows(slurm, job.partition)
     words = ", ".join(f"{one.name} has {one.nodes}" + _largest(one) for one in limits)
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
-    return Detail(f"the job asks for {job.node_count}, {words}", down.evidence)
+    return Detail(f"the job requests {job.node_count}, {words}", down.evidence)
 
 
 def _largest(partition: PartitionRow) -> str:
@@ -128,7 +128,7 @@ def _resources(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
         busy, idle, other, total = (one.node_states.split("/") + [""] * 4)[:4]
         counts.append(f"of the {total} nodes of {one.name} {busy} are in use, {idle} idle, {other} down or drained")
     down = _down_nodes(unusable_nodes(slurm, partition=job.partition))
-    return Detail(f"the job asks for {job.node_count}; {', '.join(counts)}", down.evidence)
+    return Detail(f"the job requests {job.node_count}; {', '.join(counts)}", down.evidence)
 
 
 def _required_nodes(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
@@ -152,9 +152,9 @@ def _dependency(slurm: Slurm, run: RunDirectory, job: JobFacts) -> Detail:
     """`afterok:6(failed)`: the kind, the job, its run where `--after` named one, and how it stands."""
     words = []
     runs = {number: parent.run_id for parent in parents_of(run) for number in parent.job_id.split(":")}
-    for kind, other, stands in re.findall(r"(\w+):(\d+(?:_(?:\d+|\*))?)(?:\+\d+)?(?:\((\w+)\))?", job.dependency):
+    for kind, other, state in re.findall(r"(\w+):(\d+(?:_(?:\d+|\*))?)(?:\+\d+)?(?:\((\w+)\))?", job.dependency):
         whose = f" (run {runs[base]})" if (base := other.partition("_")[0]) in runs else ""
-        words.append(f"{kind}:{other}{whose} " + ("has become impossible" if stands == "failed" else "is open"))
+        words.append(f"{kind}:{other}{whose} " + ("has become impossible" if state == "failed" else "is open"))
     return Detail(", ".join(words) or job.dependency)
 
 

@@ -30,7 +30,7 @@ QUERY_PERIODS_S = (2.0, 60.0)
 # How long an end that only Slurm tells must last: a file that another host wrote is seen late (NFS caches 3 s at least).
 SETTLE_S = 3.0
 # The same where Slurm calls the job completed: then a result is on its way. A file that was not there at the last look
-# stays so until NFS looks at its folder again, 30 s to 60 s later by default (nfs(5), acdirmin and acdirmax).
+# stays so until NFS checks its folder again, 30 s to 60 s later by default (nfs(5), acdirmin and acdirmax).
 RESULT_S = 60.0
 # How often a line of progress is printed where there is no terminal.
 LINE_PERIOD_S = 5.0
@@ -39,7 +39,7 @@ _OF_A_JOB, _OF_SLURM = ("squeue", "sacct"), ("squeue", "sacct", "Slurm")
 
 
 def exit_code_of(status: RunStatus) -> int:
-    """The job's exit code: what the supervisor decided, else what the final state stands for."""
+    """The job's exit code: what the supervisor decided, else that of the final state."""
     if status.exit_code is not None:
         return status.exit_code
     for ending in ENDINGS.values():
@@ -50,10 +50,10 @@ def exit_code_of(status: RunStatus) -> int:
 
 def settle_s(status: RunStatus) -> float:
     """How long the end of a run, or of the last of its tasks, must last before it is believed."""
-    told = [(task.state, task.source) for task in status.tasks or ()] or [(status.state, status.source)]
-    if any(state is RunState.LOST and source in _OF_A_JOB for state, source in told):
+    states = [(task.state, task.source) for task in status.tasks or ()] or [(status.state, status.source)]
+    if any(state is RunState.LOST and source in _OF_A_JOB for state, source in states):
         return RESULT_S
-    return SETTLE_S if any(source in _OF_SLURM for _, source in told) else 0.0
+    return SETTLE_S if any(source in _OF_SLURM for _, source in states) else 0.0
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Follower:
 
     def wait(self) -> RunStatus:
         """Block until the run has ended."""
-        last_state, told, told_at = None, "", float("-inf")
+        last_state, printed, printed_at = None, "", float("-inf")
         restarts, stuck = RestartNews(self.run), False
         with self._bar() as (bar, task):
             while True:
@@ -83,8 +83,10 @@ class Follower:
                 if bar is not None and task is not None:
                     done, total = (record.step, record.steps) if record else (0, None)
                     bar.update(task, description=text, completed=done, total=total)
-                elif status.state is not last_state or (text != told and time.monotonic() - told_at >= LINE_PERIOD_S):
-                    told, told_at = text, time.monotonic()
+                elif status.state is not last_state or (
+                    text != printed and time.monotonic() - printed_at >= LINE_PERIOD_S
+                ):
+                    printed, printed_at = text, time.monotonic()
                     self.console.print(text, highlight=False, markup=False, soft_wrap=True)
                 if status.cannot_start and not stuck:
                     self.console.print(
@@ -142,7 +144,7 @@ class Follower:
         if status.state.final and settle_s(status) == RESULT_S:
             return f"{head}: waiting for the result of a job that Slurm calls completed"
         if status.state.final:
-            return head  # the reason is told by `report_end`
+            return head  # `report_end` prints the reason
         return f"{head}: {status.reason}"
 
     @contextmanager
@@ -179,7 +181,7 @@ def follow_to_end(run: RunDirectory, *, plain: bool = False) -> int:
         status = follower.wait()
     except KeyboardInterrupt:
         raise InterruptedWaitError(
-            f"the run goes on; `toolkit wait {run.run_id}` follows it again, `toolkit cancel {run.run_id}` ends it"
+            f"the run continues; `toolkit wait {run.run_id}` follows it again, `toolkit cancel {run.run_id}` ends it"
         ) from None
     report_end(status, run, follower.console)
     return exit_code_of(status)

@@ -65,18 +65,18 @@ class Progress:
 
     def as_json(self) -> str:
         """A line of `watch --json`, as docs/contract.md has it."""
-        told: dict[str, Any] = {
+        row: dict[str, Any] = {
             "time": datetime.now().astimezone().isoformat(timespec="seconds"), "run_id": self.status.run_id,
             "job_name": self.status.job_name, "state": self.status.state.value, "reason": self.status.reason,
             "ranks": self.status.ranks,
         }  # fmt: skip
         without = asdict(replace(self, losses=()))
-        told |= {name: value for name, value in without.items() if name not in ("status", "losses")}
-        told["loss"] = self.loss if self.loss is not None and math.isfinite(self.loss) else None
+        row |= {name: value for name, value in without.items() if name not in ("status", "losses")}
+        row["loss"] = self.loss if self.loss is not None and math.isfinite(self.loss) else None
         return json.dumps(
             {
                 key: round(value, 3) if isinstance(value, float) and key != "loss" else value
-                for key, value in told.items()
+                for key, value in row.items()
             }
         )
 
@@ -124,7 +124,7 @@ def _rate(records: Sequence[TrainRecord]) -> float:
 
 
 def _started(attempt: AttemptDirectory, ranks: int) -> int:
-    """The ranks that have begun. Once steps are made all have, and nobody need list thousands of files."""
+    """The ranks that have started. After the first step all have, and thousands of files need not be listed."""
     return ranks if attempt.heartbeat.exists() else sum(1 for _ in attempt.ranks.glob("rank-*.json"))
 
 

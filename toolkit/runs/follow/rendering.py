@@ -24,11 +24,11 @@ _COLOURS = {RunState.RUNNING: "green", RunState.COMPLETED: "green", RunState.PEN
 
 def line_of(one: Progress) -> str:
     """`train_lm running: attempt 1, step 691/4000 (17 %), 2.1 steps/s, ...`"""
-    told = [f"attempt {one.attempt}"] if one.attempt else []
-    told += [words for _, words in _told(one)]
+    shown = [f"attempt {one.attempt}"] if one.attempt else []
+    shown += [words for _, words in _shown(one)]
     if one.last_line:
-        told.append(f"last line: {one.last_line}")
-    return f"{one.status.job_name} {one.status.state.value}: {', '.join(told) or clean(one.status.reason)}"
+        shown.append(f"last line: {one.last_line}")
+    return f"{one.status.job_name} {one.status.state.value}: {', '.join(shown) or clean(one.status.reason)}"
 
 
 def screen_of(found: Sequence[Progress], *, unicode: bool) -> RenderableType:
@@ -36,7 +36,7 @@ def screen_of(found: Sequence[Progress], *, unicode: bool) -> RenderableType:
     return _one(found[0], unicode=unicode) if len(found) == 1 else _several(found, unicode=unicode)
 
 
-def _told(one: Progress) -> Iterator[tuple[str, str]]:
+def _shown(one: Progress) -> Iterator[tuple[str, str]]:
     """What is known besides the state, each with its title."""
     state = one.status.state
     if one.steps is not None and one.step is not None:
@@ -86,7 +86,7 @@ def _one(one: Progress, *, unicode: bool) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", min_width=5)
     grid.add_column()
-    for title, words in _told(one):
+    for title, words in _shown(one):
         if title == "steps" and one.steps and one.step is not None:
             beside = Table.grid(padding=(0, 1))
             beside.add_row(Text(words.removeprefix("step ")), _bar(one.step, one.steps, unicode=unicode))
@@ -123,13 +123,13 @@ def _several(found: Sequence[Progress], *, unicode: bool) -> RenderableType:
     for title in ("RUN", "JOB", "STATE", "STEP", "STEPS/S", "LOSS", "SAVED", "ENDS"):
         table.add_column(title, no_wrap=title != "ENDS", overflow=_cut(unicode=unicode))
     for one in found:
-        told = dict(_told(one))
+        shown = dict(_shown(one))
         table.add_row(
             one.status.run_id, Text(one.status.job_name),
             Text(one.status.state.value, _COLOURS.get(one.status.state, "")),
-            told.get("steps", "").removeprefix("step "), f"{one.steps_per_s:.3g}" if one.steps_per_s is not None else "",
+            shown.get("steps", "").removeprefix("step "), f"{one.steps_per_s:.3g}" if one.steps_per_s is not None else "",
             f"{one.loss:.4g}" if one.loss is not None else "", str(one.saved_step or ""),
-            Text(told.get("ends", "").removeprefix("ends ") or one.last_line or clean(one.status.reason)),
+            Text(shown.get("ends", "").removeprefix("ends ") or one.last_line or clean(one.status.reason)),
         )  # fmt: skip
     return table
 

@@ -12,7 +12,7 @@ from toolkit.rundir.run_files import RunFiles
 from toolkit.rundir.states import RunState
 from toolkit.runs.follow.follow import settle_s
 from toolkit.runs.follow.progress import Progress, progress_of
-from toolkit.runs.history.listing import living_runs
+from toolkit.runs.history.listing import unfinished_runs
 from toolkit.runs.status.damaged import unreadable
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import (
@@ -50,15 +50,15 @@ class Watch:
         """
         now = time.monotonic()
         if self.all_of is not None and now - self._listed_at >= LIST_PERIOD_S:
-            self._listed_at = self._asked_at = now  # the list asks Slurm, too
+            self._listed_at = self._asked_at = now  # the list queries Slurm, too
             self._take_new(self.all_of)
         if now - self._asked_at >= SLURM_PERIOD_S:
             self._asked_at, self._answers = now, query_clusters(read_files_of(self.runs).values())
         return [self._look_at(run) for run in self.runs]
 
     def _take_new(self, folder: Path) -> None:
-        """Watch all that live there. Of a damaged run, and of one of another host, nobody here will ever know more."""
-        for status in living_runs(folder):
+        """Watch all runs there that have not ended, but for damaged ones and those of another host, whose state cannot change here."""
+        for status in unfinished_runs(folder):
             is_readable = bool(status.ranks)
             if status.state is not RunState.UNKNOWN or (is_readable and status.job_id[:1].isdigit()):
                 self._statuses[RunDirectory(Path(status.path))] = status

@@ -32,14 +32,14 @@ def status_of(runs: Path, kept: Entry) -> RunStatus | None:
     except PermissionError:  # it was closed to this user since
         return None
     try:
-        told = json.loads(kept.told)
-        if told.pop("form") != _FORM:
+        kept_status = json.loads(kept.told)
+        if kept_status.pop("form") != _FORM:
             return None
-        tasks, validation = told.pop("tasks"), told.pop("validation")
+        tasks, validation = kept_status.pop("tasks"), kept_status.pop("validation")
         return RunStatus(
             run_id=name.run_id, job_name=name.job_name, path=str(path), state=RunState(kept.state),
             tasks=None if tasks is None else tuple(_task(task) for task in tasks),
-            validation=None if validation is None else ValidationRecord(**validation), **told,
+            validation=None if validation is None else ValidationRecord(**validation), **kept_status,
         )  # fmt: skip
     except (ValueError, TypeError, KeyError):
         return None
@@ -63,7 +63,7 @@ def end_of(status: RunStatus, changed_ns: int) -> Ended | None:
     """What is to be remembered of a run, with `changed_ns` of before it was read; None of one that may go on."""
     if not _is_for_good(status):
         return None
-    return Ended(RunName(status.run_id, status.job_name), status.state.value, changed_ns, _told(status))
+    return Ended(RunName(status.run_id, status.job_name), status.state.value, changed_ns, _kept_status(status))
 
 
 def _is_for_good(status: RunStatus) -> bool:
@@ -76,14 +76,18 @@ def _is_for_good(status: RunStatus) -> bool:
     return status.source == RECORD_SOURCE or never_began
 
 
-def _told(status: RunStatus) -> str:
-    told = {one.name: getattr(status, one.name) for one in fields(RunStatus) if one.name not in (*_NAMES, "state")}
+def _kept_status(status: RunStatus) -> str:
+    kept_status = {
+        one.name: getattr(status, one.name) for one in fields(RunStatus) if one.name not in (*_NAMES, "state")
+    }
     if status.validation is not None:
-        told["validation"] = asdict(status.validation)
+        kept_status["validation"] = asdict(status.validation)
     if status.tasks is not None:
-        told["tasks"] = [{one.name: getattr(task, one.name) for one in fields(TaskStatus)} for task in status.tasks]
-    return json.dumps({"form": _FORM, **told}, ensure_ascii=False)
+        kept_status["tasks"] = [
+            {one.name: getattr(task, one.name) for one in fields(TaskStatus)} for task in status.tasks
+        ]
+    return json.dumps({"form": _FORM, **kept_status}, ensure_ascii=False)
 
 
-def _task(told: dict[str, Any]) -> TaskStatus:
-    return TaskStatus(**{**told, "state": RunState(told["state"])})
+def _task(kept_status: dict[str, Any]) -> TaskStatus:
+    return TaskStatus(**{**kept_status, "state": RunState(kept_status["state"])})

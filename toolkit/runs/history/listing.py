@@ -20,7 +20,7 @@ from toolkit.runs.history.cache import changed_ns, end_of, status_of
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.talk import say
 
-SLOW_S = 1.0  # what takes longer is told
+SLOW_S = 1.0  # what takes longer is reported
 
 
 def list_runs(
@@ -35,7 +35,7 @@ def list_runs(
     with closing(RunIndex(runs)) as index:
         walk = _Walk(index, frozenset(states or RunState), limit)
         walk.over(index.newest(job=job, since=since, states=words, first=limit or PAGE))
-        found = [*walk.told, *(one for one in _ask(walk.living) if one.state in walk.states)]
+        found = [*walk.determined, *(one for one in _ask(walk.undetermined) if one.state in walk.states)]
         keep(
             index, ((status, walk.changed[Path(status.path)]) for status in found if Path(status.path) in walk.changed)
         )
@@ -44,7 +44,7 @@ def list_runs(
     return found[:limit] if limit else found
 
 
-def living_runs(runs: Path) -> list[RunStatus]:
+def unfinished_runs(runs: Path) -> list[RunStatus]:
     """The status of each run that was submitted and has not ended, newest first."""
     living = {state for state in RunState if not state.final}
     begun = list_runs(runs, states=living)
@@ -54,7 +54,7 @@ def living_runs(runs: Path) -> list[RunStatus]:
 def _has_begun(run: RunDirectory) -> bool:
     try:
         return has_begun(run)
-    except PermissionError:  # another user's, of which nobody here will know
+    except PermissionError:  # another user's, which cannot be read here
         return False
 
 
@@ -62,36 +62,36 @@ def _has_begun(run: RunDirectory) -> bool:
 class _Walk:
     """From the newest run to the oldest, until `limit` are found that are in one of `states`.
 
-    `told` are those that tell it themselves; of the `living` Slurm has to be asked. `changed` is when a run last did.
+    `determined` are those that their own files determine; Slurm is queried for the `undetermined` ones. `changed` is when a run last did.
     """
 
     index: RunIndex
     states: frozenset[RunState]
     limit: int
-    told: list[RunStatus] = field(default_factory=list)
-    living: list[RunDirectory] = field(default_factory=list)
+    determined: list[RunStatus] = field(default_factory=list)
+    undetermined: list[RunDirectory] = field(default_factory=list)
     changed: dict[Path, int] = field(default_factory=dict)
     read: int = 0
 
     def over(self, pages: Iterable[Sequence[Entry]]) -> None:
-        began, said, looked = time.monotonic(), False, 0
+        began, is_reported, looked = time.monotonic(), False, 0
         for page in pages:
             self._take(page)
             looked += len(page)
             if self._is_enough():
                 break
             left = self.index.count() - looked
-            if not said and left > 0 and self.read and time.monotonic() - began > SLOW_S:
+            if not is_reported and left > 0 and self.read and time.monotonic() - began > SLOW_S:
                 are = "is" if left == 1 else "are"
-                say(f"reading runs that the cache does not hold yet; {counted(left, 'run')} {are} left to look at")
-                said = True
+                say(f"reading runs that the cache does not contain yet; {counted(left, 'run')} {are} left to check")
+                is_reported = True
         if self.read and (taken_s := time.monotonic() - began) > SLOW_S:
             kept = f"; {self.index.path} remembers those that have ended" if self.index.path else ""
             say(f"{counted(self.read, 'run')} {'was' if self.read == 1 else 'were'} read in {taken_s:.1f} s{kept}")
 
     def _is_enough(self) -> bool:
         asks_for_all = len(self.states) == len(RunState)
-        return bool(self.limit) and len(self.told) + (len(self.living) if asks_for_all else 0) >= self.limit
+        return bool(self.limit) and len(self.determined) + (len(self.undetermined) if asks_for_all else 0) >= self.limit
 
     def _take(self, page: Sequence[Entry]) -> None:
         fresh = []
@@ -101,7 +101,7 @@ class _Walk:
                 status = self._read(run_named(self.index.runs, entry.name))
                 fresh += [status] if status is not None else []
             if status is not None and status.state in self.states:
-                self.told.append(status)
+                self.determined.append(status)
         keep(self.index, ((status, self.changed.pop(Path(status.path), 0)) for status in fresh))
 
     def _read(self, run: RunDirectory) -> RunStatus | None:
@@ -121,7 +121,7 @@ class _Walk:
         except ToolkitError as error:
             return unreadable(run, error)
         if status is None:
-            self.living.append(run)
+            self.undetermined.append(run)
         return status
 
 

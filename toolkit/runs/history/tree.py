@@ -29,7 +29,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Resume:
-    """A start that a resume began, with the job that it became, "" where it was never handed over."""
+    """A start that a resume began, with its job id, "" if it was never submitted."""
 
     start: int
     time: str
@@ -75,22 +75,22 @@ def tree_of(statuses: Sequence[RunStatus]) -> list[Node]:
 def _node(status: RunStatus) -> Node:
     """What can be read of a run; a damaged file takes no more with it than what it alone tells."""
     run, damage = RunDirectory(Path(status.path)), _Damage()
-    return Node(status, _links_of(run, damage), _resumes_of(run, damage), damage.told)
+    return Node(status, _links_of(run, damage), _resumes_of(run, damage), damage.messages)
 
 
 class _Damage:
     """Reads what can be read, and keeps what is wrong with the rest."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def read(self, read: Callable[[Path], Found], path: Path) -> Found | None:
         """What a file has; None where it is not there, or damaged."""
         try:
             return read(path)
         except ToolkitError as error:
-            if str(error) not in self.told:
-                self.told.append(str(error))
+            if str(error) not in self.messages:
+                self.messages.append(str(error))
             return None
 
 
@@ -137,6 +137,6 @@ def _line(node: Node) -> str:
     status = node.status
     job = f" (job {status.full_job_id})" if status.job_id else ""
     links = "".join(f", {link.kind} {link.run_id}" for link in node.links)
-    told = dict.fromkeys([*([status.reason] if status.state is RunState.UNKNOWN else []), *node.damage])
-    why = f": {'; '.join(told)}" if told else ""
+    messages = dict.fromkeys([*([status.reason] if status.state is RunState.UNKNOWN else []), *node.damage])
+    why = f": {'; '.join(messages)}" if messages else ""
     return clean(f"{status.run_id} {status.job_name} {status.state.value}{job}{links}{why}")

@@ -25,8 +25,8 @@ _BEGINS = re.compile(r"toolkit: job [0-9_]+ begins \(restart ([0-9]+)\)\s*$")
 class JobLog:
     """The log of one job or task.
 
-    `place` is what sbatch was told. `path` is None where its fields cannot be filled in here. `redirected`: `-o` put it
-    elsewhere. `alone`: the name is this job's, so that nobody else's words stand in the file.
+    `place` is the option that sbatch was given. `path` is None where its fields cannot be filled in here. `redirected`: `-o` put it
+    elsewhere. `alone`: the name is this job's, so that no other job writes to the file.
     """
 
     place: str
@@ -41,8 +41,8 @@ class JobLog:
 
 
 def own_job_id(run: RunDirectory, job_id: str) -> str:
-    """A job as its claim and its log name it: a follow-up job of a task is submitted as an array of one, and of jobs in
-    turn it is the one that began last.
+    """A job id as its claim and its log have it: a follow-up job of a task is an array of one, and of repeated jobs it is
+    the one that started last.
     """
     if run.task_number is not None:
         number = slurm_id(newest_parts(run), "", run.task_number).partition("_")[2]
@@ -76,7 +76,7 @@ def last_life_begun(log: Path) -> int | None:
 
 
 def of_last_life(lines: Sequence[str]) -> Sequence[str]:
-    """What stands behind the last mark: requeued lives write to the same log. All where there is none."""
+    """The lines after the last mark, since requeued starts write to the same log; all without a mark."""
     marks = [number for number, line in enumerate(lines) if _BEGINS.search(line)]
     return lines[marks[-1] + 1 :] if marks else lines
 
@@ -119,6 +119,6 @@ def _filled_in(run: RunDirectory, place: str, job_id: str) -> Path | None:
 
 
 def _working_directory(run: RunDirectory, start: int, path: Path) -> Path | None:
-    """A relative name counts from where sbatch was called; of later starts nobody wrote that down."""
+    """A relative name counts from where sbatch was called; of later starts that is unknown."""
     submitted_from = str((read_json_or_none(run.record) or {}).get("working_directory", ""))
     return Path(submitted_from) / path if start == 0 and submitted_from else None

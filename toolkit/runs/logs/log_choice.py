@@ -1,4 +1,4 @@
-"""Which logs of a run somebody wants to read: the job's own, of all ranks, of one, of a node, of those that failed."""
+"""The logs of a run that a command selects: the job's own, of all ranks, of one, of a node, of those that failed."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _of_some(attempt: AttemptDirectory, ranks: Collection[int], *, alone: bool =
     wanted = [rank for rank in ranks if rank in known]
     if shared and wanted:
         homes = {find_log(attempt, rank) for rank in wanted}
-        # Where nobody wrote down on which node a rank was, its lines are looked for in the logs of all.
+        # If no file has the node of a rank, its lines are searched in the logs of all nodes.
         found = [part for part in shared if part.path in homes] if all(map(is_shared, homes)) else shared
         chosen += [replace(part, ranks=frozenset(wanted), alone=alone) for part in found]
     return chosen

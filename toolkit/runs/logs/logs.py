@@ -46,7 +46,7 @@ class LogReader:
     """
 
     offsets: dict[Path, int] = field(default_factory=dict)
-    _inside: dict[Path, bool] = field(default_factory=dict)  # the line that goes on, and whether it is shown
+    _inside: dict[Path, bool] = field(default_factory=dict)  # the unfinished line, and whether it is printed
 
     def read(self, parts: Iterable[LogPart], *, to_the_end: bool = False) -> Iterator[str]:
         """`to_the_end` also takes a last line without its end, where nothing more will come."""
@@ -98,7 +98,7 @@ def read_logs(
 ) -> Iterator[str]:
     """The last `lines` lines of each log (0: all), then, with `follow`, what is added until `over()`.
 
-    `follow` waits for a log that is not there yet. `say` is told what is not complete.
+    `follow` waits for a log that is not there yet. `say` receives what is not complete.
 
     Raises:
         NotFoundError: there is no such log, and none can come any more.
@@ -142,7 +142,7 @@ def read_by_time(parts: Sequence[LogPart], *, lines: int, say: Callable[[str], o
         raise CheckFailedError(
             "no line begins with a time, such as 2026-11-22 17:53:28, so nothing tells their order",
             where=str(parts[0].path.parent),
-            fix="leave out --by-time; -f shows lines as they come",
+            fix="omit --by-time; -f prints lines as they are written",
         )
     in_order = heapq.merge(*(_timed(texts(part)) for part in parts), key=lambda timed: timed[0])
     yield from (line for _, line in (deque(in_order, maxlen=lines) if lines else in_order))

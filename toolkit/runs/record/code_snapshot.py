@@ -29,7 +29,7 @@ MOST_BYTES = 100 * 2**20
 LARGEST_FILE_BYTES = 10 * 2**20  # code is smaller, data is linked
 COPIERS = 8  # a network file system answers many at once
 _NEVER = frozenset({".git", ".hg", ".svn", "__pycache__"})
-# What says that a folder is an environment, a cache, or somebody's run, and no code.
+# Files that identify an environment, a cache, or a run, rather than code.
 _MARKS = ("pyvenv.cfg", "CACHEDIR.TAG", "record.json")
 
 
@@ -84,11 +84,11 @@ def take_snapshot(job: ResolvedJob, target: Path, runs: Path) -> Snapshot | str:
         names = [name for name in _names(folder, runs, entry) if _real(folder / name) not in secret]
         copied, linked = _sorted_out(folder, names, runs, entry)
     except _TooLargeError as error:
-        said = f"{folder} {error}: too much for a snapshot"
+        message = f"{folder} {error}: too much for a snapshot"
         where = job.origin("job.snapshot").place("job.snapshot")
         if wanted == "copy":
-            raise ToolkitError(said, where=where, fix=_FIX) from None
-        say(f"{said}; the ranks start from the folder as it is then. Fix: {_FIX}")
+            raise ToolkitError(message, where=where, fix=_FIX) from None
+        say(f"{message}; the ranks start from the folder as it is then. Fix: {_FIX}")
         return str(error)
     return _keep(_write(folder, target, copied, linked), target)
 
@@ -109,11 +109,13 @@ def list_of(folder: Path) -> Path:
 
 def read_snapshot(folder: Path) -> Snapshot | None:
     """The snapshot in a run's folder; None where none was taken."""
-    said = read_json_or_none(list_of(folder))
-    if said is None:
+    message = read_json_or_none(list_of(folder))
+    if message is None:
         return None
-    files = {name: CodeFile(file["sha256"], file["bytes"], file["executable"]) for name, file in said["files"].items()}
-    return Snapshot(Path(said["source"]), files, said["linked"])
+    files = {
+        name: CodeFile(file["sha256"], file["bytes"], file["executable"]) for name, file in message["files"].items()
+    }
+    return Snapshot(Path(message["source"]), files, message["linked"])
 
 
 def repeat_snapshot(source: Path, target: Path) -> Snapshot:
@@ -164,7 +166,7 @@ def _names(folder: Path, runs: Path, entry: Sequence[str]) -> list[str]:
 
 
 def _code_among(listed: Sequence[str], folder: Path, runs: Path) -> Iterator[str]:
-    """What git lists, without the files of runs that nobody told it to ignore."""
+    """What git lists, without the files of runs that it does not ignore."""
     known: dict[PurePosixPath, bool] = {PurePosixPath(): False}
 
     def is_left_out(inside: PurePosixPath) -> bool:

@@ -32,7 +32,7 @@ def uses_slurm(job: ResolvedJob) -> bool:
 
 
 def is_interactive(run: RunDirectory) -> bool:
-    """True where the newest start lives in somebody's allocation, which no request of ours may end."""
+    """True if the newest start runs in an allocation of the user, which toolkit must not end."""
     return any(read_json(path).get("interactive") for path in sorted(run.path.glob("submitted-*.json"))[-1:])
 
 

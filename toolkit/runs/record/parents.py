@@ -1,4 +1,4 @@
-"""The runs that a run follows: what Slurm is told of them, and what the record keeps."""
+"""The runs that a run follows: the dependency that Slurm gets, and what the record keeps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {"ok": "afterok", "any": "afterany"}  # sbatch's words
 @dataclass(frozen=True)
 class Parent:
     """One run, or task, that another follows. `kind` is "ok" where it must be completed, "any" where any end will do;
-    `job_id` is what Slurm waits for, "" where nothing has to be waited for any more.
+    `job_id` is what Slurm waits for, "" if the parent has ended.
     """
 
     run_id: str
@@ -46,8 +46,8 @@ def dependency_options(after: Sequence[Parent], given: Sequence[str] = ()) -> li
     own = last_value_of(given, "dependency", "d")
     if "?" in own:
         raise ToolkitError(
-            f"{own} takes one of several, and --after asks for all", where=f"--dependency={own}",
-            fix="leave out --after, or join the dependencies with commas",
+            f"{own} is satisfied by one of several jobs, and --after requires all", where=f"--dependency={own}",
+            fix="omit --after, or join the dependencies with commas",
         )  # fmt: skip
     ours = ",".join(f"{KINDS[parent.kind]}:{parent.job_id}" for parent in open_ones)
     return [f"--dependency={own},{ours}" if own else f"--dependency={ours}", "--kill-on-invalid-dep=yes"]

@@ -29,7 +29,7 @@ def new_and_tracked_files(folder: Path, *, leave_out: Path) -> list[str] | None:
     if prefix is None or call_git(folder, "check-ignore", "--quiet", ".") is not None:
         return None
     arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    if leave_out.is_relative_to(folder) and leave_out != folder:  # thousands of files that nobody told git to ignore
+    if leave_out.is_relative_to(folder) and leave_out != folder:  # thousands of files that git does not ignore
         arguments.append(f"--exclude=/{prefix.strip()}{leave_out.relative_to(folder)}/")
     listed = call_git(folder, *arguments)
     return None if listed is None else [name for name in listed.split("\0") if name]
@@ -91,7 +91,7 @@ def _write_state(root: Path, code: dict[str, Any], target: Path, folder: Path) -
     """Lay the commit and its changes into an index of its own in `folder`, and write all files of that to `target`.
 
     git itself writes them as it does in the repository, whose own index and objects are left as they are. (`git archive`
-    would leave out what .gitattributes keeps from releases.)
+    would omit what .gitattributes keeps from releases.)
     """
     objects = (call_git(root, "rev-parse", "--git-path", "objects") or ".git/objects").removesuffix("\n")
     (folder / "objects" / "info").mkdir(parents=True)
@@ -106,11 +106,11 @@ def _write_state(root: Path, code: dict[str, Any], target: Path, folder: Path) -
             env=environment, input=given.encode(errors="surrogateescape"), capture_output=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+            stderr = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
             raise CheckFailedError(
-                f"commit {code['commit'][:12]} with its recorded changes cannot be written: git {arguments[0]}: {said[0]}",
+                f"commit {code['commit'][:12]} with its recorded changes cannot be written: git {arguments[0]}: {stderr[0]}",
                 where=str(target),
-                fix="mend that, or `toolkit submit` the job as it is now",
+                fix="fix that, or `toolkit submit` the job as it is now",
             )
 
     git("read-tree", "--no-sparse-checkout", code["commit"])

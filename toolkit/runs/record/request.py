@@ -1,4 +1,4 @@
-"""What a job asks Slurm for: its keys, and over them the raw sbatch options of the site, the job and this submission."""
+"""What a job requests from Slurm: its keys, and over them the raw sbatch options of the site, the job and this submission."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Request:
     gpus_per_node: int
     gpu_type: str
     gpu_option: str
-    gres: tuple[str, ...]  # names of all that --gres asks for
+    gres: tuple[str, ...]  # names of all that --gres requests
     time_s: int | None
     has_time: bool
     account: str
@@ -97,7 +97,7 @@ def _gres(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _memory_mib(job: ResolvedJob, words: Sequence[str], cpus: int, gpus: int) -> float | None:
-    """`--mem=0` asks for all of each node, which any node can give: it counts as 0."""
+    """`--mem=0` requests all of each node, which any node has: it counts as 0."""
     key = f"--mem={job.job.mem_gb_per_node}G" if job.job.mem_gb_per_node else ""
     of_node = memory_mib(last_value_of((key, *words), "mem"))
     if of_node is not None:

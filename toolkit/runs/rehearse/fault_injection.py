@@ -123,7 +123,7 @@ def _rank(attempt: AttemptDirectory, rank: int, slurm: Slurm | None, job_id: str
 
 
 def _ranks_of(attempt: AttemptDirectory, host: str, slurm: Slurm, job_id: str) -> Inject:
-    """Where nobody may cut a node off: all its ranks die at once, the node itself stays."""
+    """If no node can be cut off: kill all its ranks at once; the node itself keeps running."""
     here = [known for path in sorted(attempt.ranks.glob("rank-*.json")) if (known := read_json(path))["host"] == host]
 
     @contextmanager
@@ -140,7 +140,7 @@ def _ranks_of(attempt: AttemptDirectory, host: str, slurm: Slurm, job_id: str) -
 def _kill_here(host: str, guard: int) -> None:
     if host != socket.gethostname():
         raise CheckFailedError(f"the rank runs on {host}", fix=f"rehearse it there, this is {socket.gethostname()}")
-    gone = CheckFailedError(f"process {guard} is no rank any more", fix="look at `toolkit status`, and try again")
+    gone = CheckFailedError(f"process {guard} is no longer a rank", fix="check `toolkit status`, and retry")
     try:
         if b"toolkit.rank" not in Path(f"/proc/{guard}/cmdline").read_bytes():
             raise gone
@@ -165,7 +165,7 @@ def _preempt(slurm: Slurm, job_id: str) -> Inject:
     @contextmanager
     def inject() -> Iterator[Injected]:
         slurm.requeue(job_id)
-        yield Injected(f"asked Slurm to requeue job {job_id}, as it does to a preempted one")
+        yield Injected(f"requested a requeue of job {job_id} from Slurm, as after a preemption")
 
     return inject
 
@@ -201,9 +201,7 @@ def _limits(slurm: Slurm, job_id: str) -> tuple[str, float, float]:
     """The limit in Slurm's words, the begin and the end in seconds since the epoch."""
     fact = slurm.jobs([job_id]).get(job_id)
     if fact is None or not (fact.start_time and fact.end_time):
-        raise CheckFailedError(
-            f"Slurm does not say when job {job_id} ends", fix="look at `toolkit status`, and try again"
-        )
+        raise CheckFailedError(f"Slurm does not say when job {job_id} ends", fix="check `toolkit status`, and retry")
     if fact.time_limit == "UNLIMITED":
         raise CheckFailedError(f"job {job_id} has no time limit", fix="rehearse preempt, or submit it with -t")
     began, end = (datetime.fromisoformat(moment).timestamp() for moment in (fact.start_time, fact.end_time))

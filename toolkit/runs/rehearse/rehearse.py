@@ -1,4 +1,4 @@
-"""Rehearse a failure: let it happen to a live run now, follow the run until it goes on, and say what that cost.
+"""Rehearse a failure: cause it in a running run now, follow the run until it continues, and report what that cost.
 
 docs/rehearse.md says for each failure what exactly is done. Everything is read from the run's own files; their times
 and this host's must agree to within a second for the parts to be right.
@@ -31,7 +31,7 @@ POLL_S = 0.3
 class Rehearsal:
     """What a failure cost. Seconds by the wall clock; None for what was not reached.
 
-    steps: done when the failure came. next_attempt: the one that goes on. resumed_at: steps done when the run began to
+    steps: done when the failure came. next_attempt: the one that continues. resumed_at: steps done when the run began to
     step again. detect_s: from the failure until the attempt was over, saving included. queue_s: until the next attempt
     began. start_s: until its last rank had started. first_step_s: until it was at its first step. repeat_s: until a step
     was done that was not done before, by this attempt or, should it fail too, by a later one. lost_s: the sum.
@@ -83,13 +83,13 @@ class RunEndedError(CheckFailedError):
 
 
 class RehearsalTimeoutError(CheckFailedError):
-    """The run lives, and has not come as far as was waited for."""
+    """The run has not ended, and did not get as far as expected in time."""
 
 
 def rehearse(
     run: RunDirectory, failure: str, inject: Inject, *, timeout_s: float, tell: Callable[[str], None]
 ) -> Rehearsal:
-    """Let the failure happen and follow the run until it has done a new step, or has come to its end.
+    """Cause the failure and follow the run until it has done a new step, or has ended.
 
     Raises:
         RunEndedError: the run did not survive, or was completed before it stepped again.
@@ -155,7 +155,7 @@ def require_stepping(run: RunDirectory) -> AttemptDirectory:
 
 @dataclass(frozen=True)
 class _Watch:
-    """Looks at the run's files until `deadline`, in seconds since the epoch."""
+    """Checks the run's files until `deadline`, in seconds since the epoch."""
 
     run: RunDirectory
     before: AttemptDirectory
@@ -219,21 +219,21 @@ def _until_over(watch: _Watch, tell: Callable[[str], None]) -> _Over:
             return _Over(steps, _epoch(end.time), end.cause.value)
         later = _later(watch)
         if later is not None and (begun := StartRecord.read(later)) is not None:
-            # Its supervisor was lost with it, and nobody wrote down the end.
+            # Its supervisor was lost with it, and did not record the end.
             return _Over(steps, _epoch(begun.time), "supervisor_lost")
     raise AssertionError("ticks never ends by itself")
 
 
 def _until_stepping(watch: _Watch, in_queue: Callable[[], bool], tell: Callable[[str], None]) -> _Again:
-    told, settled = -1, False
+    reported, settled = -1, False
     for _ in watch.ticks("the next attempt made a step"):
         settled = settled or in_queue()
         attempt = _later(watch)
         begun = StartRecord.read(attempt) if attempt is not None else None
         if attempt is None or begun is None:
             continue
-        if attempt.number > told:
-            told = attempt.number
+        if attempt.number > reported:
+            reported = attempt.number
             tell(
                 f"attempt {attempt.number} begins on {counted(begun.nodes, 'node')} with {counted(begun.ranks, 'rank')}"
             )
@@ -277,7 +277,7 @@ def _later(watch: _Watch) -> AttemptDirectory | None:
 
 
 def steps_done(run: RunDirectory, attempt: AttemptDirectory) -> int:
-    """The steps that anybody wrote down of an attempt: the heartbeat is at most one a second, and lags behind."""
+    """The steps of an attempt that any file has: the heartbeat is at most one a second, and lags."""
     beat, record = read_json_or_none(attempt.heartbeat), last_record(run.metrics / "train.jsonl")
     of_records = record.step if record is not None and record.attempt == attempt.number else 0
     return max(int(beat["step"]) if beat is not None else 0, of_records)
@@ -299,8 +299,8 @@ def _gap(first: float, second: float) -> float:
 
 def lines_of(cost: Rehearsal) -> Iterator[str]:
     """The rehearsal for people."""
-    yield f"survived  {cost.failure}: attempt {cost.attempt} ended as {cost.cause}, attempt {cost.next_attempt} goes on"
-    yield f"steps     {cost.steps} were done, it went on from {cost.resumed_at}: {cost.steps_repeated} repeated"
+    yield f"survived  {cost.failure}: attempt {cost.attempt} ended as {cost.cause}, attempt {cost.next_attempt} continues"
+    yield f"steps     {cost.steps} were done, it resumed from {cost.resumed_at}: {cost.steps_repeated} repeated"
     repeat = "" if cost.repeat_s is None else f" + repeat {cost.repeat_s}"
     whole = "no new step" if cost.lost_s is None else f"{cost.lost_s} s lost"
     yield (

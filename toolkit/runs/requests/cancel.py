@@ -39,7 +39,7 @@ def cancel_run(run: RunDirectory) -> RunStatus:
     for part in (run, *_begun_tasks(run, status)):
         write_text(part.control / "cancel", utc_now() + "\n")
     # A local supervisor sees the file within a second. A signal could hit it before it hears signals, or, on
-    # another host, hit another process. In somebody's allocation the run ends, not the allocation. A job that is being
+    # another host, hit another process. In the user's own allocation the run ends, not the allocation. A job that is being
     # submitted has no id yet: its supervisor finds the file before it starts a rank.
     if last_open_start(run) is None and not is_interactive(run):
         job_id = newest_job_id(run)
@@ -69,14 +69,14 @@ def _outage_in_words(run: RunDirectory, job_id: str) -> Iterator[None]:
         yield
     except (SchedulerRefusedError, NotFoundError) as error:
         error.message = (
-            f"run {run.run_id} was asked to save and end, and its ranks do so at their next step; Slurm was not told to "
+            f"run {run.run_id} was asked to save and end, and its ranks do so at their next step; Slurm was not asked to "
             f"end job {job_id}: {error.message}"
         )
         error.where = str(run.path)
         error.fix = (
             f"once Slurm answers, `toolkit cancel {run.run_id}` takes the job out of the queue, where it waits; "
             "one that begins before ends without a rank. Where its cluster is gone for ever, "
-            f"`toolkit resume {run.whole.run_id} --site OTHER --job-gone` goes on elsewhere"
+            f"`toolkit resume {run.whole.run_id} --site OTHER --job-gone` continues elsewhere"
         )
         raise
 

@@ -23,7 +23,7 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
     status = _require_running(run, f"so it cannot {request}")
     if request == "save" and _is_foreign(run) and not _reports_steps(run):
         raise CheckFailedError(
-            f"run {run.run_id} is a script or an executable, which saves by itself: nobody looks for a request to save",
+            f"run {run.run_id} is a script or an executable, which saves by itself: it does not read requests to save",
             where=str(run.path),
             fix="a script that calls world.should_stop and world.should_save can be asked once it has made a step",
         )
@@ -94,7 +94,7 @@ def requeue_run(run: RunDirectory) -> RunStatus:
 
 
 def requeue_asked_at(attempt: AttemptDirectory, end: AttemptRecord) -> str:
-    """When `toolkit requeue` asked for what ended an attempt, which Slurm calls a preemption; "" where nobody did."""
+    """When `toolkit requeue` requested what ended an attempt, which Slurm calls a preemption; "" if it did not."""
     asked = attempt.run.control / "requeue"
     begun = StartRecord.read(attempt)
     if end.cause is not Cause.PREEMPTED or begun is None or not asked.exists():

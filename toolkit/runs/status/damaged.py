@@ -58,7 +58,7 @@ def cancel_in_queue(run: RunDirectory, error: DamagedFileError) -> RunStatus:
     if status.job_id.startswith("local-"):
         return replace(status, reason=damage)
     if slurm is None:
-        return replace(status, reason=f"{damage}, and there is no Slurm here that could be told")
+        return replace(status, reason=f"{damage}, and there is no Slurm here")
     found = [job.job_id for job in marked_jobs(slurm) if job.run_id == run.run_id]
     if not found:
         return replace(status, reason=f"{damage}, and the queue has no job of it")

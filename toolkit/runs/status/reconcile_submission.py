@@ -69,7 +69,7 @@ def last_open_start(run: RunDirectory) -> int | None:
 
 
 def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
-    """Ask for the job of a submission that broke off, and write it down where it is found.
+    """Query Slurm for the job of an interrupted submission, and record it if it is found.
 
     None where nothing is open any more.
     """
@@ -79,15 +79,15 @@ def settle(run: RunDirectory, slurm: Slurm) -> OpenSubmission | None:
     path = run.submitting(start)
     record = read_json_or_none(path)
     if record is None:
-        return None  # settled by somebody else in this moment
+        return None  # another process settled it in this moment
     claim = read_claim(run, start)
     try:
         job_id = claim.job_id if claim is not None else find_by_token(slurm, record["token"])
     except (SchedulerRefusedError, NotFoundError) as error:
         if record.pop("absent_since", None) is not None:
             write_json(path, record)
-        said = f"nobody knows whether Slurm took start {start}: {error.message}"
-        return OpenSubmission(start, False, said)
+        reason = f"cannot determine whether Slurm accepted start {start}: {error.message}"
+        return OpenSubmission(start, False, reason)
     if job_id is not None and _is_under_way(record) and record.get("parts"):
         return OpenSubmission(start, False, f"start {start} is being submitted in {len(record['parts'])} parts")
     if job_id is not None:
@@ -115,7 +115,7 @@ def _found_parts(run: RunDirectory, start: int, planned: Sequence[Part], first_j
 
 
 def was_given_by_hand(run: RunDirectory, slurm: Slurm) -> bool:
-    """True where a rendered script waits in the queue because somebody gave it to sbatch; this is written down."""
+    """True if a user submitted a rendered script with sbatch, and it is in the queue; records the job."""
     try:
         job_id = find_by_token(slurm, token_of(run.run_id, 0))
     except (SchedulerRefusedError, NotFoundError):

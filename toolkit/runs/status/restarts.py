@@ -1,4 +1,4 @@
-"""What a waiting person should hear of a run's attempts: which one ended, and that another follows."""
+"""What a waiting user is notified of: which attempt of a run ended, and that another follows."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def follows(end: AttemptRecord) -> str:
     if end.final:
         return "nothing follows"
     if end.decision == NEXT_START_BEGAN:  # by a resume, a requeue or a follow-up job: it is there
-        return "another start goes on"
+        return "another start continues"
     return FOLLOWS[end.next]

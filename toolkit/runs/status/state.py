@@ -311,7 +311,7 @@ def require_task(run: RunDirectory) -> None:
     files = read_files(run.whole)
     if not files.is_array:
         raise NotFoundError(
-            f"run {run.whole.run_id} is no array, so it has no task {run.task_number}",
+            f"run {run.whole.run_id} is not an array, so it has no task {run.task_number}",
             where=str(run.whole.path),
             fix=f"name the run alone, {run.whole.run_id}",
         )

@@ -1,4 +1,4 @@
-"""What a name may stand for that no run has: a job that Slurm has without its run's directory, or a session."""
+"""What a name that no run has may mean: a job in the queue without its run's directory, or a session."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def known_otherwise(name: str, runs: Path) -> NotFoundError | None:
     None where it does not, or where Slurm does not answer: then nothing more is known than that there is no run.
     """
     if name in session_names():
-        fix = f"`toolkit run JOB --session {name}` runs on its nodes, `toolkit session stop {name}` gives them back"
-        return NotFoundError(f"{name} is a session, and no run", where=str(runs), fix=fix)
+        fix = f"`toolkit run JOB --session {name}` runs on its nodes, `toolkit session stop {name}` releases them"
+        return NotFoundError(f"{name} is a session, not a run", where=str(runs), fix=fix)
     parts = parse_run_name(name)
     if parts is None or parts.run == "last":
         return None
@@ -66,12 +66,12 @@ def slurm_here(cluster: str = "") -> Slurm | None:
 def _found(job: MarkedJob, cluster: str, runs: Path) -> NotFoundError:
     what = f"job {named(job.job_id, cluster)} ({job.state})"
     if job.session:
-        what += f" is no run, but session {job.session}"
+        what += f" is session {job.session}, not a run"
         fix = f"`toolkit session stop {job.session}`, or `scancel {job.job_id}`"
     elif job.run_id:
         what += f" is in the queue, and the directory of its run {job.run_id} is not here"
         fix = f"`scancel {job.job_id}` ends it; where the run lies in another folder, name that one with --runs"
     else:
-        what += " is in the queue, and is no run of the toolkit's"
+        what += " is in the queue, but toolkit did not submit it"
         fix = f"`scancel {job.job_id}` ends it; `scontrol show job {job.job_id}` shows it"
     return NotFoundError(what, where=str(runs), fix=in_words(fix, cluster))

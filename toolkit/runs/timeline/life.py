@@ -32,7 +32,7 @@ class What(StrEnum):
     STARTING = "starting"
     STEPS = "steps"  # of a program that tells no steps: running
     SAVING = "saving"
-    LOST = "lost"  # steps that no checkpoint kept, so that they were made again, or nobody has them
+    LOST = "lost"  # steps that no checkpoint contains: repeated later, or lost
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Piece:
 
 
 def life_of(run: RunDirectory, state: RunState) -> list[Piece]:
-    """The attempts of a run, or of a task of an array, in that state. What still goes on lasts until now."""
+    """The attempts of a run, or of a task of an array, in that state. What has not ended lasts until now."""
     return _Reader(run, state, time.time()).pieces()
 
 
@@ -122,7 +122,7 @@ class _Reader:
         return [Mark("resumed", moment(record["time"]), "resumed")] if record and "time" in record else []
 
     def _end_of_start(self, start: int, attempts: Sequence[AttemptDirectory]) -> float | None:
-        """When nobody lived it any more; None where that is not so, or not known."""
+        """When the start ended; None if it has not, or if that is unknown."""
         end = read_json_or_none(self.run.start(start) / "end.json")
         if end is not None:
             return moment(end["time"])
@@ -178,9 +178,7 @@ class _Reader:
             return ended
         later = first_where(self._log, TrainRecord.from_line, lambda record: record.attempt > attempt.number)
         again = self._record(attempt.number, later.step) if later is not None else None
-        if (
-            again is not None
-        ):  # else the next one's first record may be many steps behind where it went on (`log_every`)
+        if again is not None:  # else the next one's first record may be many steps after where it resumed (`log_every`)
             return max(stepped, moment(again.time) - again.seconds)
         kept = [save for save in self._saves if save.attempt == attempt.number and save.committed_s is not None]
         if not kept:
@@ -248,5 +246,5 @@ def _marks(attempt: AttemptDirectory, written: AttemptRecord | None, ended: floa
     step = f" at step {written.step}" if written.step is not None else ""
     place = f" ({written.culprit})" if written.culprit else ""
     why = "" if cause in (Cause.COMPLETED, asked) else f": {reason_of(attempt, written)}"
-    follows = "; another start goes on" if written.decision == NEXT_START_BEGAN else _FOLLOWS[written.next]
+    follows = "; another start continues" if written.decision == NEXT_START_BEGAN else _FOLLOWS[written.next]
     yield Mark("ended" if cause == asked else cause, ended, f"{cause}{step}{place}{why}{follows}")

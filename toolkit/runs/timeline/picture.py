@@ -67,7 +67,7 @@ class _Scale:
 
 
 def lines_of(timeline: Timeline, pen: Pen) -> Iterator[str]:
-    """The picture, its lines at most as wide as the pen says; only what happened is told in lines of any length."""
+    """The picture, its lines at most as wide as the pen says; only the list of events has lines of any length."""
     status, spent = timeline.status, timeline.ended - timeline.began
     yield f"{status.job_name} {status.run_id}: {status.state.value}" + (f", {format_duration(spent)}" if spent else "")
     if not timeline.rows:
@@ -139,8 +139,8 @@ def _legend(timeline: Timeline, pen: Pen) -> Iterator[str]:
 def _where_the_time_went(timeline: Timeline) -> str:
     spent = timeline.seconds
     whole = sum(spent.values()) or 1.0
-    told = [f"{_WORDS[what]} {format_duration(s)} ({100 * s / whole:.0f} %)" for what, s in spent.items() if s]
-    return f"{format_duration(whole)}: {', '.join(told)}" + (", all tasks together" if timeline.status.tasks else "")
+    shares = [f"{_WORDS[what]} {format_duration(s)} ({100 * s / whole:.0f} %)" for what, s in spent.items() if s]
+    return f"{format_duration(whole)}: {', '.join(shares)}" + (", all tasks together" if timeline.status.tasks else "")
 
 
 def _events(timeline: Timeline) -> Iterator[str]:

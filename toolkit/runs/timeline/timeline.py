@@ -19,7 +19,7 @@ MOST_PARENTS = 50
 
 @dataclass(frozen=True)
 class Row:
-    """What stands in one line. `end` is the cause of an attempt's end, of a task or of another run its state."""
+    """What one line shows. `end` is the cause of an attempt's end, or the state of a task or of another run."""
 
     name: str
     run_id: str
@@ -69,7 +69,7 @@ class Timeline:
 
 
 def timeline_of(run: RunDirectory) -> Timeline:
-    """The life of a run, or of a task, until now. Slurm is asked for its state alone."""
+    """The life of a run, or of a task, until now. Slurm is queried for its state alone."""
     status = run_status(run)
     before = [_of_parent(parent) for parent in _parents(run)]
     if status.tasks is None:
@@ -101,7 +101,7 @@ def _of_parent(run: RunDirectory) -> Row:
 
 
 def _parents(run: RunDirectory) -> list[RunDirectory]:
-    """All runs that a run follows, and that those follow, the oldest first; those whose folders are gone are left out."""
+    """All runs that a run follows, and that those follow, the oldest first; those whose folders are gone are omitted."""
     found: dict[str, RunDirectory] = {}
     look = [run.whole]
     while look and len(found) < MOST_PARENTS:
