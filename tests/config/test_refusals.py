@@ -228,7 +228,10 @@ def test_a_wrong_value_of_another_layer_names_it(tmp_path, resolve, layers, mess
             '"other/x.py"',
             "job.toml:2:job.entry: there is no file other/x.py. Fix: create it, or give a path relative to ",
         ),
-        ('"train.py:2main"', "job.toml:2:job.entry: '2main' is not a valid function name. Fix: write \"train.py:main\""),
+        (
+            '"train.py:2main"',
+            "job.toml:2:job.entry: '2main' is not a valid function name. Fix: write \"train.py:main\"",
+        ),
         (
             '"train"',
             'job.toml:2:job.entry: \'train\' is not a valid entry. Fix: write "file.py:main", "file.py", '

@@ -80,7 +80,9 @@ def test_the_file_loads_and_jobs_resolve_on_it(toolkit, ours):
     )
     assert (job.job.gpus_per_node, job.paths.scratch) == (4, "/s")
     assert "#SBATCH --gpus-per-node=4\n" in toolkit.ok("render", "mpi_hello", "--site", "mine", "-p", "gpu", "-N", 2)
-    assert "# Jobs here request all of them; set gpus_per_node = 0 in [job] for a job without GPUs.\n" in path.read_text()
+    assert (
+        "# Jobs here request all of them; set gpus_per_node = 0 in [job] for a job without GPUs.\n" in path.read_text()
+    )
     words = ("mpi_hello", "--site", "mine", "-p", "gpu", "-N", 2, "--set", "job.gpus_per_node=0")
     assert "#SBATCH --gpus-per-node" not in toolkit.ok("render", *words)
 

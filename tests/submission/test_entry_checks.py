@@ -171,7 +171,9 @@ def test_what_the_ranks_of_a_training_would_refuse_is_not_submitted(toolkit, wor
 
 def test_each_task_of_a_sweep_is_looked_at(toolkit, dev_cluster_conf) -> None:
     said = toolkit("submit", "train_lm", "--site", "devcluster", "--sweep", "args.heads=2,3")
-    assert said.code == 2 and "task 1 (args.heads=3): " in said.err and "is not a multiple of args.heads = 3" in said.err
+    assert (
+        said.code == 2 and "task 1 (args.heads=3): " in said.err and "is not a multiple of args.heads = 3" in said.err
+    )
 
 
 @pytest.mark.parametrize("command", NEW_RUN)

@@ -57,9 +57,7 @@ class ContainerTable(Table):
     def _check_options(cls, options: list[str], table: ValidationInfo) -> list[str]:
         for option in options:
             if table.data.get("runtime") == "apptainer" and option in _WITHOUT_ENVIRONMENT:
-                raise ValueError(
-                    f"{option!r} hides the variables of Slurm and MPI from each rank; use --contain"
-                )
+                raise ValueError(f"{option!r} hides the variables of Slurm and MPI from each rank; use --contain")
         return options
 
 

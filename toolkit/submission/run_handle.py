@@ -50,9 +50,9 @@ class Run:
     @property
     def job_id(self) -> str:
         """Slurm's id of the newest job; `local-PID` on a site without a scheduler."""
-        from toolkit.runs.status.state import newest_job_id
+        from toolkit.rundir.run_files import read_run
 
-        return newest_job_id(self.directory) or self.submitted_job
+        return read_run(self.directory).job_id or self.submitted_job
 
     @property
     def state(self) -> RunState:
