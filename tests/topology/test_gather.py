@@ -15,7 +15,7 @@ from machine_fakes import FakeNvml
 from toolkit.errors import ToolkitError
 from toolkit.topology import gather
 from toolkit.topology.facts import Fact, RankPlace
-from toolkit.topology.gather import Contribution, Told, decode, encode, merge
+from toolkit.topology.gather import Contribution, ContributionRecord, decode, encode, merge
 from toolkit.topology.machine_facts import topology_of_machine
 from toolkit.topology.topology_json import adapter, read_topology, write_topology
 from toolkit.world.facts import World
@@ -25,7 +25,7 @@ SCALE = """
 import resource, time
 from dataclasses import replace
 from toolkit.topology.facts import Fact, RankPlace
-from toolkit.topology.gather import Contribution, Told, decode, encode, merge
+from toolkit.topology.gather import Contribution, ContributionRecord, decode, encode, merge
 from toolkit.topology.machine_facts import topology_of_machine
 from toolkit.topology.topology_json import adapter
 
@@ -42,7 +42,7 @@ for number, node in enumerate(topology_of_machine("dgx-a100", [32] * (nodes // 3
             kinds.setdefault(name, hardware)
 del node, identities
 before_kib, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-reader = adapter(Told)
+reader = adapter(ContributionRecord)
 topology = merge(decode([reader.validate_json(text) for text in texts], kinds))
 seconds = time.process_time() - begin
 grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) * 1024 / 1e6
@@ -77,7 +77,7 @@ def test_what_is_sent_comes_back_whatever_the_order():
     sent = [encode(one) for one in told]
     kinds = {name: hardware for _, name, hardware in sent if name}
     assert len(kinds) == 1, "equal nodes have one hardware"
-    read = [adapter(Told).validate_json(text) for text, _, _ in sent]
+    read = [adapter(ContributionRecord).validate_json(text) for text, _, _ in sent]
     whole = merge(told)
     random.Random(1).shuffle(read)
     again = merge(decode(read, kinds))
@@ -94,8 +94,8 @@ def test_a_node_that_tells_two_things_is_unknown_whatever_the_order():
     for order in ([*told, other], [other, *reversed(told)]):
         topology = merge(order)
         node = next(node for node in topology.nodes if node.host.value == "node0")
-        assert node.hardware.gpu_count.missing == "the node told two different things of itself"
-        assert "node0 told two different things of itself, so that nothing of it is known" in topology.conflicts
+        assert node.hardware.gpu_count.missing == "the node reported two different sets of facts"
+        assert "node0 reported two different sets of facts, so all its facts are unknown" in topology.conflicts
 
 
 def test_files_of_single_nodes_in_any_order_are_one_topology(tmp_path):
@@ -109,10 +109,15 @@ def test_files_of_single_nodes_in_any_order_are_one_topology(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "file: expected JSON, got no data. Fix: give the output of `toolkit topo show --json`"),
+        (
+            "",
+            "file: expected a topology in JSON, got an empty file. "
+            "Fix: pass the output of `toolkit topo show --json` from each node",
+        ),
         ('{"topology": 1}\nsrun: error', "file: line 2: expected JSON, got 'srun: error'"),
-        ("[]", "file: object 1: expected a topology of version 1"),
-        ('{"topology": 2}', "file: object 1: expected a topology of version 1"),
+        ("[]", "file: object 1: expected a JSON object with topology = 1, got []"),
+        ('{"topology": 2}', "file: object 1: expected a JSON object with topology = 1, got topology = 2"),
+        ("{}", "file: object 1: expected a JSON object with topology = 1, got an object without that key"),
         ('{"topology": 1, "hardware": {}}', "file: object 1: nodes: Field required"),
         ('{"topology": 1,\n"hardware" 2}', "file: line 2: expected JSON, got '2}'"),
         ('{"topology": 1,\n', "file: line 2: expected JSON, got ''"),
@@ -127,7 +132,7 @@ def test_what_is_no_topology_is_refused_with_its_place(text, said):
 
 def test_a_node_whose_hardware_is_lost_is_refused():
     text = write_topology(topology_of_machine("dgx-1", [1])).replace('"hardware": "', '"hardware": "x')
-    with pytest.raises(ToolkitError, match=r"nodes.0.hardware: unknown hardware"):
+    with pytest.raises(ToolkitError, match=r"nodes.0.hardware: expected a name in `hardware`, got 'x"):
         read_topology(text, "file")
 
 

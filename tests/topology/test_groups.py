@@ -54,7 +54,7 @@ def test_groups_cover_all_ranks_whatever_their_order_on_nodes(nodes, local_size,
         (["a", "a"], None, "all 2 ranks are on one node"),
         (["a"], None, "there is one rank"),
         (["a", None, "b", None], None, "the host of ranks 1, 3 is unknown"),
-        (["localhost"] * 4, [0, 0, 1, 1], "ranks on host localhost count themselves to nodes [0, 1]"),
+        (["localhost"] * 4, [0, 0, 1, 1], "ranks on host localhost report several node numbers, [0, 1]"),
         (["a", "b", "c", "c"], [0, 0, 1, 1], "node 0 has several host names, ['a', 'b']"),
     ],
 )

@@ -212,7 +212,7 @@ def test_a_picture_is_written(toolkit, tmp_path):
             "more than the 100000 nodes that are planned for. Fix",
         ),
         (("--input", "EMPTY", "-o", "x.svg"), 2, "expected the output of nvidia-smi topo -m"),
-        (("--facts", "EMPTY", "-o", "x.svg"), 2, "expected JSON, got no data"),
+        (("--facts", "EMPTY", "-o", "x.svg"), 2, "expected a topology in JSON, got an empty file"),
         (("--facts", "BINARY", "-o", "x.svg"), 2, "is no text"),
         (
             ("--facts", "nofile", "-o", "x.svg"),

@@ -1,6 +1,6 @@
-"""What sources say of a node, before anybody decides what is known: claims, and the reasons why there are none.
+"""The claims of each source about a node, before they become facts, and the reasons for missing claims.
 
-No source outvotes another: where two contradict each other nothing is known, and both claims are kept.
+No source outvotes another: if two contradict each other, the value is unknown, and both claims are kept.
 """
 
 from __future__ import annotations
@@ -11,49 +11,51 @@ from typing import Any
 
 from toolkit.topology.facts import CONTRADICTED, Claimed, Confidence, Fact, unknown
 
-# What a claim is about: ("GPU", 0, "numa_node"), ("link", "GPU0", "GPU1"), ("sockets",).
+__all__ = ["About", "Answer", "Claims"]
+
+# The subject of a claim: ("GPU", 0, "numa_node"), ("link", "GPU0", "GPU1"), ("sockets",).
 About = tuple[Hashable, ...]
 
 
 @dataclass
 class Answer:
-    """What one source says.
+    """The claims of one source.
 
-    `tells` are the things that it speaks of, by the words they begin with, None for any word. `reasons` tell why it says nothing of a thing,
-    or of all things that begin with the same words; that of no words is for all that it tells.
+    `covers` lists the prefixes of the subjects that the source reports; None matches any key. `reasons` explains
+    missing claims: the reason at a prefix applies to all subjects below it, and the one at () to the whole source.
     """
 
     source: str
     confidence: Confidence
-    tells: tuple[About, ...]
+    covers: tuple[About, ...]
     claims: dict[About, Any] = field(default_factory=dict)
     derived: set[About] = field(default_factory=set)
     reasons: dict[About, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def say(self, value: Any, *about: Hashable, derived: bool = False) -> None:
-        """Claim a value; None claims nothing. What is derived counts where no other source speaks."""
+        """Claim a value; None claims nothing. A derived claim counts only if no other source claims a value."""
         if value is not None:
             self.claims[about] = value
             if derived:
                 self.derived.add(about)
 
     def miss(self, reason: str, *about: Hashable) -> None:
-        """Tell why there is no claim of this, or of anything below it."""
+        """Record why there is no claim about this subject, or about any subject below it."""
         self.reasons[about] = reason
 
     def reason(self, about: About) -> tuple[int, str] | None:
-        """(of how many words, why nothing is claimed); None where this source does not speak of such things."""
-        if not any(_begins(about, begin) for begin in self.tells):
+        """(length of the matching prefix, why there is no claim); None if this source does not cover the subject."""
+        if not any(_has_prefix(about, prefix) for prefix in self.covers):
             return None
-        for words in range(len(about), -1, -1):
-            if about[:words] in self.reasons:
-                return words, self.reasons[about[:words]]
+        for length in range(len(about), -1, -1):
+            if about[:length] in self.reasons:
+                return length, self.reasons[about[:length]]
         return None
 
 
-def _begins(about: About, begin: About) -> bool:
-    return len(about) >= len(begin) and all(wanted in (None, word) for word, wanted in zip(about, begin, strict=False))
+def _has_prefix(about: About, prefix: About) -> bool:
+    return len(about) >= len(prefix) and all(wanted in (None, key) for key, wanted in zip(about, prefix, strict=False))
 
 
 class Claims:
@@ -63,40 +65,41 @@ class Claims:
         self.answers = answers
 
     def below(self, *about: Hashable, firm: bool = False) -> list[Any]:
-        """What stands behind these words in any claim, once each: the GPUs' numbers below "GPU".
+        """The distinct keys that follow this prefix in any claim: the GPU numbers below "GPU".
 
-        `firm` leaves out what is derived alone.
+        `firm` omits keys that have derived claims only.
         """
         depth = len(about)
         return list(
             dict.fromkeys(
-                place[depth]
+                subject[depth]
                 for answer in self.answers
-                for place in answer.claims
-                if len(place) > depth and place[:depth] == about and not (firm and place in answer.derived)
+                for subject in answer.claims
+                if len(subject) > depth and subject[:depth] == about and not (firm and subject in answer.derived)
             )
         )
 
     def fact(self, *about: Hashable) -> Fact[Any]:
-        """What is known: a value that nobody contradicts, or why there is none."""
-        said = [answer for answer in self.answers if about in answer.claims]
-        # What is only worked out from other facts speaks where nobody knows, and against nobody.
-        said = [answer for answer in said if about not in answer.derived] or said[:1]
-        if not said:
-            return self._silence(about)
-        sources = ", ".join(answer.source for answer in said)
-        values = [answer.claims[about] for answer in said]
+        """The value on which the sources agree, or the reason why it is unknown."""
+        claiming = [answer for answer in self.answers if about in answer.claims]
+        # A derived claim fills a gap; it never contradicts a source that observed the value.
+        claiming = [answer for answer in claiming if about not in answer.derived] or claiming[:1]
+        if not claiming:
+            return self._unclaimed(about)
+        sources = ", ".join(answer.source for answer in claiming)
+        values = [answer.claims[about] for answer in claiming]
         if all(value == values[0] for value in values):
-            sure: Confidence = "derived" if about in said[0].derived else said[0].confidence
-            return Fact(values[0], sources, "confirmed" if len(said) > 1 else sure)
-        claims = tuple(Claimed(answer.claims[about], answer.source) for answer in said)
+            single: Confidence = "derived" if about in claiming[0].derived else claiming[0].confidence
+            return Fact(values[0], sources, "confirmed" if len(claiming) > 1 else single)
+        claims = tuple(Claimed(answer.claims[about], answer.source) for answer in claiming)
         return Fact(None, sources, "unknown", CONTRADICTED, claims)
 
-    def _silence(self, about: About) -> Fact[Any]:
-        """Why nobody tells it. What a source says of this very thing tells more than that another one is not there."""
+    def _unclaimed(self, about: About) -> Fact[Any]:
+        """The unknown fact, with the reason of each source that covers the subject."""
         silent = [(answer.source, reason) for answer in self.answers if (reason := answer.reason(about))]
+        # A reason for this very subject explains more than the absence of another source.
         silent = [(source, reason) for source, reason in silent if reason[0]] or silent
         return unknown(
-            ", ".join(dict.fromkeys(source for source, _ in silent)) or "nobody",
-            "; ".join(dict.fromkeys(reason for _, (_, reason) in silent)) or "no source tells it",
+            ", ".join(dict.fromkeys(source for source, _ in silent)) or "none",
+            "; ".join(dict.fromkeys(reason for _, (_, reason) in silent)) or "no source reports it",
         )

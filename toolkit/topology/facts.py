@@ -1,7 +1,7 @@
-"""Facts about nodes, each with its source. What is not known is None and says why; it is never a guess.
+"""Facts about nodes, each with its source. An unknown value is None with a reason; it is never a guess.
 
-What nodes of one kind have in common stands in `Hardware`, which equal nodes share; what tells them apart (names,
-switches, the numbers that makers give to single devices) stands in `NodeFacts`.
+`Hardware` contains what nodes of one kind have in common, and equal nodes share it. `NodeFacts` contains what differs
+between such nodes: names, switches, and the identifiers that manufacturers give to single devices.
 """
 
 from __future__ import annotations
@@ -12,17 +12,36 @@ from typing import Any, Generic, Literal, TypeVar
 
 from toolkit.topology.readers.topology_address import SwitchPath
 
+__all__ = [
+    "CONTRADICTED",
+    "NO_FABRIC",
+    "Claimed",
+    "Confidence",
+    "Fact",
+    "Gpu",
+    "Hardware",
+    "LinkFact",
+    "Nic",
+    "NicPort",
+    "NodeFacts",
+    "NumaNode",
+    "RankPlace",
+    "Topology",
+    "contradictions",
+    "facts_of",
+    "unknown",
+]
+
 T = TypeVar("T")
 
-# How well a fact is known: two or more sources say it; the driver or the kernel says it; a command's output says it;
-# it follows from other facts; it is not known.
+# The evidence for a fact: two or more sources; the driver or the kernel; the output of a command; other facts; none.
 Confidence = Literal["confirmed", "direct", "printed", "derived", "unknown"]
 CONTRADICTED = "sources contradict each other"
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What one source says where another says something else."""
+    """The value that one source reports when another source reports a different one."""
 
     value: str | bool | int | float | None
     source: str
@@ -30,11 +49,11 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Fact(Generic[T]):
-    """One thing that is known, or the reason why it is not.
+    """One value with its source, or the reason why it is unknown.
 
-    `source` names the library, folder, command or variable that was asked, several with commas between them. `missing`
-    is empty exactly when `value` is not None. `claims` has what each source says where they contradict each other; none
-    of them is believed then, and `value` is None.
+    `source` names the library, folder, command or variable that toolkit read, several separated by commas. `missing`
+    is empty exactly when `value` is not None. If sources contradict each other, `claims` has the value of each one, and
+    `value` is None.
     """
 
     value: T | None
@@ -45,13 +64,13 @@ class Fact(Generic[T]):
 
 
 def unknown(source: str, missing: str) -> Fact[Any]:
-    """A fact that nobody knows, and why."""
+    """A fact without a value; `missing` is the reason."""
     return Fact(None, source, "unknown", missing)
 
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """One NUMA node of the processors: `cpus` as a list with ranges, empty for a node of memory alone."""
+    """One NUMA node: `cpus` is a list with ranges, empty for a node that has only memory."""
 
     number: int
     socket: Fact[int]
@@ -61,7 +80,7 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU. `bus` is its PCI address as /sys writes it, `numa_node` the one next to it, `cpus` those next to it."""
+    """One GPU. `bus` is its PCI address in the format of /sys; `numa_node` and `cpus` are the nearest ones."""
 
     index: int
     name: Fact[str]
@@ -73,7 +92,7 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """How links name it: GPU0."""
+        """The name of this GPU in links: GPU0."""
         return f"GPU{self.index}"
 
 
@@ -89,7 +108,7 @@ class NicPort:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """One adapter by its RDMA device's name (mlx5_0); `net_device` are its network interfaces, with commas."""
+    """One adapter, named after its RDMA device (mlx5_0); `net_device` lists its network interfaces with commas."""
 
     name: str
     net_device: Fact[str]
@@ -108,7 +127,7 @@ class LinkFact:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What nodes of one kind have in common. `gpu_count` is unknown where sources count differently."""
+    """The facts that nodes of one kind have in common. `gpu_count` is unknown if sources report different numbers."""
 
     sockets: Fact[int]
     cpus: Fact[str]
@@ -119,18 +138,18 @@ class Hardware:
     links: tuple[LinkFact, ...]
 
     def link_of(self) -> dict[tuple[str, str], Fact[str]]:
-        """The link of each pair of devices, both ways round."""
-        found = {pair: link.link for link in self.links for pair in link.pairs}
-        return found | {(other, one): link for (one, other), link in found.items()}
+        """The link of each pair of devices, in both directions."""
+        links = {pair: link.link for link in self.links for pair in link.pairs}
+        return links | {(second, first): link for (first, second), link in links.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What one node says of itself.
+    """The facts that one node collects about itself.
 
     `gpu_uuids` and `gpu_fabrics` follow the order of `hardware.gpus`, `nic_guids` that of the NICs. GPUs with equal
     fabrics are in one NVLink clique, also on different nodes; "none" is a GPU without a fabric that joins nodes.
-    `warnings` tell of damage in what the sources said.
+    `warnings` report damage in the data of the sources.
     """
 
     host: Fact[str]
@@ -145,19 +164,19 @@ class NodeFacts:
 NO_FABRIC = "none"
 
 
-def facts_of(part: Any, place: str = "") -> Iterator[tuple[str, Fact[Any]]]:
-    """Every fact below a part of a node, with the words that say of what: ("GPU1 numa_node", fact)."""
+def facts_of(part: Any, label: str = "") -> Iterator[tuple[str, Fact[Any]]]:
+    """Every fact below a part of a node, with a label of its subject: ("GPU1 numa_node", fact)."""
     if isinstance(part, Fact):
-        yield place, part
-        yield from facts_of(part.value, place) if isinstance(part.value, tuple) else ()
+        yield label, part
+        yield from facts_of(part.value, label) if isinstance(part.value, tuple) else ()
     elif isinstance(part, tuple):
-        for number, one in enumerate(part):
-            yield from facts_of(one, f"{place} {number}".strip() if isinstance(one, Fact) else "")
+        for number, item in enumerate(part):
+            yield from facts_of(item, f"{label} {number}".strip() if isinstance(item, Fact) else "")
     elif isinstance(part, LinkFact):
         yield ", ".join("-".join(pair) for pair in part.pairs), part.link
     elif isinstance(part, (NodeFacts, Hardware, NumaNode, Gpu, Nic, NicPort)):
-        for one in fields(part):
-            yield from facts_of(getattr(part, one.name), f"{_name(part)} {one.name}".strip())
+        for part_field in fields(part):
+            yield from facts_of(getattr(part, part_field.name), f"{_name(part)} {part_field.name}".strip())
 
 
 def _name(part: Any) -> str:
@@ -169,19 +188,19 @@ def _name(part: Any) -> str:
 
 
 def contradictions(node: NodeFacts) -> tuple[str, ...]:
-    """What sources say against each other, one line each, with all of them."""
+    """One line for each fact on which sources disagree, with the claim of each source."""
     return tuple(
-        f"{place}: {', '.join(f'{claim.source} says {claim.value}' for claim in fact.claims)}"
-        for place, fact in facts_of(node)
+        f"{label}: {', '.join(f'{claim.source} says {claim.value}' for claim in fact.claims)}"
+        for label, fact in facts_of(node)
         if fact.claims
     )
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank runs: `host` is None when unknown, `node` is the launcher's number of the node.
+    """The node and the GPU of a rank: `host` is None if unknown, `node` is the launcher's number of the node.
 
-    `gpu` is the UUID of its GPU, whatever number CUDA gives it there; None without one, or when nobody tells.
+    `gpu` is the UUID of its GPU, independent of CUDA's numbering; None if the rank has no GPU or the UUID is unknown.
     """
 
     rank: int
@@ -195,9 +214,9 @@ class RankPlace:
 class Topology:
     """The facts of all nodes, the same on every rank.
 
-    `nodes` and `ranks_by_host` are ordered by the lowest rank on the node, ranks ascending; without ranks `nodes` are in
-    the order of their names. Ranks whose host is unknown stand in `unplaced_ranks`. `conflicts` tell where nodes and
-    ranks contradict each other. `gpu_of_rank` has the UUIDs of the GPUs of ranks, as far as they are known.
+    `nodes` and `ranks_by_host` are ordered by the lowest rank on the node, ranks ascending; without ranks, `nodes` are
+    ordered by name. `unplaced_ranks` lists the ranks whose host is unknown. `conflicts` reports contradictions between
+    nodes and ranks. `gpu_of_rank` has the UUID of each rank's GPU if it is known.
     """
 
     nodes: tuple[NodeFacts, ...]

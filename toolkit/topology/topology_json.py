@@ -1,13 +1,14 @@
-"""Reads and writes a topology as JSON; docs/topology.md documents the keys.
+"""The JSON form of a topology, for a single node, for the merged nodes of a job, and for a file with several objects.
 
-The object contains each kind of node once, below `hardware`, and nodes refer to it by name. A file may contain several
-objects in sequence, as `srun toolkit topo show --json` prints them.
+`hardware` contains each kind of node once, and each node names its kind; docs/topology.md lists the keys. A file may
+contain a sequence of such objects, as `srun toolkit topo show --json` prints them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,12 +21,23 @@ from toolkit.topology.facts import Fact, Hardware, NodeFacts, Topology, contradi
 from toolkit.topology.merging import in_order_of_names, merge_nodes
 from toolkit.topology.readers.topology_address import SwitchPath
 
-FORM = 1  # the version of the format
+__all__ = [
+    "NodeRecord",
+    "adapter",
+    "hardware_json",
+    "read_topology",
+    "record_of",
+    "topology_as_json",
+    "topology_of_node",
+    "write_topology",
+]
+
+FORM = 1  # the version of this JSON form
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node in JSON, with the name of its hardware."""
+    """The JSON form of a node, which refers to its hardware by name."""
 
     host: Fact[str]
     switches: Fact[SwitchPath]
@@ -36,7 +48,7 @@ class NodeRecord:
     warnings: tuple[str, ...]
 
     def facts(self, hardware: Hardware) -> NodeFacts:
-        """The facts of the node."""
+        """The facts of this node, whose hardware is `hardware`."""
         return NodeFacts(
             self.host, self.switches, hardware, self.gpu_uuids, self.gpu_fabrics, self.nic_guids, self.warnings
         )
@@ -44,7 +56,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopologyRecord:
-    """A topology in JSON."""
+    """The JSON form of a topology."""
 
     topology: int
     hardware: Mapping[str, Hardware]
@@ -57,32 +69,32 @@ class TopologyRecord:
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """The cached reader and writer of a type; building one takes milliseconds."""
+    """The JSON reader and writer of a type."""  # cached, since creating one takes milliseconds
     return TypeAdapter(kind)
 
 
-def hardware_text(hardware: Hardware) -> tuple[str, bytes]:
-    """(name, JSON) of a kind of node; the name is a digest of the JSON."""
-    text = adapter(Hardware).dump_json(hardware, exclude_defaults=True)
-    return hashlib.sha256(text).hexdigest()[:16], text
+def hardware_json(hardware: Hardware) -> tuple[str, bytes]:
+    """(name, JSON) of a kind of node; equal kinds have equal names."""
+    encoded = adapter(Hardware).dump_json(hardware, exclude_defaults=True)
+    return hashlib.sha256(encoded).hexdigest()[:16], encoded
 
 
 def record_of(node: NodeFacts, hardware: str) -> NodeRecord:
-    """A node in JSON, with the name of its hardware."""
+    """The JSON form of a node; `hardware` is the name of its hardware."""
     return NodeRecord(
         node.host, node.switches, hardware, node.gpu_uuids, node.gpu_fabrics, node.nic_guids, node.warnings
     )
 
 
 def topology_as_json(topology: Topology) -> dict[str, Any]:
-    """The JSON object of a topology; `read_topology` ignores its `contradictions`."""
+    """The JSON object of a topology. `contradictions`, by host, is for people; `read_topology` ignores it."""
     names: dict[int, str] = {}
     kinds: dict[str, Any] = {}
     for node in topology.nodes:
         if id(node.hardware) not in names:
-            name, text = hardware_text(node.hardware)
+            name, encoded = hardware_json(node.hardware)
             names[id(node.hardware)] = name
-            kinds[name] = json.loads(text)
+            kinds[name] = json.loads(encoded)
     nodes = [record_of(node, names[id(node.hardware)]) for node in topology.nodes]
     return {
         "topology": FORM,
@@ -104,7 +116,7 @@ def topology_of_node(node: NodeFacts) -> Topology:
 
 
 def read_topology(text: str, where: str) -> Topology:
-    """The topology in `text`: one object, or several in any order that are merged.
+    """The topology in a string of JSON: one object, or several that toolkit merges independent of their order.
 
     Raises:
         ToolkitError: `text` is not a valid topology; `where` names its source.
@@ -114,6 +126,7 @@ def read_topology(text: str, where: str) -> Topology:
 
 
 def _objects(text: str, where: str) -> list[Any]:
+    """The JSON values in the string, separated by nothing but whitespace."""
     decoder, bodies, at = json.JSONDecoder(), [], 0
     while at < (end := len(text)) and (at := end - len(text[at:].lstrip())) < end:
         try:
@@ -121,17 +134,17 @@ def _objects(text: str, where: str) -> list[Any]:
         except (ValueError, RecursionError) as error:
             stopped = getattr(error, "pos", at)
             line = text.count("\n", 0, stopped) + 1
-            left = text[stopped : stopped + 60].splitlines() or [""]
-            raise _invalid(f"expected JSON, got {left[0]!r}", f"{where}: line {line}") from error
+            rest = text[stopped : stopped + 60].splitlines() or [""]
+            raise _invalid(f"expected JSON, got {rest[0]!r}", f"{where}: line {line}") from error
         bodies.append(body)
     if not bodies:
-        raise _invalid("expected JSON, got no data", where)
+        raise _invalid("expected a topology in JSON, got an empty file", where)
     return bodies
 
 
 def _topology(body: Any, where: str) -> Topology:
     if not isinstance(body, dict) or body.get("topology") != FORM:
-        raise _invalid(f"expected a topology of version {FORM}", where)
+        raise _invalid(f"expected a JSON object with topology = {FORM}, got {_form(body)}", where)
     try:
         record = adapter(TopologyRecord).validate_python(body)
     except ValidationError as error:
@@ -139,26 +152,38 @@ def _topology(body: Any, where: str) -> Topology:
         raise _invalid(first["msg"], f"{where}: {'.'.join(map(str, first['loc']))}") from error
     for number, node in enumerate(record.nodes):
         if node.hardware not in record.hardware:
-            raise _invalid(f"unknown hardware {node.hardware[:60]!r}", f"{where}: nodes.{number}.hardware")
+            raise _invalid(
+                f"expected a name in `hardware`, got {node.hardware[:60]!r}", f"{where}: nodes.{number}.hardware"
+            )
         kind = record.hardware[node.hardware]
         if not len(kind.gpus) == len(node.gpu_uuids) == len(node.gpu_fabrics):
-            raise _invalid(f"expected {len(kind.gpus)} UUIDs and fabrics, as many as GPUs", f"{where}: nodes.{number}")
+            raise _invalid(
+                f"expected a UUID and a fabric for each of {len(kind.gpus)} GPUs, "
+                f"got {len(node.gpu_uuids)} UUIDs and {len(node.gpu_fabrics)} fabrics",
+                f"{where}: nodes.{number}",
+            )
     nodes = tuple(node.facts(record.hardware[node.hardware]) for node in record.nodes)
     return Topology(nodes, record.ranks_by_host, record.unplaced_ranks, record.conflicts, record.gpu_of_rank)
 
 
+def _form(body: Any) -> str:
+    if not isinstance(body, dict):
+        return reprlib.repr(body)
+    return f"topology = {reprlib.repr(body['topology'])}" if "topology" in body else "an object without that key"
+
+
 def _invalid(message: str, where: str) -> ToolkitError:
-    return ToolkitError(message, where=where, fix="give the output of `toolkit topo show --json` on each node")
+    return ToolkitError(message, where=where, fix="pass the output of `toolkit topo show --json` from each node")
 
 
 def _merge(topologies: Sequence[Topology]) -> Topology:
     nodes, conflicts = merge_nodes(node for topology in topologies for node in topology.nodes)
     lines = [line for topology in topologies for line in topology.conflicts]
     if any(topology.ranks_by_host for topology in topologies):
-        lines.append("ranks are omitted: only a topology that a job gathered as a whole has them")
+        lines.append("ranks are omitted: toolkit reads them only from a single object")
     return Topology(in_order_of_names(nodes), {}, (), tuple(sorted({*lines, *conflicts})))
 
 
 def write_topology(topology: Topology) -> str:
-    """The object as one line of JSON, so that a file can contain several."""
+    """The JSON object on one line, so that a file can contain several."""
     return json.dumps(topology_as_json(topology))

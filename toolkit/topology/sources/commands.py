@@ -60,7 +60,7 @@ def ask_command(
     timeout_s: float,
 ) -> tuple[Answer, T | None]:
     """Run a command and read its output: (an answer with warnings or the reason for no facts, the facts)."""
-    answer = Answer(" ".join(command), "printed", tells=tells)
+    answer = Answer(" ".join(command), "printed", covers=tells)
     result = run_command(command, timeout_s)
     if result.output is None:
         answer.miss(result.missing)

@@ -19,14 +19,14 @@ def ask_nvidia_smi(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
     result = run_command(SMI_COMMAND, timeout_s)
     if result.output is not None:
         return answer_of_matrix(result.output)
-    answer = Answer(SOURCE, "printed", tells=TELLS)
+    answer = Answer(SOURCE, "printed", covers=TELLS)
     answer.miss(result.missing)
     return answer
 
 
 def answer_of_matrix(text: str, source: str = SOURCE) -> Answer:
     """What a printed matrix claims."""
-    answer = Answer(source, "printed", tells=TELLS)
+    answer = Answer(source, "printed", covers=TELLS)
     matrix = read_text(text, parse_nvidia_smi_topo, answer)
     if matrix is None:
         return answer

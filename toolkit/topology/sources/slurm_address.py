@@ -13,7 +13,7 @@ PATTERN_VARIABLE = "SLURM_TOPOLOGY_ADDR_PATTERN"
 
 def ask_slurm(environ: Mapping[str, str]) -> Answer:
     """Claim what SLURM_TOPOLOGY_ADDR says."""
-    answer = Answer(ADDRESS_VARIABLE, "direct", tells=(("switches",),))
+    answer = Answer(ADDRESS_VARIABLE, "direct", covers=(("switches",),))
     address, pattern = environ.get(ADDRESS_VARIABLE), environ.get(PATTERN_VARIABLE)
     if not address or not pattern:
         answer.miss(f"{ADDRESS_VARIABLE if not address else PATTERN_VARIABLE} is not set")
