@@ -106,7 +106,7 @@ def test_the_models_own_traffic_decides_where_it_is_given():
     [
         (CYCLIC, {"placement": "launched"}, True, "parallel.placement says so"),
         (replace(CYCLIC, conflicts=("node3 says two things",)), {}, True, "node3 says two things"),
-        (replace(CYCLIC, nodes=()), {}, True, "no node has told its facts"),
+        (replace(CYCLIC, nodes=()), {}, True, "no node has reported its facts"),
         (Topology((), {}, unplaced_ranks=tuple(range(32))), {}, True, "the hosts of 32 ranks are unknown"),
         (CYCLIC, {}, False, "this torch has groups in ascending order only; 2.13 would save "),
         (topology_of_ranks("dgx-a100", [4], 8), {}, True, "no other order is faster by nominal traffic"),
@@ -121,7 +121,7 @@ def test_ranks_stand_as_launched_where_nothing_better_is_known_or_allowed(topolo
 @pytest.mark.parametrize("topology", [CYCLIC, replace(CYCLIC, nodes=())])
 @pytest.mark.parametrize("placement", ["auto", "launched"])
 def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_nearest(topology, placement):
-    with pytest.raises(ToolkitError, match="replicate 5 x tp 8 is 40 ranks, and there are 32") as refused:
+    with pytest.raises(ToolkitError, match="expected a mesh of 32 ranks, got replicate 5 x tp 8 = 40") as refused:
         order_ranks(ParallelTable(replicate=5, tp=8, placement=placement), topology)
     assert refused.value.fix == "set replicate = 4"
 

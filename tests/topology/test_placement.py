@@ -103,7 +103,7 @@ def accepted(sizes: dict[str, int], fix: str, machine: str, nodes: int, ranks: i
     choices = re.split("; or |, or ", fix.removeprefix("set "))
     for choice in choices:
         taken = sizes | {name: int(size) for name, size in re.findall(r"(\w+) = (\d+)", choice)}
-        asked = re.search(r"ask for (\d+) ranks a node", choice)
+        asked = re.search(r"request (\d+) ranks per node", choice)
         place(cluster_of(machine, [nodes], int(asked[1]) if asked else ranks), taken)
     return len(choices)
 
@@ -164,18 +164,21 @@ def test_a_mesh_of_many_ranks_finds_its_fix_within_a_second():
 def test_a_group_wider_than_its_clique_is_a_stated_compromise():
     tiers = cluster_of("dgx-1", [2])
     (said,) = place(tiers, {"tp": 8, "shard": 2}).compromises
-    assert said == "2 of 2 tp groups of 8 leave their clique (4 ranks) and meet in one node"
+    assert said == "2 of 2 tp groups of 8 cross a clique (4 ranks) and communicate within a node"
 
 
 def test_uneven_leaves_are_a_stated_compromise():
     tiers = cluster_of("dgx-a100", [3, 5])
     placement = place(tiers, {"tp": 8, "shard": 4, "replicate": 2})
-    assert "8 of 16 shard groups of 4 meet only in one cluster, the others in a finer tier" in placement.compromises
+    assert (
+        "8 of 16 shard groups of 4 communicate within a cluster, the others within a finer tier"
+        in placement.compromises
+    )
 
 
 def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_numbers():
     tiers = cluster_of("dgx-a100", [2])
-    with pytest.raises(ToolkitError, match="shard 4 x tp 8 is 32 ranks, and there are 16"):
+    with pytest.raises(ToolkitError, match="expected a mesh of 16 ranks, got shard 4 x tp 8 = 32"):
         place(tiers, {"tp": 8, "shard": 4})
     with pytest.raises(ToolkitError, match="ep = 3 does not divide shard x cp = 16"):
         place(tiers, {"ep": 3, "shard": 16})
@@ -206,7 +209,7 @@ def test_a_ring_costs_what_its_busiest_link_carries():
 
 def test_tiers_that_do_not_nest_are_refused():
     link = Link(0, 1, "")
-    with pytest.raises(ToolkitError, match="a clique lies in two of node"):
+    with pytest.raises(ToolkitError, match="expected each clique inside one node, got one that spans two"):
         tiers_of([("clique", [0, 0], link), ("node", [0, 1], link), ("cluster", [0, 0], link)])
 
 

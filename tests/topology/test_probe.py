@@ -73,8 +73,8 @@ def test_nvml_and_system_files_tell_a_whole_node(on_path, tmp_path):
     assert [found.nics for found in nearest_nics_of(hardware).values()] == [("mlx5_0",), ("mlx5_1",)]
     up, down = hardware.nics.value
     assert (up.net_device.value, up.ports[0].rate_gbit_per_s.value, up.ports[0].state.value) == ("ib0", 400, "Active")
-    assert down.ports[0].rate_gbit_per_s.missing == "the port is not active, so that its rate is no measurement"
-    assert down.numa_node.missing == "/sys: the firmware does not tell the NUMA node"
+    assert down.ports[0].rate_gbit_per_s.missing == "the port is not active, so its rate is unknown"
+    assert down.numa_node.missing == "/sys: the firmware does not report the NUMA node"
     assert node.nic_guids[0].value == "a088:c203:0000:0000"
     assert not node.warnings and not contradictions(node)
 
@@ -95,7 +95,7 @@ def test_facts_and_settings_of_the_fabric_know_the_same_ports(on_path, tmp_path)
     assert read_ports(system) == (*ports, AdapterPort("mlx5_2", 1, None, None, None))
     (port / "phys_state").write_text("3: Disabled\n")
     nic = probe(nvml, system).hardware.nics.value[1]
-    assert nic.ports[0].rate_gbit_per_s.missing == "the port is not active, so that its rate is no measurement"
+    assert nic.ports[0].rate_gbit_per_s.missing == "the port is not active, so its rate is unknown"
     assert read_ports(system)[1] == AdapterPort("mlx5_1", 1, True, None, "InfiniBand")
 
 
@@ -107,7 +107,7 @@ def test_adapters_of_a_container_without_other_files_are_known_and_their_damage_
     node = probe(FakeNvml([]), tmp_path)
     (nic,) = node.hardware.nics.value
     assert (nic.name, nic.ports[0].link_layer.value) == ("rxe0", "Ethernet")
-    assert nic.ports[0].rate_gbit_per_s.missing == "/sys does not tell it"
+    assert nic.ports[0].rate_gbit_per_s.missing == "/sys does not report it"
     assert node.warnings == ("/sys: no rate of a port: '?'",)
     write_system(tmp_path)
     assert node.warnings[0] in probe(FakeNvml([]), tmp_path).warnings
@@ -218,7 +218,7 @@ def test_a_driver_that_hangs_is_given_up_on_and_what_the_bus_has_is_said(on_path
     begin = time.monotonic()
     count = probe(nvml, system, timeout_s=0.2).hardware.gpu_count
     assert time.monotonic() - begin < 2
-    assert "NVML gave no answer in 0.2 s; /sys lists 2 display devices of NVIDIA" in count.missing
+    assert "NVML did not respond within 0.2 s; /sys lists 2 NVIDIA display devices" in count.missing
 
 
 def test_commands_alone_tell_what_they_can(on_path, tmp_path):
@@ -243,7 +243,7 @@ def test_a_hanging_command_is_killed_with_its_children_and_reported(on_path, tmp
     lost.nvmlInit = lambda: (_ for _ in ()).throw(lost.NVMLError(9))
     node = probe(lost, tmp_path / "nowhere", timeout_s=0.5)
     assert time.monotonic() - begin < 5
-    said = "NVML: error 9; nvidia-smi topo -m gave no answer in 0.5 s and was killed"
+    said = "NVML: error 9; nvidia-smi topo -m did not finish within 0.5 s and was killed"
     assert node.hardware.gpu_count == Fact(None, "NVML, nvidia-smi topo -m", "unknown", said)
     child = int((tmp_path / "child").read_text())
     time.sleep(0.1)
@@ -254,7 +254,7 @@ def test_a_hanging_command_is_killed_with_its_children_and_reported(on_path, tmp
 def test_a_failing_and_a_missing_command_say_why(on_path, tmp_path):
     on_path("nvidia-smi", "echo 'NVIDIA-SMI has failed: no driver'; exit 9")
     node = probe_node(HOST, {"SLURM_TOPOLOGY_ADDR": "a.b"}, system_root=tmp_path / "nowhere")
-    assert "nvidia-smi topo -m ended with 9: NVIDIA-SMI has failed: no driver" in node.hardware.gpu_count.missing
+    assert "nvidia-smi topo -m exited with 9: NVIDIA-SMI has failed: no driver" in node.hardware.gpu_count.missing
     assert node.switches.missing == "SLURM_TOPOLOGY_ADDR_PATTERN is not set"
     assert "/sys: lists no NUMA node and no device" in node.hardware.sockets.missing
     assert run_command(("no-such-command",)).missing == "no-such-command: No such file or directory"

@@ -189,7 +189,7 @@ def test_an_unknown_link_splits_the_clique_and_says_so():
     others = tuple(link for link in links if link is not nvlink)
     tiers, notes = found(changed(topology, 0, links=(replace(nvlink, pairs=rest), lost, *others)))
     assert sorted(np.bincount(tiers.levels[0].group_of)) == [1, 7, 8]
-    assert notes == ["node0: the links of GPU2-GPU5 are unknown, so that they meet in the node alone"]
+    assert notes == ["node0: the links of GPU2-GPU5 are unknown, so they share no tier finer than the node"]
 
 
 def test_without_facts_there_are_nodes_and_the_cluster():
@@ -201,7 +201,7 @@ def test_without_facts_there_are_nodes_and_the_cluster():
     tiers, notes = found(Topology(nodes, {}), 8)
     assert tiers.names == ("socket", "node", "cluster")
     assert sorted(np.bincount(tiers.levels[0].group_of)) == [1] * 8 + [2] * 4, "GPUs that nobody knows meet in the node"
-    assert "node0: how many GPUs there are is unknown: no driver" in notes
+    assert "node0: the number of GPUs is unknown: no driver" in notes
     assert any(line.startswith("node0, node1: the leaf switch is unknown (not set)") for line in notes)
 
 
@@ -211,7 +211,7 @@ def test_a_fabric_that_nobody_knows_ends_at_the_node():
     tiers, notes = found(Topology(nodes, {}))
     assert tiers.sizes("clique") == (4,)
     assert notes == [
-        "node0, node1, node2 and 1 more: the NVLink fabric is unknown (no NVML), so that NVLink is taken to end at the node"
+        "node0, node1, node2 and 1 more: the NVLink fabric is unknown (no NVML), so toolkit assumes that NVLink ends at the node"
     ]
 
 
@@ -287,4 +287,4 @@ def test_a_gpu_that_the_node_did_not_tell_of_is_a_note_once():
     lost = replace(topology, nodes=(node,), ranks_by_host=ranks, gpu_of_rank={0: "GPU-0", 1: "GPU-x"})
     tiers, notes = found(lost)
     assert sorted(np.bincount(tiers.levels[0].group_of)) == [1, 1, 1]
-    assert notes == ["node0: ranks are on GPUs that it did not tell of, and meet in the node alone"]
+    assert notes == ["node0: ranks are on GPUs that the node did not report, so they share no tier finer than the node"]

@@ -1,4 +1,4 @@
-"""Exchange the facts of all nodes between all ranks, over the process group or a store; only the exchange imports torch.
+"""Send the facts of all nodes to all ranks, over the process group or a store; only the exchange imports torch.
 
 The first rank of each kind of node sends the facts that this kind has in common, once: the nodes of a large job differ
 only in their names, leaf switches and device identifiers.

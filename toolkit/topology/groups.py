@@ -1,6 +1,6 @@
-"""Which ranks reduce together: those of a node, and across nodes those with the same local index.
+"""The rank groups of a hierarchical reduction: the ranks of each node, and the ranks with each local index.
 
-Only the ranks' places decide. Where they are unknown or uneven the answer is flat, and it says why.
+Only the ranks' places decide. If they are unknown or uneven, the plan is flat and contains the reason.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from toolkit.errors import ToolkitError
 from toolkit.topology.facts import Topology
 
+__all__ = ["GroupPlan", "RankGroups", "plan_groups", "plan_reduction"]
+
 RankGroups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Groups of global ranks; both tuples are empty when the reduction has to be flat.
+    """Groups of global ranks; both tuples are empty if the reduction must be flat.
 
     `node_groups[n]` are the ranks of node n, ascending; `cross_groups[i]` are the ranks with local index i on
     every node, in the order of nodes. `reason` is one line for the user.
@@ -32,7 +34,7 @@ class GroupPlan:
 
 
 def plan_groups(topology: Topology) -> GroupPlan:
-    """Decide the groups from the places of the ranks."""
+    """The groups that follow from the places of the ranks."""
     nodes = tuple(topology.ranks_by_host.values())
     counts = sorted({len(ranks) for ranks in nodes})
     if topology.unplaced_ranks:
@@ -50,19 +52,19 @@ def plan_groups(topology: Topology) -> GroupPlan:
 
 
 def plan_reduction(topology: Topology, setting: str) -> GroupPlan:
-    """Apply the user's `[parallel] reduction` to the plan; what the user set is kept.
+    """The plan for the user's `[parallel] reduction`.
 
     Args:
-        setting: "auto" lets the layout decide, "flat" is flat, "hierarchical" is that or an error.
+        setting: "auto" uses the layout, "flat" is always flat, "hierarchical" never falls back to flat.
 
     Raises:
-        ToolkitError: hierarchical was asked for and the layout does not have two levels.
+        ToolkitError: the setting is "hierarchical", and the layout does not have two levels.
     """
     if setting not in ("auto", "flat", "hierarchical"):
         raise ToolkitError(
-            f"reduction {setting!r} is not known",
+            f'expected "auto", "flat" or "hierarchical", got {setting!r}',
             where="parallel.reduction",
-            fix="auto, flat, hierarchical or measured",
+            fix="set reduction to auto, flat, hierarchical or measured",
         )
     if setting == "flat":
         return _flat("the job sets parallel.reduction to flat")

@@ -1,4 +1,4 @@
-"""Meshes that do fill the ranks, nearest to one that does not: what an error offers as its fix."""
+"""Find the valid meshes that are closest to an invalid one, for the fix of an error."""
 
 from __future__ import annotations
 
@@ -7,63 +7,69 @@ from functools import cache
 from itertools import combinations
 from math import isqrt, log, prod
 
+__all__ = ["nearest_meshes", "settings_of"]
+
 Sizes = Mapping[str, int]
 
 
-def nearest_meshes(ranks: int, asked: Sizes, allowed: Callable[[Sizes], bool]) -> list[dict[str, int]]:
-    """The mesh that changes the fewest dimensions, and those the least; `replicate` takes what the others leave.
+def nearest_meshes(ranks: int, requested: Sizes, is_allowed: Callable[[Sizes], bool]) -> list[dict[str, int]]:
+    """The valid mesh with the fewest and smallest changes; `replicate` gets the ranks that the other dimensions leave.
 
-    Where one dimension is changed, a second mesh has the nearest size on its other side, if there is one.
+    If the mesh changes one dimension, and a valid mesh changes it in the other direction, the nearest of those is
+    second.
 
     Args:
-        ranks: that the mesh has to fill.
-        asked: ranks of each dimension, and of `ep`.
-        allowed: whether a mesh that fills them may be; that of one rank in each dimension but `replicate` may.
+        ranks: number of ranks that the mesh must fill.
+        requested: ranks of each dimension, and of `ep`.
+        is_allowed: whether a mesh that fills the ranks is valid; it must accept one rank in all but `replicate`.
     """
-    names = [name for name, size in asked.items() if size > 1 and name != "replicate"]
+    names = [name for name, size in requested.items() if size > 1 and name != "replicate"]
     for count in range(len(names) + 1):
-        found = [
-            mesh for changed in combinations(names, count) for mesh in _meshes(ranks, asked, changed) if allowed(mesh)
+        meshes = [
+            mesh
+            for changed in combinations(names, count)
+            for mesh in _meshes(ranks, requested, changed)
+            if is_allowed(mesh)
         ]
-        if found:
+        if meshes:
             break
-    first, *others = sorted(found, key=lambda mesh: _distance(mesh, asked, names))
-    moved = [name for name in names if first[name] != asked[name]]
-    if len(moved) != 1:
+    first, *others = sorted(meshes, key=lambda mesh: _distance(mesh, requested, names))
+    changed_names = [name for name in names if first[name] != requested[name]]
+    if len(changed_names) != 1:
         return [first]
-    (name,) = moved
-    less = first[name] < asked[name]
-    beyond = (mesh for mesh in others if mesh[name] != asked[name] and (mesh[name] < asked[name]) != less)
-    return [first, *list(beyond)[:1]]
+    (name,) = changed_names
+    is_less = first[name] < requested[name]
+    opposite = (mesh for mesh in others if mesh[name] != requested[name] and (mesh[name] < requested[name]) != is_less)
+    return [first, *list(opposite)[:1]]
 
 
-def spelled(mesh: Sizes, asked: Sizes) -> str:
-    """What to set to come from one mesh to another: "tp = 4 and replicate = 2"."""
-    changed = [name for name in mesh if name != "replicate" and mesh[name] != asked[name]]
-    if mesh["replicate"] != asked["replicate"]:
+def settings_of(mesh: Sizes, requested: Sizes) -> str:
+    """The settings that change the requested mesh into this one: "tp = 4 and replicate = 2"."""
+    changed = [name for name in mesh if name != "replicate" and mesh[name] != requested[name]]
+    if mesh["replicate"] != requested["replicate"]:
         changed.append("replicate")
     return " and ".join(f"{name} = {mesh[name]}" for name in changed)
 
 
-def _distance(mesh: Sizes, asked: Sizes, names: Sequence[str]) -> float:
-    return sum(abs(log(mesh[name] / asked[name])) for name in names)
+def _distance(mesh: Sizes, requested: Sizes, names: Sequence[str]) -> float:
+    return sum(abs(log(mesh[name] / requested[name])) for name in names)
 
 
-def _meshes(ranks: int, asked: Sizes, changed: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Meshes of so many ranks in which these dimensions have any size, the others but `replicate` that asked for."""
-    kept = {name: size for name, size in asked.items() if name not in changed and name != "replicate"}
+def _meshes(ranks: int, requested: Sizes, changed: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Every mesh of `ranks` ranks that differs from the requested one only in `changed` and in `replicate`."""
+    kept = {name: size for name, size in requested.items() if name not in changed and name != "replicate"}
     used = prod(size for name, size in kept.items() if name != "ep")
     if ranks % used == 0:
         free = [name for name in changed if name != "ep"]
-        for found in _split(ranks // used, free):
-            mesh = {**kept, **found}
-            for ep in _divisors(mesh["shard"] * mesh["cp"]) if "ep" in changed else (asked["ep"],):
+        for sizes in _split(ranks // used, free):
+            mesh = {**kept, **sizes}
+            for ep in _divisors(mesh["shard"] * mesh["cp"]) if "ep" in changed else (requested["ep"],):
                 if mesh["shard"] * mesh["cp"] % ep == 0:
-                    yield {name: {**mesh, "ep": ep}[name] for name in asked}
+                    yield {name: {**mesh, "ep": ep}[name] for name in requested}
 
 
 def _split(ranks: int, names: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Every way to give ranks to these dimensions, and what is left to `replicate`."""
+    """Every division of ranks among these dimensions; `replicate` gets the remainder."""
     if not names:
         yield {"replicate": ranks}
         return

@@ -1,4 +1,4 @@
-"""The kinds of node in a cluster: which GPUs of a kind belong together, and what of it is unknown."""
+"""The kinds of node in a cluster: the groups of GPUs in each kind, and notes about unknown facts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from toolkit.topology.facts import Hardware, NodeFacts
 from toolkit.topology.links.nodes import Groups, cliques_of, sockets_of, switches_of, unknown_pairs
 from toolkit.topology.names import Notes, first_named
 
+__all__ = ["NodeKind", "group_at", "kinds_of"]
 
-@dataclass(frozen=True, eq=False)  # equal hardware stands in memory once: a kind is itself and no other
+
+@dataclass(frozen=True, eq=False)  # nodes with equal hardware share one object, so identity is enough
 class NodeKind:
-    """What follows from the hardware of a node: groups of places in `hardware.gpus`.
+    """The groups of GPUs that follow from a node's hardware, as indices into `hardware.gpus`.
 
-    `sockets` is None where they cannot be told apart; `sockets_missing` says why.
+    `sockets` is None if they are unknown; `sockets_missing` is the reason.
     """
 
     hardware: Hardware
@@ -25,7 +27,7 @@ class NodeKind:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """The places of all its GPUs."""
+        """The indices of all its GPUs."""
         return tuple(range(len(self.hardware.gpus)))
 
     @property
@@ -35,29 +37,29 @@ class NodeKind:
 
 
 def kinds_of(nodes: Sequence[NodeFacts], notes: Notes) -> tuple[NodeKind, ...]:
-    """The kind of each node, the same one for nodes with the same hardware."""
+    """The kind of each node; nodes with the same hardware share one kind."""
     kinds: dict[int, NodeKind] = {}
     for node in nodes:
         hardware = node.hardware
         if id(hardware) not in kinds:
             kinds[id(hardware)] = NodeKind(hardware, cliques_of(hardware), switches_of(hardware), *_sockets(hardware))
         if hardware.gpu_count.value is None:
-            notes.add(f"how many GPUs there are is unknown: {hardware.gpu_count.missing}", node)
+            notes.add(f"the number of GPUs is unknown: {hardware.gpu_count.missing}", node)
         if pairs := ["-".join(pair) for pair in unknown_pairs(hardware)]:
-            notes.add(f"the links of {first_named(pairs)} are unknown, so that they meet in the node alone", node)
+            notes.add(f"the links of {first_named(pairs)} are unknown, so they share no tier finer than the node", node)
     return tuple(kinds[id(node.hardware)] for node in nodes)
 
 
-def group_at(groups: Groups, place: int) -> int | None:
-    """The number of the group that a GPU is in; None for one that is alone."""
-    return next((number for number, group in enumerate(groups) if place in group), None)
+def group_at(groups: Groups, gpu: int) -> int | None:
+    """The number of the group that contains a GPU; None if no group does."""
+    return next((number for number, group in enumerate(groups) if gpu in group), None)
 
 
 def _sockets(hardware: Hardware) -> tuple[Groups | None, str]:
-    """(GPUs by the NUMA node next to them, why there is none)."""
+    """(GPUs grouped by the nearest NUMA node, the reason if these groups are unknown)."""
     sockets = sockets_of(hardware)
     if sockets is None:
         return None, "the NUMA node of a GPU is unknown"
-    if any(len({group_at(sockets, place) for place in group}) > 1 for group in switches_of(hardware)):
-        return None, "GPUs behind one PCIe switch are next to several NUMA nodes"
+    if any(len({group_at(sockets, gpu) for gpu in group}) > 1 for group in switches_of(hardware)):
+        return None, "the GPUs of one PCIe switch are on several NUMA nodes"
     return sockets, ""

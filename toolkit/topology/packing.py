@@ -1,28 +1,30 @@
-"""Packs units of a cluster into groups of a given size so that few groups cross a tier.
+"""Pack units of a cluster into groups of a given size so that few groups cross a tier.
 
-From the finest tier to the coarsest: the units that lie in one group of the tier are joined, in their order, as long as
-there are enough; what is left over is joined with others of the next tier. So a clique of 7 gives one group of 4, and 3
-to its node.
+The algorithm goes from the finest tier to the coarsest. In each tier it joins units of the same tier group, in their
+order, into full groups, and passes the remaining units to the next tier. A clique of 7 units thus becomes one group of
+4, and its node gets 3 units.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-NOWHERE = -1  # a unit that lies in no group of a tier, since its members lie in several
+__all__ = ["NOWHERE", "pack"]
+
+NOWHERE = -1  # the tier group of a unit whose members are in several groups of that tier
 
 
 def pack(places: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Join units to groups of `size`.
+    """Join units into groups of `size`.
 
     Args:
-        places: (tiers, units), the group of each tier in which a unit lies, `NOWHERE` where it crosses it; the finest
-            tier first, all units in one group of the last.
-        size: of the groups; it divides the number of units.
+        places: (tiers, units), the group of each unit in each tier, or `NOWHERE` if the unit crosses groups. The finest
+            tier is first; all units are in one group of the last tier.
+        size: units in each group; it divides the number of units.
 
     Returns:
-        The groups as numbers of units, (groups, size), in the order of their first units; and the places of the groups
-        as those of the units, (tiers, groups).
+        The unit numbers of each group, (groups, size), ordered by first unit; and the places of the groups in the form
+        of `places`, (tiers, groups).
     """
     tiers, units = places.shape
     assert units % size == 0, (units, size)
@@ -33,20 +35,20 @@ def pack(places: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
         packed.append(joined)
     groups = np.concatenate(packed)
     groups = groups[np.argsort(groups[:, 0], kind="stable")]
-    of_members = places[:, groups]
-    same = (of_members == of_members[:, :, :1]).all(axis=2)
-    return groups, np.where(same, of_members[:, :, 0], NOWHERE)
+    member_places = places[:, groups]
+    is_same = (member_places == member_places[:, :, :1]).all(axis=2)
+    return groups, np.where(is_same, member_places[:, :, 0], NOWHERE)
 
 
 def _join(units: np.ndarray, places: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Groups of units that lie in one group of the last of these tiers, and the units that are left over."""
-    # Finer tiers order the units of a group, so that those of one clique stay together.
+    """(full groups of units that share a group of the last of these tiers, remaining units)."""
+    # Finer tiers order the units of a group, so that the units of one clique stay together.
     order = np.lexsort((units, *(places[tier, units] for tier in range(len(places)))))
     ordered = units[order]
     labels = places[-1, ordered]
-    begins = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]]) if len(labels) else np.empty(0, dtype=int)
-    counts = np.diff(np.r_[begins, len(labels)])
-    place_in_label = np.arange(len(labels)) - np.repeat(begins, counts)
-    whole = np.repeat(np.where(labels[begins] == NOWHERE, 0, counts // size * size), counts)
-    taken = place_in_label < whole
-    return ordered[taken].reshape(-1, size), np.sort(ordered[~taken])
+    starts = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]]) if len(labels) else np.empty(0, dtype=int)
+    counts = np.diff(np.r_[starts, len(labels)])
+    index_in_label = np.arange(len(labels)) - np.repeat(starts, counts)
+    joinable = np.repeat(np.where(labels[starts] == NOWHERE, 0, counts // size * size), counts)
+    is_joined = index_in_label < joinable
+    return ordered[is_joined].reshape(-1, size), np.sort(ordered[~is_joined])

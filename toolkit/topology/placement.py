@@ -1,8 +1,8 @@
-"""Lays a mesh of ranks on the tiers of a cluster: which rank stands where, and what that costs.
+"""Place a mesh of ranks on the tiers of a cluster, and predict the cost of its exchanges.
 
-The mesh has the dimensions pp, replicate, shard, cp and tp. Tensor parallel ranks talk most, in every layer, so they
-are packed first, into NVLink cliques; the order in which the other dimensions are packed is tried in every way, and
-the cheapest by `traffic` is taken. Expert parallel groups are stretches of shard x cp, and count in the costs.
+The mesh has the dimensions pp, replicate, shard, cp and tp. Tensor parallel ranks communicate most, in every layer, so
+toolkit packs them first, into NVLink cliques. It then tries every order of packing the other dimensions, and selects
+the cheapest one by `traffic`. Expert parallel groups are consecutive ranks of shard x cp and count in the costs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from math import prod
 import numpy as np
 
 from toolkit.errors import ToolkitError
-from toolkit.topology.mesh_choices import nearest_meshes, spelled
+from toolkit.topology.mesh_choices import nearest_meshes, settings_of
 from toolkit.topology.packing import pack
 from toolkit.topology.tiers import Tiers
 from toolkit.topology.traffic import DimensionCost, Traffic, dimension_cost
+
+__all__ = ["DIMENSIONS", "Placement", "as_launched", "groups_of", "nominal_traffic", "place"]
 
 DIMENSIONS = ("pp", "replicate", "shard", "cp", "tp")  # from the outermost, as in the mesh
 _PACKED_FIRST = ("tp", "cp", "shard", "replicate", "pp")
@@ -27,11 +29,11 @@ _NOMINAL_BYTES = 1e9
 
 
 def nominal_traffic(sizes: Mapping[str, int]) -> dict[str, Traffic]:
-    """What a step of a transformer exchanges for each dimension when nobody says it, by the bytes of a rank's parameters.
+    """The assumed exchanges of a transformer's step for each dimension, for a model whose shape is unknown.
 
     tp all-reduces activations four times a layer, ep sends tokens to experts and back, twice, shard gathers parameters
-    twice and scatters gradients, replicate all-reduces the gradients that sharding leaves, pp sends activations on. Of a
-    model whose shape is known `model_traffic` says it, with the sources of the formulas.
+    twice and scatters gradients, replicate all-reduces the gradients of a shard, pp sends activations.
+    If the shape of the model is known, use `model_traffic`, which cites the sources of its formulas.
     """
     gradients = _NOMINAL_BYTES / (sizes.get("shard", 1) * sizes.get("cp", 1))
     return {
@@ -48,9 +50,8 @@ def nominal_traffic(sizes: Mapping[str, int]) -> dict[str, Traffic]:
 class Placement:
     """A mesh on a cluster.
 
-    `mesh` holds ranks, its axes are `DIMENSIONS`; `packed` names the dimensions of more than one rank in the order in
-    which they were packed, none where ranks stand as they were launched. `compromises` say in words what does not lie
-    as it should.
+    `mesh` contains ranks, its axes are `DIMENSIONS`. `packed` lists the dimensions with more than one rank in the order
+    of packing; it is empty if the ranks keep the launcher's order. `compromises` describes groups in too coarse a tier.
     """
 
     mesh: np.ndarray
@@ -60,7 +61,7 @@ class Placement:
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of a step's exchanges, one dimension after the other."""
+        """Predicted seconds of a step's exchanges if the dimensions communicate sequentially."""
         return sum(cost.seconds for cost in self.costs.values())
 
 
@@ -68,17 +69,16 @@ def place(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic]
     """The cheapest placement of a mesh.
 
     Args:
-        sizes: ranks of each dimension, 1 for those that are not named.
-        traffic: of each dimension, nominal when it is not given.
+        sizes: ranks of each dimension; the default of a dimension is 1.
+        traffic: exchanges of each dimension; the default is `nominal_traffic`.
 
     Raises:
-        ToolkitError: the mesh does not fill the ranks; tensor parallel groups of a size that fits in a node would
-            cross nodes.
+        ToolkitError: the mesh does not fill the ranks, or tensor parallel groups that fit into a node would cross one.
     """
     full = _checked(tiers, sizes)
     _check_tensor_parallel(tiers, full)
     traffic = traffic or nominal_traffic(full)
-    # Of equally cheap ones the first: ranks stay as they were launched, or the usual order of dimensions.
+    # `min` returns the first of equally cheap candidates: the launcher's order, then the usual order of dimensions.
     candidates = [
         as_launched(tiers, sizes, traffic),
         *(_placed(tiers, full, order, traffic) for order in _orders(full)),
@@ -87,19 +87,19 @@ def place(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic]
 
 
 def as_launched(tiers: Tiers, sizes: Mapping[str, int], traffic: Mapping[str, Traffic] | None = None) -> Placement:
-    """The mesh with ranks as the launcher numbered them, which is what torch's `init_device_mesh` takes."""
+    """The mesh with ranks in the launcher's order, as torch's `init_device_mesh` expects them."""
     full = _checked(tiers, sizes)
     mesh = np.arange(tiers.size).reshape([full[name] for name in DIMENSIONS])
     return _assessed(tiers, mesh, full["ep"], (), traffic or nominal_traffic(full))
 
 
 def groups_of(mesh: np.ndarray, dimensions: str | Sequence[str], ep: int = 1) -> np.ndarray:
-    """The groups of one dimension, of several as one, or of "ep": (groups, members) of ranks in the mesh's order."""
+    """The groups of one dimension, of several dimensions as one, or of "ep": (groups, members), in the mesh's order."""
     if dimensions == "ep":
         return groups_of(mesh, ("shard", "cp")).reshape(-1, ep)
     named = (dimensions,) if isinstance(dimensions, str) else tuple(dimensions)
     axes = [DIMENSIONS.index(name) for name in named]
-    assert axes == sorted(axes), f"{named} in the order of {DIMENSIONS}"
+    assert axes == sorted(axes), f"expected the order of {DIMENSIONS}, got {named}"
     return np.moveaxis(mesh, axes, range(-len(axes), 0)).reshape(-1, prod(mesh.shape[axis] for axis in axes))
 
 
@@ -114,16 +114,15 @@ def _placed(
     tiers: Tiers, sizes: Mapping[str, int], order: tuple[str, ...], traffic: Mapping[str, Traffic]
 ) -> Placement:
     places = np.stack([level.group_of for level in tiers.levels])
-    members = np.arange(tiers.size)[:, None]  # (units, ranks of a unit), the dimension packed last varies slowest
+    members = np.arange(tiers.size)[:, None]  # (units, ranks of a unit); the dimension packed last varies slowest
     for name in order:
         groups, places = pack(places, sizes[name])
         members = members[groups].reshape(len(groups), -1)
-    # Now one unit holds all ranks, its axes the dimensions from the one packed last to the one packed first.
-    shape = [sizes[name] for name in reversed(order)]
+    # Now one unit contains all ranks; its axes are the dimensions from the last packed to the first packed.
     axes = list(reversed(order))
-    by_name = members.reshape(shape)
-    wanted = [axes.index(name) for name in DIMENSIONS if name in axes]
-    mesh = np.transpose(by_name, wanted).reshape([sizes[name] for name in DIMENSIONS])
+    packed_mesh = members.reshape([sizes[name] for name in axes])
+    mesh_axes = [axes.index(name) for name in DIMENSIONS if name in axes]
+    mesh = np.transpose(packed_mesh, mesh_axes).reshape([sizes[name] for name in DIMENSIONS])
     return _assessed(tiers, mesh, sizes["ep"], order, traffic)
 
 
@@ -140,7 +139,7 @@ def _assessed(
 
 
 def _home(tiers: Tiers) -> int:
-    """The tier that tensor and expert parallel groups should not leave: the NVLink clique, else the node."""
+    """The number of the tier that tensor and expert parallel groups should not cross: NVLink clique, else node."""
     return next((tiers.names.index(name) for name in ("clique", "node") if name in tiers.names), 0)
 
 
@@ -150,23 +149,25 @@ def _compromises(tiers: Tiers, costs: Mapping[str, DimensionCost]) -> Iterator[s
         outside = sum(cost.groups_at[home + 1 :])
         if name in ("tp", "ep") and outside:
             yield (
-                f"{outside} of {cost.groups} {name} groups of {cost.size} leave their {tiers.names[home]} "
-                f"({_listed(tiers.sizes(tiers.names[home]))} ranks) and meet in one {tiers.names[cost.worst]}"
+                f"{outside} of {cost.groups} {name} groups of {cost.size} cross a {tiers.names[home]} "
+                f"({_listed(tiers.sizes(tiers.names[home]))} ranks) and communicate within a {tiers.names[cost.worst]}"
             )
         elif cost.groups_at[cost.worst] < cost.groups and cost.worst > home:
             yield (
-                f"{cost.groups_at[cost.worst]} of {cost.groups} {name} groups of {cost.size} meet only in one "
-                f"{tiers.names[cost.worst]}, the others in a finer tier"
+                f"{cost.groups_at[cost.worst]} of {cost.groups} {name} groups of {cost.size} communicate within a "
+                f"{tiers.names[cost.worst]}, the others within a finer tier"
             )
 
 
 def _checked(tiers: Tiers, sizes: Mapping[str, int]) -> dict[str, int]:
     full = {name: sizes.get(name, 1) for name in (*DIMENSIONS, "ep")}
-    asked = prod(full[name] for name in DIMENSIONS)
-    if asked != tiers.size:
-        spelled_out = " x ".join(f"{name} {full[name]}" for name in DIMENSIONS if full[name] > 1) or "one rank"
+    count = prod(full[name] for name in DIMENSIONS)
+    if count != tiers.size:
+        factors = " x ".join(f"{name} {full[name]}" for name in DIMENSIONS if full[name] > 1) or "one rank"
         raise ToolkitError(
-            f"{spelled_out} is {asked} ranks, and there are {tiers.size}", where="parallel", fix=_choices(tiers, full)
+            f"expected a mesh of {tiers.size} ranks, got {factors} = {count}",
+            where="parallel",
+            fix=_choices(tiers, full),
         )
     if full["shard"] * full["cp"] % full["ep"]:
         raise ToolkitError(
@@ -177,38 +178,36 @@ def _checked(tiers: Tiers, sizes: Mapping[str, int]) -> dict[str, int]:
     return full
 
 
-def _choices(tiers: Tiers, asked: Mapping[str, int]) -> str:
-    """The nearest meshes that are accepted."""
-    found = nearest_meshes(tiers.size, asked, lambda mesh: _keeps_to_nodes(tiers, mesh["tp"]))
-    return f"set {', or '.join(spelled(mesh, asked) for mesh in found)}"
+def _choices(tiers: Tiers, requested: Mapping[str, int]) -> str:
+    """The fix of an error: the settings of the nearest valid meshes."""
+    meshes = nearest_meshes(tiers.size, requested, lambda mesh: _divides_nodes(tiers, mesh["tp"]))
+    return f"set {', or '.join(settings_of(mesh, requested) for mesh in meshes)}"
 
 
-def _around(tiers: Tiers) -> str:
-    """The coarser tier of cliques and nodes, which tensor parallel groups that fit into it must not cross."""
+def _boundary(tiers: Tiers) -> str:
+    """The coarser of the tiers clique and node; tensor parallel groups that fit into it must not cross it."""
     return next((name for name in reversed(tiers.names) if name in ("clique", "node")), "")
 
 
-def _keeps_to_nodes(tiers: Tiers, size: int) -> bool:
-    """False for groups that would fit into a node, or a clique of nodes, and do not fill it evenly: some cross it."""
-    counts = tiers.sizes(_around(tiers))
+def _divides_nodes(tiers: Tiers, size: int) -> bool:
+    """False if groups of this size fit into a node, or a clique of nodes, but do not divide it, so some cross it."""
+    counts = tiers.sizes(_boundary(tiers))
     return size == 1 or not counts or size > max(counts) or all(count % size == 0 for count in counts)
 
 
 def _check_tensor_parallel(tiers: Tiers, sizes: Mapping[str, int]) -> None:
-    if _keeps_to_nodes(tiers, sizes["tp"]):
+    if _divides_nodes(tiers, sizes["tp"]):
         return
-    around, size = _around(tiers), sizes["tp"]
-    counts = tiers.sizes(around)
+    boundary, size = _boundary(tiers), sizes["tp"]
+    counts = tiers.sizes(boundary)
     fix = _choices(tiers, sizes)
-    if around == "node" and len(counts) == 1 and (evened := counts[0] - counts[0] % size):
-        ranks, others = (
-            tiers.size // counts[0] * evened,
-            prod(sizes[name] for name in DIMENSIONS if name != "replicate"),
-        )
+    if boundary == "node" and len(counts) == 1 and (divisible := counts[0] - counts[0] % size):
+        ranks = tiers.size // counts[0] * divisible
+        others = prod(sizes[name] for name in DIMENSIONS if name != "replicate")
         if ranks % others == 0:
-            fix += f"; or ask for {evened} ranks a node and set replicate = {ranks // others}"
+            fix += f"; or request {divisible} ranks per node and set replicate = {ranks // others}"
     raise ToolkitError(
-        f"tp = {size} does not divide the {_listed(counts)} ranks of a {around}: groups would cross it in every layer",
+        f"tp = {size} does not divide the {_listed(counts)} ranks of a {boundary}: groups would cross it in every layer",
         where="parallel.tp",
         fix=fix,
     )

@@ -1,4 +1,4 @@
-"""The facts of this node: from NVML and /sys, and from a command only if neither has the facts that it prints."""
+"""Collect the facts of this node from NVML and /sys, and from a command only if both lack the facts that it prints."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from toolkit.topology.sources.nvml import ask_nvml
 from toolkit.topology.sources.slurm_address import ask_slurm
 from toolkit.topology.sources.system_files import ask_system_files, count_gpus
 
+__all__ = ["probe_node", "settle", "unknown_hardware"]
+
 
 def probe_node(
     host: Fact[str],
@@ -29,11 +31,11 @@ def probe_node(
     nvml: Any = None,
     system_root: Path = SYSTEM_ROOT,
 ) -> NodeFacts:
-    """Collect the facts of this node. Only the caller knows who named `host`.
+    """The facts of this node. The caller passes `host`, since only the caller has the source of that name.
 
     Args:
-        timeout_s: bounds NVML, and then the commands, which run at the same time.
-        nvml: the module of nvidia-ml-py; imported when None.
+        timeout_s: the limit for NVML, and then for the commands, which run in parallel.
+        nvml: the module of nvidia-ml-py; imported if None.
         system_root: the folder of the kernel's files.
     """
     gpus = ask_nvml(nvml, timeout_s)
@@ -43,31 +45,32 @@ def probe_node(
     files = ask_system_files(buses, system_root)
     commands = _commands_for_missing(Claims([gpus, files]))
     with ThreadPoolExecutor(max_workers=4) as pool:
-        running = [pool.submit(ask, timeout_s) for ask in commands]
-        answers = [gpus, files, *(command.result() for command in running)]
+        running = [pool.submit(command, timeout_s) for command in commands]
+        answers = [gpus, files, *(future.result() for future in running)]
     answers.append(ask_slurm(os.environ if environ is None else environ))
     if () in gpus.reasons and (present := count_gpus(system_root)):
-        gpus.miss(f"{gpus.reasons[()]}; /sys lists {present} display devices of NVIDIA")
+        gpus.miss(f"{gpus.reasons[()]}; /sys lists {present} NVIDIA display devices")
     return settle(host, answers)
 
 
-def _commands_for_missing(known: Claims) -> list[Callable[[float], Answer]]:
-    """The commands that print facts of which NVML and /sys have none."""
-    count = known.fact("gpu_count").value
-    linked = {str(other)[:3] == "GPU" for gpu in known.below("link") for other in known.below("link", gpu)}
-    has_all_links = (True in linked or count in (0, 1)) and (False in linked or not count or not known.below("nic"))
-    has_nodes = bool(known.below("numa"))
+def _commands_for_missing(claims: Claims) -> list[Callable[[float], Answer]]:
+    """The commands whose facts are missing in the claims of NVML and /sys."""
+    count = claims.fact("gpu_count").value
+    is_gpu_linked = {str(other)[:3] == "GPU" for gpu in claims.below("link") for other in claims.below("link", gpu)}
+    has_gpu_links = True in is_gpu_linked or count in (0, 1)
+    has_nic_links = False in is_gpu_linked or not count or not claims.below("nic")
+    has_nodes = bool(claims.below("numa"))
     is_needed: dict[Callable[[float], Answer], bool] = {
-        ask_nvidia_smi: count is None or not has_all_links,
-        ask_ibstat: not known.below("nic"),
-        ask_lscpu: not has_nodes or known.fact("sockets").value is None,
+        ask_nvidia_smi: count is None or not (has_gpu_links and has_nic_links),
+        ask_ibstat: not claims.below("nic"),
+        ask_lscpu: not has_nodes or claims.fact("sockets").value is None,
         ask_numactl: not has_nodes,
     }
-    return [ask for ask, needed in is_needed.items() if needed]
+    return [command for command, needed in is_needed.items() if needed]
 
 
 def settle(host: Fact[str], answers: list[Answer]) -> NodeFacts:
-    """The facts that follow from what the sources of a node say."""
+    """The facts that follow from the claims of a node's sources."""
     claims = Claims(answers)
     gpus = sorted(claims.below("GPU"))
     nics = claims.fact("nics")
@@ -97,7 +100,7 @@ def _numa_nodes(claims: Claims) -> Fact[tuple[NumaNode, ...]]:
     if not numbers:
         missing: Fact[Any] = claims.fact("numa_nodes")
         return missing
-    said = [answer for answer in claims.answers if any(about[0] == "numa" for about in answer.claims)]
+    claiming = [answer for answer in claims.answers if any(about[0] == "numa" for about in answer.claims)]
     nodes = tuple(
         NumaNode(
             number,
@@ -107,8 +110,8 @@ def _numa_nodes(claims: Claims) -> Fact[tuple[NumaNode, ...]]:
         )
         for number in numbers
     )
-    sources = ", ".join(answer.source for answer in said)
-    return Fact(nodes, sources, "confirmed" if len(said) > 1 else said[0].confidence)
+    sources = ", ".join(answer.source for answer in claiming)
+    return Fact(nodes, sources, "confirmed" if len(claiming) > 1 else claiming[0].confidence)
 
 
 def _gpu(claims: Claims, index: int) -> Gpu:
@@ -136,17 +139,17 @@ def _nic(claims: Claims, name: str) -> Nic:
 
 
 def _links(claims: Claims, gpus: list[int], nics: list[str]) -> tuple[LinkFact, ...]:
-    """Every pair of GPUs, and of a GPU and a NIC, by the fact that holds for it."""
+    """The links between GPUs, and between GPUs and NICs, with the pairs that have each link."""
     labels = [f"GPU{index}" for index in gpus]
-    printed = [other for one in labels for other in claims.below("link", one) if other not in labels]
-    found: dict[Fact[str], list[tuple[str, str]]] = {}
-    for place, one in enumerate(labels):
-        for other in (*labels[place + 1 :], *sorted({*nics, *printed}, key=by_numbers)):
-            found.setdefault(claims.fact("link", one, other), []).append((one, other))
-    return tuple(LinkFact(link, tuple(pairs)) for link, pairs in found.items())
+    linked = [other for gpu in labels for other in claims.below("link", gpu) if other not in labels]
+    pairs_of: dict[Fact[str], list[tuple[str, str]]] = {}
+    for number, gpu in enumerate(labels):
+        for other in (*labels[number + 1 :], *sorted({*nics, *linked}, key=by_numbers)):
+            pairs_of.setdefault(claims.fact("link", gpu, other), []).append((gpu, other))
+    return tuple(LinkFact(link, tuple(pairs)) for link, pairs in pairs_of.items())
 
 
 def unknown_hardware(source: str, reason: str) -> Hardware:
-    """A node of which nothing is known."""
-    nothing = unknown(source, reason)
-    return Hardware(nothing, nothing, nothing, nothing, (), nothing, ())
+    """The hardware of a node if all its facts are unknown for the same reason."""
+    fact = unknown(source, reason)
+    return Hardware(fact, fact, fact, fact, (), fact, ())

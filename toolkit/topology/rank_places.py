@@ -1,4 +1,4 @@
-"""Where each rank of a topology stands: on which node, and on which of its GPUs."""
+"""The node and the GPU of each rank of a topology."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from toolkit.topology.facts import NodeFacts, Topology
 from toolkit.topology.names import Notes
 
+__all__ = ["Place", "places_of"]
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands: the number of its node and the place of its GPU there; None where that is unknown."""
+    """The number of a rank's node, and the index of its GPU on that node; None if unknown."""
 
     node: int | None
     gpu: int | None
 
 
 def places_of(topology: Topology, ranks_per_node: int | None, notes: Notes) -> list[Place]:
-    """The place of each rank of the topology, on the GPU that it named, else on that of its local rank.
+    """The place of each rank of the topology: on the GPU that the rank named, otherwise on the GPU of its local rank.
 
-    Without ranks, one for each GPU, nodes in their order; with `ranks_per_node` so many on each node instead, whatever
-    ranks the topology has.
+    If the topology has no ranks, each GPU gets one, in the order of nodes. `ranks_per_node` overrides the ranks of the
+    topology with that number on each node.
     """
     if ranks_per_node is None and topology.size:
         return _places_of_ranks(topology, notes)
@@ -29,10 +31,10 @@ def places_of(topology: Topology, ranks_per_node: int | None, notes: Notes) -> l
         gpus = len(node.hardware.gpus)
         count = ranks_per_node or gpus
         if count == 0:
-            notes.add("no GPU is known, and one rank is counted", node)
+            notes.add("no GPU is known, so toolkit assumes one rank", node)
         elif count > gpus > 0:
-            notes.add(f"{count} ranks have {gpus} GPUs, so that they meet in the node alone", node)
-        places += [Place(number, place if place < gpus and count <= gpus else None) for place in range(count or 1)]
+            notes.add(f"{count} ranks have {gpus} GPUs, so they share no tier finer than the node", node)
+        places += [Place(number, gpu if gpu < gpus and count <= gpus else None) for gpu in range(count or 1)]
     return places
 
 
@@ -42,23 +44,23 @@ def _places_of_ranks(topology: Topology, notes: Notes) -> list[Place]:
     for host, ranks in topology.ranks_by_host.items():
         number = numbers.get(host)
         if number is None:
-            notes.add(f"{host} has ranks and told no facts")
+            notes.add(f"{host} has ranks but reported no facts")
             places |= {rank: Place(None, None) for rank in ranks}
             continue
         node = topology.nodes[number]
         gpus = _gpus_of_ranks(node, [topology.gpu_of_rank.get(rank) for rank in ranks])
         if None in gpus and any(rank in topology.gpu_of_rank for rank in ranks):
-            notes.add("ranks are on GPUs that it did not tell of, and meet in the node alone", node)
+            notes.add("ranks are on GPUs that the node did not report, so they share no tier finer than the node", node)
         places |= {rank: Place(number, gpu) for rank, gpu in zip(ranks, gpus, strict=True)}
     if topology.unplaced_ranks:
         notes.add(
-            f"the hosts of {len(topology.unplaced_ranks)} ranks are unknown, so that they meet in the cluster alone"
+            f"the hosts of {len(topology.unplaced_ranks)} ranks are unknown, so they share only the cluster with others"
         )
     return [places[rank] for rank in sorted(places)]
 
 
 def _gpus_of_ranks(node: NodeFacts, named: list[str | None]) -> list[int | None]:
-    """The place of the GPU of each rank of a node, by the UUIDs that ranks named; by local ranks where none did."""
+    """The GPU index of each rank of a node, from the UUIDs that ranks named, or from local ranks without any UUID."""
     uuids = [fact.value for fact in node.gpu_uuids]
     if any(named):
         return [uuids.index(uuid) if uuid and uuid in uuids else None for uuid in named]

@@ -1,4 +1,4 @@
-"""The tiers of a cluster from the facts of its nodes. What is unknown makes a coarser tier, and a line that says so."""
+"""The tiers of a cluster from the facts of its nodes. An unknown fact makes tiers coarser and adds a note."""
 
 from __future__ import annotations
 
@@ -16,28 +16,32 @@ from toolkit.topology.rank_places import places_of
 from toolkit.topology.tiers import Tiers, tiers_of
 from toolkit.topology.tiers_inside import Column, tiers_inside
 
+__all__ = ["tiers_of_topology"]
+
 
 def tiers_of_topology(topology: Topology, ranks_per_node: int | None = None, notes: list[str] | None = None) -> Tiers:
     """NVLink cliques, or PCIe switches and sockets, then nodes, leaves and the cluster.
 
     Args:
-        topology: its ranks, each on the GPU that it named, or that of its local rank where no rank of the node did.
-            Without ranks, one for each GPU, nodes in their order.
-        ranks_per_node: so many on each node instead, whatever ranks the topology has.
-        notes: told what is unknown, and what follows.
+        topology: each rank is on the GPU that it named, or on the GPU of its local rank if no rank of the node named
+            one. If the topology has no ranks, each GPU gets one, in the order of nodes.
+        ranks_per_node: overrides the ranks of the topology with this number on each node.
+        notes: receives a line for each unknown fact and its consequence.
 
     Raises:
-        ToolkitError: there is no node.
+        ToolkitError: the topology has no node.
     """
     nodes = topology.nodes
     if not nodes:
-        raise ToolkitError("no node has told its facts", where="topology", fix="run `toolkit topo show` on each node")
+        raise ToolkitError(
+            "no node has reported its facts", where="topology", fix="run `toolkit topo show` on each node"
+        )
     unknown = Notes()
     kinds = kinds_of(nodes, unknown)
     places = places_of(topology, ranks_per_node, unknown)
     racks = _racks(nodes, kinds, unknown)
     leaves = _leaves(nodes, racks, unknown)
-    # A rank on no known node is alone.
+    # A rank whose node is unknown is alone in its group.
     node_of: list[Hashable] = [
         ("alone", rank) if place.node is None else place.node for rank, place in enumerate(places)
     ]
@@ -61,44 +65,46 @@ def tiers_of_topology(topology: Topology, ranks_per_node: int | None = None, not
 
 def _racks(nodes: Sequence[NodeFacts], kinds: Sequence[NodeKind], notes: Notes) -> dict[Hashable, Hashable]:
     """The NVLink fabric clique of each node that shares one with another node."""
-    found: dict[Hashable, Hashable] = {}
+    fabric_of: dict[Hashable, Hashable] = {}
     for number, (node, kind) in enumerate(zip(nodes, kinds, strict=True)):
-        told = {fact.value for fact in node.gpu_fabrics}
-        if None in told and kind.cliques:
+        fabrics = {fact.value for fact in node.gpu_fabrics}
+        if None in fabrics and kind.cliques:
             missing = next(fact.missing for fact in node.gpu_fabrics if fact.value is None)
-            notes.add(f"the NVLink fabric is unknown ({missing}), so that NVLink is taken to end at the node", node)
-        elif len(told - {None}) > 1:
-            notes.add("its GPUs are in several NVLink fabrics, so that NVLink is taken to end at the node", node)
-        elif told and told.isdisjoint({None, NO_FABRIC}):
-            found[number] = ("fabric", told.pop())
-    members = Counter(found.values())
-    racks = {number: label for number, label in found.items() if members[label] > 1}
+            notes.add(
+                f"the NVLink fabric is unknown ({missing}), so toolkit assumes that NVLink ends at the node", node
+            )
+        elif len(fabrics - {None}) > 1:
+            notes.add("its GPUs are in several NVLink fabrics, so toolkit assumes that NVLink ends at the node", node)
+        elif fabrics and fabrics.isdisjoint({None, NO_FABRIC}):
+            fabric_of[number] = ("fabric", fabrics.pop())
+    members = Counter(fabric_of.values())
+    racks = {number: label for number, label in fabric_of.items() if members[label] > 1}
     for number, (node, kind) in enumerate(zip(nodes, kinds, strict=True)):
-        # One whose GPUs are all in one clique has nothing to tell apart: its tier is the node.
+        # A node whose GPUs are all in one clique loses no tier: its clique is the node.
         if racks and number not in racks and kind.cliques and not kind.one_clique:
-            notes.add("NVLink joins other nodes, not this one; its own NVLink is not told apart", node)
+            notes.add("NVLink joins other nodes, not this one, so the cliques inside it are no separate tier", node)
     return racks
 
 
 def _leaves(nodes: Sequence[NodeFacts], racks: Mapping[Hashable, Hashable], notes: Notes) -> dict[Hashable, Hashable]:
-    """The leaf of each node. Leaves that one rack lies in are one, since a tier lies in one of the next."""
+    """The leaf of each node; toolkit merges the leaves of one rack, since a group must be inside one coarser group."""
     leaves: dict[Hashable, Hashable] = {}
     for number, node in enumerate(nodes):
         path = node.switches.value
         leaf = path.leaf if path else None
         leaves[number] = ("unknown", number) if leaf is None else leaf
         if leaf is None:
-            reason = "Slurm names no switch above it" if path else node.switches.missing
-            notes.add(f"the leaf switch is unknown ({reason}), so that it meets others in the cluster", node)
+            reason = "Slurm names no switch above the node" if path else node.switches.missing
+            notes.add(f"the leaf switch is unknown ({reason}), so the node shares only the cluster with others", node)
     if all(isinstance(leaf, tuple) for leaf in leaves.values()):
         return {}
     members: dict[Hashable, list[Hashable]] = {}
     for member, label in racks.items():
         members.setdefault(label, []).append(member)
     for rack in members.values():
-        met = {leaves[member] for member in rack}
-        if len(met) > 1:
+        rack_leaves = {leaves[member] for member in rack}
+        if len(rack_leaves) > 1:
             notes.add("an NVLink clique has nodes below several leaf switches, which count as one leaf")
-            joined = min(met, key=str)
-            leaves = {member: joined if leaf in met else leaf for member, leaf in leaves.items()}
+            merged = min(rack_leaves, key=str)
+            leaves = {member: merged if leaf in rack_leaves else leaf for member, leaf in leaves.items()}
     return leaves

@@ -1,4 +1,4 @@
-"""Tiers finer than a node: NVLink cliques, or where there is no NVLink, PCIe switches and sockets."""
+"""Tiers finer than a node: NVLink cliques, or PCIe switches and sockets if there is no NVLink."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from toolkit.topology.node_kinds import NodeKind, group_at
 from toolkit.topology.rank_places import Place
 from toolkit.topology.tiers import Link
 
-Column = tuple[str, Sequence[object], Link]  # a tier's name, the label of each rank's group, the link in it
+__all__ = ["Column", "tiers_inside"]
+
+Column = tuple[str, Sequence[object], Link]  # the name of a tier, the label of each rank's group, the link in the tier
 
 
 def tiers_inside(
@@ -23,7 +25,7 @@ def tiers_inside(
     if any(kind.cliques for kind in kinds):
         for node, kind in zip(nodes, kinds, strict=True):
             if kind.hardware.gpus and not kind.cliques:
-                notes.add("no NVLink is known, other nodes have it: its GPUs meet in the node alone", node)
+                notes.add("its GPUs share only the node: no NVLink is known, but other nodes have it", node)
         return [("clique", _labels(kinds, places, lambda kind: kind.cliques), clique_link(kinds, between_nodes=False))]
     columns: list[Column] = []
     with_switches = [kind for kind in dict.fromkeys(kinds) if kind.switches]
@@ -32,7 +34,7 @@ def tiers_inside(
         columns.append(("switch", _labels(kinds, places, lambda kind: kind.switches), slowest(links)))
     for node, kind in zip(nodes, kinds, strict=True):
         if kind.sockets is None:
-            notes.add(f"{kind.sockets_missing}, so that sockets are not told apart", node)
+            notes.add(f"{kind.sockets_missing}, so sockets are no separate tier", node)
     if any(kind.sockets and len(kind.sockets) > 1 for kind in kinds):
         links = [_pcie_within(kind, kind.sockets) for kind in dict.fromkeys(kinds) if kind.sockets]
         columns.append(("socket", _labels(kinds, places, lambda kind: kind.sockets), slowest(links)))
@@ -42,18 +44,18 @@ def tiers_inside(
 def _labels(
     kinds: Sequence[NodeKind], places: Sequence[Place], groups_of: Callable[[NodeKind], Groups | None]
 ) -> list[Hashable]:
-    """The group of each rank in a tier below the node. A GPU in no clique, or behind no switch, is alone there."""
+    """The group of each rank in a tier below the node; a GPU without a clique or a switch is alone in its group."""
     labels: list[Hashable] = []
-    for number, place in enumerate(places):
+    for rank, place in enumerate(places):
         group = None
         if place.node is not None and place.gpu is not None:
             group = group_at(groups_of(kinds[place.node]) or (), place.gpu)
-        # Of a node without known sockets each GPU is alone there: they meet in the node.
-        labels.append(("alone", number) if group is None else (place.node, group))
+        # If the sockets of a node are unknown, each of its GPUs is alone, and their finest common tier is the node.
+        labels.append(("alone", rank) if group is None else (place.node, group))
     return labels
 
 
 def _pcie_within(kind: NodeKind, groups: Groups) -> Link:
-    """The slowest way between two GPUs of a group; GPUs that are alone on their sockets stand for a host bridge."""
+    """The slowest path between two GPUs of a group; if each GPU is alone on its socket, the link of a host bridge."""
     links = [link for group in groups for link in links_within(kind.hardware, group)]
     return pcie(kind.hardware, links or ["PHB"])

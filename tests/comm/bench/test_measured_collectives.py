@@ -204,4 +204,4 @@ def test_a_node_whose_adapters_tell_nothing_leaves_no_limit():
 def test_without_facts_of_nodes_there_is_no_limit_and_it_is_said():
     world = World(0, 0, 2, 1, 0, 2, "n1", "cpu", "local", "test")
     limit, missing = find_limit(world, Topology((), {"n1": (0,), "n2": (1,)}), 1 << 20)
-    assert limit is None and missing == "limit: no node has told its facts"
+    assert limit is None and missing == "limit: no node has reported its facts"

@@ -1,4 +1,4 @@
-"""Run a command under a time limit: a broken driver must not stop a job."""
+"""Run a command with a time limit, so that a broken driver does not block a job."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from typing import TypeVar
 from toolkit.errors import ToolkitError
 from toolkit.topology.claims import About, Answer
 
+__all__ = ["COMMAND_TIMEOUT_S", "ask_command", "read_text", "run_command"]
+
 COMMAND_TIMEOUT_S = 5.0
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command printed, or why there is nothing."""
+    """The output of a command, or the reason why it is missing."""
 
     output: str | None
     missing: str = ""
 
 
 def run_command(arguments: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S) -> CommandResult:
-    """Run a command and return its output; never raises for what the command does, never waits longer."""
+    """The output of a command. A failure of the command is a reason, not an exception."""
     try:
         process = subprocess.Popen(
             arguments,
@@ -43,24 +45,24 @@ def run_command(arguments: tuple[str, ...], timeout_s: float = COMMAND_TIMEOUT_S
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        # A process that hangs inside the driver does not die even now, so nobody waits for it.
+        # A process that hangs inside the driver survives SIGKILL, so toolkit does not wait for it.
         if process.stdout:
             process.stdout.close()
-        return CommandResult(None, f"{' '.join(arguments)} gave no answer in {timeout_s:g} s and was killed")
+        return CommandResult(None, f"{' '.join(arguments)} did not finish within {timeout_s:g} s and was killed")
     if process.returncode != 0:
         last = (output.strip().splitlines() or ["no output"])[-1]
-        return CommandResult(None, f"{' '.join(arguments)} ended with {process.returncode}: {last[:200]}")
+        return CommandResult(None, f"{' '.join(arguments)} exited with {process.returncode}: {last[:200]}")
     return CommandResult(output)
 
 
 def ask_command(
     command: tuple[str, ...],
     parse: Callable[[str], tuple[T, tuple[str, ...]]],
-    tells: tuple[About, ...],
+    covers: tuple[About, ...],
     timeout_s: float,
 ) -> tuple[Answer, T | None]:
-    """Run a command and read its output: (an answer with warnings or the reason for no facts, the facts)."""
-    answer = Answer(" ".join(command), "printed", covers=tells)
+    """(an answer with the warnings, or with the reason for missing facts; the facts in the output of a command)."""
+    answer = Answer(" ".join(command), "printed", covers)
     result = run_command(command, timeout_s)
     if result.output is None:
         answer.miss(result.missing)
@@ -69,7 +71,7 @@ def ask_command(
 
 
 def read_text(text: str, parse: Callable[[str], tuple[T, tuple[str, ...]]], answer: Answer) -> T | None:
-    """The facts of an output, whose warnings go to the answer; None if it is not the output of the command."""
+    """The facts in the output of a command; None if the output is not valid. Adds the warnings to the answer."""
     try:
         facts, warnings = parse(text)
     except ToolkitError as error:

@@ -1,4 +1,4 @@
-"""NICs and their ports, from `ibstat`: used if /sys lists no adapter."""
+"""Claim NICs and their ports from `ibstat`, if /sys lists no adapter."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from toolkit.topology.claims import Answer
 from toolkit.topology.readers.ibstat import Adapter, parse_ibstat
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S, ask_command
 
-NOT_ACTIVE = "the port is not active, so that its rate is no measurement"
+__all__ = ["NOT_ACTIVE", "ask_ibstat"]
+
+NOT_ACTIVE = "the port is not active, so its rate is unknown"
 
 
 def ask_ibstat(timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
-    """Run `ibstat` and claim what it prints; it prints nothing if there is no adapter."""
+    """The claims in the output of `ibstat`; empty output means that there is no adapter."""
     answer, adapters = ask_command(("ibstat",), _parse, (("nics",), ("nic", None, "port")), timeout_s)
     if adapters is not None:
         answer.say(True, "nics")

@@ -1,7 +1,7 @@
-"""GPUs, their links and their NVLink fabric, from NVML: the library that NVIDIA's driver brings.
+"""Claim GPUs, their links and their NVLink fabric from NVML, the library of NVIDIA's driver.
 
-The functions are those of nvidia-ml-py (`import pynvml`); what an older driver lacks, or a kind of GPU cannot tell, is a
-reason, not an error. A driver that hangs is given up on after a while.
+toolkit calls NVML through nvidia-ml-py (`import pynvml`). A function that the driver or the GPU does not support gives
+a reason, not an error. toolkit stops waiting for a driver that hangs after a time limit.
 """
 
 from __future__ import annotations
@@ -16,45 +16,47 @@ from toolkit.topology.claims import Answer
 from toolkit.topology.facts import NO_FABRIC
 from toolkit.topology.sources.commands import COMMAND_TIMEOUT_S
 
+__all__ = ["ask_nvml", "pci_address"]
+
 SOURCE = "NVML"
-TELLS = (("gpu_count",), ("GPU",), ("link",))
-# nvmlGpuTopologyLevel_t, in the words of nvidia-smi. INTERNAL is two GPUs of one board behind one switch.
+COVERS = (("gpu_count",), ("GPU",), ("link",))
+# nvmlGpuTopologyLevel_t in the terms of nvidia-smi. Level 0, INTERNAL, means two GPUs of one board on one switch.
 _LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-_WORDS_OF_NODES = 16  # of 64 bits each: more NUMA nodes than Linux allows
+_NODE_MASK_WORDS = 16  # of 64 bits each, more than the maximum number of NUMA nodes in Linux
 
 
 def ask_nvml(library: Any = None, timeout_s: float = COMMAND_TIMEOUT_S) -> Answer:
-    """Claim what NVML says; `library` is the module of nvidia-ml-py, imported when None."""
+    """The claims of NVML; `library` is the module of nvidia-ml-py, imported if None."""
     if library is None:
         try:
             import pynvml
 
             library = pynvml
         except ImportError:
-            answer = Answer(SOURCE, "direct", TELLS)
+            answer = Answer(SOURCE, "direct", COVERS)
             answer.miss("NVML: nvidia-ml-py is not installed")
             return answer
-    found: list[Answer] = []
-    # The driver may hang in the kernel, where nothing can end it; a thread that nobody waits for harms nobody.
-    asking = threading.Thread(target=lambda: found.append(_ask(library)), name="NVML", daemon=True)
-    asking.start()
-    asking.join(timeout_s)
-    if found:
-        return found[0]
-    answer = Answer(SOURCE, "direct", TELLS)
-    answer.miss(f"NVML gave no answer in {timeout_s:g} s")
+    answers: list[Answer] = []
+    # The driver may hang in the kernel, where no signal can interrupt it. A daemon thread does not block the process.
+    query = threading.Thread(target=lambda: answers.append(_ask(library)), name="NVML", daemon=True)
+    query.start()
+    query.join(timeout_s)
+    if answers:
+        return answers[0]
+    answer = Answer(SOURCE, "direct", COVERS)
+    answer.miss(f"NVML did not respond within {timeout_s:g} s")
     return answer
 
 
 def _ask(nvml: Any) -> Answer:
-    answer = Answer(SOURCE, "direct", TELLS)
+    answer = Answer(SOURCE, "direct", COVERS)
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         answer.miss(f"NVML: {error}")
         return answer
     try:
-        _Asking(nvml, answer).all()
+        _Query(nvml, answer).claim_all()
     except nvml.NVMLError as error:
         answer.miss(f"NVML: {error}")
     finally:
@@ -62,14 +64,14 @@ def _ask(nvml: Any) -> Answer:
     return answer
 
 
-class _Asking:
-    """One conversation with the library."""
+class _Query:
+    """The calls to an initialized NVML that fill one answer."""
 
     def __init__(self, nvml: Any, answer: Answer) -> None:
         self.nvml = nvml
         self.answer = answer
 
-    def all(self) -> None:
+    def claim_all(self) -> None:
         count = int(self.nvml.nvmlDeviceGetCount())
         self.answer.say(count, "gpu_count")
         handles = {}
@@ -84,11 +86,11 @@ class _Asking:
             self._gpu(index, handle)
         self._links(handles)
 
-    def _try(self, ask: Callable[[], Any], *about: Any) -> Any:
-        """The answer of one function, which is claimed; None, and the reason, where there is none."""
+    def _try(self, call: Callable[[], Any], *about: Any) -> Any:
+        """The claimed value of one NVML function; None, and a recorded reason, if the function fails."""
         try:
-            value = ask()
-        # AttributeError: an nvidia-ml-py that is older than the function.
+            value = call()
+        # AttributeError: this version of nvidia-ml-py does not have the function yet.
         except (self.nvml.NVMLError, AttributeError) as error:
             self.answer.miss(f"NVML: {error}", *about)
             return None
@@ -97,14 +99,14 @@ class _Asking:
 
     def _gpu(self, index: int, handle: Any) -> None:
         nvml, about = self.nvml, ("GPU", index)
-        self._try(lambda: _text(nvml.nvmlDeviceGetName(handle)), *about, "name")
-        self._try(lambda: _text(nvml.nvmlDeviceGetUUID(handle)), *about, "uuid")
-        self._try(lambda: pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)), *about, "bus")
+        self._try(lambda: _decoded(nvml.nvmlDeviceGetName(handle)), *about, "name")
+        self._try(lambda: _decoded(nvml.nvmlDeviceGetUUID(handle)), *about, "uuid")
+        self._try(lambda: pci_address(_decoded(nvml.nvmlDeviceGetPciInfo(handle).busId)), *about, "bus")
         self._try(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total), *about, "memory_bytes")
         self._try(lambda: self._mig(handle), *about, "mig")
         self._try(lambda: self._numa_node(handle), *about, "numa_node")
         if (*about, "numa_node") not in self.answer.claims:
-            self.answer.reasons.setdefault((*about, "numa_node"), "NVML: not next to one NUMA node alone")
+            self.answer.reasons.setdefault((*about, "numa_node"), "NVML: the GPU is not nearest to a single NUMA node")
         fabric = self._try(lambda: self._fabric(handle), *about, "fabric")
         if fabric is None:
             self.answer.reasons.setdefault((*about, "fabric"), "NVML: the GPU has not joined its fabric yet")
@@ -114,16 +116,16 @@ class _Asking:
             return bool(self.nvml.nvmlDeviceGetMigMode(handle)[0])
         except self.nvml.NVMLError as error:
             if error.value == self.nvml.NVML_ERROR_NOT_SUPPORTED:
-                return False  # said of a GPU that has no such mode
+                return False  # the GPU has no MIG mode
             raise
 
     def _numa_node(self, handle: Any) -> int | None:
-        words = self.nvml.nvmlDeviceGetMemoryAffinity(handle, _WORDS_OF_NODES, self.nvml.NVML_AFFINITY_SCOPE_NODE)
-        near = [64 * place + bit for place, word in enumerate(words) for bit in range(64) if int(word) >> bit & 1]
+        mask = self.nvml.nvmlDeviceGetMemoryAffinity(handle, _NODE_MASK_WORDS, self.nvml.NVML_AFFINITY_SCOPE_NODE)
+        near = [64 * index + bit for index, bits in enumerate(mask) for bit in range(64) if int(bits) >> bit & 1]
         return near[0] if len(near) == 1 else None
 
     def _fabric(self, handle: Any) -> str | None:
-        """The cluster's UUID and the clique's number, as `nvidia-smi -q` writes them; None while it is starting."""
+        """The cluster's UUID and the clique's number, as `nvidia-smi -q` prints them; None while the fabric starts."""
         nvml = self.nvml
         try:
             info = nvml.c_nvmlGpuFabricInfoV_t()
@@ -138,31 +140,31 @@ class _Asking:
         if info.state != nvml.NVML_GPU_FABRIC_STATE_COMPLETED or info.status:
             return None
         cluster = bytes(info.clusterUuid).hex()
-        # One box with switches of its own reports a fabric of zeros, which is no other box's.
+        # A single machine with its own NVSwitches reports a cluster of zeros, which it shares with no other machine.
         return f"{cluster}.{info.cliqueId}" if int(cluster, 16) else NO_FABRIC
 
     def _links(self, handles: dict[int, Any]) -> None:
         ends = {index: self._nvlinks(index, handle) for index, handle in handles.items()}
         buses = {index: self.answer.claims.get(("GPU", index, "bus")) for index in handles}
-        for one in handles:
-            for other in (index for index in handles if index > one):
-                about = ("link", f"GPU{one}", f"GPU{other}")
-                mine, theirs = ends[one], ends[other]
-                if mine is None or theirs is None:
-                    silent = one if mine is None else other
-                    self.answer.miss(f"NVML does not tell where the NVLinks of GPU{silent} end", *about)
+        for first in handles:
+            for second in (index for index in handles if index > first):
+                about = ("link", f"GPU{first}", f"GPU{second}")
+                first_ends, second_ends = ends[first], ends[second]
+                if first_ends is None or second_ends is None:
+                    unreported = first if first_ends is None else second
+                    self.answer.miss(f"NVML does not report where the NVLinks of GPU{unreported} end", *about)
                     continue
-                count = mine.count(buses[other]) or min(mine.count(_SWITCH), theirs.count(_SWITCH))
+                count = first_ends.count(buses[second]) or min(first_ends.count(_SWITCH), second_ends.count(_SWITCH))
                 if count:
                     self.answer.say(f"NV{count}", *about)
                 else:
-                    self._try(partial(self._level, handles[one], handles[other]), *about)
+                    self._try(partial(self._level, handles[first], handles[second]), *about)
 
-    def _level(self, one: Any, other: Any) -> str | None:
-        return _LEVELS.get(int(self.nvml.nvmlDeviceGetTopologyCommonAncestor(one, other)))
+    def _level(self, first: Any, second: Any) -> str | None:
+        return _LEVELS.get(int(self.nvml.nvmlDeviceGetTopologyCommonAncestor(first, second)))
 
     def _nvlinks(self, index: int, handle: Any) -> list[str | None] | None:
-        """Where each active NVLink of a GPU ends: at a PCI address, or at a switch; None where NVML does not tell."""
+        """The remote end of each active NVLink, a PCI address or `_SWITCH`; None if NVML does not report the ends."""
         nvml = self.nvml
         ends: list[str | None] = []
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -170,7 +172,7 @@ class _Asking:
                 active = nvml.nvmlDeviceGetNvLinkState(handle, link)
             except nvml.NVMLError as error:
                 if error.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT):
-                    break  # there are no more links than these
+                    break  # the GPU has no further links
                 self.answer.warnings.append(f"NVML: NVLink {link} of GPU{index}: {error}")
                 return None
             if not active:
@@ -179,7 +181,7 @@ class _Asking:
                 if nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link) == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
                     ends.append(_SWITCH)
                 else:
-                    ends.append(pci_address(_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)))
+                    ends.append(pci_address(_decoded(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)))
             except (nvml.NVMLError, AttributeError):
                 return None
         return ends
@@ -188,11 +190,11 @@ class _Asking:
 _SWITCH = "switch"
 
 
-def pci_address(text: str) -> str:
-    """A PCI address as /sys writes it: 0000:07:00.0 of NVML's 00000000:07:00.0."""
-    domain, _, rest = text.strip().lower().partition(":")
+def pci_address(nvml_address: str) -> str:
+    """A PCI address in the format of /sys: 0000:07:00.0 for NVML's 00000000:07:00.0."""
+    domain, _, rest = nvml_address.strip().lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def _text(value: str | bytes) -> str:
+def _decoded(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value

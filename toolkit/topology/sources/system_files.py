@@ -1,6 +1,6 @@
-"""Processors, NUMA nodes, PCI devices and NICs, from the files of the running kernel below /sys.
+"""Claim processors, NUMA nodes, PCI devices and NICs from the files of the running kernel below /sys.
 
-The files are read by the parser of listings of /sys, so that both hold them against each other in the same way.
+The reader of /sys listings parses the files, so that facts and listings pass the same consistency checks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from toolkit.topology.sources.infiniband_files import is_active, measured_rate, 
 from toolkit.topology.sources.kernel_files import SYSTEM_ROOT, names_in, read_file
 from toolkit.world.cpu_lists import cpu_list, read_cpu_list
 
+__all__ = ["ask_system_files", "count_gpus", "pci_link"]
+
 SOURCE = "/sys"
-TELLS = (
+COVERS = (
     ("sockets",),
     ("cpus",),
     ("numa_nodes",),
@@ -36,8 +38,8 @@ _NVIDIA = "0x10de"
 
 
 def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> Answer:
-    """Claim what the kernel says. `gpu_buses` are the PCI addresses of the GPUs that NVML numbers."""
-    answer = Answer(SOURCE, "direct", TELLS)
+    """The claims of the kernel. `gpu_buses` has the PCI address of each GPU by its number in NVML."""
+    answer = Answer(SOURCE, "direct", COVERS)
     adapters, damage = read_adapters(root)
     nic_buses = {nic.name: bus for nic in adapters or () if (bus := _address(_nic_folder(root, nic.name) / "device"))}
     listing = dict(_node_files(root)) | dict(_pci_files(root, {*gpu_buses.values(), *nic_buses.values()}))
@@ -47,42 +49,42 @@ def ask_system_files(gpu_buses: Mapping[int, str], root: Path = SYSTEM_ROOT) -> 
     facts, warnings = SystemFiles(None, None, ()), damage
     try:
         if listing:
-            facts, of_listing = parse_sysfs("".join(f"{path}: {value}\n" for path, value in listing.items()))
-            warnings = (*of_listing, *damage)
+            facts, listing_warnings = parse_sysfs("".join(f"{path}: {value}\n" for path, value in listing.items()))
+            warnings = (*listing_warnings, *damage)
     except ToolkitError as error:
         answer.miss(f"/sys: {error.message}")
         return answer
     answer.warnings += [f"/sys: {re.sub('^line [0-9]+: ', '', warning)}" for warning in warnings]
-    _say_processors(root, answer)
+    _claim_processors(root, answer)
     for number, node in (facts.nodes or {}).items():
         answer.claims["numa", number] = True
         answer.say(None if node.cpus is None else cpu_list(node.cpus), "numa", number, "cpus")
         answer.say(None if node.memory_kib is None else node.memory_kib // 1024, "numa", number, "memory_mib")
-        _say_socket(root, number, node.cpus or (), answer)
+        _claim_socket(root, number, node.cpus or (), answer)
     devices = {device.address: device for device in facts.pci_devices or ()}
     for index, bus in gpu_buses.items():
-        _say_near(devices.get(bus), answer, ("GPU", index))
+        _claim_near(devices.get(bus), answer, ("GPU", index))
     answer.say(True, "nics")
     for nic in adapters or ():
-        _say_nic(root, nic, answer)
+        _claim_nic(root, nic, answer)
         answer.say(nic_buses.get(nic.name), "nic", nic.name, "bus")
-        _say_near(devices.get(nic_buses.get(nic.name, "")), answer, ("nic", nic.name))
-    _say_paths(root, gpu_buses, nic_buses, answer)
+        _claim_near(devices.get(nic_buses.get(nic.name, "")), answer, ("nic", nic.name))
+    _claim_paths(root, gpu_buses, nic_buses, answer)
     return answer
 
 
 def count_gpus(root: Path = SYSTEM_ROOT) -> int:
-    """How many display devices of NVIDIA the PCI bus has, whether or not this job may use them."""
-    found = 0
+    """The number of NVIDIA display devices on the PCI bus, including those that this job cannot use."""
+    count = 0
     for address in names_in(root / "bus/pci/devices"):
         folder = root / "bus/pci/devices" / address
         is_display = (read_file(folder / "class") or "").startswith("0x03")
-        found += is_display and read_file(folder / "vendor") == _NVIDIA
-    return found
+        count += is_display and read_file(folder / "vendor") == _NVIDIA
+    return count
 
 
 def _address(link: Path) -> str | None:
-    """The PCI address behind a device's link; None for a device without one (a soft RoCE)."""
+    """The PCI address that a device's symbolic link points to; None for a device without one (soft RoCE)."""
     name = Path(os.path.realpath(link)).name
     return name if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", name) else None
 
@@ -114,47 +116,47 @@ def _pci_files(root: Path, addresses: Iterable[str]) -> Iterable[tuple[str, str]
                 yield f"/sys/bus/pci/devices/{address}/{file}", value
 
 
-def _say_processors(root: Path, answer: Answer) -> None:
+def _claim_processors(root: Path, answer: Answer) -> None:
     online = read_file(root / "devices/system/cpu/online")
     cpus = read_cpu_list(online) if online else None
     if cpus is None:
-        answer.miss("/sys does not tell which processors are online", "cpus")
-        answer.miss("/sys does not tell which processors are online", "sockets")
+        answer.miss("/sys does not list the online processors", "cpus")
+        answer.miss("/sys does not list the online processors", "sockets")
         return
     answer.say(cpu_list(cpus), "cpus")
     sockets = {_socket(root, cpu) for cpu in cpus}
     if None in sockets:
-        answer.miss("/sys does not tell the socket of each processor", "sockets")
+        answer.miss("/sys does not report the socket of each processor", "sockets")
     else:
         answer.say(len(sockets), "sockets")
 
 
 def _socket(root: Path, cpu: int) -> int | None:
-    text = read_file(root / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id")
-    return int(text) if text and text.isdecimal() else None
+    package = read_file(root / f"devices/system/cpu/cpu{cpu}/topology/physical_package_id")
+    return int(package) if package and package.isdecimal() else None
 
 
-def _say_socket(root: Path, number: int, cpus: Iterable[int], answer: Answer) -> None:
+def _claim_socket(root: Path, number: int, cpus: Iterable[int], answer: Answer) -> None:
     sockets = {_socket(root, cpu) for cpu in cpus}
     if len(sockets) == 1:
         answer.say(sockets.pop(), "numa", number, "socket")
     if ("numa", number, "socket") not in answer.claims:
-        reason = "lies in several sockets" if sockets else "has no processors whose socket could be asked for"
+        reason = "spans several sockets" if sockets else "has no processors, so its socket is unknown"
         answer.miss(f"/sys: NUMA node {number} {reason}", "numa", number, "socket")
 
 
-def _say_near(device: PciDevice | None, answer: Answer, about: tuple[str, int | str]) -> None:
+def _claim_near(device: PciDevice | None, answer: Answer, about: tuple[str, int | str]) -> None:
     if device is None:
         answer.miss("/sys does not list its PCI device", *about)
         return
     if device.numa_node == -1:
-        answer.miss("/sys: the firmware does not tell the NUMA node", *about, "numa_node")
+        answer.miss("/sys: the firmware does not report the NUMA node", *about, "numa_node")
     else:
         answer.say(device.numa_node, *about, "numa_node")
     answer.say(cpu_list(device.local_cpus) if device.local_cpus else None, *about, "cpus")
 
 
-def _say_nic(root: Path, nic: InfinibandDevice, answer: Answer) -> None:
+def _claim_nic(root: Path, nic: InfinibandDevice, answer: Answer) -> None:
     about = ("nic", nic.name)
     folder = _nic_folder(root, nic.name)
     answer.claims[about] = True
@@ -162,13 +164,13 @@ def _say_nic(root: Path, nic: InfinibandDevice, answer: Answer) -> None:
     interfaces = names_in(folder / "device/net")
     answer.say(",".join(interfaces) or None, *about, "net_device")
     if not interfaces:
-        answer.miss("/sys lists no network interface of it", *about, "net_device")
+        answer.miss("/sys lists no network interface of this adapter", *about, "net_device")
     for port in nic.ports:
-        _say_port(port, answer, (*about, "port", port.number))
+        _claim_port(port, answer, (*about, "port", port.number))
 
 
-def _say_port(port: InfinibandPort, answer: Answer, about: tuple[str | int, ...]) -> None:
-    answer.miss("/sys does not tell it", *about)
+def _claim_port(port: InfinibandPort, answer: Answer, about: tuple[str | int, ...]) -> None:
+    answer.miss("/sys does not report it", *about)
     answer.say(state_of(port), *about, "state")
     answer.say(port.link_layer, *about, "link_layer")
     answer.say(measured_rate(port), *about, "rate")
@@ -176,29 +178,29 @@ def _say_port(port: InfinibandPort, answer: Answer, about: tuple[str | int, ...]
         answer.miss(NOT_ACTIVE, *about, "rate")
 
 
-def _say_paths(root: Path, gpu_buses: Mapping[int, str], nic_buses: Mapping[str, str], answer: Answer) -> None:
-    """What joins each GPU and NIC, from their places below the PCI bridges."""
+def _claim_paths(root: Path, gpu_buses: Mapping[int, str], nic_buses: Mapping[str, str], answer: Answer) -> None:
+    """Claim the link of each GPU and NIC, derived from their paths below the PCI bridges."""
     devices = root / "bus/pci/devices"
     for index, bus in gpu_buses.items():
         for name, other in nic_buses.items():
             nodes = [answer.claims.get((*about, "numa_node")) for about in (("GPU", index), ("nic", name))]
-            near = None if None in nodes else nodes[0] == nodes[1]
-            link = pci_link(os.path.realpath(devices / bus), os.path.realpath(devices / other), near)
+            is_same_node = None if None in nodes else nodes[0] == nodes[1]
+            link = pci_link(os.path.realpath(devices / bus), os.path.realpath(devices / other), is_same_node)
             answer.say(link, "link", f"GPU{index}", name, derived=True)
 
 
-def pci_link(one: str, other: str, same_node: bool | None) -> str | None:
-    """The link of two PCI devices by their folders in /sys, in the words of nvidia-smi; None where it takes more.
+def pci_link(first_path: str, second_path: str, is_same_node: bool | None) -> str | None:
+    """The link of two PCI devices from their folders in /sys, in the terms of nvidia-smi; None if undetermined.
 
-    As NCCL does: PIX is one switch, PXB several, PHB the bridge of the processor, NODE and SYS the way between such
-    bridges, in a NUMA node or across.
+    The rules are those of NCCL: PIX is one switch, PXB several, PHB the host bridge of the processor, and NODE and SYS
+    the path between two host bridges, within a NUMA node or across NUMA nodes.
     """
-    first, second = ([part for part in path.split("/") if ":" in part] for path in (one, other))
+    first, second = ([part for part in path.split("/") if ":" in part] for path in (first_path, second_path))
     shared = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), 0)
     if not first or not second or not first[0].startswith("pci") or not second[0].startswith("pci"):
         return None
     if shared == 0:
-        return None if same_node is None else "NODE" if same_node else "SYS"
+        return None if is_same_node is None else "NODE" if is_same_node else "SYS"
     if shared == 1:
         return "PHB"
     return "PIX" if max(len(first), len(second)) - shared <= 2 else "PXB"
