@@ -84,7 +84,7 @@ def test_nccl_needs_gpus():
     BenchRequest(backend="nccl").check_world(world(device="cuda:0"))
     with pytest.raises(ToolkitError, match="nccl needs GPUs"):
         BenchRequest(backend="nccl").check_world(world())
-    with pytest.raises(ToolkitError, match="this machine shows none"):
+    with pytest.raises(ToolkitError, match="this machine has none"):
         BenchRequest(backend="nccl").check_gpus(0, 2)
     assert on_backend(world(device="cuda:0"), "gloo").device == "cpu"
     assert on_backend(world(device="cuda:0"), "auto").device == "cuda:0"
