@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import CheckFailedError
-from toolkit.topology import links
+from toolkit.topology.links import matrix as links
 from toolkit.topology.readers.nvidia_smi_topo import parse_nvidia_smi_topo
 
 LEGEND = """
