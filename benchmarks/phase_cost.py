@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/phase_cost.py [--rounds 9] [--calls 20000]
 
 Each way is called by turns, round after round, so that noise of the machine meets all of them; an empty loop's time is
-taken off. `record_function` is timed as it stands in a program that nobody profiles, and under torch.profiler. Processor
+taken off. `record_function` is timed in a program without a profiler, and under torch.profiler. Processor
 time, so that other programs do not count. Prints one JSON object; microseconds are medians over the rounds.
 """
 

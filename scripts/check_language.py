@@ -31,7 +31,7 @@ _PHRASES = r"""(?<!\w)(
     | hand(?:s|ed)?\ (?:over|on) | gives?\ back | given\ back | gave\ back
     | left\ out | leaves?\ out | sets?\ aside | written\ over
     | waited\ for | tried\ again | is\ due | wins\ over | its\ own\ business
-    | nearest\ name | a\ text
+    | nearest\ name | a\ text(?!\ file)
     )(?!\w)"""
 # A space of a phrase may be a line break, also inside a comment.
 _SPACED = _PHRASES.replace(r"\ ", r"\s+(?:\#\s+)?")

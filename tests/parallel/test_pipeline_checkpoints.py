@@ -1,4 +1,4 @@
-"""Checkpoints of stages have the whole model's names: a run goes on with another cut, or with none."""
+"""Checkpoints of stages have the whole model's names: a run continues with another cut, or with none."""
 
 from __future__ import annotations
 

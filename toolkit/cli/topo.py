@@ -97,7 +97,7 @@ def _tiers(resolved: ResolvedJob, machine: str | None, leaves: str | None, facts
 
     if facts and (machine or leaves):
         said = "--machine" if machine else "--leaves"
-        raise ToolkitError(f"{facts} says what the nodes are", where=said, fix=f"leave out {said}, or --facts")
+        raise ToolkitError(f"{facts} says what the nodes are", where=said, fix=f"omit {said}, or --facts")
     topology = _topology_of_facts(resolved, facts) if facts else _topology_of_machine(resolved, machine, leaves)
     notes: list[str] = []
     tiers = tiers_of_topology(topology, resolved.job.ranks_per_node, notes)

@@ -72,14 +72,14 @@ def leaves_of(text: str) -> list[int]:
     """The nodes below each leaf: [4, 4] of "4,4".
 
     Raises:
-        ToolkitError: it is no such list, or of more nodes than any cluster has.
+        ToolkitError: the list is invalid, or has more nodes than any cluster.
     """
     from toolkit.errors import ToolkitError
 
     fix = "give nodes of each leaf: 4,4"
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() for word in words):
-        raise ToolkitError(f"{text!r} is no list of whole numbers", where="--leaves", fix=fix)
+        raise ToolkitError(f"expected a list of whole numbers, got {text!r}", where="--leaves", fix=fix)
     if not all(word.strip("0") for word in words):
         raise ToolkitError(f"{text} has a leaf switch without nodes", where="--leaves", fix=fix)
     shortest = [word.lstrip("0") for word in words]
@@ -107,7 +107,7 @@ def _text(path: str, fix: str) -> str:
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ToolkitError("is no text", where=_name(path), fix=fix) from error
+        raise ToolkitError("is not a text file", where=_name(path), fix=fix) from error
     except FileNotFoundError as error:
         raise NotFoundError("no such file", where=path, fix=fix) from error
     except OSError as error:

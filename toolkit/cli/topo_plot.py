@@ -31,7 +31,7 @@ def plot(facts: str | None, machine: str | None, leaves: str | None, matrix: str
     check_picture(output)
     given = [name for name, value in (("--facts", facts), ("--machine", machine), ("--input", matrix)) if value]
     if len(given) > 1:
-        raise ToolkitError("only one thing is drawn", where=" and ".join(given), fix="leave out all but one")
+        raise ToolkitError("expected one input to draw", where=" and ".join(given), fix="omit all but one")
     if leaves and not machine:
         raise ToolkitError("says nothing without a machine", where="--leaves", fix="give --machine, too")
     topology, title = _what(facts, machine, leaves, matrix)

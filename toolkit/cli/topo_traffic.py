@@ -37,7 +37,7 @@ def read_model(text: str) -> Transformer:
     first, *words = (word.strip() for word in text.split(","))
     parameters = _number(first)
     if not parameters:
-        raise _refusal(f"{first!r} is no number of parameters", f"begin with it, as in {_EXAMPLE}")
+        raise _refusal(f"expected a number of parameters, got {first!r}", f"begin with it, as in {_EXAMPLE}")
     given: dict[str, int] = {}
     for word in words:
         name, _, number = word.partition("=")
@@ -58,7 +58,7 @@ def traffic_of_job(
     """The traffic of each dimension: of the model with the job's batch, else nominal; then what --bytes says.
 
     Raises:
-        ToolkitError: a word of --bytes is no DIM=BYTES, or the model has no experts for `ep`.
+        ToolkitError: a term of --bytes is not DIM=BYTES, or the model has no experts for `ep`.
     """
     from toolkit.topology.model_traffic import model_traffic
     from toolkit.topology.placement import nominal_traffic
