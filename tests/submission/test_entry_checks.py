@@ -55,7 +55,7 @@ def test_a_source_that_is_not_there_is_refused_by_each_command_and_leaves_no_run
         ("other", "/other is not a checkpoint: it has no manifest.json. Fix: give the path of a step-... folder; "),
         ("file", "/file is a file, and a checkpoint is a folder. Fix: "),
         ("cut/step-00000007", "/cut/step-00000007 is damaged: shard-00000-of-00001.h5: is missing; shard-"),
-        ("edited/step-00000007", "/edited/step-00000007 is damaged: manifest.json: is not a manifest. Fix: name another; "),
+        ("edited/step-00000007", "/edited/step-00000007 is damaged: manifest.json: is not a valid manifest. Fix: name another; "),
     ],
 )  # fmt: skip
 def test_a_source_that_is_no_checkpoint_is_refused_with_the_fix(toolkit, sources, source: str, said: str) -> None:
@@ -183,7 +183,7 @@ def test_a_codec_that_is_not_installed_is_refused_with_what_to_install(toolkit, 
     filters._zstandard.cache_clear()
     said = toolkit(command, job)
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert ":4:checkpoint.compression: zstd compression of checkpoints needs zstandard, and " in said.err
+    assert ":4:checkpoint.compression: zstd compression of checkpoints requires zstandard, and " in said.err
     assert f"{sys.executable}, which the ranks run in, too, does not have it. Fix: install the extra: pip" in said.err
     toolkit.ok("render", job_with(toolkit, 'compression = "gzip"'))
 

@@ -184,7 +184,7 @@ def test_from_a_damaged_checkpoint_is_refused_before_newer_ones_are_set_aside(to
     (ended.checkpoints / "step-00000010" / "manifest.json").write_text("{}")
     said = toolkit("resume", "last", "--from", "10")
     assert (said.code, names(ended)) == (2, before)
-    assert "--from: " in said.err and "step-00000010 is damaged: manifest.json: is not a manifest" in said.err
+    assert "--from: " in said.err and "step-00000010 is damaged: manifest.json: is not a valid manifest" in said.err
     assert ended.start_numbers() == [0]
 
 

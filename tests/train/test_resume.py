@@ -190,7 +190,7 @@ def test_what_was_saved_since_the_named_checkpoint_comes_first_and_nothing_older
 def test_a_checkpoint_that_a_resume_set_aside_can_be_named_in_its_turn(saved_steps):
     aside = (saved_steps / "step-00000030").rename(saved_steps / "step-00000030.aside-001")
     damage(saved_steps / "step-00000020")
-    with pytest.raises(CorruptCheckpointError, match=r"look: step-00000010, step-00000030\.aside-001$"):
+    with pytest.raises(CorruptCheckpointError, match=r"check: step-00000010, step-00000030\.aside-001$"):
         resumed_at(saved_steps, saved_steps / "step-00000020")
     assert resumed_at(saved_steps, aside) == 30
 

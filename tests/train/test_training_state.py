@@ -332,7 +332,7 @@ def test_another_optimizer_model_or_schedule_is_refused_with_all_that_differs(tm
         resumed(fresh(lambda model: torch.optim.SGD(model.parameters(), lr=0.1)), tmp_path)
     with pytest.raises(ToolkitError, match=r"lacks optimizer\.0\.weight\.max_exp_avg_sq, .*2\.bias\.max_exp_avg_sq"):
         resumed(fresh(lambda model: adamw(model, amsgrad=True)), tmp_path)
-    with pytest.raises(ToolkitError, match=r"holds model\.2\.weight, model\.2\.bias, optimizer\.2"):
+    with pytest.raises(ToolkitError, match=r"contains model\.2\.weight, model\.2\.bias, optimizer\.2"):
         resumed(fresh(model=net()[:2]), tmp_path)
     with pytest.raises(ToolkitError, match="schedule: the checkpoint holds taken, and this job keeps T_max"):
         resumed(scheduled("cosine"), tmp_path)
