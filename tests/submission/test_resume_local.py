@@ -255,7 +255,7 @@ def test_a_run_that_stopped_early_says_so_and_goes_on_with_more_patience_alone(t
     assert json.loads(toolkit.ok("status", "--json"))["validation"] == json.loads(last.to_line())
     explained = toolkit.ok("explain")
     assert f"metrics/validation.jsonl: {words}\n" in explained
-    assert f"`toolkit resume {run.run_id} --set train.early_stop_patience=4` goes on, with more patience" in explained
+    assert f"`toolkit resume {run.run_id} --set train.early_stop_patience=4` continues with more patience" in explained
     said = toolkit("resume", "last", "--set", "train.steps=20")
     assert (said.code, said.out) == (1, "")
     assert "stopped early at step 6: no better after 2 validations, and train.early_stop_patience is 2" in said.err

@@ -173,7 +173,7 @@ def test_a_rank_that_is_gone_is_told_as_such(toolkit) -> None:
     run = live_again(toolkit, "local-8", pid=gone.pid)
     run.attempt(0).exit_file.unlink()
     inject = choose(run, run.attempt(1), "kill-rank", 0, None)
-    with pytest.raises(CheckFailedError, match=f"process {gone.pid} is no rank any more"), inject():
+    with pytest.raises(CheckFailedError, match=f"process {gone.pid} is no longer a rank"), inject():
         pass
 
 

@@ -184,7 +184,7 @@ def test_a_task_that_has_not_begun_has_a_status_and_one_that_is_none_has_not(too
     assert "--task T" in toolkit("logs", "9", "--rank", "0").err
     alone = submitted(toolkit, "10", "alone")
     squeue(("10", "RUNNING", "None"))
-    assert "is no array" in toolkit("logs", alone.run_id, "--task", "1").err
+    assert "is not an array" in toolkit("logs", alone.run_id, "--task", "1").err
 
 
 def test_the_tasks_of_an_array_that_was_given_to_sbatch_by_hand_are_found(toolkit, squeue):
@@ -206,7 +206,7 @@ def test_a_task_of_a_run_that_is_named_by_its_path(toolkit, squeue):
     assert toolkit.ok("logs", path, "--task", "1") == "of task 1\n"
     said = toolkit("logs", path, "--task", "2")
     assert (said.code, "has no task 2" in said.err) == (4, True)
-    assert "is no array" in toolkit("logs", elsewhere / "alone" / alone.run_id, "--task", "1").err
+    assert "is not an array" in toolkit("logs", elsewhere / "alone" / alone.run_id, "--task", "1").err
 
 
 def test_a_rank_that_a_rehearsal_killed_had_memory_enough(run_directory):
@@ -232,6 +232,6 @@ def test_what_is_wrong_with_one_run_hides_no_other(toolkit, squeue):
     said = toolkit("status", "--json", damaged.run_id, first.run_id)
     assert said.code == 2 and [one["run_id"] for one in json.loads(said.out)] == [first.run_id]
     said = toolkit("status", "--tasks", first.run_id, array.run_id)
-    assert len(said.out.splitlines()) == 3 and f"run {first.run_id} is no array" in said.err and said.code == 2
+    assert len(said.out.splitlines()) == 3 and f"run {first.run_id} is not an array" in said.err and said.code == 2
     said = toolkit("status", "nobody", "nothing")
     assert (said.code, said.out, len(said.err.splitlines())) == (4, "", 2), "no table of nothing"

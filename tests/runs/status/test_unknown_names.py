@@ -37,10 +37,10 @@ def test_its_job_is_named_with_what_ends_it(toolkit, queue, command):
 
 def test_a_job_of_something_else_is_called_so(toolkit, queue):
     queue(("6", "6", "PENDING", "(null)"), ("8", "8", "RUNNING", "toolkit:session:dev"), ("9", "9", "COMPLETED", ""))
-    assert "job 6 (PENDING) is in the queue, and is no run of the toolkit's" in toolkit("status", "6").err
+    assert "job 6 (PENDING) is in the queue, but toolkit did not submit it" in toolkit("status", "6").err
     assert "`scancel -M far 6` ends it; `scontrol -M far show job 6` shows it" in toolkit("cancel", "6;far").err
     said = toolkit("status", "8").err
-    assert "job 8 (RUNNING) is no run, but session dev. Fix: `toolkit session stop dev`, or `scancel 8`" in said
+    assert "job 8 (RUNNING) is session dev, not a run. Fix: `toolkit session stop dev`, or `scancel 8`" in said
     sessions_folder().joinpath("dev.json").touch()
     assert "dev is a session, and no run. Fix: `toolkit run JOB --session dev` runs on" in toolkit("resume", "dev").err
     for name in ("9", RUN):  # what has ended, and what Slurm does not know
