@@ -42,7 +42,7 @@ def test_a_job_of_something_else_is_called_so(toolkit, queue):
     said = toolkit("status", "8").err
     assert "job 8 (RUNNING) is session dev, not a run. Fix: `toolkit session stop dev`, or `scancel 8`" in said
     sessions_folder().joinpath("dev.json").touch()
-    assert "dev is a session, and no run. Fix: `toolkit run JOB --session dev` runs on" in toolkit("resume", "dev").err
+    assert "dev is a session, not a run. Fix: `toolkit run JOB --session dev` runs on" in toolkit("resume", "dev").err
     for name in ("9", RUN):  # what has ended, and what Slurm does not know
         assert "no run" in (told := toolkit("status", name).err) and "queue" not in told
 
