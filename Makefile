@@ -1,12 +1,12 @@
-# Two commands need no reading: `make demo` and `make test`.
+# Users need only two commands: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
-# As root on Debian the tests bring up real Slurm and MPI, and must not skip them.
+# As root on Debian the tests run real Slurm and MPI, and must not skip them.
 ON_DEBIAN_ROOT := $(shell [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ] && echo 1)
-# Tests start hundreds of interpreters: each would compile the package anew where the environment forbids bytecode.
+# Tests start hundreds of interpreters: each would compile the package again if the environment disables bytecode.
 export PYTHONDONTWRITEBYTECODE =
-# Tests wait for processes, ranks and Slurm more than they compute: two workers on two cores leave half of each idle.
-# Files go out in the order of folders: xdist's own order begins with files of many tests, and ends with long files of few.
+# Tests wait for processes, ranks and Slurm more than they compute: two workers on two cores would leave half of each idle.
+# Files are distributed in the order of folders: xdist's own order starts with files of many tests, and ends with slow files.
 SPREAD := --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test docs check unit cluster packages evidence parity clean
@@ -28,7 +28,7 @@ check:
 unit:
 	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 4 $(SPREAD) -m "not cluster and not evidence"
 
-# Each worker brings up clusters of its own, whose daemons wait for processors, too: one a core. Only the folders that
+# Each worker starts its own clusters, whose daemons need processors, too: one worker per core. Only the folders that
 # have such tests are collected (tests/docs/test_makefile.py): the others import torch.
 cluster:
 	TOOLKIT_REQUIRE_CLUSTER=$(ON_DEBIAN_ROOT) OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 $(SPREAD) -m "cluster and not evidence" tests/cluster tests/torture
@@ -44,16 +44,16 @@ ifeq ($(ON_DEBIAN_ROOT),1)
 	@$(PYTHON) scripts/install_packages.py
 	@$(PYTHON) scripts/install_apptainer.py
 else
-	@echo "[packages] not root on Debian: tests that need Slurm are skipped, each with what is missing"
+	@echo "[packages] not root on Debian: tests that need Slurm are skipped, each reports what is missing"
 endif
 
-# ONLY="fuzz torture_tests" runs those checks alone.
+# ONLY="fuzz torture_tests" runs only those checks.
 evidence:
 	@mkdir -p evidence
 	OMP_NUM_THREADS=1 nohup $(BIN)/python scripts/evidence.py $(ONLY) > evidence/log.txt 2>&1 &
 	@echo "running in the background; see evidence/log.txt"
 
-# Every parallel strategy beside one process, on 1 to 8 ranks; rewrites the table of docs/parity.md when all is done.
+# Every parallel strategy compared to one process, on 1 to 8 ranks; rewrites the table of docs/parity.md when all is done.
 parity:
 	@mkdir -p evidence
 	OMP_NUM_THREADS=1 nohup sh -c '$(BIN)/pytest -q -m evidence tests/parallel/test_parity.py; $(BIN)/python scripts/parity_table.py' \

@@ -1,4 +1,4 @@
-"""The main job on this machine: train on 4 ranks, then go on from the checkpoint on 2. Run by `make demo`."""
+"""The main job on this machine: train on 4 ranks, then continue from the checkpoint on 2. Run by `make demo`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STAGES = (
         "continue on 2 ranks from the last checkpoint",
         ["resume", "last", "-n", "2", "--set", "train.steps=200", "--wait"],
     ),
-    ("what is there now", ["ckpt", "ls", "last"]),
+    ("list the checkpoints", ["ckpt", "ls", "last"]),
 )
 
 
@@ -23,20 +23,20 @@ def main() -> None:
     environment = {
         **os.environ,
         "TOOLKIT_RUNS": str(ROOT / "runs"),
-    }  # `last` is this demo's run, whatever the shell says
+    }  # `last` is this demo's run, independent of the shell
     for number, (text, arguments) in enumerate(STAGES, start=1):
         print(f"\n[demo {number}/{len(STAGES)}] {text}: toolkit {' '.join(arguments)}", flush=True)
         code = subprocess.run([str(TOOLKIT), *arguments], cwd=ROOT, env=environment, check=False).returncode
         if code:
-            sys.exit(f"[demo] this stage ended with code {code}; `.venv/bin/toolkit logs last` says more")
+            sys.exit(f"[demo] this stage failed with exit code {code}; `.venv/bin/toolkit logs last` shows details")
     run = max((ROOT / "runs" / "train_lm").iterdir())
     print(
         f"""
-[demo] done. Everything of this run is in {run.relative_to(ROOT)}:
+[demo] done. All files of this run are in {run.relative_to(ROOT)}:
     loss.png             the loss, with the change from 4 to 2 ranks
     checkpoints/         sharded HDF5; open index.h5 of any step with plain h5py
     metrics/train.jsonl  every step
-    attempts/            logs, heartbeats and exits of each life of the ranks
+    attempts/            logs, heartbeats and results of each attempt
 
 Try next:
     . .venv/bin/activate

@@ -1,6 +1,6 @@
-"""Run the full counts and the benchmarks, and write what they say, stamped with the commit, under `evidence/`.
+"""Run the full counts and the benchmarks, and write their results, stamped with the commit, under `evidence/`.
 
-`python scripts/evidence.py` runs all checks, `python scripts/evidence.py fuzz torture_tests` those that are named.
+`python scripts/evidence.py` runs all checks, `python scripts/evidence.py fuzz torture_tests` only the named ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 PYTEST = [str(BIN / "pytest"), "-q"]
-ON_CLUSTERS = [*PYTEST, "-n", "2", "--dist", "loadfile"]  # each process has clusters of its own
+ON_CLUSTERS = [*PYTEST, "-n", "2", "--dist", "loadfile"]  # each process has its own clusters
 TORTURE = [*ON_CLUSTERS, "tests/torture", "-m", "cluster or evidence"]
 CHECKPOINT_TORTURE = [*PYTEST, "tests/checkpoint/torture"]
 ACCOUNTING = {"TOOLKIT_TEST_ACCOUNTING": "1"}
@@ -31,7 +31,7 @@ DEVCLUSTER = [str(BIN / "toolkit"), "devcluster", "--name", "evidence"]
 
 @dataclass(frozen=True)
 class Check:
-    """One command. Some need a real Slurm on this machine, and one of them a dev cluster that is up already."""
+    """One command. Some need a real Slurm on this machine, and one of them a running dev cluster."""
 
     name: str
     argv: list[str]
@@ -40,7 +40,7 @@ class Check:
     on_devcluster: bool = False
 
 
-# Lines that a check's tests append to; they begin anew.
+# Lines that a check's tests append to; they are emptied first.
 LEDGERS = {"torture_tests": "torture.jsonl", "checkpoint_torture_tests": "checkpoint_torture.jsonl"}
 
 CHECKS = (
@@ -48,7 +48,7 @@ CHECKS = (
     Check("fuzz", [*PYTEST, "--timeout=1800", "tests/fuzz"], {"TOOLKIT_FUZZ_CASES": "20000"}),
     Check("step_time", [sys.executable, "benchmarks/step_time.py"]),
     Check("data_loading", [sys.executable, "benchmarks/data_loading.py"]),
-    # Kills, damage, power cuts, full disks and second writers; then the table of what was seen.
+    # Kills, damage, power cuts, full disks and second writers; then the table of results.
     Check("checkpoint_torture_tests", CHECKPOINT_TORTURE, {"TOOLKIT_CHECKPOINT_TORTURE": "full"}),
     Check("checkpoint_torture", [sys.executable, "tests/checkpoint/torture/torture_tally.py"]),
     Check("checkpoint_speed", [sys.executable, "benchmarks/checkpoint_speed.py", "--plan", "1024"]),
@@ -60,7 +60,7 @@ CHECKS = (
         needs_slurm=True,
         on_devcluster=True,
     ),
-    # Kills, preemptions and lost nodes, ten times each, then once with accounting; then the table of what was seen.
+    # Kills, preemptions and lost nodes, ten times each, then once with accounting; then the table of results.
     Check("torture_tests", TORTURE, {"TOOLKIT_TORTURE_REPEATS": "10"}, needs_slurm=True),
     Check("torture_tests_accounting", [*TORTURE, "-k", "not local and not torchrun"], ACCOUNTING, needs_slurm=True),
     Check("torture", [sys.executable, "tests/torture/ledger.py"]),
@@ -74,14 +74,14 @@ def commit() -> str:
 
 
 def json_of(text: str) -> Any:
-    """The last JSON object in the text that begins a line, on one line or many; None without one."""
+    """The last JSON object in the output that starts at a line's start, on one line or many; None without one."""
     lines = text.splitlines()
-    found = None
+    value = None
     for number, line in enumerate(lines):
         if line.startswith("{"):
-            with suppress(json.JSONDecodeError):  # a log line may begin so, too
-                found = json.JSONDecoder().raw_decode("\n".join(lines[number:]))[0]
-    return found
+            with suppress(json.JSONDecodeError):  # a log line may start in the same way
+                value = json.JSONDecoder().raw_decode("\n".join(lines[number:]))[0]
+    return value
 
 
 def run(check: Check, environment: Mapping[str, str], version: str) -> bool:
@@ -113,7 +113,9 @@ def devcluster(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 def main(names: list[str]) -> int:
     if unknown := set(names) - {check.name for check in CHECKS}:
-        print(f"no check {', '.join(sorted(unknown))}; there are: {', '.join(check.name for check in CHECKS)}")
+        print(
+            f"unknown check {', '.join(sorted(unknown))}; expected one of: {', '.join(check.name for check in CHECKS)}"
+        )
         return 2
     EVIDENCE.mkdir(exist_ok=True)
     version = commit()  # once: the checkout may change while this runs
@@ -124,7 +126,7 @@ def main(names: list[str]) -> int:
         if names and check.name not in names:
             continue
         if check.needs_slurm and not has_slurm:
-            print(f"== {check.name}: skipped, it needs root and Slurm (`make packages`)", flush=True)
+            print(f"== {check.name}: skipped: it needs root and Slurm (`make packages`)", flush=True)
             good = False
             continue
         if check.name in LEDGERS:

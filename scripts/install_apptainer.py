@@ -1,8 +1,8 @@
-"""Unpack Debian sid's Apptainer to ~/.toolkit/apptainer, beside the system's own packages, for the tests of containers.
+"""Unpack Debian sid's Apptainer to ~/.toolkit/apptainer, separate from the system's packages, for the tests of containers.
 
-Debian 12 has no Apptainer, and sid's needs a newer C library than it has. So its packages are fetched and checked by apt
-with lists of its own, unpacked into one folder, and its two programs are told to load the C library from there. Nothing of
-the system changes but `patchelf` and `squashfs-tools`. Where this fails, the tests that need it are skipped, with the reason.
+Debian 12 has no Apptainer, and sid's needs a newer C library. So apt downloads and verifies sid's packages with separate
+lists, the packages are unpacked into one folder, and Apptainer's two programs load the C library from there. The system
+gets only `patchelf` and `squashfs-tools`. If this fails, the tests that need Apptainer are skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def run(*argv: str | Path, folder: Path | None = None) -> str:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise OSError(f"{argv[0]} failed with code {done.returncode}: {said[-1] if said else 'no word'}")
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise OSError(f"{argv[0]} failed with code {done.returncode}: {lines[-1] if lines else 'no output'}")
     return done.stdout
 
 
 def download(folder: Path) -> list[Path]:
-    """The packages of sid as files; the system's own lists of packages stay as they are."""
+    """The packages of sid as files; the system's own lists of packages stay unchanged."""
     (folder / "sid.list").write_text(SOURCE)
     (folder / "status").touch()
     (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def download(folder: Path) -> list[Path]:
 def unpack(packages: list[Path], tree: Path) -> None:
     for package in packages:
         run("dpkg-deb", "-x", package, tree)
-    # Away from /usr, the program takes usr for its prefix, and its starter takes usr/lib.
+    # Outside of /usr, the program's prefix is usr, and that of its starter usr/lib.
     (tree / "var/lib/apptainer/mnt/session").mkdir(parents=True, exist_ok=True)
     for link, target in (("usr/etc", "../etc"), ("usr/var", "../var"), ("usr/lib/etc", "../../etc"), ("usr/lib/var", "../../var")):  # fmt: skip
         (tree / link).symlink_to(target)
@@ -56,12 +56,12 @@ def unpack(packages: list[Path], tree: Path) -> None:
     # Root of a virtual machine or a container may lack some of root's rights; "full" requests all of them.
     full, none = "root default capabilities = full", "root default capabilities = no"
     if full not in text:
-        raise OSError(f"{configuration} does not hold {full!r}")
+        raise OSError(f"expected {full!r} in {configuration}")
     configuration.write_text(text.replace(full, none))
 
 
 def use_own_libraries(tree: Path, home: Path) -> None:
-    """Programs of `tree`, which will be renamed to `home`, load the libraries that were unpacked with them."""
+    """Make programs of `tree`, which will be renamed to `home`, load the libraries that were unpacked with them."""
     (loader,) = tree.glob("usr/lib/*/ld-linux-*.so.*")
     libraries = home / loader.parent.relative_to(tree)
     for program in (tree / "usr/bin/apptainer", *tree.glob("usr/lib/*/apptainer/bin/starter")):
@@ -69,7 +69,7 @@ def use_own_libraries(tree: Path, home: Path) -> None:
 
 
 def install() -> str:
-    """Its version."""
+    """Install Apptainer; return its version."""
     if not all(map(shutil.which, ("patchelf", "mksquashfs"))):
         run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "patchelf", "squashfs-tools")
     HOME.parent.mkdir(exist_ok=True)
@@ -85,10 +85,10 @@ def install() -> str:
 def main() -> None:
     present = shutil.which("apptainer") or (str(PROGRAM) if PROGRAM.exists() else None)
     if present:
-        print(f"[apptainer] {present} is there", flush=True)
+        print(f"[apptainer] {present} is installed", flush=True)
         return
     try:
-        print(f"[apptainer] {install()} of Debian sid is in {HOME}", flush=True)
+        print(f"[apptainer] installed {install()} of Debian sid in {HOME}", flush=True)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         print(f"[apptainer] not installed, tests that need it are skipped: {error}", file=sys.stderr, flush=True)
 

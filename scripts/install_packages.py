@@ -12,14 +12,14 @@ sys.path.insert(0, str(ROOT))
 
 from toolkit.devcluster.packages import PACKAGES  # noqa: E402
 
-# strace strikes the processes that save checkpoints, mkfs.ext4 makes the small disks that they fill, tmux keeps the
-# shells of sessions, and zsh and fish complete words on TAB.
+# strace interrupts the processes that save checkpoints, mkfs.ext4 makes the small disks that they fill, tmux keeps the
+# shells of sessions, and zsh and fish test completion.
 NEEDED = (*PACKAGES, "strace", "e2fsprogs", "tmux", "zsh", "fish")
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def missing() -> list[str]:
-    """The packages that dpkg does not call installed."""
+    """The packages that dpkg does not list as installed."""
     query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *NEEDED]
     lines = subprocess.run(query, capture_output=True, text=True, check=False).stdout.splitlines()
     installed = {line.split()[0] for line in lines if line.endswith(" installed")}
@@ -33,7 +33,7 @@ def main() -> None:
         return
     print(f"[packages] apt-get install {' '.join(names)}", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # Debian's way to install a daemon without starting it: a policy that says no.
+    # Debian's method to install a daemon without starting it: a policy that denies it.
     own_policy = not POLICY.exists()
     if own_policy:
         POLICY.write_text("#!/bin/sh\nexit 101\n")

@@ -1,4 +1,4 @@
-"""Write the table of `evidence/parity.json` into docs/parity.md: every layout beside one process.
+"""Write the table of `evidence/parity.json` into docs/parity.md: every layout compared to one process.
 
 python scripts/parity_table.py [evidence/parity.json]
 """
@@ -19,32 +19,32 @@ BEGIN, END = "<!-- parity: make parity -->", "<!-- end -->"
 
 
 def worst_of(row: dict[str, Any]) -> float:
-    """The largest of the three differences; infinite where the run failed."""
+    """The largest of the three differences; infinite if the run failed."""
     return math.inf if "error" in row else max(row["loss"], row["gradient"], row["parameter"])
 
 
 def cell(row: dict[str, Any] | None) -> str:
-    """The largest of the three differences; "=" where there is none, bold where it is above the bound."""
+    """The largest of the three differences; "=" if there is none, bold if it is above the bound."""
     if row is None:
         return ""
     worst = worst_of(row)
-    said = f"{worst:.0e}".replace("e-0", "e-") if worst else "="
-    return said if worst <= row["bound"] else f"**{said}**"
+    difference = f"{worst:.0e}".replace("e-0", "e-") if worst else "="
+    return difference if worst <= row["bound"] else f"**{difference}**"
 
 
-def table(found: dict[str, Any]) -> str:
-    rows = found["rows"]
+def table(result: dict[str, Any]) -> str:
+    rows = result["rows"]
     layouts = list(dict.fromkeys(row["layout"] for row in rows))
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     cells = {(row["layout"], row["variant"]): row for row in rows}
     within = sum(worst_of(row) <= row["bound"] for row in rows)
     lines = [f"| | {' | '.join(variants)} |", f"|---{'|---:' * len(variants)}|"]
     for layout in layouts:
-        said = (cell(cells.get((layout, variant))) for variant in variants)
-        lines.append(f"| {layout} | {' | '.join(said)} |")
+        row_cells = (cell(cells.get((layout, variant))) for variant in variants)
+        lines.append(f"| {layout} | {' | '.join(row_cells)} |")
     summary = (
         f"{within} of {len(rows)} runs of {len(layouts)} layouts were within their bound. "
-        f"torch {found['torch']}, commit {found['commit']}, {found['time'][:10]}."
+        f"torch {result['torch']}, commit {result['commit']}, {result['time'][:10]}."
     )
     return f"{summary}\n\n" + "\n".join(lines) + "\n"
 

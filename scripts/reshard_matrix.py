@@ -1,4 +1,4 @@
-"""Write the table of `evidence/reshard_matrix.json` into docs/resharding.md: what was run, and what was found.
+"""Write the table of `evidence/reshard_matrix.json` into docs/resharding.md: the crossings, and their results.
 
 python scripts/reshard_matrix.py [evidence/reshard_matrix.json]
 """
@@ -18,7 +18,7 @@ BEGIN, END = "<!-- reshard matrix: python scripts/reshard_matrix.py -->", "<!-- 
 
 
 def cell(crossings: list[dict[str, Any]]) -> str:
-    """What was found of one layout's state by another."""
+    """The result of loading one layout's state in another."""
     if not crossings:
         return ""
     if any(one["differing"] for one in crossings):
@@ -27,24 +27,24 @@ def cell(crossings: list[dict[str, Any]]) -> str:
     return f"{worst:.0e}".replace("e-0", "e-") if worst else "="
 
 
-def table(found: dict[str, Any]) -> str:
-    names = [layout["name"] for layout in found["layouts"]]
+def table(result: dict[str, Any]) -> str:
+    names = [layout["name"] for layout in result["layouts"]]
     between: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for one in found["crossings"]:
+    for one in result["crossings"]:
         between.setdefault((one["saved_by"], one["loaded_by"]), []).append(one)
-    same = sum(not one["differing"] for one in found["crossings"])
-    exact = sum(not one["differing"] and not one["loss_error"] for one in found["crossings"])
+    same = sum(not one["differing"] for one in result["crossings"])
+    exact = sum(not one["differing"] and not one["loss_error"] for one in result["crossings"])
     rows = [f"| | {' | '.join(str(number) for number in range(1, len(names) + 1))} |", f"|---{'|---' * len(names)}|"]
     for number, saved_by in enumerate(names, 1):
         cells = [cell(between.get((saved_by, loaded_by), [])) for loaded_by in names]
         rows.append(f"| {number}&nbsp;{saved_by.replace(' ', '&nbsp;')} | {' | '.join(cells)} |")
-    said = (
-        f"Rows saved, columns loaded. In {same} of {len(found['crossings'])} crossings of {len(names)} layouts every bit of "
-        f"the state was the same. In {exact} of them the losses of the steps after it were also the same (`=`); in the others "
-        "sums had another order, and the table shows the largest relative difference of a loss (float32).\n"
-        f"torch {found['torch']}, commit {found['commit']}, {found['time'][:10]}."
+    summary = (
+        f"Rows saved, columns loaded. In {same} of {len(result['crossings'])} crossings of {len(names)} layouts every bit of "
+        f"the state was the same. In {exact} of them the losses of the following steps were the same, too (`=`); in the others sums were "
+        "computed in another order, and the table contains the largest relative difference of a loss (float32).\n"
+        f"torch {result['torch']}, commit {result['commit']}, {result['time'][:10]}."
     )
-    return f"{said}\n\n" + "\n".join(rows) + "\n"
+    return f"{summary}\n\n" + "\n".join(rows) + "\n"
 
 
 def main() -> None:

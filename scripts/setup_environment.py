@@ -1,4 +1,4 @@
-"""Make `.venv` with the pinned set, and say every few seconds how far it is. Standard library only.
+"""Make `.venv` with the pinned set, and report the progress every few seconds. Standard library only.
 
 python3 scripts/setup_environment.py train,mpi,plot          the demo
 python3 scripts/setup_environment.py train,mpi,plot,dev      the tests
@@ -26,7 +26,7 @@ def say(text: str) -> None:
 
 
 def wanted(extras: str) -> str:
-    """What the environment depends on; a stamp with this text says that it is up to date."""
+    """The inputs of the environment; a stamp with this string marks it as up to date."""
     parts = [(ROOT / name).read_bytes() for name in ("setup.cfg", "constraints.txt", "pyproject.toml")]
     return hashlib.sha256(b"\0".join(parts)).hexdigest() + " " + ",".join(sorted(extras.split(",")))
 
@@ -48,31 +48,29 @@ def run_pip(extras: str) -> None:
             time.sleep(PERIOD_S)
             text = log_path.read_text(errors="replace")
             found = len(re.findall(r"^\s*(?:Collecting|Requirement already satisfied|Processing)", text, re.MULTILINE))
-            said = (
+            progress = (
                 f"{installed() - before} of {found} packages installed"
                 if "Installing collected" in text
                 else f"{found} packages found"
             )
-            say(f"packages: {said}, {time.monotonic() - began:.0f} s")
+            say(f"packages: {progress}, {time.monotonic() - began:.0f} s")
     if process.returncode:
         lines = log_path.read_text(errors="replace").splitlines()
-        sys.exit("\n".join([*lines[-15:], f"[set-up] pip failed; all of its output is in {log_path}"]))
+        sys.exit("\n".join([*lines[-15:], f"[set-up] pip failed; its full output is in {log_path}"]))
 
 
 def main() -> None:
     if sys.version_info < OLDEST_PYTHON:
-        sys.exit(
-            f"[set-up] Python {sys.version.split()[0]} is too old; give 3.11 or newer: make PYTHON=python3.11 demo"
-        )
+        sys.exit(f"[set-up] Python {sys.version.split()[0]} is too old; use 3.11 or newer: make PYTHON=python3.11 demo")
     extras = sys.argv[1]
     stamp = VENV / "extras.stamp"
     if stamp.exists() and stamp.read_text() == wanted(extras):
-        say("done before: .venv is up to date")
+        say("nothing to do: .venv is up to date")
         return
     if not (VENV / "bin" / "python").exists():
         say(f"making .venv with Python {sys.version.split()[0]}")
         venv.create(VENV, with_pip=True, symlinks=True)
-    say("installing the pinned packages; torch is the big one")
+    say("installing the pinned packages; torch is the largest")
     os.environ.pop("PYTHONPATH", None)
     run_pip(extras)
     stamp.write_text(wanted(extras))

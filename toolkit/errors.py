@@ -1,14 +1,14 @@
-"""The one family of errors that a user may see.
+"""The family of errors that a user may see.
 
-Each says what is wrong, where (file:line:key when there is one) and how to fix it. The command line prints
-it as one line and ends with `exit_code`; a traceback is for our own mistakes only.
+Each states what is wrong, where (file:line:key if there is one) and the fix. The command line prints it as one line
+and exits with `exit_code`; a traceback is only for bugs in toolkit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# The exit codes of every command; docs/contract.md has the table.
+# The exit codes of every command; docs/contract.md contains the table.
 CHECK_FAILED = 1
 WRONG_USE = 2
 SCHEDULER_REFUSED = 3
@@ -16,7 +16,7 @@ NOT_FOUND = 4
 OWN_FAILURE = 125
 INTERRUPTED = 130
 
-LONGEST_QUOTE = 1000  # letters; most paths are shorter
+LONGEST_QUOTE = 1000  # characters; most paths are shorter
 
 
 class ToolkitError(Exception):
@@ -25,8 +25,8 @@ class ToolkitError(Exception):
     Args:
         message: what is wrong, in one line, with the offending value.
         where: the place, as `file:line:key`, a path or a host name.
-        fix: the exact thing to do.
-        others: further mistakes in the same place, each a line of its own.
+        fix: what exactly to do.
+        others: further errors in the same place, each on its own line.
     """
 
     exit_code = WRONG_USE
@@ -44,51 +44,51 @@ class ToolkitError(Exception):
 
 
 def _shortened(text: str) -> str:
-    """A value of many pages, quoted whole, would push the fix out of sight."""
+    """The string with its middle cut out, if it is so long that it would push the fix out of view."""
     return text if len(text) <= LONGEST_QUOTE else f"{text[: LONGEST_QUOTE // 2]} [...] {text[-LONGEST_QUOTE // 2 :]}"
 
 
 def all_of(errors: Sequence[ToolkitError]) -> ToolkitError:
-    """Several errors as one, a line each; the exit code is the first one's."""
+    """Several errors as one, one line each; the exit code is the first one's."""
     first, *rest = errors
     first.others = (*first.others, *rest)
     return first
 
 
 class CheckFailedError(ToolkitError):
-    """A check was run and its answer is no."""
+    """A check ran, and its result is negative."""
 
     exit_code = CHECK_FAILED
 
 
 class SchedulerRefusedError(ToolkitError):
-    """Slurm answered and refused."""
+    """Slurm answered and rejected the request."""
 
     exit_code = SCHEDULER_REFUSED
 
 
 class NotFoundError(ToolkitError):
-    """A site, run, job or checkpoint that does not exist."""
+    """A site, run, job or checkpoint does not exist."""
 
     exit_code = NOT_FOUND
 
 
 class DamagedFileError(ToolkitError):
-    """A file of a run that does not hold what such a file does; `where` is its path."""
+    """A file of a run does not have the expected contents; `where` is its path."""
 
 
 class InterruptedWaitError(ToolkitError):
-    """Ctrl-C ended a wait; the message reports the state of the awaited run or job."""
+    """Ctrl-C ended a wait; the message reports the last known state."""
 
     exit_code = INTERRUPTED
 
 
 class OwnFailureError(ToolkitError):
-    """The toolkit, not the user's program, could not go on."""
+    """Toolkit itself, not the user's program, could not continue."""
 
     exit_code = OWN_FAILURE
 
 
-def counted(number: int, what: str) -> str:
-    """ "1 node", "2 nodes", "4,096 nodes": what a message counts."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def counted(number: int, noun: str) -> str:
+    """ "1 node", "2 nodes", "4,096 nodes": a number with its noun."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

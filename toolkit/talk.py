@@ -1,4 +1,4 @@
-"""What is said on stderr. A value that it quotes, such as a path or a job's name, never rules the reader's terminal."""
+"""Messages on stderr. A quoted value, such as a path or a job's name, can never control the user's terminal."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from contextlib import suppress
 
 
 def plain(text: str) -> str:
-    """A name or a message of one line, without what would move the cursor or cannot be encoded."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    """A name or a one-line message, without characters that would move the cursor or cannot be encoded."""
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def say(text: str) -> None:
-    """One line on stderr; what a value brought along of control characters and line ends is escaped.
+    """Print one line on stderr, with control characters and line ends escaped.
 
     Raises:
-        OSError: stderr takes no more.
+        OSError: stderr cannot be written.
     """
     sys.stderr.write(plain(f"toolkit: {text}") + "\n")
     sys.stderr.flush()
 
 
 def say_beside(text: str) -> None:
-    """As `say`, beside work that must not fail by it: stderr may be a log on the disk that is full."""
+    """Like `say`, but never fail the work that it reports on: stderr may be a log on a full disk."""
     with suppress(OSError):
         say(text)

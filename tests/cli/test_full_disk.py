@@ -53,7 +53,7 @@ def test_a_new_run_on_a_full_disk_says_where_and_leaves_nothing(toolkit, disk: S
     assert re.search(f"{disk.folder}(: only 0.0 GB are free|/runs/work/.*: No space left on device)", said.err), (
         said.err
     )
-    assert "Fix: make room there, or give another folder with --runs or TOOLKIT_RUNS" in said.err
+    assert "Fix: free space there, or give another folder with --runs or TOOLKIT_RUNS" in said.err
     assert disk.names() <= {"runs"}
 
 
@@ -65,7 +65,7 @@ def test_a_resume_on_a_full_disk_leaves_the_run_as_it_was(toolkit, disk: SmallDi
     disk.fill()
     said = toolkit("resume", "last", "--here", "--runs", runs)
     assert said.code == 2
-    assert f"{runs}/work/" in said.err and "Fix: make room there" in said.err
+    assert f"{runs}/work/" in said.err and "Fix: free space there" in said.err
     assert disk.names() == before
 
 
@@ -91,7 +91,7 @@ def test_a_disk_that_a_run_fills_is_said_and_the_run_ends_when_there_is_room(too
     assert (attempt / "ranks" / "rank-00000.done").stat().st_size == 0
     assert json.loads((attempt / "exit.json").read_text())["cause"] == "completed"
     assert not (attempt / "reserve").exists() and list(runs.glob("*/*/starts/000/end.json"))
-    assert said.err.count("cannot be written (No space left on device)") == 1 and "Fix: make room there" in said.err
+    assert said.err.count("cannot be written (No space left on device)") == 1 and "Fix: free space there" in said.err
 
 
 def test_a_rank_that_fails_on_a_full_disk_is_told_with_the_cause(toolkit, disk: SmallDisk) -> None:

@@ -77,8 +77,8 @@ def test_an_invalid_host_list_is_refused_with_the_fix_and_each_escape_once(toolk
     said = toolkit("parse", "hostlist", hosts, "--json")
     assert (said.code, json.loads(said.out)["valid"], json.loads(said.out)["expansion"]) == (1, False, None)
     assert said.err == (
-        f"toolkit: {hosts}:1: the host list 'n[1-\\x1b2]' has '1-\\x1b2' where a number or a range belongs. "
-        "Fix: write it as Slurm does, such as node[1-4,8]\n"
+        f"toolkit: {hosts}:1: the host list 'n[1-\\x1b2]' has '1-\\x1b2' instead of a number or a range. "
+        "Fix: use Slurm's form, such as node[1-4,8]\n"
     )
 
 

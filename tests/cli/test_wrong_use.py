@@ -38,7 +38,7 @@ MISTAKES = {
     "no such site file": (JOB, "submit JOB --site ./none.toml", 4, ["none.toml"]),
     "unknown run": (JOB, "status 20200101-000000-0000", 4, ["20200101", "history"]),
     "no form of a run": (JOB, "status 123:0", 4, ["123:0", "last", "123_4", "123;cluster"]),
-    "cancel a step": (JOB, "cancel 123.0", 2, ["123.0", "one step of a job", "Fix: give 123\n"]),
+    "cancel a step": (JOB, "cancel 123.0", 2, ["123.0", "one step of a job", "Fix: use 123\n"]),
     "requeue some tasks": (JOB, "requeue 123_[0-3]", 2, ["123_[0-3]", "some tasks", "123_4"]),
     "unknown checkpoint": (JOB, "ckpt show ./step-00000005", 4, ["step-00000005"]),
     "unknown command": (JOB, "submti JOB", 2, ["submti", "Did you mean 'submit'?", "toolkit --help"]),
@@ -172,5 +172,5 @@ def test_a_name_that_is_given_does_for_a_file_without_one(toolkit) -> None:
     job = toolkit.folder / "my job.toml"
     job.write_text('[job]\nentry = ["true"]\n')
     for words in ((), ("-n", 2)):
-        assert 'Fix: write name = "my_job" in [job], or give -J my_job' in toolkit("run", job, *words).err
+        assert 'Fix: write name = "my_job" in [job], or use -J my_job' in toolkit("run", job, *words).err
         assert toolkit("run", job, "-J", "mine", *words).code == 0, words

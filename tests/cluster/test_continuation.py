@@ -96,7 +96,7 @@ def test_a_slurmctld_that_is_away_ends_no_run(here: Site) -> None:
     guard = json.loads(run.attempt(0).rank_file(0).read_text())
     with stopped_slurmctld(here.cluster):
         assert here.cluster.exec(guard["host"], ["kill", "-9", str(guard["pid"])]).returncode == 0
-        wait_for(lambda: "Slurm's controller does not answer (srun: error: " in log.read_text())
+        wait_for(lambda: "Slurm's controller does not respond (srun: error: " in log.read_text())
     wait_for(is_stepping(run, 1))
     assert log.read_text().count("Slurm's controller ") == 2  # once that it is away, once that it is back
     assert here.status(run)["state"] == "running" and run.attempt_numbers() == [0, 1]
@@ -105,7 +105,7 @@ def test_a_slurmctld_that_is_away_ends_no_run(here: Site) -> None:
     here.command(["scancel", "--signal=USR2", "--batch", job_id])
     wait_for(lambda: "stop_requested" in log.read_text())  # by then USR2 has come, and the ranks need a moment more
     with stopped_slurmctld(here.cluster):
-        wait_for(lambda: "asking again for the requeue" in log.read_text(), 60)
+        wait_for(lambda: "retrying the requeue" in log.read_text(), 60)
     wait_for(lambda: requeued_once(here, job_id))
     end = exit_of(run, 1)
     assert (end["cause"], end["next"], end["final"]) == ("walltime", "requeue", False)

@@ -244,7 +244,7 @@ def test_down_leaves_nothing(cluster):
     devcluster.down(layout)
     assert _of(layout, _traces()) == []
     assert not layout.folder.exists()
-    with pytest.raises(NotFoundError, match="no dev cluster"):
+    with pytest.raises(NotFoundError, match="is not up"):
         devcluster.down(layout)
 
 
@@ -252,7 +252,7 @@ def test_a_daemon_that_refuses_is_quoted_and_all_is_taken_away(cluster):
     name = f"{cluster.layout.name}-bad"
     layout = make_layout(name, cluster.folder.parent / name)
     bad = ClusterSpec(1, 0, "", False, "", options=("SchedulerType=sched/nonsense",))
-    with pytest.raises(OwnFailureError, match=r"slurmctld in controller ended with code 1.*sched/nonsense"):
+    with pytest.raises(OwnFailureError, match=r"slurmctld in controller exited with code 1.*sched/nonsense"):
         devcluster.up(layout, bad)
     assert _of(layout, _traces()) == []
     assert not layout.folder.exists()

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from clusters import shared_folder
-from conftest import RunningCluster
 from on_slurm import Site, is_stepping, make_site, wait_for
+from session_cluster import RunningCluster
 
 from toolkit.devcluster import cluster as devcluster
 from toolkit.devcluster.layout import ClusterSpec, make_layout

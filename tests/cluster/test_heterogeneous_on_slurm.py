@@ -43,7 +43,7 @@ def test_one_world_over_two_components(here: Site) -> None:
     assert (status["nodes"], status["ranks"]) == (3, 5)
     assert json.loads(here.ok("status", f"{job_id}+1", "--json"))["run_id"] == run.run_id
     log = next(run.path.glob("slurm-*.out")).read_text()
-    assert "health is not known" not in log
+    assert "health is unknown" not in log
     assert f"toolkit: staged {venv} (0 MiB) to /tmp/toolkit-env-{job_id}-0-" in log and " of 3 nodes: " in log
 
 

@@ -50,7 +50,7 @@ def test_what_is_broken_on_purpose_is_found(here):
     )
     said, found = findings(here, file)
     assert said.returncode == 1
-    assert found["limits"] == ("failed", "max_nodes = 99, and Slurm has 4")
+    assert found["limits"] == ("failed", "max_nodes = 99, but Slurm has 4")
     assert found["ranks"][0] == "failed"
 
 

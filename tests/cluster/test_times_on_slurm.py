@@ -36,5 +36,5 @@ def test_slurm_refuses_what_we_refuse(cluster, text):
     )
     assert answer.returncode != 0
     assert "Invalid --time specification" in answer.stderr
-    with pytest.raises(ValueError, match="is not a time that Slurm reads"):
+    with pytest.raises(ValueError, match="is not a valid Slurm time"):
         parse_slurm_time(text)

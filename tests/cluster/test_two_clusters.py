@@ -31,7 +31,7 @@ def test_a_run_lives_on_the_other_cluster(accounting_cluster: Any, far: Any, sha
     here = make_site(accounting_cluster, shared_path)
     job, enough = here.stepping()
     said = here.toolkit("submit", job, "-M", "nowhere")
-    assert said.returncode == 2 and f"Fix: name one with -M: devcluster, {far.name}" in said.stderr
+    assert said.returncode == 2 and f"Fix: choose one with -M: devcluster, {far.name}" in said.stderr
     number, run = here.submit(job, "-M", far.name)
     wait_for(is_stepping(run, 0))
     status = here.status(run)

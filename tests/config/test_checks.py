@@ -11,18 +11,18 @@ from toolkit.errors import ToolkitError
         (
             "nodes = 9",
             "",
-            "job.toml:4:job.nodes: 9 nodes, but partition gpu of cluster gives at most 8. Fix: nodes = 8",
+            "job.toml:4:job.nodes: 9 nodes, but partition gpu of cluster allows at most 8. Fix: nodes = 8",
         ),
         (
             'time = "2-00"',
             "",
-            "job.toml:4:job.time: 2-00 is 2-00:00:00, but partition gpu of cluster gives at most 1-00:00:00. "
+            "job.toml:4:job.time: 2-00 is 2-00:00:00, but partition gpu of cluster allows at most 1-00:00:00. "
             'Fix: time = "1-00:00:00"',
         ),
         (
             'time = "UNLIMITED"',
             "",
-            "job.toml:4:job.time: UNLIMITED is UNLIMITED, but partition gpu of cluster gives at most 1-00:00:00. "
+            "job.toml:4:job.time: UNLIMITED is UNLIMITED, but partition gpu of cluster allows at most 1-00:00:00. "
             'Fix: time = "1-00:00:00"',
         ),
         (
@@ -51,37 +51,41 @@ from toolkit.errors import ToolkitError
         (
             'nodelist = "n[1-3]"\nexclude = "n3,n9"',
             "",
-            "job.toml:5:job.exclude: n3 must be in the allocation, says nodelist n[1-3], and must not. "
-            "Fix: take it out of one of the two",
+            "job.toml:5:job.exclude: n3 cannot be both in nodelist n[1-3] and in exclude. "
+            "Fix: remove it from one of the two",
         ),
-        ('partition = "gpus"', "", "job.toml:4:job.partition: site cluster has no partition 'gpus'. Fix: write 'gpu'"),
+        (
+            'partition = "gpus"',
+            "",
+            "job.toml:4:job.partition: partition 'gpus' not found at site cluster. Fix: write 'gpu'",
+        ),
         (
             'partition = "cpu,gpus"',
             "",
-            "job.toml:4:job.partition: site cluster has no partition 'gpus'. Fix: write 'gpu'",
+            "job.toml:4:job.partition: partition 'gpus' not found at site cluster. Fix: write 'gpu'",
         ),
         (
             'partition = "xyzzy"',
             "",
-            "job.toml:4:job.partition: site cluster has no partition 'xyzzy'. Fix: write 'gpu' or 'cpu'",
+            "job.toml:4:job.partition: partition 'xyzzy' not found at site cluster. Fix: write 'gpu' or 'cpu'",
         ),
         (
             'time = "0:02:00"',
             "[restart]\nwarn_s = 120",
-            "job.toml:6:restart.warn_s: a warning 120 s before walltime leaves nothing of the 120 s of job.time. "
+            "job.toml:6:restart.warn_s: a warning 120 s before walltime leaves no time of the 120 s of job.time. "
             "Fix: a longer time; else warn_s = 30",
         ),
         (
             'time = "1:30"',
             "",
-            "restart.warn_s: a warning 120 s before walltime leaves nothing of the 90 s of job.time: Slurm reads 1:30 as "
-            'minutes. Fix: time = "1:30:00" where hours are meant; else warn_s = 22',
+            "restart.warn_s: a warning 120 s before walltime leaves no time of the 90 s of job.time: Slurm reads 1:30 as "
+            'minutes. Fix: time = "1:30:00" if hours are meant; else warn_s = 22',
         ),
         (
             'time = "2"',
             "",
-            "restart.warn_s: a warning 120 s before walltime leaves nothing of the 120 s of job.time: Slurm reads 2 as "
-            'minutes. Fix: time = "2:00:00" where hours are meant; else warn_s = 30',
+            "restart.warn_s: a warning 120 s before walltime leaves no time of the 120 s of job.time: Slurm reads 2 as "
+            'minutes. Fix: time = "2:00:00" if hours are meant; else warn_s = 30',
         ),
         (
             "nodes = 3",
@@ -103,54 +107,54 @@ from toolkit.errors import ToolkitError
         (
             "nodes = 2",
             "[parallel]\nzero = 2",
-            "job.toml:6:parallel.zero: zero = 2 shards over shard = 1 rank, which is nothing. Fix: shard = 8, or zero = 0",
+            "job.toml:6:parallel.zero: zero = 2 has no effect with shard = 1. Fix: shard = 8, or zero = 0",
         ),
         (
             "nodes = 2",
             "[parallel]\nshard = 4\nzero = 0",
-            "job.toml:7:parallel.zero: zero = 0 shards nothing over shard = 4 ranks. "
+            "job.toml:7:parallel.zero: shard = 4 has no effect with zero = 0. "
             "Fix: zero = 1, 2 or 3, or shard = 1 and replicate = 4",
         ),
         (
             "nodes = 2",
             '[parallel]\nshard = 2\nreduction = "measured"',
-            "job.toml:7:parallel.reduction: measuring chooses among all-reduces of whole copies, and here 2 ranks share a "
+            "job.toml:7:parallel.reduction: 'measured' compares all-reduces of whole models, but here 2 ranks share a "
             'model. Fix: reduction = "auto"',
         ),
         (
             "nodes = 1",
             '[parallel]\nreduction = "hierarchical"',
-            "job.toml:6:parallel.reduction: a hierarchical reduction needs two or more nodes with two or more ranks each, and "
-            'here is 1 node of 4 ranks. Fix: reduction = "auto"',
+            "job.toml:6:parallel.reduction: a hierarchical reduction needs two or more nodes with two or more ranks each, got "
+            '1 node of 4 ranks. Fix: reduction = "auto"',
         ),
         (
             "nodes = 2",
             "[parallel]\ntp = 2\n[train]\ncompile = true",
-            "job.toml:8:train.compile: tp = 2 and torch.compile do not go together: hooks part the graphs. "
+            "job.toml:8:train.compile: tp = 2 and torch.compile cannot be combined: hooks break the graphs. "
             "Fix: set train.compile = false, or tp = 1",
         ),
         (
             "nodes = 2",
             '[parallel]\nshard = 2\n[train]\nlr_reference_batch = 8\nlr_scaling = "adaptive"',
-            "job.toml:9:train.lr_scaling: AdaScale reads the gradient of each micro-batch, which ranks with parts of a "
-            'model do not have. Fix: take "linear" or "square_root", or copies of the model alone',
+            "job.toml:9:train.lr_scaling: AdaScale reads the whole gradient of each micro-batch, which ranks with parts of a "
+            'model do not have. Fix: use "linear" or "square_root", or only replicate the model',
         ),
         (
             "nodes = 2",
             '[train]\nbatch = 64\nlr_reference_batch = 128\nlr_scaling = "adaptive"',
-            "job.toml:7:train.lr_reference_batch: AdaScale is for a batch of at least the reference's, 128, and this one is "
+            "job.toml:7:train.lr_reference_batch: AdaScale requires a batch of at least lr_reference_batch = 128, got "
             "64. Fix: set it to 64 or less",
         ),
         (
             "nodes = 1\nranks_per_node = 1",
             '[train]\nbatch = 8\nlr_reference_batch = 8\nlr_scaling = "adaptive"',
-            "job.toml:9:train.lr_scaling: AdaScale compares the gradients of two or more parts of a batch, and there is one. "
-            "Fix: two or more ranks, or micro_batch = 4 or less",
+            "job.toml:9:train.lr_scaling: AdaScale compares the gradients of two or more parts of a batch, but there is only one. "
+            "Fix: use two or more ranks, or micro_batch = 4 or less",
         ),
         (
             "nodes = 2",
             "[train]\nsteps = 4\nprofile_steps = 2",
-            "train.profile_from: profiling begins at step 10, and the run ends with step 4. Fix: profile_from = 3",
+            "train.profile_from: profiling starts at step 10, but the run ends with step 4. Fix: profile_from = 3",
         ),
         (
             "nodes = 3",
@@ -174,8 +178,8 @@ def test_a_missing_account(resolve, site):
     with pytest.raises(ToolkitError) as caught:
         resolve(site=site)
     assert str(caught.value) == (
-        "job.account: partition gpu of cluster wants an account. "
-        'Fix: write account = "..." in [job], or -A ACCOUNT, or export SBATCH_ACCOUNT'
+        "job.account: partition gpu of cluster requires an account. "
+        'Fix: set account = "..." in [job], use -A ACCOUNT, or export SBATCH_ACCOUNT'
     )
     resolve(site=site, environ={"SBATCH_ACCOUNT": "a"})
 
@@ -216,7 +220,7 @@ def test_gpus_on_a_partition_without(tmp_path, resolve, site):
 def test_one_machine_is_one_node(resolve):
     from toolkit.site.load import load_site
 
-    with pytest.raises(ToolkitError, match=r"job.nodes: the job needs 2 nodes and site local is this one machine"):
+    with pytest.raises(ToolkitError, match=r"job.nodes: the job needs 2 nodes, but site 'local' is a single machine"):
         resolve("nodes = 2", site=load_site("local", {}))
     # Partitions belong to clusters; a job file keeps its own when it runs on a laptop.
     assert resolve('partition = "gpu"', site=load_site("local", {})).partition_limits is None

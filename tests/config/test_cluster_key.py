@@ -51,7 +51,7 @@ def test_the_sites_partitions_do_not_count_on_another_cluster(resolve, there) ->
 def test_no_partition_is_chosen_on_another_cluster(resolve, there) -> None:
     assert not needs_choice(resolve('cluster = "far"'), there())
     with pytest.raises(
-        ToolkitError, match=r"job\.partition: site there says nothing of cluster far.*`sinfo -M far -s`"
+        ToolkitError, match=r"job\.partition: site there does not describe cluster far.*`sinfo -M far -s`"
     ):
         needs_choice(resolve('cluster = "far"\npartition = "auto"'), there())
     with pytest.raises(ToolkitError, match="site there says nothing of cluster far"):
@@ -77,8 +77,8 @@ def test_sbatchs_variables_name_it_and_the_flag_wins(resolve, there) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('cluster = "a,b"', "expected one cluster, got 'a,b'"),
-        ('cluster = "all"', "expected one cluster, got 'all'"),
+        ('cluster = "a,b"', "'a,b' names more than one cluster, but a run uses only one"),
+        ('cluster = "all"', "'all' names more than one cluster"),
         ('cluster = "a b"', "'a b' is not a valid cluster name"),
         ('sbatch = ["-M far"]', r"'-M far' would override .* Fix: write cluster = \.\.\. in \[job\]"),
         ('sbatch = ["--clusters=far"]', "would override"),
@@ -92,7 +92,7 @@ def test_what_is_refused(resolve, lines: str, message: str) -> None:
 def test_a_machine_without_a_scheduler_has_no_clusters(resolve) -> None:
     environ = {"SLURM_CLUSTERS": "far"}  # some sites set it for every shell, and mean their Slurm's commands
     assert resolve(environ=environ, site=load_site("local")).job.cluster == ""
-    with pytest.raises(ToolkitError, match=r"job\.cluster: site local has no scheduler that knows a cluster 'far'"):
+    with pytest.raises(ToolkitError, match=r"job\.cluster: site 'local' has no scheduler for a cluster 'far'"):
         resolve('cluster = "far"', site=load_site("local"))
 
 

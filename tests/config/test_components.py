@@ -50,27 +50,27 @@ def test_what_is_wrong_is_told_with_the_component_and_its_line(resolve, site) ->
         resolve(JOB, TWO.replace("3", "9"), site=site)
     with pytest.raises(ToolkitError, match=r"job\.toml:8:component\[0\]\.cpus_per_rank: 0 is refused"):
         resolve(JOB, TWO.replace("8", "0"), site=site)
-    with pytest.raises(ToolkitError, match=r"job\.toml:11:component\[1\]\.node: there is no key 'node'.*write 'nodes'"):
+    with pytest.raises(ToolkitError, match=r"job\.toml:11:component\[1\]\.node: unknown key 'node'.*write 'nodes'"):
         resolve(JOB, TWO.replace("nodes", "node"), site=site)
 
 
 @pytest.mark.parametrize(
     ("keys", "more", "message"),
     [
-        ('nodes = "2-4"', TWO, r"job\.toml:5:job\.nodes: component\[0\] has no nodes of its own, and 2-4 is a range"),
-        ('array = "0-3"', TWO, "array of heterogeneous jobs"),
+        ('nodes = "2-4"', TWO, r"job\.toml:5:job\.nodes: component\[0\] does not set nodes, and 2-4 is a range"),
+        ('array = "0-3"', TWO, "Slurm does not support arrays of heterogeneous jobs"),
         ("repeat = 3", TWO, "repeated jobs are an array"),
         ('nodelist = "n1"', TWO, "the nodes of one component cannot be in another"),
         (
             "",
             TWO + '[parallel]\nreduction = "hierarchical"',
-            "as many on each, and here is 4 nodes of 1 rank or 4 ranks",
+            "with equal numbers on each, got 4 nodes of 1 rank or 4 ranks",
         ),
         ("", TWO + "[parallel]\nshard = 4", r"= 4 does not divide 13 ranks \(1 x 1 \+ 3 x 4\)"),
-        ('sbatch = ["hetjob"]', "", r"'hetjob' is refused: the components .* are tables .*write a \[\[component\]\]"),
-        ('sbatch = ["-N1 : -N2"]', "", "is refused: the components"),
-        ("", "[component]\nnodes = 2", r"component: .* give tables \[\[component\]\]"),
-        ("", "[components]\nnodes = 2", "there is no 'components': the components of a heterogeneous job"),
+        ('sbatch = ["hetjob"]', "", r"'hetjob' is rejected: the components .* are tables .*write a \[\[component\]\]"),
+        ('sbatch = ["-N1 : -N2"]', "", "is rejected: the components"),
+        ("", "[component]\nnodes = 2", r"component: .* use tables \[\[component\]\]"),
+        ("", "[components]\nnodes = 2", "'components' is not a valid key: the components of a heterogeneous job"),
         ("", TWO + 'sbatch = ["-N2"]', r"component\[1\]\.sbatch: '-N2' would override"),
     ],
 )
@@ -82,9 +82,9 @@ def test_what_cannot_be_one(resolve, site, keys: str, more: str, message: str) -
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("job.nodes", "4", r"-N 4:job\.nodes: the job has 2 components.*write component\[1\]\.nodes"),
-        ("job.ranks_per_node", 2, "ranks_per_node is said for each"),
-        ("job.partition", "gpu", r"write component\[0\]\.partition"),
+        ("job.nodes", "4", r"-N 4:job\.nodes: the job has 2 components.*set component\[1\]\.nodes"),
+        ("job.ranks_per_node", 2, "each of them sets ranks_per_node"),
+        ("job.partition", "gpu", r"set component\[0\]\.partition"),
     ],
 )
 def test_a_flag_that_no_component_would_hear_is_refused(resolve, site, key: str, value: object, message: str) -> None:
@@ -95,7 +95,7 @@ def test_a_flag_that_no_component_would_hear_is_refused(resolve, site, key: str,
 def test_a_flag_for_what_job_says_is_heard(resolve, site) -> None:
     job = resolve(JOB, TWO, site=site, flags={"job.account": Flag("b", "-A")})
     assert {one.job.account for one in job.components} == {"b"}
-    with pytest.raises(ToolkitError, match=r"the tables \[\[component\]\] are the job file's"):
+    with pytest.raises(ToolkitError, match=r"the tables \[\[component\]\] can only be set in the job file"):
         resolve(JOB, TWO, site=site, settings=["component.nodes=2"])
 
 

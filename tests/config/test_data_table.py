@@ -19,5 +19,5 @@ def test_the_numbers_of_workers_that_are_named_are_those_that_are_taken(resolve)
     with pytest.raises(ToolkitError) as refused:
         resolve("", "[data]\nworkers = 257")
     assert str(refused.value).endswith(
-        ':5:data.workers: 257 is not a valid value for this key. Fix: give "auto" or a whole number, at least 0, at most 256'
+        ':5:data.workers: 257 is not a valid value for this key. Fix: use "auto" or a whole number, at least 0, at most 256'
     )

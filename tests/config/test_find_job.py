@@ -30,13 +30,13 @@ def test_a_path_a_name_and_a_name_that_is_also_a_file(jobs, tmp_path):
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        ("trainlm", "there is no shipped job 'trainlm' and no such file. Fix: write 'train_lm'"),
+        ("trainlm", "'trainlm' is neither a file nor a shipped job. Fix: write 'train_lm'"),
         (
             "xyzzy",
-            "there is no shipped job 'xyzzy' and no such file. Fix: give the path of a job file, or one of train_lm",
+            "'xyzzy' is neither a file nor a shipped job. Fix: specify the path of a job file, or one of train_lm",
         ),
-        ("nofile.toml", "nofile.toml: there is no such job file. Fix: give the path of a job file"),
-        ("jobs/train.toml", "jobs/train.toml: there is no such job file. Fix: give jobs/train_lm.toml"),
+        ("nofile.toml", "nofile.toml: job file not found. Fix: specify the path of a job file"),
+        ("jobs/train.toml", "jobs/train.toml: job file not found. Fix: use jobs/train_lm.toml"),
     ],
 )
 def test_what_is_not_there(jobs, tmp_path, job, message):
@@ -51,21 +51,21 @@ def test_a_file_name_that_is_no_job_name(tmp_path):
     with pytest.raises(ToolkitError) as caught:
         resolve_job(path, site=None, environ={})
     assert str(caught.value) == (
-        f"{path}: 'my job' is not a valid job name, and [job] sets none. "
-        'Fix: write name = "my_job" in [job], or give -J my_job'
+        f"{path}: 'my job' is not a valid job name, and [job] does not set one. "
+        'Fix: write name = "my_job" in [job], or use -J my_jo'
     )
     assert resolve_job(path, site=None, environ={"SBATCH_JOB_NAME": "mine"}).job.name == "mine"
 
 
 def test_a_name_without_its_ending_is_the_file_in_this_folder(jobs, tmp_path):
     (tmp_path / "trainlm.toml").touch()
-    with pytest.raises(NotFoundError, match=r"no such file\. Fix: write \./trainlm\.toml$"):
+    with pytest.raises(NotFoundError, match=r"file not found\. Fix: write \./trainlm\.toml$"):
         find_job("trainlm")
 
 
-@pytest.mark.parametrize(("path", "said"), [("/dev/null", "is no regular file"), ("jobs/", "is a folder")])
+@pytest.mark.parametrize(("path", "said"), [("/dev/null", "a device or a pipe"), ("jobs/", "a folder")])
 def test_what_is_there_and_no_file(jobs, path, said):
-    with pytest.raises(ToolkitError, match=rf"{said}, and no job file\. Fix: give the path of a job file"):
+    with pytest.raises(ToolkitError, match=rf"expected a job file, got {said}\. Fix: specify the path of a job file"):
         find_job(path)
 
 

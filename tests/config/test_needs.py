@@ -26,27 +26,27 @@ def resolve_here(resolve):
     [
         (
             "[train]\nlr_reference_batch = 32",
-            'train.lr_reference_batch: 32 says nothing where lr_scaling = "none". '
-            'Fix: set lr_scaling = "linear", or leave lr_reference_batch out',
+            'train.lr_reference_batch: 32 has no effect with lr_scaling = "none". '
+            'Fix: set lr_scaling = "linear", or remove lr_reference_batch',
         ),
         (
             "[train]\nrecompute_every = 2",
-            'train.recompute_every: 2 says nothing where recompute = "none". '
-            'Fix: set recompute = "every", or leave recompute_every out',
+            'train.recompute_every: 2 has no effect with recompute = "none". '
+            'Fix: set recompute = "every", or remove recompute_every',
         ),
-        ("[train]\nmin_lr_ratio = 0.0\nschedule = 'constant'", 'says nothing where schedule = "constant". Fix: set schedule = "cosine"'),
-        ("[train]\nmomentum = 0.95", 'train.momentum: 0.95 says nothing where optimizer = "adamw". Fix: set optimizer = "sgd" or "muon"'),
-        ("[train]\nbetas = [0.8, 0.9]\noptimizer = 'sgd'", 'train.betas: [0.8, 0.9] says nothing where optimizer = "sgd"'),
-        ("[train]\nguard_window = 32", 'train.guard_window: 32 says nothing where guard = "off". Fix: set guard = "skip" or "roll_back"'),
-        ("[train]\nprofile_from = 3", "train.profile_from: 3 says nothing where profile_steps = 0. Fix: set profile_steps, or"),
-        ("[parallel]\nsequence = true", "parallel.sequence: true says nothing where tp = 1. Fix: set tp = 2 or more, or leave sequence out"),
-        ("[parallel]\nstages_per_rank = 3", "parallel.stages_per_rank: 3 says nothing where pp = 1. Fix: set pp = 2 or more"),
-        ('[parallel]\nschedule = "interleaved"', 'parallel.schedule: "interleaved" says nothing where pp = 1'),
-        ('[parallel]\nreduce_type = "fp32"', 'parallel.reduce_type: "fp32" says nothing where shard = 1 and tp = 1 and pp = 1. Fix: set shard = 2'),
-        ('[parallel]\nshard = 2\nbucket_mb = "measured"', 'parallel.bucket_mb: "measured" says nothing where shard = 2. Fix: set shard = 1'),
-        ('[parallel]\ntp = 2\nreduction = "flat"', 'parallel.reduction: "flat" says nothing where tp = 2. Fix: set tp = 1'),
-        ("[data]\nworkers = 0\nprefetch = 4", 'data.prefetch: 4 says nothing where workers = 0. Fix: set workers = "auto"'),
-        ("[data]\nbroken_limit = 0.5", 'data.broken_limit: 0.5 says nothing where broken = "fail". Fix: set broken = "skip"'),
+        ("[train]\nmin_lr_ratio = 0.0\nschedule = 'constant'", 'has no effect with schedule = "constant". Fix: set schedule = "cosine"'),
+        ("[train]\nmomentum = 0.95", 'train.momentum: 0.95 has no effect with optimizer = "adamw". Fix: set optimizer = "sgd" or "muon"'),
+        ("[train]\nbetas = [0.8, 0.9]\noptimizer = 'sgd'", 'train.betas: [0.8, 0.9] has no effect with optimizer = "sgd"'),
+        ("[train]\nguard_window = 32", 'train.guard_window: 32 has no effect with guard = "off". Fix: set guard = "skip" or "roll_back"'),
+        ("[train]\nprofile_from = 3", "train.profile_from: 3 has no effect with profile_steps = 0. Fix: set profile_steps, or"),
+        ("[parallel]\nsequence = true", "parallel.sequence: true has no effect with tp = 1. Fix: set tp = 2 or more, or remove sequence"),
+        ("[parallel]\nstages_per_rank = 3", "parallel.stages_per_rank: 3 has no effect with pp = 1. Fix: set pp = 2 or more"),
+        ('[parallel]\nschedule = "interleaved"', 'parallel.schedule: "interleaved" has no effect with pp = 1'),
+        ('[parallel]\nreduce_type = "fp32"', 'parallel.reduce_type: "fp32" has no effect with shard = 1 and tp = 1 and pp = 1. Fix: set shard = 2'),
+        ('[parallel]\nshard = 2\nbucket_mb = "measured"', 'parallel.bucket_mb: "measured" has no effect with shard = 2. Fix: set shard = 1'),
+        ('[parallel]\ntp = 2\nreduction = "flat"', 'parallel.reduction: "flat" has no effect with tp = 2. Fix: set tp = 1'),
+        ("[data]\nworkers = 0\nprefetch = 4", 'data.prefetch: 4 has no effect with workers = 0. Fix: set workers = "auto"'),
+        ("[data]\nbroken_limit = 0.5", 'data.broken_limit: 0.5 has no effect with broken = "fail". Fix: set broken = "skip"'),
     ],
 )  # fmt: skip
 def test_a_key_without_what_it_needs_is_refused_where_it_stands(resolve_here, more, said):
@@ -96,5 +96,5 @@ def test_what_a_resume_turns_off_takes_along_what_an_earlier_start_set(resolve_h
     site = load_site("local")
     first = resolve_here("", "train.early_stop_patience=1", "train.early_stop_min_delta=5", "train.validate_every=1")
     assert amend_job(first, site=site, settings=["train.early_stop_patience=0"]).train.early_stop_patience == 0
-    with pytest.raises(ToolkitError, match=r"6\.0 says nothing where early_stop_patience = 0"):
+    with pytest.raises(ToolkitError, match=r"6\.0 has no effect with early_stop_patience = 0"):
         amend_job(first, site=site, settings=["train.early_stop_patience=0", "train.early_stop_min_delta=6"])

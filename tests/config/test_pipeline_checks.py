@@ -32,7 +32,7 @@ def job(ranks: int, **keys: Any) -> ResolvedJob:
         (
             4,
             {"pp": 4, "batch": 6, "micro_batch": 2},
-            "train.micro_batch: 3 micro-batches a step: too few for the 4 ranks of the pipeline "
+            "train.micro_batch: 3 micro-batches per step: too few for the 4 ranks of the pipeline "
             "(6 samples of 1 data rank, 2 at once). Fix: micro_batch = 1",
         ),
         (
@@ -44,7 +44,7 @@ def job(ranks: int, **keys: Any) -> ResolvedJob:
         (
             2,
             {"pp": 2, "schedule": "interleaved", "batch": 10, "micro_batch": 2},
-            "5 micro-batches a step do not divide into 2 equal rounds over 2 ranks",
+            "5 micro-batches per step do not divide into 2 equal rounds over 2 ranks",
         ),
         (
             2,
@@ -54,13 +54,13 @@ def job(ranks: int, **keys: Any) -> ResolvedJob:
         (
             2,
             {"pp": 2, "stages_per_rank": 2},
-            'parallel.stages_per_rank: 2 stages a rank, and schedule "1f1b" has one. '
+            'parallel.stages_per_rank: 2 stages per rank, but schedule "1f1b" supports only one. '
             'Fix: schedule = "interleaved", or stages_per_rank = 1',
         ),
         (
             4,
             {"pp": 2, "shard": 2, "schedule": "zero_bubble"},
-            "when zero = 3 has given the weights of 2 shards away. Fix: zero = 1",
+            "when zero = 3 has already released the weights that it shards over 2 ranks. Fix: zero = 1",
         ),
     ],
 )

@@ -67,7 +67,7 @@ def test_the_reference_is_written_between_the_markers(tmp_path):
     page.write_text("no markers")
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 1
-    assert "write the lines <!-- keys: begin --> and <!-- keys: end -->" in answer.stderr
+    assert "add the lines <!-- keys: begin --> and <!-- keys: end -->" in answer.stderr
 
 
 def test_the_contract_has_the_keys_of_today():
@@ -77,7 +77,7 @@ def test_the_contract_has_the_keys_of_today():
 
 
 def test_markers_are_needed():
-    with pytest.raises(ToolkitError, match="has no place for the keys"):
+    with pytest.raises(ToolkitError, match="markers of the key tables not found"):
         embed("<!-- keys: begin -->", where="page")
 
 

@@ -33,7 +33,7 @@ def test_every_form_of_the_manual(text, seconds):
     "text", ["", "2h", "1:2:3:4", "1-:5", "1-2:", "-5", "1-2-3", " 5", "5 ", "1.5", "٣", "1:-2", "12:"]
 )
 def test_other_texts_are_refused(text):
-    with pytest.raises(ValueError, match="is not a time that Slurm reads"):
+    with pytest.raises(ValueError, match="is not a valid Slurm time"):
         parse_slurm_time(text)
 
 

@@ -20,10 +20,10 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "run-directory.schema.
 def test_a_node_is_remembered_until_its_time_is_over(run_directory: RunDirectory) -> None:
     runs = runs_of(run_directory)
     note_bad_node(run_directory, "ours", "node3", "first")
-    note_bad_node(run_directory, "ours", "node3", "Slurm says that it failed")
+    note_bad_node(run_directory, "ours", "node3", "Slurm reports that it failed")
     note_bad_node(run_directory, "theirs", "node4", "another cluster's")
     (bad,) = bad_nodes(runs, "ours")
-    assert (bad.node, bad.reason, bad.run_id) == ("node3", "Slurm says that it failed", run_directory.run_id)
+    assert (bad.node, bad.reason, bad.run_id) == ("node3", "Slurm reports that it failed", run_directory.run_id)
     assert 23.9 * 3600 < bad.expires - time.time() < 24.1 * 3600
     assert sites_with_bad_nodes(runs) == ["ours", "theirs"]
     with known_runs(runs) as known:

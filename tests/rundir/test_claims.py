@@ -29,7 +29,7 @@ def test_a_requeue_of_the_same_job_takes_the_next_number(run_directory):
 def test_the_same_script_under_another_job_id_is_refused(run_directory):
     claim(run_directory, 0, "10")
     end_start(run_directory, 0, state="completed", exit_code=0)
-    with pytest.raises(OwnFailureError, match="belongs to job 10, this is job 11") as error:
+    with pytest.raises(OwnFailureError, match="belongs to job 10, but this is job 11") as error:
         claim(run_directory, 0, "11")
     assert f"toolkit resume {run_directory.run_id}" in error.value.fix
 
@@ -59,7 +59,7 @@ def test_an_older_script_cannot_begin_beside_or_after_a_newer_start(run_director
     claim(run_directory, 0, "10")
     end_start(run_directory, 0, state="failed", exit_code=1)
     claim(run_directory, 2, "12")
-    with pytest.raises(OwnFailureError, match="start 1 comes too late: start 2"):
+    with pytest.raises(OwnFailureError, match="start 1 is too late: start 2"):
         claim(run_directory, 1, "11")
 
 
@@ -77,11 +77,13 @@ def test_a_requeue_of_a_job_whose_run_was_resumed_since_is_refused(run_directory
     end_start(run_directory, 0, state="failed", exit_code=1)
     write_json(run_directory.resumed(1), {"job": {}})
     write_json(run_directory.submitted(1), {"job_id": "11"})
-    with pytest.raises(OwnFailureError, match="requeue of job 10 comes too late: the run was resumed as start 1"):
+    with pytest.raises(
+        OwnFailureError, match="requeue of job 10 is too late: the run has since been resumed as start 1"
+    ):
         claim(run_directory, 0, "10")  # while the resumed job waits
     claim(run_directory, 1, "11")
     end_start(run_directory, 1, state="completed", exit_code=0)
-    with pytest.raises(OwnFailureError, match="comes too late"):
+    with pytest.raises(OwnFailureError, match="is too late"):
         claim(run_directory, 0, "10")
     assert claim(run_directory, 1, "11") == 2  # its own requeue
 
@@ -94,7 +96,7 @@ def test_a_task_that_a_resume_left_out_is_requeued(run_directory):
     write_json(run_directory.resumed(1), {"job": {}})
     write_json(tasks[1].submitted(1), {"job_id": "11"})  # the resume was of task 1 alone
     assert claim(tasks[0], 0, "10_0") == 1
-    with pytest.raises(OwnFailureError, match="comes too late"):
+    with pytest.raises(OwnFailureError, match="is too late"):
         claim(tasks[1], 0, "10_1")
 
 
@@ -149,7 +151,7 @@ def test_a_claim_that_another_wins_after_the_folder_was_listed(run_directory, mo
     claim_attempt(run_directory)
     monkeypatch.setattr(RunDirectory, "start_numbers", lambda _: [])  # as listed a moment before
     monkeypatch.setattr(RunDirectory, "attempt_numbers", lambda _: [])
-    with pytest.raises(OwnFailureError, match="claimed by another supervisor a moment ago"):
+    with pytest.raises(OwnFailureError, match="was just claimed by another supervisor"):
         claim(run_directory, 0, "11")
     assert read_claim(run_directory, 0).job_id == "10"
     assert [path.name for path in run_directory.starts.iterdir()] == ["000"]

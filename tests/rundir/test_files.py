@@ -91,11 +91,11 @@ def test_an_unfinished_last_line_is_no_record_yet(tmp_path):
 def test_a_damaged_file_is_named_with_its_line(tmp_path):
     (tmp_path / "events.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     with pytest.raises(
-        ToolkitError, match=r"events\.jsonl:2: not valid JSON: Unterminated string starting at: column 2\."
+        ToolkitError, match=r"events\.jsonl:2: invalid JSON: Unterminated string starting at: column 2\."
     ):
         list(read_lines(tmp_path / "events.jsonl"))
     (tmp_path / "exit.json").write_text("{")
-    with pytest.raises(ToolkitError, match=r"exit\.json: not valid JSON"):
+    with pytest.raises(ToolkitError, match=r"exit\.json: invalid JSON"):
         read_json(tmp_path / "exit.json")
 
 

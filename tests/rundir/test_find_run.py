@@ -50,7 +50,9 @@ def test_a_job_id_in_any_form_finds_its_run(runs, text):
 @pytest.mark.parametrize("text", ["123_4", "123_4.batch", "123_4.0;sunway", "last_4", "{id}_4", "train_lm/{id}_4"])
 def test_what_is_no_array_has_no_task(runs, text):
     folder, older, _ = runs
-    with pytest.raises(NotFoundError, match=r"is not an array run, so it has no task 4.*name the run alone"):
+    with pytest.raises(
+        NotFoundError, match=r"is not an array run, so it does not have a task 4.*name the run without a task"
+    ):
         find_run(text.format(id=older.run_id), folder)
 
 
@@ -97,25 +99,25 @@ def test_job_ids_are_told_once_and_the_newest_last(run_directory):
 @pytest.mark.parametrize("text", ["12", "1234", "45", "hello", "train_lm", "", "_4", ".batch"])
 def test_what_is_no_run_is_not_found(runs, text):
     folder, *_ = runs
-    with pytest.raises(NotFoundError, match="no run"):
+    with pytest.raises(NotFoundError, match=r"no run of job|not found|not a valid form"):
         find_run(text, folder)
 
 
 @pytest.mark.parametrize("text", ["123foo", "123_", "123:0", "123.", "123+", "job 123", "lst", "123_4_5"])
 def test_what_has_no_form_of_a_run_is_told_the_forms(runs, text):
     folder, *_ = runs
-    with pytest.raises(NotFoundError, match=rf"nor a form of one.*{re.escape('123;cluster')}"):
+    with pytest.raises(NotFoundError, match=rf"not a valid form of one.*{re.escape('123;cluster')}"):
         find_run(text, folder)
 
 
 def test_the_beginning_of_an_id_finds_the_one_run_that_begins_so(runs):
     folder, older, newer = runs
     assert find_run(older.run_id[:-1], folder) == older.path
-    with pytest.raises(ToolkitError, match=f"2 runs begin so. Fix: .*{newer.run_id}, {older.run_id}"):
+    with pytest.raises(ToolkitError, match=f"2 runs have this prefix. Fix: .*{newer.run_id}, {older.run_id}"):
         find_run(older.run_id[:9], folder)
     assert find_run(f"train_lm/{older.run_id[:9]}", folder) == older.path
     # Digits alone are a job id: who cancels a foreign job 20261120 must not meet the only run of that day.
-    with pytest.raises(NotFoundError, match=f"no run '{older.run_id[:8]}'"):
+    with pytest.raises(NotFoundError, match=f"run '{older.run_id[:8]}' not found"):
         find_run(older.run_id[:8], folder)
 
 
@@ -126,7 +128,7 @@ def test_the_cluster_behind_a_job_id_chooses_between_two(runs):
     with pytest.raises(ToolkitError) as error:
         find_run("123", folder)
     alone = f"{newer.run_id} (site moonway), {older.run_id} (site sunway)"
-    assert str(error.value) == f"123: 2 runs have job 123. Fix: name the one that is meant: {alone}"
+    assert str(error.value) == f"123: 2 runs have job 123. Fix: choose one of {alone}"
     assert find_run("123;sunway", folder) == older.path
     write_json(
         newer.record, {"job": {"job": {"array": "", "cluster": "far"}, "site": {"name": "sunway"}}, "host": "n1"}
@@ -141,7 +143,7 @@ def test_a_number_alone_is_no_job_of_another_cluster(runs):
     far = {"job": {"job": {"array": "", "cluster": "far"}, "site": {"name": "sunway"}}, "host": "n1"}
     write_json(older.record, far)
     with pytest.raises(
-        NotFoundError, match=rf"no run of a site's own cluster has job 123\..*{older.run_id} .cluster far"
+        NotFoundError, match=rf"no run on a site's own cluster has job 123\..*{older.run_id} .cluster far"
     ):
         find_run("123", folder)
     write_json(older.path / "resumed-002.json", RECORD)
@@ -155,8 +157,8 @@ def test_a_run_of_another_cluster_is_not_taken_for_the_one_that_is_named(runs):
     folder, older, _ = runs
     with pytest.raises(NotFoundError) as error:
         find_run("123;moonway", folder)
-    assert error.value.message == "no run of cluster moonway has job 123"
-    assert error.value.fix == f"name the run that has this job on another one: {older.run_id} (site sunway)"
+    assert error.value.message == "no run on cluster moonway has job 123"
+    assert error.value.fix == f"choose the run with this job on another cluster: {older.run_id} (site sunway)"
 
 
 def test_a_path_is_a_run_a_task_or_refused(runs, monkeypatch):
@@ -166,7 +168,9 @@ def test_a_path_is_a_run_a_task_or_refused(runs, monkeypatch):
     for text in (f"{older.path}/", f"./{older.run_id}", older.run_id):
         assert find_run(text, folder) == older.path
     assert find_run(f"{older.path}/tasks/4", folder) == older.task(4).path
-    with pytest.raises(NotFoundError, match=r"is not a run directory. Fix: name the folder that holds record.json"):
+    with pytest.raises(
+        NotFoundError, match=r"expected a run directory. Fix: name the folder that contains record.json"
+    ):
         find_run(str(older.path.parent), folder)
 
 
@@ -175,7 +179,7 @@ def test_a_path_is_a_run_a_task_or_refused(runs, monkeypatch):
     [("123.0", "one step"), ("123+1", "one component"), ("123_[0-3]", "some tasks"), ("123_4.0", "one step")],
 )
 def test_what_is_done_to_a_run_is_not_done_for_a_part_of_it(text, what):
-    with pytest.raises(ToolkitError, match=f"names {what} of a job, and cancel is for a run or one task"):
+    with pytest.raises(ToolkitError, match=f"names {what} of a job, but cancel needs a run or one task"):
         refuse_part(text, "cancel")
 
 
@@ -193,7 +197,7 @@ def test_a_slip_of_the_pen_gets_the_nearest_names(runs):
 
 
 def test_last_without_any_run_says_so(tmp_path):
-    with pytest.raises(NotFoundError, match="there is no run yet"):
+    with pytest.raises(NotFoundError, match="no runs found"):
         find_run("last", tmp_path / "nowhere")
 
 

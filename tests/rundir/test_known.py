@@ -86,7 +86,7 @@ def test_runs_that_are_over_are_looked_into_once(tmp_path, listings, looks):
     looks.clear()
     assert find_run("0.batch", tmp_path) == runs[0].path
     assert looks == [living.run_id, runs[0].run_id]
-    with pytest.raises(NotFoundError, match="no run of job 77"):
+    with pytest.raises(NotFoundError, match="no run of job 77 found"):
         find_run("77", tmp_path)
 
 

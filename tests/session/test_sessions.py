@@ -175,9 +175,7 @@ def test_why_it_waits_is_said_and_ctrl_c_gives_it_up(toolkit, slurm: Slurm, monk
     monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     said = toolkit("session", "start")
     assert said.code == 130
-    assert (
-        "job 42 waits: Slurm: PENDING (Resources): it is the next one, and waits for nodes to become free" in said.err
-    )
+    assert "job 42 waits: Slurm: PENDING (Resources): it is the next job, and is waiting for free nodes" in said.err
     assert said.err.endswith("toolkit: session session was given up: job 42 is cancelled\n")
     assert slurm.calls[-1] == "scancel --full 42"
     assert not list(sessions_folder().glob("*.json"))

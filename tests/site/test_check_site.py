@@ -56,8 +56,10 @@ def test_a_probe_that_slurm_does_not_take_proves_nothing(toolkit, ours):
         "away": {"limits": "failed"},
     }
     assert found["cpu"]["ranks"]["detail"] == "not submitted: sbatch: Invalid qos specification"
-    assert "gives at" not in found["gpu"]["ranks"]["detail"] and "wants an account" in found["gpu"]["ranks"]["detail"]
-    assert found["gpu"]["ranks"]["fix"].startswith('write account = "..."')
+    assert (
+        "allows at" not in found["gpu"]["ranks"]["detail"] and "requires an account" in found["gpu"]["ranks"]["detail"]
+    )
+    assert found["gpu"]["ranks"]["fix"].startswith('set account = "..."')
     proof = json.loads((ours / "sites/ours.proof.json").read_text())
     assert set(proof["partitions"]) == {"away"}
     assert not list(toolkit.runs.glob("site_probe/*"))
@@ -75,8 +77,8 @@ def test_the_table_names_each_fix(toolkit, ours):
     assert said.code == 1
     assert said.out.splitlines() == [
         "PARTITION  CHECK   STATE   DETAIL",
-        "away       limits  failed  Slurm has no such partition",
-        "fix away, limits: take [partitions.away] out of the site file",
+        "away       limits  failed  the partition does not exist in Slurm",
+        "fix away, limits: remove [partitions.away] from the site file",
     ]
 
 
@@ -88,7 +90,7 @@ def test_a_site_file_without_partitions_is_probed_where_slurm_is_open(toolkit, o
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["ours", "--partition", "cpus"], 4, "site ours has no partition 'cpus'. Fix: --partition cpu or gpu"),
+        (["ours", "--partition", "cpus"], 4, "partition 'cpus' not found at site ours. Fix: --partition cpu or gpu"),
         (
             ["local"],
             2,
@@ -110,7 +112,7 @@ def test_a_probe_that_runs_out_of_time_proves_nothing_and_is_given_more(run_dire
 
 def test_the_walltime_of_the_probes_is_the_users(toolkit, ours):
     said, found = check(toolkit, "ours", "--partition", "cpu", "-t", "2x")
-    assert said.code == 1 and "'2x' is not a time that Slurm reads" in found["cpu"]["ranks"]["detail"]
+    assert said.code == 1 and "'2x' is not a valid Slurm time" in found["cpu"]["ranks"]["detail"]
 
 
 @pytest.mark.parametrize("again", ["through", "preempted"])

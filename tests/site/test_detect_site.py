@@ -84,8 +84,8 @@ def test_an_unknown_scheduler_is_refused(sites, scheduler):
     with pytest.raises(ToolkitError) as caught:
         detect_site(sites(mine=MEANS["c"]))
     assert str(caught.value) == (
-        f"this machine has a scheduler and no site file matches it (host {HOST}). "
-        "Fix: `toolkit site init` writes one from this cluster; `toolkit site list` shows those that --site takes"
+        f"this machine has a scheduler, but no site file matches it (host {HOST}). "
+        "Fix: `toolkit site init` writes one from this cluster; `toolkit site list` shows the existing ones"
     )
 
 
@@ -94,7 +94,7 @@ def test_two_matches_are_refused(sites, scheduler):
         detect_site(sites(one=MEANS["f"], two=MEANS["f"]))
     assert str(caught.value) == (
         "several sites match (one: /etc/passwd exists; two: /etc/passwd exists). "
-        "Fix: choose with --site or TOOLKIT_SITE"
+        "Fix: choose one with --site or TOOLKIT_SITE"
     )
 
 
@@ -119,7 +119,7 @@ def test_an_exported_slurm_conf_is_the_detected_sites(sites, scheduler, tmp_path
     # By name the site's own file counts, and it is said.
     for name, variables in (("c", environ), (None, environ | {"TOOLKIT_SITE": "c"})):
         assert choose_site(name, variables).site.scheduler.conf == str(own)
-        assert capsys.readouterr().err == f"toolkit: SLURM_CONF={mine} is not used: site c has {own}\n"
+        assert capsys.readouterr().err == f"toolkit: SLURM_CONF={mine} is ignored: site c uses {own}\n"
     choose_site("c", environ | {"SLURM_CONF": str(own)})
     assert capsys.readouterr().err == ""
 
@@ -129,7 +129,7 @@ def test_an_exported_slurm_conf_that_is_not_there_is_named_at_once(sites, schedu
     scontrol.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")  # the real one waits for the file
     scontrol.chmod(0o755)
     environ = sites(c=MEANS["c"]) | {"SLURM_CONF": str(tmp_path / "away.conf")}
-    with pytest.raises(ToolkitError, match="there is no such file") as error:
+    with pytest.raises(ToolkitError, match="file not found") as error:
         detect_site(environ)
     assert error.value.where == f"SLURM_CONF={tmp_path}/away.conf"
     assert not (tmp_path / "asked").exists()

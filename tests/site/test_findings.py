@@ -39,15 +39,21 @@ def test_a_good_site_passes_every_check():
     [
         (3, {"host": "g0"}, None, "", ""),
         (2, {"gpus": {"visible": 8}}, None, "", ""),  # the whole node was given
-        (2, {"mpi": {"size": 1}}, "mpi", "rank 2: MPI says 1 ranks, the job has 4", "launcher.mpi"),
-        (1, {"mpi": {"sum": 7}}, "mpi", "the ranks' sum is 7, not 6", "launcher.mpi"),
+        (2, {"mpi": {"size": 1}}, "mpi", "rank 2: MPI reports 1 ranks, but the job has 4", "launcher.mpi"),
+        (1, {"mpi": {"sum": 7}}, "mpi", "expected the sum 6 over the ranks, got 7", "launcher.mpi"),
         (0, {"mpi": {"error": "no MPI"}}, "mpi", "rank 0: no MPI", "`srun --mpi=list`"),
         (3, {"mpi": {"library": "MPICH 4"}}, "libmpi", "MPICH 4, Open MPI v5", "launcher.libmpi"),
-        (2, {"gpus": {"visible": 0}}, "gpus", "g1 was given 0 of 2 GPUs", "gpu.request, now '--gpus-per-node={count}'"),
-        (2, {"gpus": {"driver": 1}}, "gpus", "the driver knows 1 GPUs", "administrators"),
-        (3, {"interfaces": ["hsn0"]}, "network", "g1 has no ib0", 'network.interface = "hsn0"'),
-        (0, {"rate_mb_per_s": 0.0}, "network", "nothing came", "network.vars"),
-        (3, {"shared": ""}, "shared_path", "g1 cannot read what rank 0 wrote into /scratch", "paths.scratch"),
+        (
+            2,
+            {"gpus": {"visible": 0}},
+            "gpus",
+            "g1 has 0 of 2 requested GPUs",
+            "fix gpu.request, now '--gpus-per-node={count}'",
+        ),
+        (2, {"gpus": {"driver": 1}}, "gpus", "the driver reports 1 GPUs", "administrators"),
+        (3, {"interfaces": ["hsn0"]}, "network", "g1 does not have an interface ib0", 'set network.interface = "hsn0"'),
+        (0, {"rate_mb_per_s": 0.0}, "network", "no data arrived", "network.vars"),
+        (3, {"shared": ""}, "shared_path", "g1 cannot read rank 0's file in /scratch", "paths.scratch"),
         (3, {"clock_s": 160.0}, "clocks", "60 s apart", "chronyc"),
     ],
 )
@@ -65,7 +71,7 @@ def test_what_is_wrong_is_found(rank, change, check, detail, fix):
 
 def test_ranks_that_share_one_node_are_found():
     reports = [{**report, "host": "g0"} for report in GOOD]
-    assert "2 nodes were asked for" in failed(reports)["ranks"].detail
+    assert "2 nodes were requested" in failed(reports)["ranks"].detail
 
 
 def test_one_node_and_no_gpus_are_skipped_not_failed():
@@ -85,13 +91,13 @@ def live(name):
     ("said", "detail", "fix"),
     [
         ({"max_nodes": 2, "max_time": "2-00:00:00", "cpus_per_node": 126}, "", ""),
-        ({"max_nodes": 3}, "max_nodes = 3, and Slurm has 2", "max_nodes = 2"),
-        ({"max_time": "3-00:00:00"}, "max_time = 3-00:00:00, and Slurm gives 2-00:00:00", 'max_time = "2-00:00:00"'),
+        ({"max_nodes": 3}, "max_nodes = 3, but Slurm has 2", "max_nodes = 2"),
+        ({"max_time": "3-00:00:00"}, "max_time = 3-00:00:00, but Slurm allows 2-00:00:00", 'max_time = "2-00:00:00"'),
         ({"max_time": "UNLIMITED"}, "max_time = UNLIMITED", 'max_time = "2-00:00:00"'),
-        ({"gpus_per_node": 4}, "gpus_per_node = 4, and Slurm has 0", "gpus_per_node = 0"),
+        ({"gpus_per_node": 4}, "gpus_per_node = 4, but Slurm has 0", "gpus_per_node = 0"),
         (
             {"cpus_per_node": 128, "mem_gb_per_node": 256},
-            "mem_gb_per_node = 256, and Slurm has 250",
+            "mem_gb_per_node = 256, but Slurm has 250",
             "cpus_per_node = 126",
         ),
     ],
@@ -104,4 +110,4 @@ def test_limits_that_slurm_does_not_give_are_found(said, detail, fix):
 
 def test_a_partition_that_slurm_does_not_have_is_found():
     found = judge_limits("away", PartitionTable(), None)
-    assert (found.state, found.fix) == ("failed", "take [partitions.away] out of the site file")
+    assert (found.state, found.fix) == ("failed", "remove [partitions.away] from the site file")

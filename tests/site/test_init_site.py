@@ -59,15 +59,15 @@ def test_facts_and_guesses(toolkit, ours):
         "gpu": {"max_nodes": 2, "cpus_per_node": 62, "gpus_per_node": 4, "mem_gb_per_node": 500},
     }
     assert "# Omitted, from scontrol show partition: gone (State=DOWN), staff (AllowGroups=admins)." in text
-    assert "# Your accounts, from sacctmgr show associations: astro, chem, chem where a job names none." in text
-    assert "the largest; nodes have 62 to 126" in text
+    assert "# Your accounts, from sacctmgr show associations: astro, chem, chem if a job does not set one." in text
+    assert "the maximum; nodes have 62 to 126" in text
     assert 'request = "--gres=gpu:a100:{count}"' in text
 
 
 def test_every_line_says_where_it_is_from(toolkit, ours):
     for line in toolkit.ok("site", "init", "--print").splitlines():
         if re.match(r"\w+ = ", line) and not line.startswith(("name =", "checked =")):
-            assert re.search(r"# (from \S|guess: .*; prove it: \S)", line), line
+            assert re.search(r"# (from \S|guess: .*; verify it: \S)", line), line
 
 
 def test_the_file_loads_and_jobs_resolve_on_it(toolkit, ours):
@@ -81,7 +81,8 @@ def test_the_file_loads_and_jobs_resolve_on_it(toolkit, ours):
     assert (job.job.gpus_per_node, job.paths.scratch) == (4, "/s")
     assert "#SBATCH --gpus-per-node=4\n" in toolkit.ok("render", "mpi_hello", "--site", "mine", "-p", "gpu", "-N", 2)
     assert (
-        "# Jobs here request all of them; set gpus_per_node = 0 in [job] for a job without GPUs.\n" in path.read_text()
+        "# Jobs here request all of them by default; a job without GPUs sets gpus_per_node = 0 in [job].\n"
+        in path.read_text()
     )
     words = ("mpi_hello", "--site", "mine", "-p", "gpu", "-N", 2, "--set", "job.gpus_per_node=0")
     assert "#SBATCH --gpus-per-node" not in toolkit.ok("render", *words)
@@ -93,7 +94,10 @@ def test_what_is_there_is_not_written_over(toolkit, ours):
     path.write_text("mine")
     refused = toolkit("site", "init")
     assert refused.code == 2
-    assert refused.err == f"toolkit: {path}: is there already. Fix: give another with -o, or --force to write over it\n"
+    assert (
+        refused.err
+        == f"toolkit: {path}: the file exists already. Fix: choose another with -o, or overwrite it with --force\n"
+    )
     assert path.read_text() == "mine"
     toolkit.ok("site", "init", "--force")
     assert path.read_text() != "mine"
@@ -137,7 +141,7 @@ def test_slurms_default_stands_where_the_library_speaks_it(toolkit, ours):
     config.write_text(CONFIG.replace("MpiDefault              = none", "MpiDefault = pmix"))
     text = toolkit.ok("site", "init", "--print")
     assert 'mpi = "pmix" # from scontrol show config: MpiDefault;' in text
-    assert "known by its file's name alone (it tells nothing: " in text
+    assert "known only by its file's name (the library reported nothing: " in text
 
 
 def test_a_library_that_cannot_be_loaded_here_is_known_by_mpirun(toolkit, ours):

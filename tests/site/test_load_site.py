@@ -32,7 +32,7 @@ def test_a_circle_is_named(sites, tmp_path):
     environ = sites(a='extends = "b"\n', b='extends = "c"\n', c='extends = "a"\n')
     assert refusal(lambda: load_site("a", environ)) == (
         f"{tmp_path}/sites/c.toml:2:extends: a circle: a extends b extends c extends a. "
-        "Fix: take one `extends` of the circle out"
+        "Fix: remove one of these `extends`"
     )
 
 
@@ -41,32 +41,35 @@ def test_a_circle_is_named(sites, tmp_path):
     [
         (
             "[scheduler]\nkind = 'pbs'",
-            "s.toml:3:scheduler.kind: 'pbs' is refused: input should be 'slurm' or 'local'. "
-            'Fix: give one of "slurm", "local"',
+            "s.toml:3:scheduler.kind: 'pbs' is rejected: input should be 'slurm' or 'local'. "
+            'Fix: use one of "slurm", "local"',
         ),
         (
             "[gpu]\nrequest = '--gres=gpu:{n}'",
-            "s.toml:3:gpu.request: expected an option with one {count}, got '--gres=gpu:{n}'. "
-            'Fix: give a string with {count}, such as "--gres=gpu:{count}"',
+            "s.toml:3:gpu.request: '--gres=gpu:{n}' is not an option with one {count}. "
+            'Fix: use a string with {count}, such as "--gres=gpu:{count}"',
         ),
         (
             "[partitions.p]\nmax_node = 4",
-            "s.toml:3:partitions.p.max_node: there is no key 'max_node' in [partitions.p]. Fix: write 'max_nodes'",
+            "s.toml:3:partitions.p.max_node: unknown key 'max_node' in [partitions.p]. Fix: write 'max_nodes'",
         ),
-        ("[partitions.p]\nmax_time = 'day'", "s.toml:3:partitions.p.max_time: 'day' is not a time that Slurm reads: "),
+        (
+            "[partitions.p]\nmax_time = 'day'",
+            "s.toml:3:partitions.p.max_time: 'day' is not a valid Slurm time: expected ",
+        ),
         (
             "[partition.p]\nmax_nodes = 4",
-            "s.toml:2:partition: there is no key or table 'partition'. Fix: write 'partitions'",
+            "s.toml:2:partition: unknown key or table 'partition'. Fix: write 'partitions'",
         ),
         (
             "[partitions.p]\ndefault = true\n[partitions.q]\ndefault = true",
-            "s.toml:5:partitions.q.default: p and q are both the default. Fix: leave `default = true` at one partition",
+            "s.toml:5:partitions.q.default: p and q are both the default. Fix: keep `default = true` at only one partition",
         ),
         (
             "[scheduler]\noptions = ['--x\\ny']\n".replace("'", '"'),
-            "s.toml:3:scheduler.options: holds the control character '\\n'. Fix: give a list of options such as ",
+            "s.toml:3:scheduler.options: contains the control character '\\n'. Fix: use a list of options such as ",
         ),
-        ("extends = 'devclustr'", "s.toml:2:extends: there is no site 'devclustr'. Fix: write 'devcluster'"),
+        ("extends = 'devclustr'", "s.toml:2:extends: site 'devclustr' not found. Fix: write 'devcluster'"),
     ],
 )
 def test_a_wrong_site_file(sites, tmp_path, text, message):
@@ -78,14 +81,17 @@ def test_the_name_is_the_files(sites, tmp_path):
     environ = sites()
     path = tmp_path / "sites" / "s.toml"
     path.write_text('name = "t"\n')
-    assert refusal(lambda: load_site("s", environ)) == f"{path}:1:name: 't' is not the file's name. Fix: name = \"s\""
+    assert (
+        refusal(lambda: load_site("s", environ))
+        == f"{path}:1:name: expected the file's name 's', got 't'. Fix: name = \"s\""
+    )
 
 
 def test_no_such_site(sites):
     environ = sites(mine="")
     with pytest.raises(NotFoundError) as caught:
         load_site("lumy", environ)
-    assert str(caught.value) == "there is no site 'lumy'. Fix: write 'lumi'"
+    assert str(caught.value) == "site 'lumy' not found. Fix: write 'lumi'"
 
 
 def test_a_users_file_hides_a_shipped_one(sites, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.site.mpi import find_mpi, spoken_by
+from toolkit.site.mpi import find_mpi, supported_by
 
 OPEN_MPI = ctypes.util.find_library("mpi")
 
@@ -42,7 +42,7 @@ def test_the_mpich_of_this_environment():
 
 def test_a_library_that_cannot_be_loaded_is_judged_by_its_name(prefix):
     found = prefix("libmpi_cray.so.12", "/dev/null")
-    assert found.plugins == ("cray_shasta", "pmi2") and "known by its file's name alone" in found.called
+    assert found.plugins == ("cray_shasta", "pmi2") and "known only by its file's name" in found.called
 
 
 def test_no_mpirun_is_no_mpi():
@@ -60,4 +60,4 @@ def test_no_mpirun_is_no_mpi():
     ],
 )
 def test_what_a_library_calls_itself(said, plugins):
-    assert spoken_by(said) == plugins
+    assert supported_by(said) == plugins

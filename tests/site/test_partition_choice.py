@@ -45,8 +45,8 @@ def test_the_shortest_limit_that_serves_is_taken(toolkit, ours):
     name, told = partition_of(toolkit, ours)
     assert name == "debug"
     assert told == (
-        "toolkit: partition debug of ours is chosen: 0 GPUs and 31 CPUs more than asked, 2 nodes idle, limit 0-00:30:00; "
-        "next is cpu: 0 GPUs and 31 CPUs more than asked, 2 nodes idle, limit 2-00:00:00\n"
+        "toolkit: chose partition debug of ours: 0 GPUs and 31 CPUs beyond the request, 2 nodes idle, limit 0-00:30:00; "
+        "next is cpu: 0 GPUs and 31 CPUs beyond the request, 2 nodes idle, limit 2-00:00:00\n"
     )
 
 
@@ -78,7 +78,7 @@ def test_a_default_partition_is_taken_without_a_word_and_auto_chooses(toolkit, o
 
 def test_submit_and_render_choose_too(toolkit, ours):
     rendered = toolkit("render", ours, "--site", "ours", "-N", 2)
-    assert "#SBATCH --partition=cpu\n" in rendered.out and "partition cpu of ours is chosen: " in rendered.err
+    assert "#SBATCH --partition=cpu\n" in rendered.out and "chose partition cpu of ours: " in rendered.err
     assert "#SBATCH --partition=gpu\n" in toolkit.ok(
         "submit", ours, "--site", "ours", "-p", "auto", "--gpus-per-node", 1, "--dry-run"
     )
@@ -90,7 +90,7 @@ def test_each_reason_is_named_where_none_serves(toolkit, ours):
     first, *each = refused.err.splitlines()
     assert first == "toolkit: job.partition: no partition of ours can serve the job. Fix: see each one's fix"
     assert sorted(line.split(":")[1].strip() for line in each) == ["cpu", "debug", "gpu"]
-    assert "9 nodes, but partition cpu of ours gives at most 4. Fix: nodes = 4" in refused.err
+    assert "9 nodes, but partition cpu of ours allows at most 4. Fix: nodes = 4" in refused.err
 
 
 def test_a_partition_that_is_down_is_passed_by(toolkit, ours, tmp_path):
@@ -99,7 +99,7 @@ def test_a_partition_that_is_down_is_passed_by(toolkit, ours, tmp_path):
     assert partition_of(toolkit, ours)[0] == "cpu"
     sinfo.write_text("#!/bin/sh\necho 'sinfo: error: Unable to contact slurm controller' >&2\nexit 1\n")
     name, told = partition_of(toolkit, ours)
-    assert name == "debug" and "; idle nodes are not known: sinfo: Unable to contact slurm controller" in told
+    assert name == "debug" and "; idle nodes are unknown: sinfo: Unable to contact slurm controller" in told
 
 
 @pytest.mark.parametrize("words", [[], ["-p", "auto"]])
@@ -120,7 +120,7 @@ def test_another_clusters_sinfo_counts_for_nothing(toolkit, ours, tmp_path):
     sinfo = tmp_path / "bin/sinfo"
     sinfo.write_text(sinfo.read_text().replace("debug up", "debug down").replace('"gpu up', '"other up'))
     name, told = partition_of(toolkit, ours)
-    assert name == "debug" and "idle nodes are not known: sinfo here has no partition gpu" in told
+    assert name == "debug" and "idle nodes are unknown: sinfo here does not list partition gpu" in told
 
 
 def test_the_table(toolkit, ours):
@@ -130,35 +130,35 @@ def test_the_table(toolkit, ours):
         ["gpu", "can"],
         ["debug", "cannot"],
     ]
-    assert "  8 GPUs more than cpu would have nothing to do; 8 GPUs and" in said.splitlines()[2]
-    assert said.splitlines()[3].endswith("2 nodes, but partition debug of ours gives at most 1")
+    assert "  8 GPUs would be idle beyond those on cpu; 8 GPUs and" in said.splitlines()[2]
+    assert said.splitlines()[3].endswith("2 nodes, but partition debug of ours allows at most 1")
     rows = json.loads(toolkit.ok("site", "partitions", ours, "--site", "ours", "--json"))
     assert rows[0]["name"] == "debug" and rows[0]["idle_nodes"] == 2
-    assert [row["behind"] for row in rows[:2]] == ["", "its limit is longer than that of debug"]
+    assert [row["behind"] for row in rows[:2]] == ["", "its limit is longer than the limit of debug"]
     all_of_debug = toolkit.ok("site", "partitions", ours, "--site", "ours", "-N", 2, "-t", "45").splitlines()[-1]
-    assert "gives at most 1; " in all_of_debug and "00:30:00" in all_of_debug, "each limit that is in the way is told"
+    assert "allows at most 1; " in all_of_debug and "00:30:00" in all_of_debug, "each limit that is in the way is told"
 
 
 @pytest.mark.parametrize(
     ("one", "best", "why"),
     [
-        ({"idle_cpus": 9}, {"idle_cpus": 8}, "1 CPU more than on best would have nothing to do"),
-        ({"idle_nodes": 1}, {"idle_nodes": 9}, "of 4 nodes 1 would be free now, and 4 of best"),
+        ({"idle_cpus": 9}, {"idle_cpus": 8}, "1 CPU would be idle beyond those on best"),
+        ({"idle_nodes": 1}, {"idle_nodes": 9}, "1 of 4 nodes would be free now, compared to 4 on best"),
         (
             {"limit_s": 60, "time_given": False},
             {"limit_s": 90, "time_given": False},
-            "its limit is shorter than that of best",
+            "its limit is shorter than the limit of best",
         ),
-        ({"idle_nodes": 7}, {"idle_nodes": 9}, "it is as good as best, which the site file names before it"),
+        ({"idle_nodes": 7}, {"idle_nodes": 9}, "it has the same score as best, which is first in the site file"),
     ],
 )
 def test_why_one_is_behind_the_best(one, best, why):
-    assert Candidate("one", nodes=4, **one).behind(Candidate("best", nodes=4, **best)) == why
+    assert Candidate("one", nodes=4, **one).why_not_best(Candidate("best", nodes=4, **best)) == why
 
 
 def test_a_site_that_names_none_has_none_to_choose(toolkit, ours):
     refused = toolkit("site", "partitions", ours, "--site", "local")
-    assert refused.code == 2 and "site local names no partitions to choose among" in refused.err
+    assert refused.code == 2 and "site local does not list partitions to choose from" in refused.err
 
 
 def test_what_is_wrong_everywhere_is_said_once(toolkit, ours):
@@ -172,4 +172,4 @@ def test_a_partition_with_too_few_nodes_cannot_serve_though_no_limit_says_so(too
     site.write_text(site.read_text().replace("max_nodes = 2\n", "max_nodes = 99\n"))
     rows = toolkit.ok("site", "partitions", ours, "--site", "ours", "-N", 60).splitlines()
     (line,) = (row for row in rows if row.startswith("gpu"))
-    assert line.split()[1] == "cannot" and "60 nodes, but it has" in line and "says sinfo" in line
+    assert line.split()[1] == "cannot" and "the job needs 60 nodes, but sinfo reports" in line

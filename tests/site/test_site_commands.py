@@ -48,8 +48,8 @@ def test_a_mistake_is_one_line_and_code_2(toolkit, tmp_path):
     assert answer.returncode == 2
     assert answer.stdout == ""
     assert answer.stderr == (
-        "toolkit: --set train.steps=0:train.steps: 0 is refused: input should be greater than or equal to 1. "
-        "Fix: give a whole number, at least 1\n"
+        "toolkit: --set train.steps=0:train.steps: 0 is rejected: input should be greater than or equal to 1. "
+        "Fix: use a whole number, at least 1\n"
     )
     assert toolkit("config", "show", "nothing").returncode == 4
     assert toolkit("site", "show", "nothing").returncode == 4
@@ -94,4 +94,4 @@ def test_a_wrong_site_file_hides_no_other(toolkit, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(conf))
     found = toolkit("site", "detect")
     assert (found.returncode, found.stdout.split(":")[0]) == (0, "devcluster")
-    assert "ignoring this site file" in found.stderr and "broken.toml:3" in found.stderr
+    assert "ignoring a site file" in found.stderr and "broken.toml:3" in found.stderr

@@ -26,23 +26,23 @@ def test_forms(text, tasks, at_once):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "neither a number nor a range"),
-        ("%2", "neither a number nor a range"),  # Slurm runs task 0
-        ("1,,2", "neither a number nor a range"),
-        ("[0-3]", "neither a number nor a range"),
-        ("0x1", "neither a number nor a range"),
-        ("٣", "neither a number nor a range"),
-        ("-1", "neither a number nor a range"),
-        ("1-3:2:2", "neither a number nor a range"),
+        ("", "expected a number or a range"),
+        ("%2", "expected a number or a range"),  # Slurm runs task 0
+        ("1,,2", "expected a number or a range"),
+        ("[0-3]", "expected a number or a range"),
+        ("0x1", "expected a number or a range"),
+        ("٣", "expected a number or a range"),
+        ("-1", "expected a number or a range"),
+        ("1-3:2:2", "expected a number or a range"),
         ("3-1", "is empty"),
         ("0-3:0", "is empty"),
         ("1,1", "twice"),
         ("0-9:3,6", "twice"),
-        ("0-3%0", "behind %"),  # Slurm sets no limit then
-        ("0-3%", "behind %"),
-        ("0-3%2,5", "behind %"),
+        ("0-3%0", "after %"),  # Slurm sets no limit then
+        ("0-3%", "after %"),
+        ("0-3%2,5", "after %"),
         ("0-10000000", "largest is 4000000"),
-        ("0-99999999999999999999", "neither a number nor a range"),
+        ("0-99999999999999999999", "expected a number or a range"),
     ],
 )
 def test_others_are_refused(text, said):
@@ -74,9 +74,9 @@ def test_from_the_job_file_to_the_script(toolkit):
 def test_refusals_name_place_and_fix(toolkit):
     job = toolkit.job("true")
     for words, said in [
-        (["-a", "0-3"], "-a 0-3:job.array: site local has no scheduler that could run the tasks of an array. Fix: --site"),
-        (["-a", "1,1"], "-a 1,1:job.array: '1,1' names a task twice, in '1'. Fix: give \"0-9\""),
-        (["--set", 'job.sbatch=["--array=0-3"]'], "'--array=0-3' would override another key. Fix: write array ="),
+        (["-a", "0-3"], "-a 0-3:job.array: site 'local' has no scheduler to run the tasks of an array. Fix: --site"),
+        (["-a", "1,1"], "-a 1,1:job.array: '1,1' names a task twice, in '1'. Fix: use \"0-9\""),
+        (["--set", 'job.sbatch=["--array=0-3"]'], "'--array=0-3' would override [job] array. Fix: write array ="),
     ]:  # fmt: skip
         refused = toolkit("submit", job, *words)
         assert (refused.code, said in refused.err) == (2, True), refused

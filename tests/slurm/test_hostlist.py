@@ -102,9 +102,9 @@ def test_width_duplicates_order_and_separators(text, hosts):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("n[1-3", "open bracket"), ("n1]", "unbalanced"), ("n[1[2]]", "unbalanced"), ("n[]", "a number"),
+        ("n[1-3", "unclosed bracket"), ("n1]", "unbalanced"), ("n[1[2]]", "unbalanced"), ("n[]", "a number"),
         ("n[1-]", "a number"), ("n[-3]", "a number"), ("n[x]", "a number"), ("n[1,,2]", "a number"),
-        ("n[3-1]", "backwards"), ("n[²]", "a number"), ("n[٣]", "a number"),
+        ("n[3-1]", "decreasing"), ("n[²]", "a number"), ("n[٣]", "a number"),
         ("n[1-2000000]", "more than"), ("n[1-99999999999999999999]", "more than"), ("a[1-2000]b[1-2000]", "more than"),
         (",".join(["n[1-600000]"] * 2), "more than"),
     ],
@@ -125,5 +125,5 @@ def test_any_text_is_read_or_refused_and_never_a_traceback(text):
 
 
 def test_no_host_has_no_first():
-    with pytest.raises(ToolkitError, match="names no host"):
+    with pytest.raises(ToolkitError, match="does not name a host"):
         first_host("")

@@ -51,9 +51,9 @@ def test_the_commands_in_a_text_are_for_the_cluster() -> None:
 @pytest.mark.parametrize(
     ("said", "sacctmgr", "message", "fix"),
     [
-        (NO_ADDRESS, "echo near; echo next", "there is no cluster 'far' in this Slurm's accounting", "with -M: near, next"),
+        (NO_ADDRESS, "echo near; echo next", "cluster 'far' not found in this Slurm's accounting", "with -M: near, next"),
         (NO_ADDRESS, "echo near; echo far", "cluster 'far' is down", "wait for it"),
-        (NO_DATABASE, "exit 1", "cluster 'far' cannot be found: There is a problem talking", "leave the cluster out"),
+        (NO_DATABASE, "exit 1", "cluster 'far' not found: There is a problem talking", "remove the cluster"),
     ],
 )  # fmt: skip
 def test_a_cluster_without_an_address_is_told_apart(command, said: str, sacctmgr: str, message: str, fix: str) -> None:

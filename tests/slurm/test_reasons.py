@@ -45,7 +45,7 @@ def test_no_reason_of_the_manual_is_unknown(name: str) -> None:
         ("QOSMaxWallDurationPerJobLimit", CanStart.NEVER, "more time"),
         ("QOSMinGRES", CanStart.NEVER, "less GPUs"),
         ("AssocGrpCPUMinutesLimit", CanStart.NOT_BEFORE, "used up"),
-        ("AssocGrpGRESRunMinutes", CanStart.NOT_BEFORE, "jobs that end make room"),
+        ("AssocGrpGRESRunMinutes", CanStart.NOT_BEFORE, "when other jobs finish"),
         ("FluxCapacitorLimit", CanStart.UNKNOWN, "FluxCapacitorLimit"),
     ],
 )  # fmt: skip

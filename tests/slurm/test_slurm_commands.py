@@ -45,14 +45,14 @@ def test_the_scrubbed_environment_is_what_the_command_sees(command, monkeypatch,
 def test_a_slurm_conf_that_is_not_there_is_named_at_once(command):
     """Slurm's commands would look for it for a minute, and be cut off without a word."""
     command("squeue", "sleep 60")
-    with pytest.raises(NotFoundError, match=r"slurm\.conf is not here") as error:
+    with pytest.raises(NotFoundError, match=r"slurm\.conf not found") as error:
         Slurm(configuration="/nowhere/slurm.conf").call(["squeue"])
     assert error.value.where == "/nowhere/slurm.conf"
 
 
 def test_a_missing_command_is_not_found(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotFoundError, match="squeue is not on PATH") as error:
+    with pytest.raises(NotFoundError, match="squeue not found on PATH") as error:
         Slurm().call(["squeue"])
     assert error.value.exit_code == 4
     assert "--site local" in error.value.fix
@@ -76,11 +76,11 @@ def test_a_silent_failure_tells_its_exit_code(command):
     ("end", "said"),
     [
         ("kill -9 $$", "squeue was killed by SIGKILL"), ("echo oh no >&2; exit 143", "squeue was killed by SIGTERM: oh no"),
-        ("exit 255", "squeue broke off with exit code 255"),
+        ("exit 255", "squeue lost its connection, with exit code 255"),
         ("echo 'client_loop: send disconnect: Broken pipe' >&2; exit 255",
-         "squeue broke off with exit code 255: client_loop: send disconnect: Broken pipe"),
+         "squeue lost its connection, with exit code 255: client_loop: send disconnect: Broken pipe"),
         ("echo 'Connection to login1 closed by remote host.' >&2; exit 255",
-         "squeue broke off with exit code 255: Connection to login1 closed by remote host."),
+         "squeue lost its connection, with exit code 255: Connection to login1 closed by remote host."),
     ],
 )  # fmt: skip
 def test_a_command_that_was_killed_gave_no_answer(command, end, said):
@@ -111,7 +111,7 @@ def test_an_exit_code_above_128_that_is_no_signals_is_a_refusal(command, end, sa
 def test_a_command_that_hangs_is_given_up_on(command):
     command("squeue", "sleep 5")  # a site's wrapper: the sleep keeps the pipe after bash was killed
     began = time.monotonic()
-    with pytest.raises(SchedulerRefusedError, match="squeue did not answer in 0 s"):
+    with pytest.raises(SchedulerRefusedError, match="squeue did not respond within 0 s"):
         Slurm(timeout_s=0.2).call(["squeue"])
     assert time.monotonic() - began < 3
 
@@ -158,7 +158,7 @@ def test_a_job_is_looked_for_in_the_queue_then_in_accounting(command):
         "5_3": ("PENDING", "squeue"),
         "6": ("RUNNING", "squeue"),
     }  # nobody knows 4 and 5_5: they are left out, not guessed
-    assert "accounting says RUNNING" in facts["3"].reason
+    assert "accounting reports RUNNING" in facts["3"].reason
     assert (facts["2"].cancelled_by, facts["1"].restarts, facts["5_3"].job_id) == (1000, 1, "5_3")
 
 
@@ -221,7 +221,7 @@ def test_a_queue_that_cannot_be_read_has_forgotten_nobody(command, how, said):
     """A job behind the damage would count as lost, and be started a second time beside the one that runs."""
     command("squeue", damaged(QUEUE_MARK, how, *THREE))
     command("sacct", NO_ACCOUNTING)
-    with pytest.raises(SchedulerRefusedError, match="squeue's answer cannot be read") as error:
+    with pytest.raises(SchedulerRefusedError, match="squeue's answer is not a valid value for this key") as error:
         Slurm().jobs(["1", "2", "3"])
     assert said in error.value.message
     command("sacct", answer(ACCOUNTS_MARK, ENDED))
@@ -239,7 +239,7 @@ def test_an_accounting_that_cannot_be_read_makes_no_job_lost(command):
     command("sacct", damaged(ACCOUNTS_MARK, "1s/0:0/&$mark/", ("2", "COMPLETED", "0:0", "n1", "x"), ENDED))
     facts = Slurm().jobs(["1", "2", "3"])
     assert {job: fact.state for job, fact in facts.items()} == {"1": "RUNNING", "2": "", "3": ""}
-    assert "sacct's answer cannot be read" in facts["3"].reason
+    assert "sacct's answer is not a valid value for this key" in facts["3"].reason
     assert Slurm().accounted(["2", "3"]) == {}
 
 

@@ -94,7 +94,7 @@ def test_an_sbatch_that_was_killed_is_named_with_its_signal(pretended: Pretended
 def test_a_slurm_that_stays_away_is_given_up_in_time(pretended: PretendedSlurm) -> None:
     pretended.command("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
     pretended.command("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(UnsettledError, match="nobody knows whether Slurm took the job") as error:
+    with pytest.raises(UnsettledError, match="cannot determine whether Slurm accepted the job") as error:
         submitted(patience_s=0.5)
     assert error.value.exit_code == 3
     assert len(pretended.calls("sbatch")) == 1
@@ -104,7 +104,7 @@ def test_how_long_slurm_is_asked_is_told_with_the_hint(pretended: PretendedSlurm
     pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue}; echo '{TIMED_OUT}' >&2; exit 1")
     said: list[str] = []
     submit_once(Slurm(), Path("job.sbatch"), TOKEN, patience_s=30.4, say=said.append, hint="; Ctrl-C keeps it")
-    assert said[0].endswith(f"asking Slurm for the job by its comment {TOKEN}, for up to 30 s; Ctrl-C keeps it")
+    assert said[0].endswith(f"searching Slurm for the job by its comment {TOKEN}, for up to 30 s; Ctrl-C keeps it")
 
 
 @pytest.mark.parametrize("missing", ["squeue", "slurm.conf"])
@@ -116,7 +116,7 @@ def test_a_question_that_cannot_be_asked_is_no_answer(
     (pretended.folder / "slurm.conf").touch()
     pretended.command("sbatch", f"/bin/rm {pretended.folder}/{missing}; echo '{TIMED_OUT}' >&2; exit 1")
     slurm = Slurm(configuration=str(pretended.folder / "slurm.conf"))
-    with pytest.raises(UnsettledError, match="nobody knows") as error:
+    with pytest.raises(UnsettledError, match="cannot determine") as error:
         submit_once(slurm, Path("job.sbatch"), TOKEN, patience_s=0.5, say=[].append)
     assert missing in error.value.message
 

@@ -34,6 +34,6 @@ def test_nothing_is_asked_of_a_slurm_whose_configuration_is_not_there(toolkit, s
     site.write_text("name = 'away'\n[scheduler]\nkind = 'slurm'\n")
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nowhere.conf"))
     said = toolkit("submit", toolkit.job("true"), "--site", site)
-    assert (said.code, f"SLURM_CONF={tmp_path}/nowhere.conf: there is no such file" in said.err) == (2, True), said
+    assert (said.code, f"SLURM_CONF={tmp_path}/nowhere.conf: file not found" in said.err) == (2, True), said
     assert not list(toolkit.runs.glob("work"))
     toolkit.ok("render", toolkit.job("true"), "--site", site)

@@ -156,7 +156,7 @@ def test_a_bench_that_its_ranks_would_refuse_is_not_submitted(toolkit, words, sa
         (("parallel.tp=3", "job.ranks_per_node=3", "train.batch=12"), "--set parallel.tp=3:parallel.tp: args.heads = 4 is not a multiple of parallel.tp = 3. Fix: parallel.tp = 2 or 4, or args.heads = 3 or 6"),
         (("args.dropout=1.5",), "--set args.dropout=1.5:args.dropout: 1.5 is refused: input should be less than 1. Fix: give a number, at least 0, less than 1"),
         (("args.layer=2",), "args.layer: this job has no argument 'layer'. Fix: write 'layers'"),
-        (("train.guard=roll_back", "checkpoint.every_steps=500"), "none is saved before the last step: checkpoint.every_steps is 500, train.steps 150"),
+        (("train.guard=roll_back", "checkpoint.every_steps=500"), "none is scheduled before the last step: checkpoint.every_steps is 500, train.steps 150"),
     ],
 )  # fmt: skip
 def test_what_the_ranks_of_a_training_would_refuse_is_not_submitted(toolkit, words, said: str) -> None:

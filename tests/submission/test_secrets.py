@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.config.secrets import looks_secret, shown_words
+from toolkit.config.secrets import looks_secret, shown_arguments
 
 WORD = "s3cret-w0rd"
 
@@ -64,8 +64,8 @@ def test_the_error_of_a_script_that_quotes_one_is_written_without_it(toolkit, mo
         ("env", "OF_SHELL is not set in this shell", "export OF_SHELL"),
         ("file:/nowhere/at/all", "cannot read /nowhere/at/all", "write the secret into that file"),
         ("file:{open}", "others may read", "chmod 600"),
-        ("hf_abcdefghijklmnop", "is no reference", '"file:/PATH"'),
-        ("command:'x", "is no reference", '"command:WORDS"'),
+        ("hf_abcdefghijklmnop", "not a valid reference", '"file:/PATH"'),
+        ("command:'x", "not a valid reference", '"command:WORDS"'),
     ],
 )
 def test_a_reference_that_leads_nowhere_is_refused(toolkit, reference: str, said: str, fix: str) -> None:
@@ -82,7 +82,7 @@ def test_a_reference_that_leads_nowhere_is_refused(toolkit, reference: str, said
 def test_a_variable_stands_in_one_place(toolkit) -> None:
     more = '[env]\nvars = { A_KEY = "x" }\nsecrets = { A_KEY = "env" }\n'
     refused = toolkit("submit", toolkit.job("true", more=more))
-    assert refused.code == 2 and "A_KEY stands in `vars`, too" in refused.err
+    assert refused.code == 2 and "A_KEY is also in `vars`" in refused.err
 
 
 def test_a_command_that_fails_ends_the_launch(toolkit) -> None:
@@ -120,7 +120,7 @@ def test_what_looks_like_one(key: str, value: str, secret: bool) -> None:
 
 def test_a_command_line_is_kept_without_them() -> None:
     words = ["toolkit", "submit", "--set", "env.vars.A_TOKEN=abc", "--", "hf_" + "a" * 30]
-    assert shown_words(words) == ["toolkit", "submit", "--set", "env.vars.A_TOKEN=***", "--", "***"]
+    assert shown_arguments(words) == ["toolkit", "submit", "--set", "env.vars.A_TOKEN=***", "--", "***"]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_command_line_is_kept_without_them() -> None:
     [
         (None, "HOOK was not set", 'export HOOK, or write webhook = "file:~/.hook"'),
         ("", "HOOK was not set", "export HOOK"),
-        ("s3cret-w0rd.example/x", "HOOK holds no http URL", "https://"),
-        ("ftp://s3cret-w0rd.example", "HOOK holds no http URL", "https://"),
-        ("https://host:s3cret-w0rd/", "HOOK holds no http URL", "https://"),
+        ("s3cret-w0rd.example/x", "expected an http URL in HOOK", "https://"),
+        ("ftp://s3cret-w0rd.example", "expected an http URL in HOOK", "https://"),
+        ("https://host:s3cret-w0rd/", "expected an http URL in HOOK", "https://"),
     ],
 )
 def test_a_webhook_that_leads_nowhere_is_refused(toolkit, monkeypatch, url: str | None, said: str, fix: str) -> None:

@@ -97,7 +97,7 @@ def test_a_launcher_that_starts_nobody_is_a_launch_failure(supervise, local_job,
     assert job.end()["last_lines"] == ["no such fabric"]
     assert "code 9" in job.end()["reason"]
     assert [job.end(number)["next"] for number in job.run.attempt_numbers()] == ["restart", "restart", "end"]
-    assert job.end(2)["decision"] == "the same failure came three times without a new step"
+    assert job.end(2)["decision"] == "the same failure occurred three times without a new step"
 
 
 def test_a_launch_that_cannot_pass_is_tried_once(supervise, local_job, tmp_path):
@@ -110,7 +110,10 @@ def test_a_launch_that_cannot_pass_is_tried_once(supervise, local_job, tmp_path)
     settings["launcher"]["mpirun"] = str(broken)
     job = supervise(settings)
     assert job.wait() == 125
-    assert (job.end()["symptom"], job.end()["decision"]) == ("no_interpreter", "another attempt would fail alike")
+    assert (job.end()["symptom"], job.end()["decision"]) == (
+        "no_interpreter",
+        "another attempt would fail in the same way",
+    )
 
 
 def test_a_launch_that_fails_once_ends_nothing(supervise, local_job, tmp_path):
@@ -146,7 +149,7 @@ def test_the_same_failure_twice_ends_a_run_with_budget_left(supervise, local_job
     job = supervise(local_job("four.py:main", files=files, ranks=1, restart="crashes = 5"))
     assert job.wait() == 4
     assert job.run.attempt_numbers() == [0, 1]
-    assert "same failure came twice" in job.end(1)["decision"]
+    assert "same failure occurred twice" in job.end(1)["decision"]
 
 
 def test_a_key_that_main_refuses_is_named_with_its_line(supervise, local_job):
@@ -211,7 +214,7 @@ def test_a_request_before_the_launch_starts_no_rank(supervise, local_job, run_di
     (run_directory.control / "stop").touch()
     job = supervise(local_job(shell("true")))
     assert job.wait() == 130
-    assert job.end()["reason"] == "ended on request (stopped); no rank had been started yet"
+    assert job.end()["reason"] == "ended on request (stopped) before any rank was started"
     assert not any(job.run.attempt(0).ranks.iterdir())
 
 
@@ -275,7 +278,7 @@ def test_a_run_that_is_gone_is_named(supervise, local_job, run_directory):
     shutil.rmtree(run_directory.path)
     job = supervise(local_job(shell("true")))
     assert job.wait() == 125
-    assert "this run's directory is gone" in job.log and "Traceback" not in job.log
+    assert "this run's directory does not exist" in job.log and "Traceback" not in job.log
 
 
 def test_a_program_that_leaves_well_on_term_is_not_called_done(supervise, local_job):

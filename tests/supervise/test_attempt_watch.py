@@ -20,7 +20,7 @@ def test_the_grace_time_is_taken_once(run_directory):
     ends_at = time.monotonic() + 2.0
     request = StopRequest(cause=Cause.WALLTIME)
     watch = AttemptWatch(
-        run_directory, attempt, Shape.of(1, 1), request, FakeReasons(lambda: ends_at - time.monotonic()), stall_s=900, foreign=True,
+        run_directory, attempt, Shape.of(1, 1), request, FakeReasons(lambda: ends_at - time.monotonic()), stall_s=900, is_unmanaged=True,
     )  # fmt: skip
     ranks = FakeRanks()
     began = time.monotonic()
@@ -34,7 +34,7 @@ def test_a_hang_before_the_first_step_is_a_stall(run_directory, foreign, cause):
     """A script writes no heartbeat, so its silence says nothing: it is ended by the request that comes later."""
     request = StopRequest()
     watch = AttemptWatch(
-        run_directory, claim_attempt(run_directory), Shape.of(1, 1), request, FakeReasons(), stall_s=0.5, foreign=foreign,
+        run_directory, claim_attempt(run_directory), Shape.of(1, 1), request, FakeReasons(), stall_s=0.5, is_unmanaged=foreign,
     )  # fmt: skip
     timer = threading.Timer(1.5, request.ask, [Cause.WALLTIME])
     timer.start()
@@ -46,7 +46,9 @@ def test_a_pause_of_the_file_system_is_waited_out(run_directory, capsys):
     """The run directory is away for a while, as a file server that fails over; the attempt goes on."""
     attempt = claim_attempt(run_directory)
     request = StopRequest()
-    watch = AttemptWatch(run_directory, attempt, Shape.of(1, 1), request, FakeReasons(), stall_s=900, foreign=False)
+    watch = AttemptWatch(
+        run_directory, attempt, Shape.of(1, 1), request, FakeReasons(), stall_s=900, is_unmanaged=False
+    )
 
     def outage():
         attempt.heartbeat.symlink_to(attempt.heartbeat)  # every look at it ends with ELOOP
@@ -69,7 +71,7 @@ def test_a_file_system_that_stays_away_ends_the_attempt_in_words(run_directory, 
     attempt = claim_attempt(run_directory)
     monkeypatch.setattr("toolkit.supervise.attempt.FILE_SYSTEM_PATIENCE_S", 0.5)
     watch = AttemptWatch(
-        run_directory, attempt, Shape.of(1, 1), StopRequest(), FakeReasons(), stall_s=900, foreign=False
+        run_directory, attempt, Shape.of(1, 1), StopRequest(), FakeReasons(), stall_s=900, is_unmanaged=False
     )
     attempt.heartbeat.symlink_to(attempt.heartbeat)
     with pytest.raises(OwnFailureError, match="has not answered"):
@@ -82,7 +84,7 @@ def test_signals_reach_the_ranks_while_the_file_system_is_away(run_directory, mo
     reasons = FakeReasons()
     monkeypatch.setattr(reasons, "refuse_superseded", Path("/dev/null/none").stat)
     watch = AttemptWatch(
-        run_directory, claim_attempt(run_directory), Shape.of(1, 1), request, reasons, stall_s=900, foreign=False
+        run_directory, claim_attempt(run_directory), Shape.of(1, 1), request, reasons, stall_s=900, is_unmanaged=False
     )
     ranks = FakeRanks()
     timer = threading.Timer(0.5, setattr, [request, "kill", True])
@@ -101,7 +103,7 @@ def test_the_ranks_are_asked_although_the_disk_is_full(run_directory, capsys, mo
         path.mkdir()  # every write to it fails
     request = StopRequest(cause=Cause.WALLTIME)
     watch = AttemptWatch(
-        run_directory, attempt, Shape.of(1, 1), request, FakeReasons(lambda: 2.5), stall_s=900, foreign=False
+        run_directory, attempt, Shape.of(1, 1), request, FakeReasons(lambda: 2.5), stall_s=900, is_unmanaged=False
     )
     ranks = FakeRanks()
     threading.Timer(1.2, attempt.stop_flag.rmdir).start()  # somebody makes room
@@ -121,7 +123,7 @@ def test_ranks_hear_of_a_signal_while_a_look_hangs(run_directory, monkeypatch):
     reasons = FakeReasons()
     monkeypatch.setattr(reasons, "refuse_superseded", lambda: time.sleep(4))
     watch = AttemptWatch(
-        run_directory, claim_attempt(run_directory), Shape.of(1, 1), request, reasons, stall_s=900, foreign=False
+        run_directory, claim_attempt(run_directory), Shape.of(1, 1), request, reasons, stall_s=900, is_unmanaged=False
     )
     ranks = FakeRanks()
     came_at = time.monotonic() + 0.5
@@ -138,7 +140,7 @@ def test_a_launcher_that_outlives_its_ranks_changes_nothing(run_directory, monke
     monkeypatch.setattr("toolkit.supervise.attempt.LAUNCHER_PATIENCE_S", 1.0)
     attempt = claim_attempt(run_directory)
     watch = AttemptWatch(
-        run_directory, attempt, Shape.of(1, 2), StopRequest(), FakeReasons(), stall_s=1.5, foreign=foreign
+        run_directory, attempt, Shape.of(1, 2), StopRequest(), FakeReasons(), stall_s=1.5, is_unmanaged=foreign
     )
 
     def end():
@@ -149,7 +151,7 @@ def test_a_launcher_that_outlives_its_ranks_changes_nothing(run_directory, monke
     ranks = FakeRanks()
     assert watch.follow(ranks).cause is cause
     assert ranks.killed
-    assert "the launcher does not end, though every rank has" in capsys.readouterr().out
+    assert "the launcher did not exit after every rank had" in capsys.readouterr().out
 
 
 def test_a_request_after_the_last_marker_comes_too_late(run_directory):
@@ -157,7 +159,7 @@ def test_a_request_after_the_last_marker_comes_too_late(run_directory):
     attempt = claim_attempt(run_directory)
     attempt.done_marker(0).write_text("done\n")
     request = StopRequest(cause=Cause.WALLTIME)
-    watch = AttemptWatch(run_directory, attempt, Shape.of(1, 1), request, FakeReasons(), stall_s=900, foreign=True)
+    watch = AttemptWatch(run_directory, attempt, Shape.of(1, 1), request, FakeReasons(), stall_s=900, is_unmanaged=True)
     assert watch.follow(FakeRanks()).cause is Cause.COMPLETED
 
 
@@ -170,7 +172,7 @@ class FakeReasons:
     def grace_s(self, _cause):
         return self.left_s()
 
-    def look_at_end(self, _attempt):
+    def refresh_end(self, _attempt):
         pass
 
     def refuse_superseded(self):

@@ -23,8 +23,8 @@ from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.continuation import close_unfinished
 from toolkit.supervise.ending import record_end
 from toolkit.supervise.failures import AttemptEnd
-from toolkit.supervise.patience import Patience
 from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.retry import Retry
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.supervisor import Supervisor
 
@@ -56,9 +56,7 @@ def begun(run, *, start=0, end=""):
     write_json(attempt.start_file, {"start": start, "job_id": "local-1", "nodes": 1, "ranks": 1, "time": utc_now()})
     if end == "crashed":
         verdict = decide(Cause.CRASHED, budgets={"crashes": 1}, spent={}, again=None)
-        record_end(
-            attempt, AttemptEnd(Cause.CRASHED, "ValueError", 1, 0, "n1"), verdict, 1.0, Patience(StopRequest(), 0)
-        )
+        record_end(attempt, AttemptEnd(Cause.CRASHED, "ValueError", 1, 0, "n1"), verdict, 1.0, Retry(StopRequest(), 0))
     elif end == "damaged":
         attempt.exit_file.write_text("{")
     return attempt
@@ -120,7 +118,7 @@ def test_a_damaged_last_record_is_said_and_the_start_ends(supervisor, run_direct
     one = supervisor()
     begun(run_directory, end="damaged")
     one.fail(FULL)
-    assert "cannot write that the supervisor failed: " in capsys.readouterr().out
+    assert "cannot record that the supervisor failed: " in capsys.readouterr().out
     assert end_of_start(run_directory)["state"] == "failed"
 
 
@@ -151,10 +149,10 @@ def test_a_pause_of_the_file_system_loses_no_end(run_directory, capsys):
     timer = threading.Timer(1.5, partial(away.rename, attempt.path))
     timer.start()
     verdict = decide(Cause.COMPLETED, budgets={}, spent={}, again=None)
-    record_end(attempt, AttemptEnd(Cause.COMPLETED, "every rank is done"), verdict, 1.0, Patience(StopRequest(), 30))
+    record_end(attempt, AttemptEnd(Cause.COMPLETED, "every rank is done"), verdict, 1.0, Retry(StopRequest(), 30))
     assert recorded_state(read_folder(run_directory))[0] is RunState.COMPLETED
     assert '"ended"' in attempt.events.read_text()
-    assert "does not answer" in capsys.readouterr().out
+    assert "does not respond" in capsys.readouterr().out
 
 
 def test_a_pause_of_the_file_system_fails_no_claim(supervise, local_job, run_directory):
@@ -164,7 +162,7 @@ def test_a_pause_of_the_file_system_fails_no_claim(supervise, local_job, run_dir
     time.sleep(2)
     away.rename(run_directory.attempts)
     assert job.wait() == 0
-    assert "the run directory does not answer" in job.log
+    assert "the run directory does not respond" in job.log
     assert job.end()["cause"] == "completed"
 
 
@@ -177,7 +175,7 @@ def test_what_no_waiting_mends_is_raised_at_once(number):
         raise OSError(number, "no room")
 
     with pytest.raises(OSError, match="no room"):
-        Patience(StopRequest(), 60).wait_for(act)
+        Retry(StopRequest(), 60).wait_for(act)
     assert calls == [1]
 
 
@@ -189,7 +187,7 @@ def test_room_is_waited_for_where_an_end_would_be_lost(capsys):
         if len(calls) == 1:
             raise FULL
 
-    Patience(StopRequest(), 60, room_seconds=30).wait_for(act)
+    Retry(StopRequest(), 60, room_seconds=30).wait_for(act)
     assert len(calls) == 2
     assert "the run directory cannot be written ([Errno 28]" in capsys.readouterr().out
 
@@ -202,9 +200,9 @@ def test_a_full_disk_under_the_jobs_log_ends_nothing():
 
 def test_a_file_system_that_stays_away_is_given_up(tmp_path):
     with pytest.raises(FileNotFoundError):
-        Patience(StopRequest(), 0.5).wait_for((tmp_path / "gone").stat)
+        Retry(StopRequest(), 0.5).wait_for((tmp_path / "gone").stat)
     with pytest.raises(FileNotFoundError):
-        Patience(StopRequest(kill=True), 60).wait_for((tmp_path / "gone").stat)
+        Retry(StopRequest(kill=True), 60).wait_for((tmp_path / "gone").stat)
 
 
 def test_patience_leaves_time_for_the_requeue(supervisor):
@@ -270,4 +268,4 @@ def test_a_preemption_that_slurm_did_not_confirm_says_so(supervisor, sinfo, run_
     one._record(attempt, end, one._verdict(end), 1.0)
     said = json.loads(attempt.exit_file.read_text())
     assert (said["cause"], said["next"]) == ("preempted", "await_slurm")
-    assert said["reason"] == "ended on request (preempted); Slurm did not answer when it was asked why"
+    assert said["reason"] == "ended on request (preempted); Slurm did not report why"

@@ -77,14 +77,14 @@ def test_without_an_image_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ToolkitError, match="says nothing of containers"):
+    with pytest.raises(ToolkitError, match="has no container runtime"):
         resolved(tmp_path, "", '[container]\nimage = "x.sif"\n')
     with pytest.raises(ToolkitError, match="pyxis is a part of srun"):
         resolved(tmp_path, PYXIS + '[launcher]\nkind = "mpirun"\n', "")
     with pytest.raises(ToolkitError, match=r'one of "", "apptainer", "pyxis"'):
         resolved(tmp_path, '[container]\nruntime = "shifter"\n', "")
     for mount in ("data", "/a:b", "/a:/b:rx", "/a,/b"):
-        with pytest.raises(ToolkitError, match=r"expected (SOURCE|absolute)"):
+        with pytest.raises(ToolkitError, match=r"expected (?:SOURCE|absolute)"):
             resolved(tmp_path, APPTAINER, f'[container]\nimage = "i"\nmounts = ["{mount}"]\n')
     table = resolved(tmp_path, PYXIS, "")
     with pytest.raises(OwnFailureError, match="launcher 'local'"):
@@ -104,10 +104,10 @@ def test_home_is_an_option_of_apptainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["a\r\nb", "\udcff"])
 def test_what_apptainer_would_alter_is_refused(tmp_path: Path, value: str) -> None:
     table = resolved(tmp_path, APPTAINER, '[container]\nimage = "i.sif"\n')
-    with pytest.raises(OwnFailureError, match="the variable MINE cannot come into the image as it is"):
+    with pytest.raises(OwnFailureError, match="the variable MINE cannot be passed into the image unchanged"):
         rank_command(table, RUN, {"MINE": value}, {}, launcher="srun")
 
 
 def test_options_that_hide_the_rank_number_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ToolkitError, match="'--containall' hides the variables"):
+    with pytest.raises(ToolkitError, match="'--containall' removes the variables"):
         resolved(tmp_path, '[container]\nruntime = "apptainer"\noptions = ["--containall"]\n', "")

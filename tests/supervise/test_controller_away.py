@@ -47,7 +47,7 @@ def test_a_launch_waits_for_it_and_is_judged_by_its_own_words(supervisor, run_di
     end = one._attempt(attempt)
     assert (end.cause, end.symptom, end.last_lines) == (Cause.LAUNCH_FAILED, "", ["srun: error: something else"])
     said = capfd.readouterr().out
-    assert f"Slurm's controller does not answer ({UNCONFIRMED}); it is asked again for up to 35" in said
+    assert f"Slurm's controller does not respond ({UNCONFIRMED}); retrying for up to 35" in said
     assert said.count("Slurm's controller") == 2 and "Slurm's controller responds again after 2 s" in said
     assert [line["event"] for line in read_lines(attempt.events)] == ["started"]
 
@@ -57,7 +57,8 @@ def test_where_it_stays_away_until_the_walltime_is_near_the_next_start_goes_on(s
     verdict = one._verdict(end := one._attempt(claim_attempt(run_directory)))
     assert (end.symptom, verdict.cause, verdict.next) == ("controller_away", Cause.WALLTIME, Next.REQUEUE)
     assert (
-        end.reason == "Slurm's controller did not answer, so that srun could start nothing, until the walltime was near"
+        end.reason
+        == "Slurm's controller did not respond, so srun could not start anything, until the walltime was near"
     )
 
 

@@ -78,7 +78,7 @@ def test_a_rank_that_was_killed_with_its_guard_is_the_one_that_the_others_met(at
     fail(attempt, 0, "RuntimeError: [gloo] Connection closed by peer", 3)
     end = first_failure(attempt)
     assert (end.rank, end.host, end.exit_code) == (1, "n1", 137)
-    assert end.reason == "rank 1 was killed without reporting an error; rank 0 lost their connection to it"
+    assert end.reason == "rank 1 was killed without reporting an error; rank 0 lost its connection to it"
 
 
 def test_no_error_is_no_failure_and_a_half_written_one_neither(attempt):
@@ -115,7 +115,7 @@ def test_a_rank_file_that_a_lost_node_left_empty_hides_no_failure(attempt, capsy
     assert (first_failure(attempt).rank, first_failure(attempt).host) == (1, None)
     fail(attempt, 0, TIMED_OUT, 3)
     assert (first_failure(attempt).rank, first_failure(attempt).host) == (1, None)
-    assert "where rank 1 ran is not known" in capsys.readouterr().out
+    assert "the host of rank 1 is unknown" in capsys.readouterr().out
 
 
 @given(st.text())
@@ -264,7 +264,7 @@ def test_ranks_that_could_write_no_error_ended_on_a_full_disk(attempt, monkeypat
     monkeypatch.setattr("toolkit.rundir.files.write_bytes", refuse)
     end = silent_end(attempt, 1, 3)
     assert (end.symptom, end.exit_code, end.rank) == ("disk_full", 3, 0)
-    assert end.reason.endswith("No space left on device, so that no rank could write why") and "make room" in end.fix
+    assert end.reason.endswith("No space left on device, so no rank could record its error") and "free space" in end.fix
     assert not list(attempt.errors.iterdir())
 
 

@@ -17,7 +17,7 @@ from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise import node_check
 from toolkit.supervise.allocation import Allocation
-from toolkit.supervise.node_health import judge, nodes_to_leave_out, unfit_nodes
+from toolkit.supervise.node_health import judge, nodes_to_exclude, unfit_nodes
 from toolkit.supervise.requests import StopRequest
 
 
@@ -48,7 +48,7 @@ def test_each_fault_has_its_name(run_directory: RunDirectory, tmp_path: Path) ->
     failed = look(run_directory, {"SCRATCH": str(tmp_path / "none")}, local_scratch="$SCRATCH/mine")["failed"]
     assert list(failed) == ["local scratch"] and str(tmp_path / "none") in failed["local scratch"]
     said = node_check.check_space(tmp_path, 2**62, "x")
-    assert f"{tmp_path} has" in said and "are needed" in said
+    assert f"{tmp_path} has" in said and "expected at least" in said
 
 
 @pytest.mark.parametrize("is_dangling", [False, True])
@@ -89,7 +89,7 @@ def test_a_file_system_that_does_not_answer_is_told_in_time(tmp_path: Path, monk
     os.mkfifo(tmp_path / "stale")
     arguments = {"run": str(tmp_path), "claim": str(tmp_path / "stale"), "gpus": 0, "local_scratch": ""}
     began = time.monotonic()
-    assert node_check.look(arguments, "node7") == {"run directory": "no answer in 0 s"}
+    assert node_check.run_checks(arguments, "node7") == {"run directory": "no answer within 0 s"}
     assert time.monotonic() - began < 5
 
 
@@ -103,18 +103,18 @@ def test_fewer_gpus_than_the_job_has_are_told(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert node_check.check_gpus(2) == ""
-    assert node_check.check_gpus(4) == "the driver shows 2 of 4 GPUs"
+    assert node_check.check_gpus(4) == "the driver reports 2 of 4 GPUs"
 
 
 def test_clocks_and_silent_nodes_are_judged_from_outside() -> None:
     fit = {"node": "node1", "clock": 1000.5, "failed": {}}
     late = {"node": "node2", "clock": 930.0, "failed": {}}
-    early = {"node": "node3", "clock": 1100.0, "failed": {"GPUs": "the driver shows 3 of 4 GPUs"}}
+    early = {"node": "node3", "clock": 1100.0, "failed": {"GPUs": "the driver reports 3 of 4 GPUs"}}
     unfit = judge([fit, late, early], ["node1", "node2", "node3", "node4"], began=1000.0, ended=1001.0)
     assert [(one.node, one.check) for one in unfit] == [
         ("node2", "clock"), ("node3", "GPUs"), ("node3", "clock"), ("node4", "answer"),
     ]  # fmt: skip
-    assert str(unfit[0]) == "node2 failed the check of clock: 70 s away from the batch host's"
+    assert str(unfit[0]) == "node2 failed the check of clock: 70 s off the batch host's clock"
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_the_policy_decides_and_bad_nodes_are_noted(
     unfit = unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest())
     assert [one.node for one in unfit] == given_up
     assert [one.node for one in bad_nodes(runs_of(run_directory), "ours")] == noted
-    assert nodes_to_leave_out(run_directory, {**job, "job": {"exclude": "node9"}}) == ",".join(["node9", *noted])
+    assert nodes_to_exclude(run_directory, {**job, "job": {"exclude": "node9"}}) == ",".join(["node9", *noted])
     own = {"exclude": "node9", "sbatch": ["--exclude=node7", "-x node8"]}
-    assert nodes_to_leave_out(run_directory, {**job, "job": own}) == ",".join(["node9", "node8", *noted])
-    assert nodes_to_leave_out(run_directory, {**job, "job": {"sbatch": ["-x ./nodes"]}}) == ""
+    assert nodes_to_exclude(run_directory, {**job, "job": own}) == ",".join(["node9", "node8", *noted])
+    assert nodes_to_exclude(run_directory, {**job, "job": {"sbatch": ["-x ./nodes"]}}) == ""
 
 
 def test_a_check_that_cannot_run_accuses_nobody(
@@ -156,4 +156,4 @@ def test_a_check_that_cannot_run_accuses_nobody(
     job = {"job": {}, "restart": {"health": "requeue"}, "site": {"name": "ours"}, "paths": {}}
     allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
     assert unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest()) == []
-    assert "health is not known: srun: error: Unable to create step" in capsys.readouterr().out
+    assert "health is unknown: srun: error: Unable to create step" in capsys.readouterr().out

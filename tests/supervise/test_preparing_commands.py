@@ -25,7 +25,7 @@ def test_a_request_ends_a_command_and_what_it_started(tmp_path: Path) -> None:
     done = run_command(["sh", "-c", script], PATHS, timeout_s=60, request=request)
     assert time.monotonic() - began < 2
     assert done.out == "so far\n"
-    assert "asked to end" in done.problem
+    assert "asked to stop" in done.problem
     time.sleep(2)
     assert not (tmp_path / "later").exists()
 
@@ -39,12 +39,12 @@ def test_a_command_says_why_it_failed() -> None:
     assert problem("true") == ""
     assert problem("sh", "-c", "echo broken >&2; exit 3") == "broken"
     assert problem("sh", "-c", "exit 3") == "sh ended with 3"
-    assert problem("sleep", "60", timeout_s=0.3) == "sleep did not end in 0 s"
+    assert problem("sleep", "60", timeout_s=0.3) == "sleep did not finish within 0 s"
     assert problem("/no/such/program") == "cannot start /no/such/program: No such file or directory"
 
 
 def test_packing_ends_when_the_start_does(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
-    with pytest.raises(OwnFailureError, match="asked to end"):
+    with pytest.raises(OwnFailureError, match="asked to stop"):
         pack(tmp_path / "env", tmp_path / "cache", StopRequest(interrupted=True, terminated=True))
     assert list((tmp_path / "cache").iterdir()) == []

@@ -39,7 +39,7 @@ def test_a_main_thread_that_hangs_keeps_no_signal_back() -> None:
 
 STARTS = """
 import subprocess
-from toolkit.supervise.lifeline import die_with_parent
+from toolkit.supervise.parent_death import die_with_parent
 from toolkit.supervise.requests import StopRequest
 StopRequest().hear_signals()
 print(subprocess.run(["grep", "SigBlk", "/proc/self/status"], preexec_fn=die_with_parent, stdout=-1, text=True).stdout)

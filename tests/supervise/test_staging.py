@@ -72,9 +72,9 @@ def test_the_archive_is_made_again_when_something_changed(venv: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (job("/usr"), "/usr: it has no pyvenv.cfg"),
-        (job(True, ""), "no disk of the nodes"),
-        (job(True, "$NOT_SET_HERE/x"), "no disk of the nodes"),
+        (job("/usr"), "/usr is not a virtual environment: pyvenv.cfg not found"),
+        (job(True, ""), "does not name a local disk of the nodes"),
+        (job(True, "$NOT_SET_HERE/x"), "does not name a local disk of the nodes"),
     ],
 )
 def test_what_cannot_be_staged_is_refused(
@@ -83,7 +83,7 @@ def test_what_cannot_be_staged_is_refused(
     monkeypatch.setattr(sys, "prefix", str(venv))
     with pytest.raises(OwnFailureError, match=words) as error:
         stage(run_directory, table, IN_SLURM, {"PATH": "/none"}, StopRequest())
-    assert error.value.where == "env.stage" and "leave env.stage out" in error.value.fix
+    assert error.value.where == "env.stage" and "remove env.stage" in error.value.fix
 
 
 @pytest.fixture
@@ -155,7 +155,9 @@ def test_a_folder_that_somebody_else_made_is_not_used(
         os.chown(theirs, 65534 if kind == "folder" else -1, -1)
     if kind != "folder":
         name.symlink_to(theirs)
-    with pytest.raises(OwnFailureError, match=f"did not reach every node: {name} is there already, and is not ours"):
+    with pytest.raises(
+        OwnFailureError, match=f"could not be copied to every node: {name} exists already, and belongs to another user"
+    ):
         stage_to(node, run_directory, venv)
     assert os.path.lexists(name)
     assert [path.name for path in theirs.iterdir()] == ["kept"] if theirs.exists() else kind == "dangling link"
@@ -163,7 +165,7 @@ def test_a_folder_that_somebody_else_made_is_not_used(
 
 def test_a_disk_where_everybody_may_rename_is_refused(run_directory: RunDirectory, venv: Path, node: Path) -> None:
     node.chmod(0o777)
-    with pytest.raises(OwnFailureError, match="can be written to by everybody and has no sticky bit"):
+    with pytest.raises(OwnFailureError, match="is writable by everyone and has no sticky bit"):
         stage_to(node, run_directory, venv)
     node.chmod(0o1777)
     assert stage_to(node, run_directory, venv).folder.is_dir()
@@ -179,7 +181,7 @@ def test_half_of_an_environment_does_not_stay(
     program.chmod(0o755)
     with pytest.raises(OwnFailureError) as error:
         stage_to(node, run_directory, venv)
-    assert error.value.message == "the environment did not reach every node: node1: No space left on device"
+    assert error.value.message == "the environment could not be copied to every node: node1: No space left on device"
     assert list(node.iterdir()) == []
 
 
@@ -209,7 +211,7 @@ def test_a_removal_that_hangs_is_given_up_in_time(
     began = time.monotonic()
     unstage(staged, replace(IN_SLURM, ends_at=time.time() + LAST_S + 2), environ_of(node))
     assert time.monotonic() - began < 5
-    assert "srun did not end in 2 s" in capsys.readouterr().out
+    assert "srun did not finish within 2 s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_a_rank_that_is_stopped_cannot_answer_and_that_is_said(supervise, local_
     assert job.wait() == 125
     assert any("rank 1: no answer" in line and "(stopped)" in line for line in job.end(0)["last_lines"])
     # The second attempt stalls where the first one did, though its ranks all answer.
-    assert job.end(1)["decision"] == "the same failure came twice without a new step"
+    assert job.end(1)["decision"] == "the same failure occurred twice without a new step"
 
 
 def test_a_damaged_rank_file_keeps_nobody_from_telling_where_the_others_are(run_directory, monkeypatch):
@@ -80,4 +80,4 @@ def test_a_damaged_rank_file_keeps_nobody_from_telling_where_the_others_are(run_
         def ask_for_stacks(self):
             return False
 
-    assert collect_stacks(attempt, range(2), Deaf()) == ["rank 0: main (a.py:3)", "rank 1: did not answer within 0 s"]
+    assert collect_stacks(attempt, range(2), Deaf()) == ["rank 0: main (a.py:3)", "rank 1: did not respond within 0 s"]

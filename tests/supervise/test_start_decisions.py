@@ -17,7 +17,7 @@ from toolkit.supervise.allocation import Allocation, drop_memory, find_allocatio
 from toolkit.supervise.ending import earlier_ends, judge
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
-from toolkit.supervise.launch import choose_launcher, is_foreign
+from toolkit.supervise.launch import choose_launcher, is_unmanaged
 from toolkit.supervise.progress import last_step
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import Component, Shape, check_components
@@ -66,10 +66,10 @@ def test_an_end_that_was_moved_is_seen_before_usr2_is_judged(supervisor, slurm_s
     one = supervisor(90_000)
     assert one.why_warned() is Cause.WALLTIME
     attempt = claim_attempt(run_directory)
-    one.look_at_end(attempt)  # nothing has moved since
+    one.refresh_end(attempt)  # nothing has moved since
     assert not attempt.ends_at.exists()
     one.allocation.ends_at += 1000
-    one.look_at_end(attempt)
+    one.refresh_end(attempt)
     assert float(attempt.ends_at.read_text()) == pytest.approx(end.timestamp(), abs=1)
 
 
@@ -140,7 +140,7 @@ def test_a_slurm_that_is_silent_or_missing_does_not_end_the_supervisor(slurm_say
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert why_terminated(Allocation("7", 1, True, True, 0.0)) is None
     assert find_allocation({"SLURM_JOB_ID": "7"}, 1).ends_at == 0
-    assert capsys.readouterr().out.count("Slurm does not say") == 3
+    assert capsys.readouterr().out.count("Slurm query failed") == 3
 
 
 def test_a_slurm_that_hangs_is_waited_for_once(slurm_says, monkeypatch, capsys):
@@ -151,7 +151,7 @@ def test_a_slurm_that_hangs_is_waited_for_once(slurm_says, monkeypatch, capsys):
     began = time.monotonic()
     assert [why_terminated(allocation) for _ in range(4)] == [None] * 4
     assert time.monotonic() - began < 1.5
-    assert capsys.readouterr().out.count("did not answer") == 1
+    assert capsys.readouterr().out.count("did not respond") == 1
 
 
 def test_a_question_that_was_killed_is_asked_again_at_once(slurm_says, tmp_path):
@@ -189,8 +189,8 @@ def test_the_components_of_a_heterogeneous_job_are_one_allocation():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Shape.of(1, 1), r"job 7 has components of 1 and 2 nodes, and the run of 1\. Fix: `scancel`"),
-        (Shape((Component(2, 1), Component(1, 1))), "of 1 and 2 nodes, and the run of 2 and 1"),
+        (Shape.of(1, 1), r"job 7 has components of 1 and 2 nodes, but the run expects 1\. Fix: `scancel`"),
+        (Shape((Component(2, 1), Component(1, 1))), "of 1 and 2 nodes, but the run expects 2 and 1"),
     ],
 )
 def test_components_that_the_run_does_not_have_are_refused(asked, message):
@@ -201,7 +201,7 @@ def test_components_that_the_run_does_not_have_are_refused(asked, message):
 def test_of_several_components_slurm_is_asked_for_the_first(slurm_says):
     slurm_says("echo 2026-11-21T03:00:00; echo 2026-11-21T03:00:00")
     allocation = find_allocation(HETEROGENEOUS, 1)
-    assert allocation.look_again()
+    assert allocation.refresh_end()
     assert allocation.ends_at > 1
 
 
@@ -332,7 +332,7 @@ def test_the_last_step_is_the_metrics_where_they_are_ahead_of_the_heartbeat(run_
     assert last_step(attempt) == 9
     attempt.heartbeat.write_text("")  # the node was lost before it was on the disk
     assert last_step(attempt) == 9
-    assert "the last heartbeat of attempt 0 is not known" in capsys.readouterr().out
+    assert "the last heartbeat of attempt 0 is unknown" in capsys.readouterr().out
     write_json(attempt.heartbeat, {"step": 12})
     assert last_step(attempt) == 12
     assert last_step(claim_attempt(run_directory)) is None  # the metrics are of the attempt before
@@ -395,4 +395,4 @@ def test_the_ranks_environment_is_the_jobs_word_over_the_sites(run_directory, lo
     ("entry", "foreign"), [("a.py:main", False), ("pkg.mod:main", False), ("a.py", True), (["./a.out", "x:y"], True)]
 )
 def test_only_functions_have_our_handlers(entry, foreign):
-    assert is_foreign(entry) is foreign
+    assert is_unmanaged(entry) is foreign

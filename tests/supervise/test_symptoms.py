@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.supervise.symptoms import SYMPTOMS, sight, symptom_named
+from toolkit.supervise.symptoms import SYMPTOMS, match_symptom, symptom_named
 
 # As they were printed on the dev cluster, or stand in the sources of those who print them.
 SEEN = [
@@ -38,7 +38,7 @@ SEEN = [
 
 @pytest.mark.parametrize(("line", "word"), SEEN)
 def test_known_words(line: str, word: str) -> None:
-    seen = sight(["srun: Job step aborted: Waiting up to 17 seconds for job step to finish.", line])
+    seen = match_symptom(["srun: Job step aborted: Waiting up to 17 seconds for job step to finish.", line])
     assert seen is not None
     assert (seen.symptom.word, seen.line) == (word, line)
 
@@ -55,7 +55,7 @@ def test_known_words(line: str, word: str) -> None:
     ],
 )
 def test_other_words_mean_nothing(line: str) -> None:
-    assert sight([line]) is None
+    assert match_symptom([line]) is None
 
 
 def test_a_fix_names_the_run_and_nothing_else() -> None:

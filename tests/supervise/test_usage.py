@@ -66,7 +66,7 @@ def test_what_has_ended_is_not_forgotten(tmp_path, launcher):
 def test_the_cpus_that_were_busy_at_once(tmp_path, launcher):
     """Two processes for a while: more than the mean of the whole time, and never more than there are processes."""
     usage = NodeUsage(tmp_path / "usage.json", launcher.pid, first_rank=0)
-    usage._looked_s = usage.cpu_s = 0.0
+    usage._sampled_s = usage.cpu_s = 0.0
     usage.began -= 100.0
     for cpu_s in (10.0, 18.0, 18.5):
         usage._add({1: Process(0, cpu_s)})

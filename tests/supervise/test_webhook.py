@@ -166,8 +166,8 @@ def test_what_goes_wrong_is_said_and_holds_nothing_up(server, reference, run_dir
     calls.wait()
     said = capsys.readouterr().out
     assert time.monotonic() - began < 10  # the server would hang for 30 s
-    words = {"refuses": "HTTP 404", "hangs": "webhook", "is not there": "Connection refused", "is no URL": "no http URL",
-             "is malformed": "no http URL", "may be read by others": "chmod 600"}  # fmt: skip
+    words = {"refuses": "HTTP 404", "hangs": "webhook", "is not there": "Connection refused", "is no URL": "expected an http URL",
+             "is malformed": "expected an http URL", "may be read by others": "chmod 600"}  # fmt: skip
     assert words[fault] in said and "T0SECRET" not in said
 
 

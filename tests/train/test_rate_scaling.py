@@ -38,7 +38,7 @@ def test_a_linearly_scaled_rate_warms_up_from_the_references_own():
 
 def test_a_rule_without_a_reference_is_refused_with_the_key():
     with pytest.raises(
-        ToolkitError, match=r"train\.lr_scaling.*batch for which `lr` was found.*train\.lr_reference_batch"
+        ToolkitError, match=r"train\.lr_scaling.*batch for which `lr` was chosen.*train\.lr_reference_batch"
     ):
         job(lr_scaling="linear")
     with pytest.raises(ToolkitError, match=r"train\.lr_reference_batch: AdaScale is for a batch of at least"):

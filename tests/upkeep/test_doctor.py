@@ -76,7 +76,7 @@ def test_all_is_well(toolkit, slurm, asked, dev_cluster_conf):
 
 def test_what_is_wrong_with_slurm_is_named_with_a_fix(toolkit, slurm, asked, monkeypatch):
     slurm(ping="echo Slurmctld is DOWN; echo '** RESTORE SLURMCTLD **'; exit 1")
-    assert "is DOWN nothing can be submitted" in examine(toolkit, code=1)["controller", "error"]
+    assert "is DOWN wait until slurmctld is up" in examine(toolkit, code=1)["controller", "error"]
     slurm(queue="echo 'squeue: error: Invalid authentication credential' >&2; exit 1")
     assert "authentication credential the site's support" in examine(toolkit, code=1)["controller", "error"]
     slurm(munge="echo 'STATUS: Rewound credential (17)'")
@@ -100,7 +100,7 @@ def test_a_slurm_or_a_munge_that_hangs_is_not_waited_for_long(slurm, monkeypatch
     monkeypatch.setattr(doctor, "MUNGE_TIMEOUT_S", 0.2)
     slurm(ping="exec sleep 9")
     _, controller = doctor._slurm(Slurm(timeout_s=1.0))
-    assert (controller.level, controller.detail) == ("error", "scontrol did not answer in 1 s")
+    assert (controller.level, controller.detail) == ("error", "scontrol did not respond within 1 s")
     slurm(munge="exec sleep 9")
     *_, munge = doctor._slurm(Slurm())
     assert (munge.level, munge.fix) == ("error", "restart munged on this host")

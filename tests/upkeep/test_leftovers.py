@@ -225,7 +225,7 @@ def test_a_run_of_this_host_that_never_started(toolkit, squeue):
 def test_no_takes_no_for_an_answer(toolkit, squeue, monkeypatch):
     squeue()
     run = age(ended(toolkit, "7", "bad"), 40)
-    run.lived_again.touch()
+    run.revived_marker.touch()
     for answer, stays in (("n\n", True), ("y\n", False)):
         keyboard = StringIO(answer)
         keyboard.isatty = lambda: True
@@ -233,7 +233,7 @@ def test_no_takes_no_for_an_answer(toolkit, squeue, monkeypatch):
         said = toolkit("gc", "--older-than", "30d")
         assert "Remove 1 folder?" in said.err and run.path.exists() is stays
         assert (said.code == 0) is not stays
-    assert not run.lived_again.exists()
+    assert not run.revived_marker.exists()
     assert toolkit("gc", "--keep-checkpoints").code == 2
 
 

@@ -37,7 +37,7 @@ def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="dir")]
     found = _plain(["last"], incomplete)
     with known_runs(folder) as known:
-        for place, run in enumerate(islice(known.beginning(incomplete), MOST if incomplete else NEWEST)):
+        for place, run in enumerate(islice(known.with_prefix(incomplete), MOST if incomplete else NEWEST)):
             state = f" {state_on_disk(run)}" if place < NEWEST else ""
             found.append(CompletionItem(run.run_id, help=f"{run.job_name}{state}"))
     return found

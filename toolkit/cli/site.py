@@ -234,7 +234,7 @@ def _verdict(one: Candidate, ranked: list[Candidate]) -> str:
 
 
 def _behind(one: Candidate, ranked: list[Candidate]) -> str:
-    return "" if one.refused or one is ranked[0] else one.behind(ranked[0])
+    return "" if one.refused or one is ranked[0] else one.why_not_best(ranked[0])
 
 
 def _why(one: Candidate, ranked: list[Candidate]) -> str:

@@ -1,4 +1,4 @@
-"""A resolved job with some values replaced: what a resume on another shape runs, and each task of a sweep."""
+"""A resolved job with some values replaced: for a resume with another shape, and for each task of a sweep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
-from toolkit.config.checks import check_request, check_words
+from toolkit.config.checks import check_arguments, check_request
 from toolkit.config.derive import derive, derive_parallel
 from toolkit.config.document import leaves
 from toolkit.config.entry import check_entry
@@ -27,9 +27,9 @@ _OF_A_METRIC = frozenset({"checkpoint.best", "train.validate_every"})
 def amend_job(
     recorded: ResolvedJob, *, site: Site, settings: Sequence[str] = (), flags: Mapping[str, Flag] | None = None
 ) -> ResolvedJob:
-    """Lay settings and flags over a resolved job, and check the result against its site.
+    """The recorded job overridden by settings and flags, and checked against its site.
 
-    What once followed from other values (the ranks from the GPUs, the QOS from the partition) follows anew.
+    Values that were derived from others (the ranks from the GPUs, the QOS from the partition) are derived again.
 
     Raises:
         ToolkitError: a value is wrong, or the site cannot serve the new request.
@@ -39,38 +39,38 @@ def amend_job(
     amended = _lay_out(recorded, values, origins, site)
     check_entry(amended)
     check_metric(amended)
-    check_words(amended)
+    check_arguments(amended)
     check_request(amended, site, anew=frozenset(".".join(one.path) for one in anew))
     return amended
 
 
 def vary_job(base: ResolvedJob, site: Site, rows: Iterable[Mapping[str, Flag]]) -> Iterator[ResolvedJob]:
-    """A resolved job with each row's values laid over it, as `amend_job`, but only what a row touches is looked at.
+    """The base job overridden by each row's values, as by `amend_job`, but only the affected parts are checked.
 
-    No row may change [job], which is the same for all.
+    No row may change [job], which is the same for all tasks.
 
     Raises:
-        ToolkitError: a value is wrong, or the site cannot serve the job with the row that is reached.
+        ToolkitError: a value is wrong, or the site cannot serve the job with the current row.
     """
     values, origins = merge(_what_was_set(base))
     for row in rows:
         varied = _laid_over(base, values, origins, row)
-        if not _OF_A_METRIC.isdisjoint(row):  # it reads the script
+        if not _OF_A_METRIC.isdisjoint(row):  # this check reads the script
             check_metric(varied)
-        check_words(varied)
-        check_request(varied, site, limits=False)  # of [job], whose own look that is
+        check_arguments(varied)
+        check_request(varied, site, limits=False)  # [job] does not change, and its limits are checked elsewhere
         yield varied
 
 
 def with_values(recorded: ResolvedJob, row: Mapping[str, Flag]) -> ResolvedJob:
-    """A recorded job with one row's values laid over it, which were checked when it was submitted."""
+    """A recorded job overridden by one row's values, which were checked when it was submitted."""
     return _laid_over(recorded, *merge(_what_was_set(recorded)), row)
 
 
 def _laid_over(
     base: ResolvedJob, values: Mapping[str, Any], origins: Mapping[str, Origin], row: Mapping[str, Flag]
 ) -> ResolvedJob:
-    """The job with a row's values, and with what follows from them; `values` and `origins` are what was set before."""
+    """The job with a row's values, and with the values derived from them; `values` and `origins` are the recorded ones."""
     changed = values
     for key, flag in row.items():
         changed = _with(changed, tuple(key.split(".")), flag.value)
@@ -78,7 +78,7 @@ def _laid_over(
     touched = {key.partition(".")[0] for key in row}
     try:
         tables = {name: _read_table(name, changed[name]) for name in touched}
-    except (ValidationError, PydanticCustomError):  # the file as a whole says where
+    except (ValidationError, PydanticCustomError):  # validating the whole file reports where
         _validate(changed, {**origins, **places}, base)
         raise
     varied = base.model_copy(update={**tables, "origins": {**base.origins, **places}})
@@ -86,16 +86,16 @@ def _laid_over(
 
 
 def _read_table(name: str, values: Any) -> Any:
-    """One table of a job file, as the file would have it."""
+    """One table of a job file, validated as in a file."""
     if name == "args":
         return JobFile.check_args(values)
     model = table_model(JobFile.model_fields[name].annotation)
-    assert model is not None  # of every table but [args]
+    assert model is not None  # only [args] has no model
     return model.model_validate(values)
 
 
 def _derive_again(varied: ResolvedJob, was_set: Set[str]) -> ResolvedJob:
-    """The job with the values that follow from [parallel], unless they were set."""
+    """The job with the values of [parallel] derived again that the user did not set."""
     origins = {
         key: origin for key, origin in varied.origins.items() if key in was_set or not key.startswith("parallel.")
     }
@@ -103,7 +103,7 @@ def _derive_again(varied: ResolvedJob, was_set: Set[str]) -> ResolvedJob:
 
 
 def _with(table: Mapping[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
-    """A copy of a table with one value at a path; what is not on the way is shared."""
+    """A copy of a table with one value at a path; tables that are not on the path are shared."""
     name, *rest = path
     if not rest:
         return {**table, name: value}
@@ -121,9 +121,9 @@ def _what_was_set(recorded: ResolvedJob) -> list[Setting]:
 
 
 def _lay_out(recorded: ResolvedJob, values: Mapping[str, Any], origins: dict[str, Origin], site: Site) -> ResolvedJob:
-    """The recorded job with new tables, and with what follows from them."""
+    """The recorded job with new tables, and with the values derived from them."""
     tables = _validate(values, origins, recorded)
-    kept = {  # the components are set as one list, and each key of theirs keeps its place
+    kept = {  # the components are set as one list, and each of their keys keeps its origin
         key: origin
         for key, origin in recorded.origins.items()
         if _table_of(key) == "component" or _table_of(key) not in JobFile.model_fields
@@ -146,7 +146,7 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, Origin], recorded
 
 
 def move_job(recorded: ResolvedJob, site: Site, environ: Mapping[str, str]) -> ResolvedJob:
-    """A recorded job with another site's values in place of its own; `amend_job` then checks it there.
+    """A recorded job with another site's values in place of its own; `amend_job` then checks it for that site.
 
     Raises:
         ToolkitError: a path of the site has a variable that `environ` lacks.
@@ -157,7 +157,7 @@ def move_job(recorded: ResolvedJob, site: Site, environ: Mapping[str, str]) -> R
 
 
 def nodes_after(recorded: ResolvedJob, settings: Sequence[str]) -> int | str:
-    """The nodes of a recorded job once settings are laid over it; nothing is checked yet.
+    """The nodes of a recorded job overridden by settings; nothing is checked yet.
 
     Raises:
         ToolkitError: a setting cannot be read.
@@ -167,11 +167,11 @@ def nodes_after(recorded: ResolvedJob, settings: Sequence[str]) -> int | str:
 
 
 def _table_of(key: str) -> str:
-    """The table of `train.steps` or `component[1].nodes`."""
+    """The table of a dotted key, such as `train.steps` or `component[1].nodes`."""
     return key.partition(".")[0].partition("[")[0]
 
 
 def _was_set(key: str, recorded: ResolvedJob) -> bool:
-    """A value that followed from others is found again; only the name stays, since the run's folder has it."""
+    """True unless the value was derived. The name counts as set, since the run's folder contains it."""
     origin = recorded.origin(key)
     return key == "job.name" or origin.layer not in ("built-in", "derived", "site")

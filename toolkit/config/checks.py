@@ -1,4 +1,4 @@
-"""Can the site serve this job? Requests that Slurm would refuse, or leave pending for ever, with the numbers."""
+"""Whether the site can serve this job: requests that Slurm would reject, or leave pending forever, with the numbers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def check_request(
 ) -> None:
     """Check the job against its partition and against itself.
 
-    Without `limits` the caller checks the partition's limits on the cluster itself; `anew` are the keys that were set
-    over those of a record.
+    Without `limits`, a query to the cluster checks the partition's limits instead; `anew` are the keys that were set over
+    those of a record.
 
     Raises:
-        ToolkitError: the request is impossible; the message has both numbers and the fix one that works.
+        ToolkitError: the request is impossible; the message contains both numbers, and the fix one that works.
     """
     check_components(resolved)
     if site.scheduler.kind == "local":
@@ -46,15 +46,15 @@ def check_request(
         check_layout(resolved)
     except ToolkitError:
         for one in resolved.components:
-            for unknown in _unknown_partition(one, site):  # it would have GPUs, and so the job other ranks
+            for unknown in _unknown_partition(one, site):  # it may have GPUs, which would change the job's ranks
                 raise unknown from None
         raise
 
 
 def beyond_limits(resolved: ResolvedJob, site: Site) -> list[ToolkitError]:
-    """Every request of the job's components beyond the limits of their partitions in the site file."""
-    found = [error for one in resolved.components for error in _beyond_limits(one, site)]
-    return list({str(error): error for error in found}.values())  # what [job] says for all is told once
+    """Every value of the job's components that exceeds what the site file states about their partitions."""
+    errors = [error for one in resolved.components for error in _beyond_limits(one, site)]
+    return list({str(error): error for error in errors}.values())  # a value that [job] sets for all is reported once
 
 
 def _beyond_limits(resolved: ResolvedJob, site: Site) -> list[ToolkitError]:
@@ -67,64 +67,66 @@ def _beyond_limits(resolved: ResolvedJob, site: Site) -> list[ToolkitError]:
 def _unknown_partition(resolved: ResolvedJob, site: Site) -> Iterator[ToolkitError]:
     if is_elsewhere(resolved.job.cluster, site):
         return
-    named = resolved.job.partition.split(",")  # Slurm takes the first that serves
+    named = resolved.job.partition.split(",")  # Slurm uses the first that can serve the job
     name = next((one for one in named if one and one not in site.partitions), "")
     if name and site.partitions and site.scheduler.kind != "local":
         close = nearest(name, site.partitions) or list(site.partitions)
         yield refuse(
             resolved,
             "job.partition",
-            f"site {site.name} has no partition {name!r}",
+            f"partition {name!r} not found at site {site.name}",
             f"write {' or '.join(repr(one) for one in close)}",
         )
 
 
-def check_words(resolved: ResolvedJob) -> None:
-    """Check that ranks can be started with what the job gives them, and that its own path can be written down.
+def check_arguments(resolved: ResolvedJob) -> None:
+    """Check that ranks can be started with the job's arguments and variables, and that its path can be recorded.
 
     Raises:
-        ToolkitError: an argument or a variable is too long, or bytes are no UTF-8.
+        ToolkitError: an argument or a variable is too long, or bytes are not UTF-8.
     """
-    if said := no_text(str(resolved.job_file)):
-        raise ToolkitError(said, where=str(resolved.job_file), fix="rename the folder or the file")
-    for number, word in enumerate(resolved.argv, start=1):
-        if said := no_word(word):
-            raise ToolkitError(said, where=f"word {number} behind --", fix="write it into a file that the job reads")
+    if problem := no_text(str(resolved.job_file)):
+        raise ToolkitError(problem, where=str(resolved.job_file), fix="rename the folder or the file")
+    for number, argument in enumerate(resolved.argv, start=1):
+        if problem := no_word(argument):
+            raise ToolkitError(
+                problem, where=f"argument {number} after --", fix="write it into a file that the job reads"
+            )
     entry = resolved.job.entry
-    words = [*entry, *resolved.argv] if isinstance(entry, list) else []
+    arguments = [*entry, *resolved.argv] if isinstance(entry, list) else []
     variables = {**resolved.site_env.vars, **resolved.network.vars, **resolved.env.vars}
-    if said := no_start(words, variables):
+    if problem := no_start(arguments, variables):
         key = "env.vars" if no_start([], variables) else "job.entry"
-        raise refuse(resolved, key, said, "write it into a file, and give the file's path")
+        raise refuse(resolved, key, problem, "write it into a file, and give the file's path")
 
 
 def _check_without_scheduler(resolved: ResolvedJob) -> None:
-    """What this machine by itself cannot give."""
-    job, site = resolved.job, f"site {resolved.site.name}"
-    for key, is_asked, said, fix in (
-        ("nodes", job.min_nodes > 1, f"the job needs {job.min_nodes} nodes and {site} is this one machine", "-N 1"),
-        ("array", job.array, f"{site} has no scheduler that could run the tasks of an array", 'array = ""'),
-        ("repeat", job.repeat > 1, f"{site} has no scheduler that could start one job after the other", "repeat = 1"),
-        ("cluster", job.cluster, f"{site} has no scheduler that knows a cluster {job.cluster!r}", 'cluster = ""'),
+    """Reject requests that a machine without a scheduler cannot serve."""
+    job, site = resolved.job, f"site {resolved.site.name!r}"
+    for key, is_asked, message, fix in (
+        ("nodes", job.min_nodes > 1, f"the job needs {job.min_nodes} nodes, but {site} is a single machine", "-N 1"),
+        ("array", job.array, f"{site} has no scheduler to run the tasks of an array", 'array = ""'),
+        ("repeat", job.repeat > 1, f"{site} has no scheduler to start repeated jobs", "repeat = 1"),
+        ("cluster", job.cluster, f"{site} has no scheduler for a cluster {job.cluster!r}", 'cluster = ""'),
     ):
         if is_asked:
-            raise refuse(resolved, f"job.{key}", said, f"--site with the name of a cluster, or {fix}")
+            raise refuse(resolved, f"job.{key}", message, f"--site with the name of a cluster, or {fix}")
 
 
 def _check_nodelist(resolved: ResolvedJob) -> None:
-    """sbatch reports a node that is both requested and excluded as an invalid name."""
+    """Check that no node is both required and excluded; sbatch would only call its name invalid."""
     wanted, unwanted = resolved.job.nodelist, resolved.job.exclude
-    if not wanted or not unwanted or "/" in wanted + unwanted:  # a file of names is sbatch's to read
+    if not wanted or not unwanted or "/" in wanted + unwanted:  # only sbatch reads a file of names
         return
     try:
         both = sorted(set(expand_hostlist(wanted)) & set(expand_hostlist(unwanted)))
-    except ToolkitError:  # sbatch knows more forms than toolkit, and validates them itself
+    except ToolkitError:  # sbatch accepts more forms, and rejects invalid ones itself
         return
     if both:
         named = ", ".join(both[:3]) + (f" and {len(both) - 3} more" if len(both) > 3 else "")
         raise refuse(
-            resolved, "job.exclude", f"{named} must be in the allocation, says nodelist {wanted}, and must not",
-            f"take {'it' if len(both) == 1 else 'them'} out of one of the two",
+            resolved, "job.exclude", f"{named} cannot be both in nodelist {wanted} and in exclude",
+            f"remove {'it' if len(both) == 1 else 'them'} from one of the two",
         )  # fmt: skip
 
 
@@ -134,33 +136,33 @@ def _check_container(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "container.image",
-            f"the job has an image, and site {resolved.site.name} says nothing of containers",
-            "write [container] runtime into the site file, or leave the image out",
+            f"the job has an image, but site {resolved.site.name} has no container runtime",
+            "set [container] runtime in the site file, or remove the image",
         )
     if resolved.env.stage and (image or resolved.site_container.image):
         raise refuse(
-            resolved, "env.stage", "ranks in a container run in the image's Python, so there is nothing to stage",
-            "leave env.stage out, or the image",
+            resolved, "env.stage", "ranks in a container run the image's Python, so env.stage has no effect",
+            "remove env.stage, or the image",
         )  # fmt: skip
     if runtime == "pyxis" and resolved.launcher.kind in ("mpirun", "local"):
         raise refuse(
             resolved,
             "site_container.runtime",
-            f"pyxis is a part of srun, and launcher.kind is {resolved.launcher.kind!r}",
+            f"pyxis is a part of srun, but launcher.kind is {resolved.launcher.kind!r}",
             'launcher.kind = "srun"',
         )
 
 
 def _check_repeat(resolved: ResolvedJob) -> None:
-    """Repeated jobs are an array of which one task runs at a time; they replace requeues."""
+    """Repeated jobs are an array that runs one task at a time, and replace a requeue."""
     if resolved.job.repeat > 1 and resolved.job.array:
         raise refuse(
-            resolved, "job.repeat", f"{resolved.job.repeat} repeated jobs are one run, but array {resolved.job.array} has tasks",
-            "take one of repeat and array",
+            resolved, "job.repeat", f"{resolved.job.repeat} repeated jobs are one run, but array {resolved.job.array} has several tasks",
+            "use only one of repeat and array",
         )  # fmt: skip
     if resolved.job.repeat > 1 and resolved.job.requeue:
         raise refuse(
-            resolved, "job.requeue", "a job that is requeued and one that follows it would be two starts at a time",
+            resolved, "job.requeue", "a requeued job and the next repeated job would be two starts at the same time",
             "requeue = false, or repeat = 1",
         )  # fmt: skip
 
@@ -172,14 +174,14 @@ def _beyond_partition(resolved: ResolvedJob, limits: PartitionTable) -> Iterator
         yield refuse(
             resolved,
             "job.nodes",
-            f"{job.min_nodes} nodes, but {on} gives at most {limits.max_nodes}",
+            f"{job.min_nodes} nodes, but {on} allows at most {limits.max_nodes}",
             f"nodes = {limits.max_nodes}",
         )
     if limits.max_time_s is not None and job.time and (job.time_s is None or job.time_s > limits.max_time_s):
         yield refuse(
             resolved,
             "job.time",
-            f"{job.time} is {format_slurm_time(job.time_s)}, but {on} gives at most {format_slurm_time(limits.max_time_s)}",
+            f"{job.time} is {format_slurm_time(job.time_s)}, but {on} allows at most {format_slurm_time(limits.max_time_s)}",
             f'time = "{limits.max_time}"',
         )
     cpus = job.ranks_per_node * job.cpus_per_rank
@@ -207,16 +209,16 @@ def _beyond_partition(resolved: ResolvedJob, limits: PartitionTable) -> Iterator
         yield refuse(
             resolved,
             "job.account",
-            f"{on} wants an account",
-            'write account = "..." in [job], or -A ACCOUNT, or export SBATCH_ACCOUNT',
+            f"{on} requires an account",
+            'set account = "..." in [job], use -A ACCOUNT, or export SBATCH_ACCOUNT',
         )
 
 
 def _beyond_gpus(resolved: ResolvedJob, limits: PartitionTable, site: Site) -> Iterator[ToolkitError]:
-    """A site whose partitions name no GPUs at all says nothing of them; then Slurm has to judge."""
+    """Yield a job's excess of GPUs; if no partition of the site states GPUs, Slurm has to judge."""
     job = resolved.job
-    known = any(partition.gpus_per_node for partition in site.partitions.values())
-    if known and job.gpus_per_node > limits.gpus_per_node:
+    states_gpus = any(partition.gpus_per_node for partition in site.partitions.values())
+    if states_gpus and job.gpus_per_node > limits.gpus_per_node:
         yield refuse(
             resolved,
             "job.gpus_per_node",
@@ -232,12 +234,15 @@ def _check_warning(resolved: ResolvedJob) -> None:
         time_s, whose = parse_slurm_time(limits.max_time), f"partition {resolved.job.partition}"
     if time_s is None or warn_s < time_s:
         return
-    said, longer = f"leaves nothing of the {time_s} s of {whose}", "a longer time"
-    if hours := meant_as_hours(resolved.job.time):  # a walltime of so few minutes was most likely to be one of hours
-        said, longer = f"{said}: Slurm reads {resolved.job.time} as minutes", f'time = "{hours}" where hours are meant'
+    problem, longer = f"leaves no time of the {time_s} s of {whose}", "a longer time"
+    if hours := meant_as_hours(resolved.job.time):  # such a short walltime was probably meant in hours
+        problem, longer = (
+            f"{problem}: Slurm reads {resolved.job.time} as minutes",
+            f'time = "{hours}" if hours are meant',
+        )
     raise refuse(
         resolved,
         "restart.warn_s",
-        f"a warning {warn_s} s before walltime {said}",
+        f"a warning {warn_s} s before walltime {problem}",
         f"{longer}; else warn_s = {max(1, time_s // 4)}",
     )

@@ -1,4 +1,4 @@
-"""The tables [[component]] of a heterogeneous job: the requests of one component, which override those of [job]."""
+"""The tables [[component]] of a heterogeneous job: what one component requests in place of [job]'s values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OF_JOB = "that of [job]"
 
 
 class ComponentTable(Table):
-    """One component; what it does not say, [job] says."""
+    """One component; keys that it does not set have the values of [job]."""
 
     nodes: int | None = key(
         None, "Nodes of this component.", form="a whole number from 1", derived=_OF_JOB, ge=1, le=MOST_NODES
@@ -24,11 +24,11 @@ class ComponentTable(Table):
     partition: str | None = key(None, "Partition of the site.", derived=_OF_JOB)
     account: str | None = key(None, "Account that is charged for it.", derived=_OF_JOB)
     qos: str | None = key(None, "Quality of service.", derived=_OF_JOB)
-    constraint: str | None = key(None, "Node features, as sbatch's -C takes them.", derived=_OF_JOB)
-    nodelist: str | None = key(None, "Hostlist of nodes that must be in it.", derived=_OF_JOB)
+    constraint: str | None = key(None, "Node features, in the form of sbatch's -C.", derived=_OF_JOB)
+    nodelist: str | None = key(None, "Hostlist of nodes that it must contain.", derived=_OF_JOB)
     sbatch: list[Text] | None = key(
         None,
-        "More sbatch options for this component, in place of [job]'s; none that another key sets.",
+        "More sbatch options for this component, in place of [job]'s; options that another key sets are rejected.",
         form='a list of options such as ["--exclusive"]',
         derived=_OF_JOB,
     )
@@ -40,12 +40,12 @@ class ComponentTable(Table):
 
     @property
     def stated(self) -> dict[str, object]:
-        """What the component says itself."""
+        """The keys that the component itself sets."""
         return self.model_dump(exclude_none=True)
 
 
 class ResolvedComponent(BaseModel):
-    """[job] as one component has it, and what the site says of its partition."""
+    """[job] for one component, and the site's limits of its partition."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""The tables [container] of a site file and of a job file: what ranks run in."""
+"""The tables [container] of a site file and of a job file: the container that ranks run in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import StringConstraints, ValidationInfo, field_validator
 
-from toolkit.config.table import Table, key
+from toolkit.config.table import Table, key, refuse_value
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 _WITHOUT_ENVIRONMENT = frozenset({"-e", "--cleanenv", "-C", "--containall"})
@@ -14,12 +14,14 @@ _MOUNTS = 'a list such as ["/scratch", "/data/v2:/data", "/sw:/sw:ro"]'
 
 
 class JobContainerTable(Table):
-    """The image that this job's ranks run in; the site says what starts it."""
+    """The image that this job's ranks run in; the site sets the runtime that starts it."""
 
-    image: str = key("", "Image: a file, a folder or a URL that the runtime knows. Empty takes the site's, if any.")
+    image: str = key(
+        "", "Image: a file, a folder or a URL in a form that the runtime accepts. Empty uses the site's, if any."
+    )
     mounts: list[Text] = key(
         None,
-        "Folders of the host that ranks need beside the run's, the job's and toolkit's, as SOURCE, SOURCE:TARGET or "
+        "Folders of the host that ranks need in addition to those of the run, the job and toolkit, as SOURCE, SOURCE:TARGET or "
         "SOURCE:TARGET:ro.",
         form=_MOUNTS,
         default_factory=list,
@@ -33,10 +35,10 @@ class JobContainerTable(Table):
 
 
 class ContainerTable(Table):
-    """How this site runs containers; without a runtime it runs none. Images of all jobs may be named here, too."""
+    """How this site runs containers; without a runtime it runs none. It may also set an image for all jobs."""
 
-    runtime: Literal["", "apptainer", "pyxis"] = key("", "What starts the container, around each rank.")
-    image: str = key("", "Image of jobs that name none; empty for none.")
+    runtime: Literal["", "apptainer", "pyxis"] = key("", "The program that starts the container of each rank.")
+    image: str = key("", "Image of jobs that set none; empty for none.")
     mounts: list[Text] = key(
         None, "Folders of the host that every job's ranks need.", form=_MOUNTS, default_factory=list
     )
@@ -57,17 +59,21 @@ class ContainerTable(Table):
     def _check_options(cls, options: list[str], table: ValidationInfo) -> list[str]:
         for option in options:
             if table.data.get("runtime") == "apptainer" and option in _WITHOUT_ENVIRONMENT:
-                raise ValueError(f"{option!r} hides the variables of Slurm and MPI from each rank; use --contain")
+                raise refuse_value(
+                    (),
+                    f"{option!r} removes the variables that Slurm and MPI set for each rank",
+                    "use --contain instead",
+                )
         return options
 
 
 def check_mounts(mounts: list[str]) -> list[str]:
-    """Refuse what a runtime's own list of mounts would take apart, and folders that are not absolute."""
+    """Reject mounts that a runtime's own list of mounts would split, and folders that are not absolute."""
     for mount in mounts:
         parts = mount.split(":")
         flags = parts[2:]
         if len(parts) > 3 or flags not in ([], ["ro"], ["rw"]) or "," in mount:
-            raise ValueError(f"expected SOURCE:TARGET or SOURCE:TARGET:ro, got {mount!r}")
+            raise refuse_value((), f"expected SOURCE:TARGET:ro, got {mount!r}")
         if not all(part.startswith("/") for part in parts[:2]):
-            raise ValueError(f"expected absolute paths, got {mount!r}")
+            raise refuse_value((), f"expected absolute paths, got {mount!r}")
     return mounts

@@ -1,4 +1,4 @@
-"""The table [data]: what the job reads."""
+"""The table [data]: the input of the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_WORKERS = 256
 
 
 def matches(pattern: str, folder: Path) -> Iterator[str]:
-    """What one of `data.paths` names; relative patterns and names start at `folder`, and `**` goes through folders."""
+    """The files that one entry of `data.paths` names; relative entries start at `folder`, and `**` matches all subfolders."""
     return glob.iglob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
 
 
@@ -24,29 +24,25 @@ class DataTable(Table):
 
     paths: list[str] = key(
         None,
-        "Files or globs; empty takes the job's own default. Each must match something where the job is submitted, unless that "
-        "waits for another (`-d`), or has the path in a container or on the node itself.",
+        "Files or globs; empty uses the job's own default. Each must match a file at submission, unless the job waits for "
+        "another one (`-d`), or the path is in a container or on the node itself.",
         form='a list of paths or globs such as ["corpus/*.txt"]',
         default_factory=list,
     )
     workers: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_WORKERS)] = key(
         "auto",
-        "Processes of each rank that read batches ahead; 0 reads in the rank itself. `auto` reads some batches with 0, 1, 2 "
-        "and 4 of them, for two seconds in all, and keeps the fastest.",
+        "Processes of each rank that read batches ahead; 0 reads in the rank itself. `auto` tries 0, 1, 2 and 4 of them for "
+        "two seconds in total, and keeps the fastest.",
         form=f'"auto" or a whole number, at least 0, at most {MOST_WORKERS}',
     )
-    prefetch: int = key(2, "Batches that each worker is ahead.", ge=1, le=1024)
+    prefetch: int = key(2, "Batches that each worker reads ahead.", ge=1, le=1024)
     broken: Literal["fail", "skip"] = key(
-        "fail",
-        "What a record that cannot be read leads to: the end of the attempt, or the next good record in its place.",
+        "fail", "What happens at an unreadable record: the attempt ends, or the next readable record replaces it."
     )
     broken_limit: float = key(
-        0.01,
-        "With `broken` skip: largest share of the samples that all ranks have read that may be replaced.",
-        ge=0,
-        le=1,
+        0.01, "With `broken` skip: largest share of all ranks' samples that may be replaced.", ge=0, le=1
     )
     index_folder: str = key(
         "",
-        "Folder for the indexes of JSON-lines files; empty keeps each beside its file, or in the user's cache folder.",
+        "Folder for the indexes of JSON-lines files; empty keeps each next to its file, or in the user's cache folder.",
     )

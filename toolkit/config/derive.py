@@ -1,4 +1,4 @@
-"""Values that follow from others where no layer set them: the partition, ranks, CPUs, GPUs, `zero` and `stages_per_rank`."""
+"""Derived values, for keys that no layer set: the partition, ranks, CPUs, GPUs, `zero` and `stages_per_rank`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from toolkit.config.site import PartitionTable, Site
 
 
 def derive(resolved: ResolvedJob, site: Site) -> ResolvedJob:
-    """Return the job with the site's partitions chosen and the open keys filled in, those of each component, too.
+    """Return the job with its partitions chosen and the unset keys derived, also those of each component.
 
-    Of a partition that the site does not have nothing follows; `check_request` refuses it.
+    Nothing is derived from a partition that the site does not have; `check_request` rejects it.
     """
     return derive_parallel(_derive_components(resolved, _derive_job(resolved, site), site))
 
 
 def _derive_components(stated: ResolvedJob, resolved: ResolvedJob, site: Site) -> ResolvedJob:
-    """What follows for a component follows from its own values, and from those that [job] states."""
+    """The job with each component's values derived from its own, and from those that [job] sets."""
     origins = {key: origin for key, origin in resolved.origins.items() if not key.startswith("component[")}
     components = []
     for number, table in enumerate(stated.component):
@@ -49,7 +49,7 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
     if resolved.job.repeat > 1:
         fill("requeue", False, Origin("derived", "job.repeat"))
     if site.scheduler.kind == "local" and resolved.origin("job.cluster").layer == "SBATCH_*":
-        # Sites that set SLURM_CLUSTERS for every shell mean their Slurm's commands.
+        # Sites that set SLURM_CLUSTERS in every shell mean it for Slurm's own commands.
         job["cluster"] = ""
         del origins["job.cluster"]
     if site.scheduler.cluster:
@@ -65,7 +65,7 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
             if getattr(limits, key):
                 fill(key, getattr(limits, key), where[key] or source)
         if limits.gpus_per_node:
-            # A rank uses one GPU, so a job that states fewer ranks needs fewer GPUs.
+            # A rank uses one GPU, so a job that sets fewer ranks needs fewer GPUs.
             stated = resolved.job.ranks_per_node if "job.ranks_per_node" in origins else limits.gpus_per_node
             fill("gpus_per_node", min(stated, limits.gpus_per_node), where["gpus_per_node"] or source)
     gpus = job.get("gpus_per_node", resolved.job.gpus_per_node)
@@ -81,12 +81,12 @@ def _derive_job(resolved: ResolvedJob, site: Site) -> ResolvedJob:
 
 
 def is_elsewhere(cluster: str, site: Site) -> bool:
-    """Whether a job's cluster is another one than that whose partitions the site file names."""
+    """True if the job's cluster differs from the one whose partitions the site file lists."""
     return cluster not in ("", site.scheduler.cluster or site.detect.cluster_name)
 
 
 def derive_parallel(resolved: ResolvedJob) -> ResolvedJob:
-    """Return the job with the open keys of [parallel] filled in."""
+    """Return the job with the unset keys of [parallel] derived."""
     parallel, origins = resolved.parallel, dict(resolved.origins)
     if "parallel.zero" not in origins:
         parallel = parallel.model_copy(update={"zero": 3 if parallel.shard > 1 else 0})

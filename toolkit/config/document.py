@@ -1,4 +1,4 @@
-"""A TOML file as values and the lines they stand on."""
+"""A TOML file as values, with the line of each key."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from toolkit.errors import NotFoundError, ToolkitError
 
 @dataclass(frozen=True)
 class Document:
-    """The file's values and where each key stands."""
+    """The file's values and the lines of its keys."""
 
     path: Path
     values: dict[str, Any]
     lines: dict[KeyPath, int]
 
     def place(self, key: KeyPath) -> str:
-        """Return file:line of `key`, or of the nearest table around it."""
+        """Return file:line of `key`, or of the innermost table around it."""
         return f"{self.path}:{line_of(self.lines, key)}"
 
 
@@ -31,15 +31,17 @@ def read_document(path: Path) -> Document:
     """Read the TOML file `path`.
 
     Raises:
-        NotFoundError: there is no such file.
+        NotFoundError: the file does not exist.
         ToolkitError: it cannot be read, is not UTF-8, or is not TOML.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # Windows' editors write a mark first
+        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows write a byte order mark
     except FileNotFoundError as error:
-        raise NotFoundError("no such file", where=str(path), fix="give the path of a TOML file") from error
+        raise NotFoundError("file not found", where=str(path), fix="specify the path of a TOML file") from error
     except OSError as error:
-        raise ToolkitError(f"cannot be read: {error.strerror}", where=str(path), fix="give a readable file") from error
+        raise ToolkitError(
+            f"cannot read the file: {error.strerror}", where=str(path), fix="specify a readable file"
+        ) from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ToolkitError(
@@ -48,14 +50,14 @@ def read_document(path: Path) -> Document:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        line, said = _where_tomllib_stopped(str(error), text)
+        line, problem = _where_tomllib_stopped(str(error), text)
         raise ToolkitError(
-            f"not TOML: {said}", where=f"{path}:{line}", fix="correct that line; texts need quotes, see toml.io"
+            f"invalid TOML: {problem}", where=f"{path}:{line}", fix="fix that line; strings need quotes, see toml.io"
         ) from error
     except RecursionError as error:
         raise _too_deep(path) from error
-    except ValueError as error:  # a number that Python does not read
-        raise ToolkitError(f"not TOML: {error}", where=str(path), fix="write that number as a string") from error
+    except ValueError as error:  # a number that Python cannot read
+        raise ToolkitError(f"invalid TOML: {error}", where=str(path), fix="write that number as a string") from error
     if any(depth > DEEPEST for _, _, depth in parts(values)):
         raise _too_deep(path)
     return Document(path, values, key_lines(text.replace("\r\n", "\n")))
@@ -63,7 +65,7 @@ def read_document(path: Path) -> Document:
 
 def _too_deep(path: Path) -> ToolkitError:
     return ToolkitError(
-        f"has more than {DEEPEST} tables and lists inside each other", where=str(path), fix="write it flatter"
+        f"tables and lists are nested more than {DEEPEST} levels deep", where=str(path), fix="reduce the nesting"
     )
 
 

@@ -1,4 +1,4 @@
-"""Is there anything to run? The check that a user meets before Slurm does."""
+"""The check that the job's entry exists, before Slurm runs it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
 def check_entry(resolved: ResolvedJob) -> None:
-    """Check the form of `job.entry`, and that its file exists beside the job file and has the function.
+    """Check the form of `job.entry`, and that its file exists next to the job file and defines the function.
 
-    Nothing is imported here: that would run the user's code, and torch, on the login node.
+    Nothing is imported here: an import would run the user's code, and torch, on the login node.
 
     Raises:
-        ToolkitError: the form is none of ours, the file is missing or not executable, or has no such function.
+        ToolkitError: the form is invalid, the file is missing or not executable, or lacks the function.
     """
     entry = resolved.job.entry
     where = resolved.origin("job.entry").place("job.entry")
@@ -47,20 +47,20 @@ def check_entry(resolved: ResolvedJob) -> None:
     if not path.is_file():
         beside = [one.stem for one in resolved.code_folder.glob("*.py")]
         close = nearest(path.stem, beside)
-        fix = f'write "{close[0]}.py"' if close else f"create it, or give a path relative to {resolved.code_folder}"
-        raise ToolkitError(f"there is no file {path}", where=where, fix=fix)
+        fix = f'write "{close[0]}.py"' if close else f"create it, or use a path relative to {resolved.code_folder}"
+        raise ToolkitError(f"file {path} not found", where=where, fix=fix)
     if function is not None:
         _check_function(path, function, where)
 
 
 def script_of(resolved: ResolvedJob) -> Path | None:
-    """The Python file beside the job file that an entry names, as it was checked; None for any other entry."""
+    """The Python file next to the job file that an entry names, as it was checked; None for any other entry."""
     match = _FILE.fullmatch(resolved.job.entry) if isinstance(resolved.job.entry, str) else None
     return resolved.code_folder / match["file"] if match else None
 
 
 def files_of_entry(resolved: ResolvedJob) -> list[str]:
-    """The files of the job's folder that an entry names, relative to it; [] where what it names lies elsewhere."""
+    """The files of the job's folder that an entry names, relative to it; [] if it names something outside the folder."""
     entry = resolved.job.entry
     if isinstance(entry, list):
         names = [entry[0]] if "/" in entry[0] else []
@@ -75,12 +75,12 @@ def files_of_entry(resolved: ResolvedJob) -> list[str]:
 
 
 def _check_program(path: Path, written: str, where: str) -> None:
-    """Only what stands beside the job file is known here: the nodes have a PATH and folders of their own."""
+    """Check an executable next to the job file; for other programs, the nodes have their own PATH and folders."""
     if "/" not in written or written.startswith("/"):
         return
     if not path.is_file():
         raise ToolkitError(
-            f"there is no file {path}", where=where, fix="create it, or give a path relative to the job file"
+            f"file {path} not found", where=where, fix="create it, or use a path relative to the job file"
         )
     if not os.access(path, os.X_OK):
         raise ToolkitError(f"{path} is not executable", where=where, fix=f"chmod +x {shlex.quote(str(path))}")
@@ -92,29 +92,29 @@ def _check_function(path: Path, function: str, where: str) -> None:
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         raise ToolkitError(
-            f"not Python: {getattr(error, 'msg', error)}",
+            f"invalid Python: {getattr(error, 'msg', error)}",
             where=f"{path}:{line}" if line else str(path),
-            fix="correct that line",
+            fix="fix that line",
         ) from error
     names = module_names(module)
     if function not in names and "*" not in names:
         defined = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
         close = nearest(function, defined)
-        fix = f'write "{path.name}:{close[0]}"' if close else f"define it, or write one of {', '.join(defined)}"
+        fix = f'write "{path.name}:{close[0]}"' if close else f"define it, or use one of {', '.join(defined)}"
         raise ToolkitError(
-            f"{path} has no function {function!r}", where=where, fix=fix if defined else "define it there"
+            f"function {function!r} not found in {path}", where=where, fix=fix if defined else "define it there"
         )
 
 
 def module_names(module: ast.Module) -> set[str]:
-    """Return the names that a module may bind; "*" where a star import or `globals()` may bind any."""
+    """Return the names that a module may bind; "*" if a star import or `globals()` may bind any."""
     names: set[str] = set()
     below: list[ast.AST] = [module]
     while below:
         node = below.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-            continue  # what stands inside is not the module's
+            continue  # names inside are not the module's
         if isinstance(node, ast.alias):
             names.add(node.asname or node.name.partition(".")[0])
         elif isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Store) or node.id in ("globals", "exec")):

@@ -1,4 +1,4 @@
-"""The table [env]: what the ranks' environment holds beside Slurm's, MPI's and the site's."""
+"""The table [env]: the ranks' environment in addition to Slurm's, MPI's and the site's."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pydantic import field_validator, model_validator
 from toolkit.config.table import Table, key, refuse_value
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The identity of a rank, which only Slurm, MPI and the supervisor may set. Options of srun such as
-# SLURM_CPU_BIND are the user's.
+# The identity of a rank: only Slurm, MPI and the supervisor may set it. Options of srun such as SLURM_CPU_BIND are
+# the user's.
 _IDENTITY = re.compile(
     r"TOOLKIT_(?!SITES?$|RUNS$|DEVCLUSTER$).*|(PMI|PMIX|OMPI_COMM_WORLD)_.*"
     r"|SLURM_(JOB|STEP|ARRAY|TASK|NTASKS|NODE|NNODES|NPROCS|PROCID|LOCALID|SUBMIT|GTIDS|CONF).*"
 )
-# bash sets these itself, whatever it inherits.
+# bash sets these itself, independently of what it inherits.
 _OF_BASH = frozenset({"BASHOPTS", "EUID", "IFS", "OPTIND", "OPTERR", "PPID", "SHELLOPTS", "SHLVL", "UID", "_"})
 
 Names = TypeVar("Names", bound=dict[str, str] | list[str])
 
 
 def check_variable_names(names: Names) -> Names:
-    """Return `names` where each is one that shells take for a variable's.
+    """Return `names` if each is a valid name of a shell variable.
 
     Raises:
-        ValueError: one is not.
+        PydanticCustomError: one is not.
     """
     for name in names:
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"{name!r} is not a valid variable name")
+            raise refuse_value((), f"{name!r} is not a valid variable name")
     return names
 
 
@@ -46,27 +46,27 @@ def _is_reference(text: str) -> bool:
 
 
 class EnvTable(Table):
-    """Ranks do not inherit the login shell; they get what is named here."""
+    """Ranks do not inherit the login shell; they get only the variables named here."""
 
     free_text: ClassVar[frozenset[str]] = frozenset({"vars"})
 
     vars: dict[str, str] = key(
         None,
         "Variables that are set for every rank.",
-        form='a table of texts such as { FLAG = "1" }',
+        form='a table of strings such as { FLAG = "1" }',
         default_factory=dict,
     )
     passed: list[str] = key(
         None,
-        "Variables of the submitting shell that are passed on, where they are set.",
+        "Variables of the submitting shell that ranks get, if they are set.",
         form='a list of variable names such as ["HF_HOME"]',
         default_factory=list,
         alias="pass",
     )
     secrets: dict[str, str] = key(
         None,
-        "Variables whose values are written down nowhere: `env` takes the one of the submitting shell, `file:PATH` a file that "
-        "only you may read, `command:WORDS` what a command prints on the batch host.",
+        "Variables whose values are recorded nowhere: `env` reads the variable of the submitting shell, `file:PATH` a file "
+        "that only you may read, `command:COMMAND` the output of a command on the batch host.",
         form='a table such as { HF_TOKEN = "env", WANDB_API_KEY = "file:~/.wandb", DB = "command:pass show db" }',
         default_factory=dict,
     )
@@ -81,7 +81,7 @@ class EnvTable(Table):
     @classmethod
     def _check_stage(cls, stage: bool | str) -> bool | str:
         if isinstance(stage, str) and not stage.startswith(("/", "~")):
-            raise ValueError("expected an absolute path")
+            raise ValueError("is not an absolute path")
         return stage
 
     @field_validator("vars", "passed", "secrets")
@@ -94,7 +94,7 @@ class EnvTable(Table):
     def _check_passed(cls, names: list[str]) -> list[str]:
         for name in names:
             if name in _OF_BASH:
-                raise refuse_value((), f"{name} is bash's own, and would not arrive", "set it in `vars`")
+                raise refuse_value((), f"bash sets {name} itself, so the value would be lost", "set it in `vars`")
         return names
 
     @field_validator("vars", "secrets")
@@ -102,7 +102,7 @@ class EnvTable(Table):
     def _check_whose(cls, names: dict[str, str]) -> dict[str, str]:
         for name in names:
             if _IDENTITY.fullmatch(name):
-                raise refuse_value((name,), f"{name} is set for each rank by the toolkit, Slurm or MPI", "take it out")
+                raise refuse_value((name,), f"toolkit, Slurm or MPI sets {name} for each rank", "remove it")
         return names
 
     @field_validator("secrets")
@@ -110,9 +110,9 @@ class EnvTable(Table):
     def _check_references(cls, secrets: dict[str, str]) -> dict[str, str]:
         for name, reference in secrets.items():
             if not _is_reference(reference):
-                # The value may be the secret itself, so the error does not quote it.
+                # The value may be the secret itself, so no message repeats it.
                 raise refuse_value(
-                    (name,), "is not a valid reference", 'write "env", "file:/PATH", "file:~/PATH" or "command:WORDS"'
+                    (name,), "not a valid reference", 'write "env", "file:/PATH", "file:~/PATH" or "command:COMMAND"'
                 )
         return secrets
 
@@ -125,5 +125,5 @@ class EnvTable(Table):
 
     @property
     def secrets_of_shell(self) -> list[str]:
-        """The secrets whose values the submitting shell has."""
+        """The secrets whose values are in the submitting shell."""
         return [name for name, reference in self.secrets.items() if reference == "env"]

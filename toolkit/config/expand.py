@@ -1,4 +1,4 @@
-"""`~` and $VARIABLES in a site's paths, with their values at submission."""
+"""`~` and $VARIABLES in a site's paths, expanded at submission."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 
 
 def expand_paths(site: Site, environ: Mapping[str, str]) -> PathsTable:
-    """Return the site's paths with those that submission must know written out.
+    """Return the site's paths, with the variables that must be known at submission expanded.
 
-    `local_scratch` stays as it is: its variables are the node's.
+    `local_scratch` is not expanded: its variables are the node's.
 
     Raises:
         ToolkitError: a variable is not set.
     """
-    known = {key: expand_path(site, key, environ) for key in ("runs", "scratch")}
-    return site.paths.model_copy(update=known)
+    expanded = {key: expand_path(site, key, environ) for key in ("runs", "scratch")}
+    return site.paths.model_copy(update=expanded)
 
 
 def expand_path(site: Site, key: str, environ: Mapping[str, str]) -> str:
-    """Return one path of `[paths]` written out.
+    """Return one path of `[paths]`, expanded.
 
     Raises:
         ToolkitError: a variable is not set.

@@ -1,6 +1,6 @@
 """The layers of a job's values, lowest first: built-in, site, job, SBATCH_*, TOOLKIT_*, flags.
 
-Each value keeps its origin, so that an error and `config show --origin` can say where it was set.
+Each value keeps its origin, so that an error and `config show --origin` can name where it was set.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from toolkit.config.checkpoint import CheckpointTable
-from toolkit.config.checks import check_request, check_words
+from toolkit.config.checks import check_arguments, check_request
 from toolkit.config.derive import derive
 from toolkit.config.document import Document, leaves, read_document
 from toolkit.config.entry import check_entry
@@ -33,7 +33,7 @@ from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
 
 @dataclass(frozen=True)
 class Setting:
-    """One value on its way into the job."""
+    """One value for a key of the job, with its origin."""
 
     path: KeyPath
     value: Any
@@ -50,19 +50,19 @@ def resolve_job(
     argv: Sequence[str] = (),
     limits: bool = True,
 ) -> ResolvedJob:
-    """Read a job file, lay all layers over each other, and check the result against the site.
+    """Read a job file, merge all layers, and check the result against the site.
 
     Args:
-        site: None resolves without a site: nothing is known of partitions and nothing of them is checked.
+        site: None resolves without a site: no partitions are known, and none are checked.
         environ: where SBATCH_* and TOOLKIT_<TABLE>_<KEY> are looked up.
-        settings: texts "table.key=value", as --set takes them.
+        settings: strings TABLE.KEY=VALUE, as in --set.
         flags: flags by the dotted key that they set.
-        argv: what stands after `--`; it goes to the entry as it is.
-        limits: False leaves the partition's limits to a check on the cluster itself.
+        argv: the arguments after `--`; the entry gets them unchanged.
+        limits: False leaves the partition's limits to a query to the cluster.
 
     Raises:
-        ToolkitError: a value is wrong or the site cannot serve the request; the place and the fix are named.
-        NotFoundError: there is no such job file.
+        ToolkitError: a value is wrong or the site cannot serve the request; the message names the place and the fix.
+        NotFoundError: the job file does not exist.
     """
     document = read_document(job_file.absolute())
     values, origins = merge(
@@ -79,7 +79,7 @@ def resolve_job(
 
     def place(path: KeyPath) -> str:
         around = (origins.get(dotted(path[:depth])) for depth in range(len(path), 0, -1))
-        origin = next(filter(None, around), None)  # of `--set env.vars={...}` its keys have none of their own
+        origin = next(filter(None, around), None)  # the keys of `--set env.vars={...}` have no own origin
         return origin.detail if origin else document.place(path)
 
     _check_file_name(document.path, origins)
@@ -87,25 +87,25 @@ def resolve_job(
         tables = JobFile.model_validate(values)
     except ValidationError as error:
         raise refusal(error, JobFile, place) from error
-    known = site or Site(name="none")
-    resolved = derive(_join(tables, known, environ, document.path, argv, origins), known)
+    any_site = site or Site(name="none")
+    resolved = derive(_join(tables, any_site, environ, document.path, argv, origins), any_site)
     check_entry(resolved)
     check_metric(resolved)
-    check_words(resolved)
+    check_arguments(resolved)
     if site is not None:
         check_request(resolved, site, limits=limits)
     return resolved
 
 
 def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
-    """A job without a name is called as its file, whose name may hold what a job's cannot."""
+    """Check the name of a job file that gives the job its name, since it may contain invalid characters."""
     origin = origins.get("job.name")
     if origin is not None and origin.layer == "derived" and not is_job_name(path.stem):
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "job"
         raise ToolkitError(
-            f"{path.stem!r} is not a valid job name, and [job] sets none",
+            f"{path.stem!r} is not a valid job name, and [job] does not set one",
             where=str(path),
-            fix=f'write name = "{name}" in [job], or give -J {name}',
+            fix=f'write name = "{name}" in [job], or use -J {name}',
         )
 
 
@@ -130,7 +130,7 @@ def _join(
 
 
 def _with_lasting_source(table: CheckpointTable, origins: Mapping[str, Origin]) -> CheckpointTable:
-    """A later start, in another folder, must find the checkpoint that was meant beside the flag."""
+    """The table with an absolute `source`: a later start runs in another folder than the flag was written for."""
     origin = origins.get("checkpoint.source") or origins.get("checkpoint")
     if not table.source or origin is None or origin.layer == "job":
         return table
@@ -143,7 +143,7 @@ def _from_document(document: Document) -> Iterator[Setting]:
 
 
 def _origins_of_components(document: Document) -> dict[str, Origin]:
-    """Of each key of each component; as a value the list of them is one."""
+    """The origin of each key of each component; as a value, their list is a single one."""
     tables = document.values.get("component")
     paths = [
         ("component", str(number), name)
@@ -172,7 +172,7 @@ def _from_toolkit(environ: Mapping[str, str]) -> Iterator[Setting]:
 
 
 def from_command_line(settings: Iterable[str], flags: Mapping[str, Flag]) -> Iterator[Setting]:
-    """Yield what --set and the flags set, the flags last."""
+    """Yield the values of --set and of the flags, the flags last."""
     yield from _from_settings(settings)
     yield from _from_flags(flags)
 
@@ -183,7 +183,9 @@ def _from_settings(settings: Iterable[str]) -> Iterator[Setting]:
         where = f"--set {setting}"
         path = tuple(part.strip() for part in key.split("."))
         if not equals or len(path) < 2 or not all(path):
-            raise ToolkitError("is not table.key=value", where=where, fix="write --set train.steps=100")
+            raise ToolkitError(
+                f"expected TABLE.KEY=VALUE, got {setting!r}", where="--set", fix="write --set train.steps=100"
+            )
         yield Setting(path, read_text(path, text, where=where), Origin("flag", where))
 
 
@@ -196,7 +198,7 @@ def _from_flags(flags: Mapping[str, Flag]) -> Iterator[Setting]:
 
 
 def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Lay the settings over each other; a later one takes the place of what it covers."""
+    """The values and origins of all settings; a later one replaces those that it covers."""
     kept: dict[KeyPath, Setting] = {}
     for setting in layered:
         path = setting.path

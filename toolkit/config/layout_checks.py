@@ -1,4 +1,4 @@
-"""Do mesh, batch and training go together? The arithmetic of [parallel] and [train], before anything is submitted."""
+"""Checks that mesh, batch and training fit together: the arithmetic of [parallel] and [train], before submission."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from toolkit.errors import ToolkitError, counted
 
 
 def check_layout(resolved: ResolvedJob) -> None:
-    """Check how a model and its batch lie on the ranks.
+    """Check how a model and its batch are distributed over the ranks.
 
     Raises:
-        ToolkitError: the message has both numbers, and the fix one that works.
+        ToolkitError: the message contains both numbers, and the fix one that works.
     """
     _check_mesh(resolved)
     _check_zero(resolved)
@@ -23,12 +23,12 @@ def check_layout(resolved: ResolvedJob) -> None:
     _check_profile(resolved)
     _check_pipeline(resolved)
     _check_combinations(resolved)
-    if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # else the script may use neither
+    if not {"train.batch", "train.micro_batch"}.isdisjoint(resolved.origins):  # otherwise the script may use neither
         _check_batch(resolved)
         _check_micro_batches(resolved)
 
 
-def _ranks_said(resolved: ResolvedJob) -> str:
+def _ranks_in_words(resolved: ResolvedJob) -> str:
     job = resolved.job
     if len(resolved.components) > 1:
         parts = " + ".join(f"{one.job.min_nodes} x {one.job.ranks_per_node}" for one in resolved.components)
@@ -39,7 +39,7 @@ def _ranks_said(resolved: ResolvedJob) -> str:
 
 
 def _check_mesh(resolved: ResolvedJob) -> None:
-    """Where the nodes are a range, one number of nodes that fits is enough."""
+    """Check the mesh; if the nodes are a range, one number of nodes that fits is enough."""
     mesh = resolved.parallel
     product, wanted = mesh.model_ranks, "pp x shard x cp x tp"
     numbers = f"{mesh.pp} x {mesh.shard} x {mesh.cp} x {mesh.tp}"
@@ -60,7 +60,7 @@ def _check_mesh(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             key,
-            f"{wanted} = {numbers} = {product} {verb} {_ranks_said(resolved)}",
+            f"{wanted} = {numbers} = {product} {verb} {_ranks_in_words(resolved)}",
             f"request {' or '.join(map(str, fitting))} rank{'' if fitting == [1] else 's'}, or change [parallel]",
         )
     if (mesh.shard * mesh.cp) % mesh.ep:
@@ -73,42 +73,40 @@ def _check_mesh(resolved: ResolvedJob) -> None:
 
 
 def _check_zero(resolved: ResolvedJob) -> None:
-    """What is sharded must be sharded over ranks, and the other way round."""
+    """Check that `zero` shards only if `shard` > 1, and the reverse."""
     zero, shard = resolved.parallel.zero, resolved.parallel.shard
     if zero and shard == 1:
         ranks = max(resolved.rank_counts)
         over = f"shard = {ranks}, or " if ranks > 1 else ""
-        raise refuse(
-            resolved, "parallel.zero", f"zero = {zero} shards over shard = 1 rank, which is nothing", f"{over}zero = 0"
-        )
+        raise refuse(resolved, "parallel.zero", f"zero = {zero} has no effect with shard = 1", f"{over}zero = 0")
     if shard > 1 and not zero:
         raise refuse(
             resolved,
             "parallel.zero",
-            f"zero = 0 shards nothing over shard = {shard} ranks",
+            f"shard = {shard} has no effect with zero = 0",
             f"zero = 1, 2 or 3, or shard = 1 and replicate = {shard}",
         )
 
 
 def _data_ranks(resolved: ResolvedJob) -> list[int]:
-    """How many ranks see different data, all but those of pp, cp and tp, for each number of nodes that fits."""
+    """The number of ranks with different data, without those of pp, cp and tp, for each number of nodes that fits."""
     mesh = resolved.parallel
     same_data = mesh.pp * mesh.cp * mesh.tp
     return [ranks // same_data for ranks in resolved.rank_counts if ranks % same_data == 0]
 
 
 def _shares(resolved: ResolvedJob) -> list[tuple[int, int]]:
-    """The samples of one data rank and the number of data ranks, wherever the batch can be split evenly."""
+    """The samples per data rank and the number of data ranks, for each way to split the batch evenly."""
     batch = resolved.train.batch
     return [(batch // split, split) for split in _data_ranks(resolved) if batch % split == 0]
 
 
 def _check_batch(resolved: ResolvedJob) -> None:
-    """The batch is split over the data ranks, and a rank's share into micro-batches."""
+    """Check that the batch divides over the data ranks, and a rank's share into micro-batches."""
     train, shares = resolved.train, _shares(resolved)
     if not shares:
         split = _data_ranks(resolved)[0]
-        whole = split * max(1, train.micro_batch)  # else the batch that is named here would be the next to be refused
+        whole = split * max(1, train.micro_batch)  # otherwise the suggested batch would be rejected next
         raise refuse(
             resolved,
             "train.batch",
@@ -129,19 +127,19 @@ def _check_reduction(resolved: ResolvedJob) -> None:
     mesh = resolved.parallel
     nodes = sum(one.job.max_nodes for one in resolved.components)
     on_node = sorted({one.job.ranks_per_node for one in resolved.components})
-    even = ", as many on each" if len(on_node) > 1 else ""
+    even = ", with equal numbers on each" if len(on_node) > 1 else ""
     if mesh.model_ranks > 1 and mesh.reduction == "measured":
         raise refuse(
             resolved,
             "parallel.reduction",
-            f"measuring chooses among all-reduces of whole copies, and here {counted(mesh.model_ranks, 'rank')} share a model",
+            f"'measured' compares all-reduces of whole models, but here {counted(mesh.model_ranks, 'rank')} share one",
             'reduction = "auto"',
         )
     if mesh.reduction == "hierarchical" and (nodes == 1 or on_node[0] == 1 or len(on_node) > 1):
         raise refuse(
             resolved,
             "parallel.reduction",
-            f"a hierarchical reduction needs two or more nodes with two or more ranks each{even}, and here is "
+            f"a hierarchical reduction needs two or more nodes with two or more ranks each{even}, got "
             f"{counted(nodes, 'node')} of {' or '.join(counted(count, 'rank') for count in on_node)}",
             'reduction = "auto"',
         )
@@ -153,7 +151,7 @@ def _check_profile(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "train.profile_from",
-            f"profiling begins at step {train.profile_from}, and the run ends with step {train.steps}",
+            f"profiling starts at step {train.profile_from}, but the run ends with step {train.steps}",
             f"profile_from = {max(1, train.steps - train.profile_steps + 1)}",
         )
 
@@ -164,15 +162,15 @@ def _check_pipeline(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "parallel.stages_per_rank",
-            f'{mesh.stages_per_rank} stages a rank, and schedule "{mesh.schedule}" has one',
+            f'{mesh.stages_per_rank} stages per rank, but schedule "{mesh.schedule}" supports only one',
             'schedule = "interleaved", or stages_per_rank = 1',
         )
     if mesh.pp > 1 and mesh.shard > 1 and mesh.zero == 3 and mesh.schedule == "zero_bubble":
         raise refuse(
             resolved,
             "parallel.schedule",
-            f'schedule "zero_bubble" leaves weights\' gradients for later, when zero = 3 has given the weights of '
-            f"{mesh.shard} shards away",
+            f'schedule "zero_bubble" computes gradients of weights later, when zero = 3 has already released the weights '
+            f"that it shards over {mesh.shard} ranks",
             'zero = 1, or schedule = "interleaved"',
         )
 
@@ -188,24 +186,24 @@ def _check_combinations(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "train.lr_scaling",
-            "AdaScale compares the gradients of two or more parts of a batch, and there is one",
-            f"two or more ranks, or micro_batch = {max(1, train.batch // 2)} or less",
+            "AdaScale compares the gradients of two or more parts of a batch, but there is only one",
+            f"use two or more ranks, or micro_batch = {max(1, train.batch // 2)} or less",
         )
 
 
 def _check_micro_batches(resolved: ResolvedJob) -> None:
-    """A pipeline needs several micro-batches a step; where the nodes are a range, one number of nodes that fits."""
+    """Check that a pipeline has enough micro-batches per step; in a range of nodes, one number that fits is enough."""
     mesh, train = resolved.parallel, resolved.train
     if mesh.pp == 1:
         return
     shares = _shares(resolved)
-    said = [no_micro_batches(mesh, share // (train.micro_batch or share)) for share, _ in shares]
-    if all(said):
+    problems = [no_micro_batches(mesh, share // (train.micro_batch or share)) for share, _ in shares]
+    if all(problems):
         share, split = shares[0]
         raise refuse(
             resolved,
             "train.micro_batch",
-            f"{said[0]} ({counted(share, 'sample')} of {counted(split, 'data rank')}"
+            f"{problems[0]} ({counted(share, 'sample')} of {counted(split, 'data rank')}"
             + (f", {train.micro_batch} at once)" if train.micro_batch else ", all at once)"),
             micro_batch_fix(mesh, share, train.micro_batch, split),
         )

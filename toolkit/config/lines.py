@@ -1,4 +1,4 @@
-"""On which line of a TOML file a key stands. tomllib does not say it, and every error of ours must."""
+"""The line of each key of a TOML file. tomllib does not provide it, and every error message needs it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _VALUE_STEP = re.compile(
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Return the line, counted from 1, of every table header and key in `text`, which tomllib has accepted.
 
-    Keys inside an inline table stand under their table's line. Each table of an array has its number, counted from 0,
-    in the paths of its keys; of the array itself the first line counts.
+    Keys inside an inline table have their table's line. Each table of an array has its number, counted from 0, in the
+    paths of its keys; for the array itself the first line counts.
     """
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
-    counts: dict[KeyPath, int] = {}  # of the tables of each array
+    counts: dict[KeyPath, int] = {}  # the number of tables of each array
     position = _skip(text, 0)
     while position < len(text):
         line = text.count("\n", 0, position) + 1
@@ -42,7 +42,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _numbered(header: KeyPath, counts: dict[KeyPath, int], *, begins: bool) -> KeyPath:
-    """A header's path with the index of each array's table that contains it, or that it `begins`."""
+    """A header's path with the number of each array's table that contains it, or that it starts."""
     path: KeyPath = ()
     for depth, part in enumerate(header, start=1):
         path = (*path, part)
@@ -54,14 +54,14 @@ def _numbered(header: KeyPath, counts: dict[KeyPath, int], *, begins: bool) -> K
 
 
 def dotted(path: KeyPath) -> str:
-    """A key as errors write it: `train.steps`, `component[1].nodes`."""
+    """A key as error messages print it: `train.steps`, `component[1].nodes`."""
     if path[0] == "component" and len(path) > 1:
         return ".".join([f"component[{path[1]}]", *path[2:]])
     return ".".join(path)
 
 
 def line_of(lines: dict[KeyPath, int], path: KeyPath) -> int:
-    """Return the line of `path`, or of the nearest table around it; 1 when none is known."""
+    """Return the line of `path`, or of the innermost table around it; 1 if none is known."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)

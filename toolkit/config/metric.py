@@ -1,4 +1,4 @@
-"""Does the job measure what `checkpoint.best` names? As far as its script can be read."""
+"""The check that the job measures the metric of `checkpoint.best`, as far as its script can be read."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
 
-TRAINING_LOSS = "loss"  # what the loop of `toolkit.train` measures by itself
-VALIDATION_LOSS = "validation_loss"  # what its trainer measures where it validates
-_MEASURES = 4  # the place of `measures` among the arguments of `Saves`
+TRAINING_LOSS = "loss"  # what the loop of `toolkit.train` measures on its own
+VALIDATION_LOSS = "validation_loss"  # what its trainer measures if it validates
+_MEASURES = 4  # the position of `measures` among the arguments of `Saves`
 
 
 def check_metric(resolved: ResolvedJob) -> None:
-    """Compare the metric with those that the entry's script gives to `toolkit.train.saves.Saves`, or a `Trainer` has.
+    """Compare the metric with those that the entry's script passes to `toolkit.train.saves.Saves`, or a `Trainer` has.
 
-    Nothing is imported or run here, so a script that makes them otherwise, or elsewhere, is left to the ranks.
+    Nothing is imported or run here, so metrics that a script sets in another form, or elsewhere, are left to the ranks.
 
     Raises:
-        ToolkitError: the script measures others only; they are named.
+        ToolkitError: the script measures only others; the message names them.
     """
     best, script = resolved.checkpoint.best, script_of(resolved)
     if best in ("", TRAINING_LOSS) or script is None:
         return
     try:
-        known = _measured(ast.parse(script.read_bytes(), str(script)), validates=resolved.train.validate_every > 0)
-    except (SyntaxError, ValueError):  # Python of another version than ours, say
+        metrics = _measured(ast.parse(script.read_bytes(), str(script)), validates=resolved.train.validate_every > 0)
+    except (SyntaxError, ValueError):  # for example Python of another version
         return
-    if known is not None and best not in known:
-        close = nearest(best, known) or known
+    if metrics is not None and best not in metrics:
+        close = nearest(best, metrics) or metrics
         raise ToolkitError(
-            f"{script} measures no {best!r}, only {', '.join(known)}",
+            f"{script} does not measure {best!r}, only {', '.join(metrics)}",
             where=resolved.origin("checkpoint.best").place("checkpoint.best"),
             fix=f"write {' or '.join(repr(one) for one in close)}, or "
-            + ("set train.validate_every" if best == VALIDATION_LOSS else "give Saves(...) a measure of that name"),
+            + ("set train.validate_every" if best == VALIDATION_LOSS else "pass Saves(...) a measure of that name"),
         )
 
 
 def _measured(module: ast.Module, *, validates: bool) -> list[str] | None:
-    """The metrics that a script can save by; None where it does not say."""
-    known = [TRAINING_LOSS]
+    """The metrics that a script can save by; None if it is not clear from the script."""
+    metrics = [TRAINING_LOSS]
     trainers = _calls(module, "toolkit.train.trainer", "Trainer")
     if trainers and validates:
-        known.append(VALIDATION_LOSS)
+        metrics.append(VALIDATION_LOSS)
     saves = _calls(module, "toolkit.train.saves", "Saves")
     for call in saves:
         names = _measures_of(call)
         if names is None:
             return None
-        known += [name for name in names if name not in known]
-    return known if saves or trainers else None
+        metrics += [name for name in names if name not in metrics]
+    return metrics if saves or trainers else None
 
 
 def _calls(module: ast.Module, of: str, name: str) -> list[ast.Call]:
-    """Where the script makes a `name` that it imports from the module `of`."""
+    """The script's calls of `name`, imported from the module `of`."""
     imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module == of]
     ours = {alias.asname or alias.name for node in imports for alias in node.names if alias.name == name}
     calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
@@ -63,7 +63,7 @@ def _calls(module: ast.Module, of: str, name: str) -> list[ast.Call]:
 
 
 def _measures_of(call: ast.Call) -> list[str] | None:
-    """The keys of one call's `measures` if all are string literals, else None."""
+    """The keys of one call's `measures` if they are literal strings; None otherwise."""
     if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
         return None
     given = [*call.args[_MEASURES:], *(one.value for one in call.keywords if one.arg == "measures")]

@@ -1,7 +1,7 @@
-"""Keys that say nothing alone, and what each needs: what would be taken and do nothing is refused.
+"""Keys that have an effect only together with others: a key that would be accepted and do nothing is rejected.
 
-A value that was set in a higher layer, or when a run is resumed, takes along what needs it: with `--set train.guard=off` the
-`guard_window` of a job file may be meant for other runs, and that of an earlier start has had its effect.
+A value from a higher layer, or from a resume, excuses the keys that need it: with `--set train.guard=off`, the
+`guard_window` of a job file is for other runs, and that of an earlier start has had its effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAYERS = get_args(Layer)
 
 @dataclass(frozen=True)
 class Need:
-    """In `table`, `keys` count only where the keys `others` have values that are `met`; `fix` sets one that is."""
+    """In `table`, `keys` have an effect only if the keys `others` have values that are `met`; `fix` sets one that is."""
 
     table: str
     keys: tuple[str, ...]
@@ -67,10 +67,10 @@ NEEDS = (
 
 
 def check_needs(resolved: ResolvedJob, anew: frozenset[str] = frozenset()) -> None:
-    """Refuse the keys that were set and have no effect; `anew` are those that were set over a record's.
+    """Reject keys that were set and have no effect; `anew` are those that were set over a record's.
 
     Raises:
-        ToolkitError: naming all of them, each with what it needs.
+        ToolkitError: the message names all of them, each with what it needs.
     """
     errors = [_refusal(need, key, resolved) for need, key in _unmet(resolved, anew)]
     if errors:
@@ -95,9 +95,9 @@ def _unmet(resolved: ResolvedJob, anew: frozenset[str]) -> Iterator[tuple[Need, 
                 yield need, key
 
 
-@cache  # each of a sweep's thousand tasks needs all of them
+@cache  # each of the thousand tasks of a sweep reads all of them
 def _default(table: type[Table], key: str) -> Any:
-    """A default that is written explicitly requests nothing."""
+    """The default of a key, which has no effect if it is written out."""
     return table.model_fields[key].get_default(call_default_factory=True)
 
 
@@ -108,10 +108,10 @@ def _outranks(other: Origin, own: Origin) -> bool:
 def _refusal(need: Need, key: str, resolved: ResolvedJob) -> ToolkitError:
     table: Table = getattr(resolved, need.table)
     telling = [other for other in need.others if getattr(table, other) != _default(type(table), other)] or need.others
-    where = " and ".join(f"{other} = {as_json(getattr(table, other))}" for other in telling)
+    condition = " and ".join(f"{other} = {as_json(getattr(table, other))}" for other in telling)
     name = f"{need.table}.{key}"
     return ToolkitError(
-        f"{as_json(getattr(table, key))} says nothing where {where}",
+        f"{as_json(getattr(table, key))} has no effect with {condition}",
         where=resolved.origin(name).place(name),
-        fix=f"set {need.fix.format(other=telling[0])}, or leave {key} out",
+        fix=f"set {need.fix.format(other=telling[0])}, or remove {key}",
     )

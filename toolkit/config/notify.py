@@ -1,4 +1,4 @@
-"""The table [notify]: who is notified about a run."""
+"""The table [notify]: who is notified of a run's events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WebhookEvent = Literal["end", "failure", "preemption", "stall"]
 
 
 class NotifyTable(Table):
-    """Mail is Slurm's; a webhook is called by the supervisor, and never holds the run up."""
+    """Slurm sends mail; the supervisor calls a webhook, which never delays the run."""
 
     mail: list[str] = key(
         None,
@@ -29,19 +29,19 @@ class NotifyTable(Table):
     )
     mail_on: list[MailEvent] = key(
         None,
-        "When, in the words of sbatch's --mail-type.",
+        "The events, as in sbatch's --mail-type.",
         form='a list of BEGIN, END, FAIL, REQUEUE, TIME_LIMIT, ARRAY_TASKS such as ["END", "FAIL"]',
         default_factory=lambda: ["END", "FAIL", "REQUEUE"],
     )
     webhook: str = key(
         "",
-        "Where toolkit finds the URL to post JSON to, which is a secret: `file:PATH` that only you can read, or "
-        "`env:NAME`, a variable of the submitting shell.",
+        "Reference to the URL that JSON is posted to; with the URL, anyone can post. `file:PATH` is a file that only you may "
+        "read, `env:NAME` a variable of the submitting shell.",
         form='a reference such as "file:~/.config/toolkit/webhook" or "env:TEAM_WEBHOOK"; the URL itself is a secret',
     )
     webhook_on: list[WebhookEvent] = key(
         None,
-        "When it is called.",
+        "The events of the webhook.",
         form='a list of end, failure, preemption, stall such as ["end", "failure"]',
         default_factory=lambda: ["end", "failure", "preemption", "stall"],
     )
@@ -51,18 +51,18 @@ class NotifyTable(Table):
     def _check_addresses(cls, mail: list[str]) -> list[str]:
         for address in mail:
             if not _ADDRESS.fullmatch(address):
-                raise ValueError(f"{address!r} is not a valid address")
+                raise refuse_value((), f"{address!r} is not a valid address")
         return mail
 
     @field_validator("webhook")
     @classmethod
     def _check_reference(cls, webhook: str) -> str:
         if webhook and not _REFERENCE.fullmatch(webhook):
-            raise refuse_value((), "the value is not a valid reference")  # nor quoted: it may be the URL
+            raise refuse_value((), "not a valid reference")  # not quoted: it may be the URL itself
         return webhook
 
     @property
     def webhook_variable(self) -> str:
-        """The variable of the submitting shell that holds the URL; "" where none does."""
+        """The variable of the submitting shell that contains the URL; "" if there is none."""
         kind, _, name = self.webhook.partition(":")
         return name if kind == "env" else ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# Lowest to highest; a derived value is worked out from others after all layers are read.
+# Lowest to highest; a derived value is computed from others after all layers are read.
 Layer = Literal["built-in", "site", "environment", "job", "SBATCH_*", "TOOLKIT_*", "flag", "derived"]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """`detail` is file:line, a variable, a flag as it was typed, or the keys that a derived value follows."""
+    """`detail` is file:line, a variable, a flag as typed, or the keys that a derived value depends on."""
 
     layer: Layer
     detail: str = ""
@@ -23,7 +23,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class OriginInComponent(Origin):
-    """Of what a component has in place of [job]'s: an error names its own key."""
+    """The origin of a component's value that replaces [job]'s: an error names the component's key."""
 
     number: int = 0
 
@@ -33,7 +33,7 @@ class OriginInComponent(Origin):
 
 @dataclass(frozen=True)
 class Flag:
-    """One value of the command line and its flag, such as "-N". A string is parsed by the key's type."""
+    """One value of the command line and the flag's name, such as "-N". A string is read by the key's type."""
 
     value: Any
     name: str

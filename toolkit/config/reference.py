@@ -1,6 +1,6 @@
 """Every key of every table as Markdown, made from the models: `python -m toolkit.config.reference docs/keys.md`.
 
-The page holds the tables between two markers; the rest of it is written by hand.
+The tables are between two markers of the page; the rest of it is written by hand.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _default(field: FieldInfo) -> str:
     if isinstance(extra, dict) and "x-default" in extra:
         return str(extra["x-default"])
     if field.is_required():
-        return "must be given"
+        return "required"
     value = field.get_default(call_default_factory=True, validated_data={})
     assert value is not PydanticUndefined
     return f"`{json.dumps(value)}`"
@@ -78,12 +78,12 @@ def embed(page: str, *, where: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ToolkitError("has no place for the keys", where=where, fix=f"write the lines {BEGIN} and {END}")
+        raise ToolkitError("markers of the key tables not found", where=where, fix=f"add the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{reference()}\n{END}{after}"
 
 
 def main() -> None:
-    """Rewrite the page that is named as the only argument."""
+    """Rewrite the page that the only argument names."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m toolkit.config.reference docs/keys.md")
     path = Path(sys.argv[1])

@@ -1,4 +1,4 @@
-"""The resolved job: every value that a run needs, from all layers. The compute half reads nothing else."""
+"""The resolved job: every value that a run needs, from all layers. The compute half reads only this."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from toolkit.errors import ToolkitError
 class JobFile(Table):
     """A job file."""
 
-    job: JobTable = key(..., "What runs, and the resources it requests.")
+    job: JobTable = key(..., "What runs, and which resources it requests.")
     component: list[ComponentTable] = key(
         None,
         "One component of a heterogeneous job; the first one leads, with the batch host and rank 0.",
@@ -49,39 +49,39 @@ class JobFile(Table):
     env: EnvTable = key(None, "The ranks' environment.", default_factory=EnvTable)
     container: JobContainerTable = key(None, "The container that ranks run in.", default_factory=JobContainerTable)
     restart: RestartTable = key(None, "How often a run may start again.", default_factory=RestartTable)
-    notify: NotifyTable = key(None, "Who is notified about a run.", default_factory=NotifyTable)
-    checkpoint: CheckpointTable = key(None, "When state is saved.", default_factory=CheckpointTable)
-    data: DataTable = key(None, "What the job reads.", default_factory=DataTable)
+    notify: NotifyTable = key(None, "Who is notified of a run's events.", default_factory=NotifyTable)
+    checkpoint: CheckpointTable = key(None, "When the state is saved.", default_factory=CheckpointTable)
+    data: DataTable = key(None, "The input of the job.", default_factory=DataTable)
     train: TrainTable = key(None, "The training loop's numbers.", default_factory=TrainTable)
-    parallel: ParallelTable = key(None, "How the model is laid on the ranks.", default_factory=ParallelTable)
-    args: dict[str, Any] = key(None, "Free: the script's own.", form="any values", default_factory=dict)
+    parallel: ParallelTable = key(None, "How the model is distributed over the ranks.", default_factory=ParallelTable)
+    args: dict[str, Any] = key(None, "The script's own values, in any form.", form="any values", default_factory=dict)
 
     @field_validator("args")
     @classmethod
     def check_args(cls, args: dict[str, Any]) -> dict[str, Any]:
-        """Refuse what does not arrive at the script as it was written."""
+        """Reject values that would not reach the script unchanged."""
         for path, part, depth in parts(args):
             if depth > DEEPEST:
-                raise refuse_value(path, f"lies more than {DEEPEST} tables and lists deep", "write it flatter")
-            if said := no_json(part):
-                raise refuse_value(path, said, "write it as a string that the script parses")
+                raise refuse_value(path, f"nested more than {DEEPEST} levels deep", "reduce the nesting")
+            if problem := no_json(part):
+                raise refuse_value(path, problem, "write it as a string that the script reads")
         return args
 
 
 class ResolvedJob(BaseModel):
-    """A job with every layer applied, the site that it runs on, and where each value came from."""
+    """A job with every layer applied, the site that it runs on, and the origin of each value."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1] = 1
     job_file: Path
     job_directory: Path
-    code_directory: Path | None = None  # a copy of the job's folder that was taken for a run
+    code_directory: Path | None = None  # a copy of the job's folder for a run
     argv: list[str] = []
 
     job: JobTable
     component: list[ComponentTable] = []
-    resolved_components: list[ResolvedComponent] = []  # one for each of them
+    resolved_components: list[ResolvedComponent] = []  # one for each component
     env: EnvTable
     container: JobContainerTable
     restart: RestartTable
@@ -105,12 +105,12 @@ class ResolvedJob(BaseModel):
     origins: dict[str, Origin] = {}
 
     def origin(self, key: str) -> Origin:
-        """Return where the value of the dotted `key` ("train.steps") came from."""
+        """Return the origin of the value of the dotted `key` ("train.steps")."""
         return self.origins.get(key, Origin("built-in"))
 
     @property
     def components(self) -> tuple[ResolvedJob, ...]:
-        """The job as each component of a heterogeneous one has it; any other job is its own only component."""
+        """The job of each component of a heterogeneous job; any other job is its own only component."""
         if not self.resolved_components:
             return (self,)
         return tuple(
@@ -124,7 +124,7 @@ class ResolvedJob(BaseModel):
         )  # fmt: skip
 
     def _origins_in(self, number: int) -> dict[str, Origin]:
-        """Where a component's values came from, by the keys of [job] whose place they take; what [job] states stays there."""
+        """The origins of a component's values, under the keys of [job] that they replace; those that [job] sets are not included."""
         own: dict[str, Origin] = {}
         for name in ComponentTable.model_fields:
             origin = self.origin(f"component[{number}].{name}")
@@ -134,26 +134,26 @@ class ResolvedJob(BaseModel):
 
     @property
     def nodes(self) -> int | str:
-        """Nodes of all components; of one component also a range, as it is written."""
+        """The number of nodes of all components; for one component also a range, as it is written."""
         first, *others = self.components
         return sum((one.job.min_nodes for one in others), first.job.min_nodes) if others else first.job.nodes
 
     @property
     def rank_counts(self) -> range:
-        """Every number of ranks that the world may have."""
+        """Every number of ranks that the job may have."""
         first, *others = self.components
         more, each = sum(one.job.min_nodes * one.job.ranks_per_node for one in others), first.job.ranks_per_node
         return range(first.job.min_nodes * each + more, first.job.max_nodes * each + more + 1, each)
 
     def placed(self, error: ToolkitError) -> ToolkitError:
-        """An error about keys of this job, such as "train.steps", with the places where their values were set."""
+        """An error about keys of this job, such as "train.steps", with the origins of their values."""
         for one in (error, *error.others):
             one.where = self.origin(one.where).place(one.where)
         return error
 
     @property
     def code_folder(self) -> Path:
-        """Where the entry lies: the run's copy of the job's folder, else that folder."""
+        """The folder of the entry: the run's copy of the job's folder, else that folder."""
         return self.code_directory or self.job_directory
 
     def values(self) -> Iterator[tuple[str, Any]]:
@@ -174,20 +174,20 @@ class ResolvedJob(BaseModel):
         """Read what `to_json` wrote.
 
         Raises:
-            ToolkitError: the text is not a resolved job of this version.
+            ToolkitError: the string is not a resolved job of this version.
         """
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise ToolkitError(
-                f"not a resolved job of this version: {first['msg']}",
+                f"expected a resolved job of this version: {first['msg']}",
                 where=".".join(str(part) for part in first["loc"]) or "resolved job",
                 fix="submit the job file again with this version of toolkit",
             ) from error
 
 
 def as_json(value: Any) -> str:
-    """Write one value as a table shows it; dates of TOML as text, and what a terminal would obey as its number."""
+    """One value as a table shows it; TOML's dates as strings, and control characters escaped."""
     text = json.dumps(value, default=str, ensure_ascii=False)
-    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
+    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)

@@ -20,5 +20,5 @@ def file_schema(kind: str) -> dict[str, Any]:
 
 
 def schema_text(kind: str) -> str:
-    """Return the schema as the file under docs/schemas holds it."""
+    """Return the schema in the form of the file under docs/schemas."""
     return json.dumps(file_schema(kind), indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""Secrets: how [env] secrets refers to them, and which other values look like one and had better be referred to, too."""
+"""Secrets: how [env] secrets refers to them, and which other values look like one and should become references."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolkit.config.origins import Origin
 from toolkit.config.resolved import ResolvedJob
 
 HIDDEN = "***"
-# Of variables the last word of a name tells; of a script's arguments only words that mean nothing else: `pad_token`.
+# A variable is recognised by the last part of its name; a script's argument only by unambiguous names, unlike `pad_token`.
 _VARIABLE = re.compile(r"(?i).*(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|\w*KEY)")
 _ARGUMENT = re.compile(r"(?i).*(?:^|_)(?:SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|PRIVATE_KEY|AUTH_TOKEN)")
 # GitHub, GitLab, Hugging Face, OpenAI and others, AWS, Slack, a private key, a JSON web token.
@@ -23,7 +23,7 @@ _NO_SECRET = re.compile(r"|\d+|(?i:true|false|yes|no|on|off|none)|[/~.].*")  # n
 
 
 def looks_secret(key: str, value: Any) -> bool:
-    """Whether the value of a dotted key is likely a secret in plain text."""
+    """True if the value of a dotted key is likely a secret in plain text."""
     if not isinstance(value, str):
         return False
     if _VALUE.search(value):
@@ -36,39 +36,39 @@ def looks_secret(key: str, value: Any) -> bool:
 
 
 def shown(key: str, value: Any) -> Any:
-    """A value as a command may print it: `***` for what looks like a secret."""
+    """A value that is safe to print: `***` for what looks like a secret."""
     if isinstance(value, list):
         return [shown(key, one) for one in value]
     return HIDDEN if looks_secret(key, value) else value
 
 
 def shown_origin(key: str, origin: Origin) -> Origin:
-    """Where a value came from, as a command may print it: a `--set` holds the value, too."""
+    """An origin that is safe to print: that of a `--set` contains the value."""
     name, equals, value = origin.detail.partition("=")
     return Origin(origin.layer, f"{name}={HIDDEN}") if equals and looks_secret(key, value) else origin
 
 
 def shown_job(job: ResolvedJob) -> dict[str, Any]:
-    """A resolved job as a command may print it."""
+    """A resolved job that is safe to print."""
     content = shown_tables(job.model_dump(mode="json", by_alias=True, exclude={"origins"}))
     return content | {"origins": {key: asdict(shown_origin(key, origin)) for key, origin in job.origins.items()}}
 
 
 def shown_tables(content: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """A tree of tables as a command may print it."""
+    """A tree of tables that is safe to print."""
     return {
         name: shown_tables(value, f"{above}{name}.") if isinstance(value, dict) else shown(f"{above}{name}", value)
         for name, value in content.items()
     }
 
 
-def shown_words(words: list[str]) -> list[str]:
-    """A command line as it may be kept: without the values that look like secrets."""
+def shown_arguments(arguments: list[str]) -> list[str]:
+    """A command line that is safe to record: without the values that look like secrets."""
     kept = []
-    for word in words:
-        key, equals, value = word.partition("=")
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
         secret = equals and looks_secret(key.lstrip("-"), value)
-        kept.append(f"{key}={HIDDEN}" if secret else _VALUE.sub(HIDDEN, word))
+        kept.append(f"{key}={HIDDEN}" if secret else _VALUE.sub(HIDDEN, argument))
     return kept
 
 

@@ -1,4 +1,4 @@
-"""The tables of a site file: what a cluster is to its users."""
+"""The tables of a site file: how users work with a cluster."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from toolkit.slurm.sbatch_options import (
 from toolkit.slurm.times import FORMS, parse_slurm_time
 
 Text = Annotated[str, StringConstraints(min_length=1)]
-AUTO = "auto"  # the name of no partition: of those that can serve a job the best is chosen
+AUTO = "auto"  # not a partition: toolkit chooses the best of those that can serve a job
 
 
 class DetectTable(Table):
-    """How this site is known. One match is enough; the table of means is tried in the order of its keys."""
+    """How toolkit recognises this site. One match is enough; the keys are tried in their order."""
 
     environment: dict[str, str] = key(
         None,
-        "Variables with the pattern that their value matches.",
+        "Variables, each with a pattern for its value.",
         form='a table such as { NERSC_HOST = "perlmutter" }; * matches any string',
         default_factory=dict,
     )
@@ -45,17 +45,17 @@ class DetectTable(Table):
 
 
 class SchedulerTable(Table):
-    """What takes the jobs."""
+    """The scheduler of the site."""
 
     kind: Literal["slurm", "local"] = key("slurm", "The scheduler; `local` starts ranks on this machine.")
     conf: str = key(
         "",
-        "slurm.conf for every Slurm command; `~` is the home folder. Where ClusterName of an exported "
-        "SLURM_CONF is what the site was detected by, that file is used.",
+        "slurm.conf for every Slurm command; `~` is the home folder. If the site was detected by the ClusterName of an "
+        "exported SLURM_CONF, that file is used.",
     )
     cluster: str = key(
         "",
-        "Cluster of that Slurm's accounting which this site is, where Slurm's commands need -M for it. Jobs may name another.",
+        "Name of this site's cluster in Slurm's accounting, if Slurm's commands need -M for it. Jobs may name another one.",
         form="the name of one cluster",
     )
     can_requeue: bool = key(
@@ -74,26 +74,28 @@ class SchedulerTable(Table):
         for option in options:
             if any(value_of(option, *names) is not None for names in (("clusters", "M"), ("cluster",))):
                 raise refuse_value(
-                    (), f"{option!r} would leave every other command behind", "write cluster = ... in [scheduler]"
+                    (),
+                    f"{option!r} would apply only to sbatch, not to the other commands",
+                    "write cluster = ... in [scheduler]",
                 )
             if begins_component(option):
-                raise refuse_value((), f"{option!r} is refused: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
+                raise refuse_value((), f"{option!r} is rejected: {COMPONENTS_ELSEWHERE}", COMPONENTS_FIX)
             if not is_one_option(option):
                 raise refuse_value((), f"{option!r} contains more than one option", ONE_OPTION_FIX)
         return options
 
 
 class LauncherTable(Table):
-    """What starts the ranks inside an allocation."""
+    """The program that starts the ranks inside an allocation."""
 
     kind: Literal["auto", "srun", "mpirun", "local"] = key(
-        "auto", "`auto` is srun in a Slurm allocation, else mpirun where there is one, else local."
+        "auto", "`auto` is srun in a Slurm allocation, else mpirun if it is installed, else local."
     )
     mpi: str = key(
         "", "srun's --mpi, which must be what the MPI library was built for.", form='a string such as "pmix"'
     )
     libmpi: str = key("", "MPI library that mpi4py loads (MPI4PY_LIBMPI).")
-    mpirun: str = key("", "Path of mpirun; empty looks on PATH.")
+    mpirun: str = key("", "Path of mpirun; empty searches PATH.")
     options: list[Text] = key(
         None,
         "More options of the launcher.",
@@ -103,7 +105,7 @@ class LauncherTable(Table):
 
 
 class GpuTable(Table):
-    """The site's dialect for asking for GPUs."""
+    """How the site requests GPUs."""
 
     request: str = key(
         "--gpus-per-node={count}",
@@ -115,7 +117,7 @@ class GpuTable(Table):
     @classmethod
     def _check_request(cls, request: str) -> str:
         if not request.startswith("-") or re.findall(r"\{.*?\}", request) != ["{count}"]:
-            raise ValueError("expected an option with one {count}")
+            raise ValueError("is not an option with one {count}")
         return request
 
 
@@ -132,12 +134,12 @@ class SiteEnvTable(Table):
 
 
 class NetworkTable(Table):
-    """The fabric between nodes."""
+    """The network between nodes."""
 
     free_text: ClassVar[frozenset[str]] = frozenset({"vars"})
 
-    fabric: Literal["", "infiniband", "slingshot", "ethernet"] = key("", "Kind of the fabric; empty is unknown.")
-    interface: str = key("", "Network interface of rendezvous and sockets; empty lets the ranks find it.")
+    fabric: Literal["", "infiniband", "slingshot", "ethernet"] = key("", "Type of the network; empty is unknown.")
+    interface: str = key("", "Network interface of rendezvous and sockets; empty: the ranks choose it.")
     vars: dict[str, str] = key(
         None, "Variables of NCCL, libfabric and others that the site documents.", default_factory=dict
     )
@@ -146,31 +148,34 @@ class NetworkTable(Table):
 
 
 class PathsTable(Table):
-    """Where files go. In `runs` and `scratch`, `~` and $VARIABLES are expanded at submission."""
+    """Where files are stored. In `runs` and `scratch`, `~` and $VARIABLES have their values at submission."""
 
     runs: str = key(
         "",
         "Folder of run directories, seen by all nodes; empty is ./runs. `~` and $VARIABLES are those of the submission.",
     )
-    scratch: str = key("", "Fast folder that all nodes see; `~` and $VARIABLES as in `runs`.")
+    scratch: str = key(
+        "",
+        "Fast folder that all nodes see; ` and $VARIABLES as in `runs`~`~` and $VARIABLES are as in `runs`~` and $VARIABLES as in `runs`.",
+    )
     local_scratch: str = key("", "Folder on the node itself; its $VARIABLES are the node's.")
-    access: Literal["user", "group"] = key("user", "Who may read a run: its owner alone, or the group too.")
+    access: Literal["user", "group"] = key("user", "Who may read a run: only its owner, or also the group.")
 
 
 class PartitionTable(Table):
     """One partition and its limits; 0 or empty is unknown and not checked."""
 
-    max_nodes: int = key(0, "Largest number of nodes of one job.", ge=0)
+    max_nodes: int = key(0, "Maximum number of nodes of one job.", ge=0)
     max_time: str = key("", "Longest walltime.", form=FORMS)
     cpus_per_node: int = key(0, "CPUs of a node, as Slurm counts them.", ge=0)
     gpus_per_node: int = key(
-        0, "GPUs of a node; a site that names none in any partition leaves the check to Slurm.", ge=0
+        0, "GPUs of a node; if no partition of the site states them, Slurm checks the request.", ge=0
     )
     mem_gb_per_node: int = key(0, "Memory of a node in GiB.", ge=0)
     constraint: str = key("", "Constraint that every job here needs.")
     qos: str = key("", "QOS that every job here needs.")
     account_required: bool = key(False, "A job must name an account.")
-    default: bool = key(False, "Taken when a job names no partition.")
+    default: bool = key(False, "Used if a job does not name a partition.")
 
     @field_validator("max_time")
     @classmethod
@@ -181,7 +186,7 @@ class PartitionTable(Table):
 
     @property
     def max_time_s(self) -> int | None:
-        """Longest walltime in seconds; None when unlimited or unknown."""
+        """Longest walltime in seconds; None if it is unlimited or unknown."""
         return parse_slurm_time(self.max_time) if self.max_time else None
 
 
@@ -191,31 +196,31 @@ class SiteIdentity(Table):
     name: str = key(
         ...,
         "Name of the site, the file's name without .toml.",
-        form="letters, digits, . _ -",
+        form="A-Z a-z 0-9 . _ -",
         pattern=r"^[A-Za-z0-9._-]{1,64}$",
     )
-    extends: str = key("", "Another site whose keys apply unless this file sets them.")
-    contact: str = key("", "Whom to ask.")
+    extends: str = key("", "Another site whose values apply to keys that this file does not set.")
+    contact: str = key("", "Contact for questions.")
     docs: str = key("", "The site's own documentation.")
-    checked: str = key("", "How far this file was proved, and when.")
+    checked: str = key("", "How this file was verified, and when.")
 
 
 class Site(SiteIdentity):
-    """A site file, with what it extends merged in."""
+    """A site file, merged with those that it extends."""
 
-    detect: DetectTable = key(None, "How this site is known.", default_factory=DetectTable)
-    scheduler: SchedulerTable = key(None, "What takes the jobs.", default_factory=SchedulerTable)
-    launcher: LauncherTable = key(None, "What starts the ranks.", default_factory=LauncherTable)
-    gpu: GpuTable = key(None, "How GPUs are asked for.", default_factory=GpuTable)
-    env: SiteEnvTable = key(None, "What a job needs first.", default_factory=SiteEnvTable)
-    network: NetworkTable = key(None, "The fabric.", default_factory=NetworkTable)
-    paths: PathsTable = key(None, "Where files go.", default_factory=PathsTable)
+    detect: DetectTable = key(None, "How toolkit recognises this site.", default_factory=DetectTable)
+    scheduler: SchedulerTable = key(None, "The scheduler.", default_factory=SchedulerTable)
+    launcher: LauncherTable = key(None, "The program that starts the ranks.", default_factory=LauncherTable)
+    gpu: GpuTable = key(None, "How GPUs are requested.", default_factory=GpuTable)
+    env: SiteEnvTable = key(None, "The environment before a job's first command.", default_factory=SiteEnvTable)
+    network: NetworkTable = key(None, "The network between nodes.", default_factory=NetworkTable)
+    paths: PathsTable = key(None, "Where files are stored.", default_factory=PathsTable)
     container: ContainerTable = key(None, "The container that ranks run in.", default_factory=ContainerTable)
     partitions: dict[str, PartitionTable] = key(None, "The partitions by name.", default_factory=dict)
 
-    # Where each value stands, by its dotted key; filled by the loader.
+    # The origin of each value, by its dotted key; set by the loader.
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
-    # The site's own file, not those that it extends; filled by the loader.
+    # The site's own file, not those that it extends; set by the loader.
     _file: Path = PrivateAttr(default_factory=Path)
 
     @property
@@ -225,7 +230,7 @@ class Site(SiteIdentity):
 
     @property
     def origins(self) -> dict[str, Origin]:
-        """Where each value that is not a default came from, by dotted key."""
+        """The origin of each value that is not a default, by dotted key."""
         return self._origins
 
     def values(self) -> Iterator[tuple[str, Any]]:
@@ -234,7 +239,7 @@ class Site(SiteIdentity):
             yield ".".join(path), value
 
     def with_conf(self, conf: Path, variable: str) -> Site:
-        """Return the site with another slurm.conf, which `variable` of the environment names."""
+        """Return the site with another slurm.conf, from the environment variable `variable`."""
         scheduler = self.scheduler.model_copy(update={"conf": str(conf)})
         site = self.model_copy(update={"scheduler": scheduler})
         site._origins = {**self._origins, "scheduler.conf": Origin("environment", variable)}
@@ -242,5 +247,5 @@ class Site(SiteIdentity):
 
     @property
     def default_partition(self) -> str:
-        """The name of the default partition, or an empty text."""
+        """The name of the default partition, or an empty string."""
         return next((name for name, partition in self.partitions.items() if partition.default), "")

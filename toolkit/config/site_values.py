@@ -1,4 +1,4 @@
-"""What a resolved job has of its site, under the names that it gives them."""
+"""The site's values in a resolved job, under the names that the resolved job gives them."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def values_of_site(site: Site, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def site_of_record(job: ResolvedJob) -> Site:
-    """The site that a job was resolved with, as far as the job holds it: of its partitions the job's own."""
+    """The site of a resolved job, as far as the job contains it: only the job's own partitions."""
     limits = job.partition_limits
-    known = {job.job.partition: limits.model_copy(update={"default": True})} if limits else {}
+    partitions = {job.job.partition: limits.model_copy(update={"default": True})} if limits else {}
     detect = DetectTable(cluster_name=job.job.cluster if limits else "")  # whose partitions these are
     return Site(
         **dict(job.site), scheduler=job.scheduler, launcher=job.launcher, gpu=job.gpu, env=job.site_env,
-        network=job.network, paths=job.paths, container=job.site_container, partitions=known, detect=detect,
+        network=job.network, paths=job.paths, container=job.site_container, partitions=partitions, detect=detect,
     )  # fmt: skip
 
 
 def origins_of_site(site: Site) -> dict[str, Origin]:
-    """Return the origins of the site's values under the names that the resolved job gives them."""
+    """Return the origins of the site's values under their names in the resolved job."""
     renamed: dict[str, Origin] = {}
     for name, origin in site.origins.items():
         first = name.partition(".")[0]

@@ -1,7 +1,7 @@
-"""What every table of a job or site file is: closed, frozen, typed, each key with its meaning.
+"""The base of each table of a job or site file: closed, frozen, typed, each key with its meaning.
 
-The meaning, the form and the limits of a key stand once, in its field. The error messages, the JSON schema and
-the reference in docs/keys.md are all made from there.
+The meaning, the form and the limits of a key are defined once, in its field. The error messages, the JSON schema and
+the reference in docs/contract.md are generated from them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Table(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, populate_by_name=True)
 
-    # Keys whose value never becomes a line of a batch script, so it may contain newlines.
+    # Keys whose strings never become a line of a batch script, so that they may contain newlines.
     free_text: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
@@ -44,32 +44,32 @@ class Table(BaseModel):
 
     @classmethod
     def _check_value(cls, name: str, value: Any) -> None:
-        judge = no_word if name in cls.free_text else no_line
+        problem_of = no_word if name in cls.free_text else no_line
         for path, part, _ in parts(value, (name,)):
-            if isinstance(part, str) and (said := judge(part)):
-                raise refuse_value(path, said)
+            if isinstance(part, str) and (problem := problem_of(part)):
+                raise refuse_value(path, problem)
             if isinstance(part, int) and abs(part) > LARGEST_INTEGER:
-                raise refuse_value(path, "is larger than 64 bits hold")
+                raise refuse_value(path, "does not fit into 64 bits")
 
 
 def _is_table_or_free(annotation: Any) -> bool:
-    """Tables check their own keys, and [args] has rules of its own."""
+    """True for tables, which check their own keys, and for [args], which has its own rules."""
     arguments = get_args(annotation)
     inner = arguments[1] if get_origin(annotation) is dict else annotation
     return inner is Any or (isinstance(inner, type) and issubclass(inner, BaseModel))
 
 
-def refuse_value(path: KeyPath, said: str, fix: str = "") -> PydanticCustomError:
-    """The error of a validator about the key `path` below its own table; `fix` is the key's form if not given."""
-    return PydanticCustomError("refused_value", "{said}", {"path": path, "said": said, "fix": fix})
+def refuse_value(path: KeyPath, message: str, fix: str = "") -> PydanticCustomError:
+    """The error of a validator about the key `path` below its own table; `fix` defaults to the key's form."""
+    return PydanticCustomError("refused_value", "{message}", {"path": path, "message": message, "fix": fix})
 
 
 def key(default: Any, meaning: str, *, form: str = "", derived: str = "", **limits: Any) -> Any:
     """Declare one key: its default, what it means, and how a value must look.
 
     Args:
-        form: the value's form in words, where the type alone does not say it.
-        derived: the default in words, where it is worked out from other keys.
+        form: the value's form in words, if the type alone does not describe it.
+        derived: the default in words, if it is derived from other keys.
         limits: pydantic's own (`ge`, `le`, `pattern`, `alias`, `default_factory`, ...).
     """
     extra: JsonDict = {name: text for name, text in (("x-form", form), ("x-default", derived)) if text}
@@ -79,7 +79,7 @@ def key(default: Any, meaning: str, *, form: str = "", derived: str = "", **limi
 
 
 def form_of(field: FieldInfo) -> str:
-    """Say in words which values a key takes: "a whole number, at least 1"."""
+    """The values that a key accepts, in words: "a whole number, at least 1"."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "x-form" in extra:
         return str(extra["x-form"])
@@ -93,7 +93,7 @@ def form_of(field: FieldInfo) -> str:
 
 
 def type_words(annotation: Any) -> str:
-    """Name a type as a user of TOML would."""
+    """The name of a type for a user of TOML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return "one of " + ", ".join(f'"{item}"' if isinstance(item, str) else str(item) for item in arguments)
@@ -122,5 +122,5 @@ def _plural(annotation: Any) -> str:
 
 
 def nearest(word: str, known: Iterable[str], *, count: int = 1) -> list[str]:
-    """Return the `count` names of `known` that look most like `word`; empty when none does."""
+    """Return up to `count` names of `known` that are most similar to `word`; empty if none is."""
     return difflib.get_close_matches(word, list(known), n=count, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""Values that arrive as text (variables, --set, flags), read by the type of their key."""
+"""Values that arrive as strings (variables, --set, flags), read by the type of their key."""
 
 from __future__ import annotations
 
@@ -13,44 +13,48 @@ from toolkit.config.resolved import JobFile
 from toolkit.config.table import form_of, nearest
 from toolkit.errors import ToolkitError
 
-# A list of tables, such as the components, is the job file's alone.
+# A list of tables, such as the components, can only be set in the job file.
 TABLES = tuple(name for name in key_names(JobFile) if get_origin(JobFile.model_fields[name].annotation) is not list)
 
 
 def read_text(path: KeyPath, text: str, *, where: str) -> Any:
-    """Read `text` by the type of the key `path`; values of [args] as TOML, or as text where they are not TOML.
+    """The value of a string by the type of the key `path`; values of [args] as TOML, or as strings if they are not TOML.
 
-    A key's string may be quoted, as in a file; that of a variable (`env.vars.NAME`) is used unchanged.
+    A string may be in quotes, as in a file; that of a variable (`env.vars.NAME`) is used unchanged.
 
     Raises:
-        ToolkitError: there is no such key, or the text is not of its type.
+        ToolkitError: the key does not exist, or the string is not of its type.
     """
     place = f"{where}:{'.'.join(path)}"
     if path[0] == "args":
         try:
             return _toml_value(text, otherwise=text)
-        except (RecursionError, ValueError) as error:  # TOML, but deeper or longer than Python reads
-            raise ToolkitError(f"cannot be read: {error}", where=place, fix="quote it, as a string") from error
+        except (RecursionError, ValueError) as error:  # TOML that exceeds Python's limits of depth or length
+            raise ToolkitError(
+                f"cannot read the value: {error}", where=place, fix="write it in quotes, as a string"
+            ) from error
     annotation, form = _type_of(path, where)
     kinds = _kinds(annotation)
     if len(path) == 2 and (str in kinds or kinds == [list]):
         text = _unquoted(text)
     if kinds == [list] and not text.startswith("["):
-        return [text]  # One text is a list of one.
+        return [text]  # A single string is a list with one member.
     for kind in kinds:
         try:
             return _READERS[kind](text)
         except (RecursionError, ValueError):
             continue
-    raise ToolkitError(f"{text!r} cannot be read", where=place, fix=f"give {form}")
+    raise ToolkitError(f"{text!r} is not a valid value for this key", where=place, fix=f"use {form}")
 
 
-@lru_cache(maxsize=64)  # the thousand values of a sweep are of few keys
+@lru_cache(maxsize=64)  # the thousands of values of a sweep have few keys
 def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
-    """Return the type of the key `path` and the form of its values in words."""
+    """The type of the key `path` and the form of its values in words."""
     table = field_named(JobFile, path[0])
     if table and get_origin(table.annotation) is list:
-        raise ToolkitError(f"the tables [[{path[0]}]] are the job file's", where=where, fix="write it into the file")
+        raise ToolkitError(
+            f"the tables [[{path[0]}]] can only be set in the job file", where=where, fix="set it in the job file"
+        )
     model = table_model(table.annotation) if table else None
     if model is None:
         raise _no_such_key(path[0], TABLES, path, where)
@@ -67,12 +71,12 @@ def _type_of(path: KeyPath, where: str) -> tuple[Any, str]:
 def _no_such_key(name: str, known: tuple[str, ...] | list[str], path: KeyPath, where: str) -> ToolkitError:
     prefix = ".".join(path[:1]) + "." if len(path) > 1 and known is not TABLES else ""
     close = nearest(name, known)
-    fix = f"write {prefix}{close[0]}" if close else f"write one of {', '.join(prefix + one for one in known)}"
-    return ToolkitError(f"there is no key {'.'.join(path)!r}", where=where, fix=fix)
+    fix = f"write {prefix}{close[0]}" if close else f"use one of {', '.join(prefix + one for one in known)}"
+    return ToolkitError(f"unknown key {'.'.join(path)!r}", where=where, fix=fix)
 
 
 def _kinds(annotation: Any) -> list[type]:
-    """Return the types in the order in which a string is parsed: str last, because it accepts everything."""
+    """The types in the order in which a string is tried: strings last, since every value is one."""
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
         kinds = {kind for member in get_args(annotation) for kind in _kinds(member)}
@@ -85,7 +89,7 @@ def _kinds(annotation: Any) -> list[type]:
 
 
 def _unquoted(text: str) -> str:
-    """The text inside the quotes of one whole TOML string; any other text as it is."""
+    """The string inside the quotes of one whole TOML string; any other string unchanged."""
     if len(text) < 2 or text[0] not in "\"'" or text[-1] != text[0]:
         return text
     value = _toml_value(text, otherwise=text)

@@ -1,6 +1,6 @@
-"""Does a value arrive as it was written? Through JSON, a batch script, an environment and a program's arguments.
+"""Checks that a value reaches its reader unchanged: through JSON, a batch script, an environment and arguments.
 
-What cannot is rejected where it is read; nothing is replaced, cut or omitted on the way.
+Values that would not are rejected when they are read; none is replaced, truncated or dropped.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 from toolkit.config.lines import KeyPath
 
-LARGEST_INTEGER = 2**63 - 1  # TOML's own limit for what every reader must take
-DEEPEST = 100  # tables and lists inside each other; JSON writers give up soon after 200
-LONGEST_WORD_BYTES = 131_071  # execve(2): MAX_ARG_STRLEN is 32 pages, the closing NUL included
+LARGEST_INTEGER = 2**63 - 1  # TOML's limit that every reader must support
+DEEPEST = 100  # levels of tables and lists; JSON writers fail soon after 200
+LONGEST_WORD_BYTES = 131_071  # execve(2): MAX_ARG_STRLEN is 32 pages, including the final NUL
 MOST_BYTES = 1_000_000  # half of the usual limit of all arguments and variables; the rest is the site's
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -22,28 +22,28 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def no_text(text: str) -> str:
-    """Why a file cannot contain `text`; "" if it can."""
-    if found := _SURROGATE.search(text):
-        return f"holds a byte that is not UTF-8 ({found.group()!a})"
+    """Why a string cannot be written to a file; "" if it can."""
+    if match := _SURROGATE.search(text):
+        return f"contains a byte that is not UTF-8 ({match.group()!a})"
     return ""
 
 
 def no_line(text: str) -> str:
-    """Why `text` cannot be part of one line of a script: a newline in a #SBATCH line would start a command."""
-    if found := _CONTROL.search(text):
-        return f"holds the control character {found.group()!r}"
+    """Why a string cannot be part of one line of a script: a newline in a #SBATCH line would start a command."""
+    if match := _CONTROL.search(text):
+        return f"contains the control character {match.group()!r}"
     return no_text(text)
 
 
 def no_word(text: str) -> str:
-    """Why `text` can be neither an argument nor a variable's value."""
-    return "contains a NUL, which terminates a string for the system" if "\0" in text else no_text(text)
+    """Why a string can be neither an argument nor a variable's value; "" if it can."""
+    return "contains a NUL, which ends a string in system calls" if "\0" in text else no_text(text)
 
 
 def no_json(value: object) -> str:
-    """Why one value that is neither list nor table would not come back from JSON."""
+    """Why a single value would change in JSON; "" if it would not."""
     if isinstance(value, float) and not math.isfinite(value):
-        return f"is {value}, which JSON does not have"
+        return f"is {value}, which JSON does not support"
     return no_text(value) if isinstance(value, str) else ""
 
 
@@ -53,7 +53,7 @@ def parts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, int]]:
     while below:
         path, value, depth = below.pop()
         if depth > DEEPEST:
-            yield path, value, depth  # what lies deeper is not looked at
+            yield path, value, depth  # deeper levels are not checked
         elif isinstance(value, dict):
             for name, inner in value.items():
                 yield (*path, name), name, depth
@@ -64,13 +64,13 @@ def parts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, int]]:
             yield path, value, depth
 
 
-def no_start(words: Sequence[str], variables: Mapping[str, str]) -> str:
-    """Why the system would not start a program with these arguments and variables; "" where it would."""
+def no_start(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Why the system would not start a program with these arguments and variables; "" if it would."""
     pairs = [f"{name}={value}" for name, value in variables.items()]
-    sizes = {word: len(word.encode("utf-8", "surrogateescape")) for word in (*words, *pairs)}
-    for word, size in sizes.items():
+    sizes = {part: len(part.encode("utf-8", "surrogateescape")) for part in (*arguments, *pairs)}
+    for part, size in sizes.items():
         if size > LONGEST_WORD_BYTES:
-            return f"{word[:40]!r}... has {size} bytes, and the system takes at most {LONGEST_WORD_BYTES} of one text"
+            return f"{part[:40]!r}... has {size} bytes, but the system accepts at most {LONGEST_WORD_BYTES} per string"
     if sum(sizes.values()) > MOST_BYTES:
         return f"arguments and variables have {sum(sizes.values())} bytes together, more than {MOST_BYTES}"
     return ""

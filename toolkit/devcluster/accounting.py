@@ -1,4 +1,4 @@
-"""Accounting: slurmdbd on a MariaDB of the cluster's own, reached by a unix socket only."""
+"""Accounting: slurmdbd with the cluster's own MariaDB, reachable only by a Unix socket."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from toolkit.errors import ToolkitError
 
 
 def start_accounting(layout: Layout, spec: ClusterSpec) -> None:
-    """Start database and slurmdbd unless they run, and enter cluster, account and user root."""
+    """Start database and slurmdbd unless they run, and add cluster, account and user root."""
     if spec.has_database:
         _start_daemons(layout)
     _enter_account(layout, slurm_name(layout, spec))
 
 
 def find_seat(name: str) -> str:
-    """A free address for one more controller in the network of the cluster `name`, whose accounting it is to share.
+    """A free address for another controller in the network of the cluster `name`, to share its accounting.
 
     Raises:
-        NotFoundError: that cluster is not up.
-        ToolkitError: it has no slurmdbd, or no address is left.
+        NotFoundError: the cluster is not up.
+        ToolkitError: it has no slurmdbd, or no address is free.
     """
     other = layout_beside(name)
     spec = other.read_spec()
     if not spec.has_database:
         raise ToolkitError(
-            f"the cluster {name!r} has no slurmdbd of its own", where=str(other.folder),
-            fix="name one that is up with --accounting",
+            f"the cluster {name!r} does not have its own slurmdbd", where=str(other.folder),
+            fix="choose a cluster that is up with --accounting",
         )  # fmt: skip
     listed = ["sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=controlhost"]
     taken = {*run_program(listed, env=slurm_environment(other)).split(), *_seats(other.folder.parent)}
     # .2 is its own controller, .11 its first node.
     free = [address for number in range(3, 11) if (address := f"{spec.subnet}.{number}") not in taken]
     if not free:
-        raise ToolkitError(f"8 clusters share the accounting of {name!r} already", where=str(other.folder),
-                           fix="name another one")  # fmt: skip
+        raise ToolkitError(f"8 clusters already share the accounting of {name!r}", where=str(other.folder),
+                           fix="choose another cluster")  # fmt: skip
     return free[0]
 
 
 def _seats(folder: Path) -> Iterator[str]:
-    """The addresses of the clusters in a folder; accounting forgets that of one whose slurmctld is down."""
+    """The addresses of the clusters in a folder; accounting has none for a cluster whose slurmctld is down."""
     for spec_file in folder.glob(f"*/{SPEC_FILE}"):
         yield str(json.loads(spec_file.read_text()).get("seat", ""))
 
@@ -55,7 +55,7 @@ def _start_daemons(layout: Layout) -> None:
     if process_in_node(layout, CONTROLLER, "mariadbd") is None:
         _start_database(layout)
     if process_in_node(layout, CONTROLLER, "slurmdbd") is None:
-        # slurmdbd.conf has no key for the database's socket; its client library reads this variable.
+        # slurmdbd.conf has no key for the database's socket; the client library reads this variable.
         socket_variable = {"MYSQL_UNIX_PORT": str(layout.database_socket)}
         ready = listens(layout, CONTROLLER, layout.first_port + 2)
         launch(layout, CONTROLLER, ["slurmdbd", "-D"], ready, extra_environment=socket_variable).wait()
@@ -69,9 +69,9 @@ def _start_database(layout: Layout) -> None:
     layout.database_socket.unlink(missing_ok=True)
     argv = ["mariadbd", "--no-defaults", "--user=root", f"--datadir={layout.database}", "--skip-networking"]
     argv += [f"--socket={layout.database_socket}", f"--pid-file={layout.sockets}/mariadb.pid"]
-    # What is in it lives as long as the cluster: speed before durability.
+    # The database exists only as long as the cluster: speed before durability.
     argv += ["--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=64M"]
-    # slurmdbd's manual requires this: its rollups are long transactions.
+    # slurmdbd's manual recommends this, since its rollups are long transactions.
     argv += ["--innodb-lock-wait-timeout=900"]
     launch(layout, CONTROLLER, argv, layout.database_socket.exists).wait()
 
@@ -79,12 +79,12 @@ def _start_database(layout: Layout) -> None:
 def _enter_account(layout: Layout, cluster: str) -> None:
     env = slurm_environment(layout)
     sacctmgr = ["sacctmgr", "--immediate", "--quiet"]
-    known = run_program([*sacctmgr, "--noheader", "list", "cluster", "format=cluster"], env=env)
-    if cluster in known.split():
+    clusters = run_program([*sacctmgr, "--noheader", "list", "cluster", "format=cluster"], env=env)
+    if cluster in clusters.split():
         return
     run_program([*sacctmgr, "add", "cluster", cluster], env=env)
     run_program([*sacctmgr, "add", "account", ACCOUNT, f"cluster={cluster}"], env=env)
     run_program([*sacctmgr, "add", "user", "root", f"account={ACCOUNT}", f"cluster={cluster}"], env=env)
-    # Slurm made root an administrator with the account "root"; jobs shall be recorded under ours.
+    # Slurm made root an administrator with the account "root"; jobs must use the account of this cluster.
     where = ["where", "user=root", f"cluster={cluster}"]
     run_program([*sacctmgr, "modify", "user", *where, "set", f"defaultaccount={ACCOUNT}"], env=env)

@@ -1,4 +1,4 @@
-"""Bring a cluster up, take it down, and what can be done to it meanwhile."""
+"""Start and stop a cluster, and operations on a running one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from toolkit.devcluster.processes import kill_and_wait, run_program, wait_until
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
 
 READY_TIMEOUT_S = 30.0
-# What sinfo calls a node that can take work or is at it.
+# sinfo's states of a node that can run jobs.
 SERVING_STATES = ("idle", "mixed", "allocated", "completing")
 
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """What runs. `nodes` maps a name to Slurm's word for its state, `daemons` a name to whether it runs."""
+    """The running parts. `nodes` maps a name to Slurm's state, `daemons` a name to whether it runs."""
 
     name: str
     folder: Path
@@ -35,38 +35,38 @@ class ClusterStatus:
 
 
 def require_machine(*, accounting: bool = True) -> None:
-    """Check that this machine can carry a cluster.
+    """Check that this machine can run a cluster.
 
     Raises:
-        ToolkitError: no Linux, no root, or a program is missing; with the line that installs it.
+        ToolkitError: not Linux, not root, or a program is missing; the fix installs it.
     """
     if platform.system() != "Linux":
         raise ToolkitError(
-            f"the dev cluster needs Linux namespaces, this is {platform.system()}",
+            f"the dev cluster needs Linux namespaces, but this machine runs {platform.system()}",
             fix="run it in a Debian 12 virtual machine or a privileged container",
         )
     missing = missing_programs(accounting=accounting)
     if missing:
         raise ToolkitError(f"not installed: {', '.join(missing)}", fix=install_command())
     if os.geteuid() != 0:
-        raise ToolkitError("the dev cluster makes namespaces and a bridge: it needs root", fix="use sudo")
+        raise ToolkitError("the dev cluster needs root, to make namespaces and a bridge", fix="use sudo")
 
 
 def up(layout: Layout, wanted: ClusterSpec) -> bool:
-    """Bring the cluster up, or start again what died of it; True when anything had to be started.
+    """Bring the cluster up, or restart its failed parts; True if anything had to be started.
 
-    `wanted.subnet` and `wanted.seat` are chosen here. A first start that fails is taken down again.
+    `wanted.subnet` and `wanted.seat` are chosen here. A failed first start is taken down again.
 
     Raises:
-        ToolkitError: it is up with another spec, or a daemon refused.
+        ToolkitError: it is up with another spec, or a daemon failed.
     """
     require_machine(accounting=wanted.accounting)
     if wanted.accounting_of == layout.name:
-        raise ToolkitError("a cluster cannot share its own accounting", fix="name another cluster")
+        raise ToolkitError("a cluster cannot share its own accounting", fix="choose another cluster")
     if not 1 <= wanted.nodes <= MOST_NODES or not 0 <= wanted.gpus <= MOST_GPUS:
         raise ToolkitError(
-            f"{wanted.nodes} nodes with {wanted.gpus} GPUs each cannot be",
-            fix=f"--nodes from 1 to {MOST_NODES}, --gpus from 0 to {MOST_GPUS}",
+            f"{wanted.nodes} nodes with {wanted.gpus} GPUs each are not supported",
+            fix=f"use --nodes from 1 to {MOST_NODES}, --gpus from 0 to {MOST_GPUS}",
         )
     if wanted.link:
         network.bits_per_second(wanted.link)
@@ -87,11 +87,11 @@ def up(layout: Layout, wanted: ClusterSpec) -> bool:
 
 
 def _refuse_foreign_folder(layout: Layout) -> None:
-    """Refuse a folder of other files, because `down` removes it. Logs that `down` kept are allowed."""
+    """Reject a folder with other files, since `down` removes it. Logs that `down` left are allowed."""
     foreign = sorted(entry.name for entry in layout.folder.iterdir() if entry != layout.logs)
     if foreign:
         raise ToolkitError(
-            f"the folder is not empty ({foreign[0]}) and no dev cluster's",
+            f"the folder is not empty ({foreign[0]}), and not a dev cluster's",
             where=str(layout.folder),
             fix="choose a new folder with --folder",
         )
@@ -104,7 +104,7 @@ def _start_again(layout: Layout, wanted: ClusterSpec) -> bool:
             f"the cluster is up with {spec.nodes} nodes, {spec.gpus} GPUs, link {spec.link or 'none'}, "
             f"accounting {_accounting_of(spec)}, options {list(spec.options)}",
             where=str(layout.folder),
-            fix="toolkit devcluster down, then up",
+            fix="`toolkit devcluster down`, then `up`",
         )
     if all(daemons.running_daemons(layout, spec).values()):
         return False
@@ -117,7 +117,7 @@ def _accounting_of(spec: ClusterSpec) -> str:
 
 
 def _start_all(layout: Layout, spec: ClusterSpec) -> None:
-    """Start every part that does not run, in the order in which they need each other."""
+    """Start every part that does not run, in the order of their dependencies."""
     network.make_bridge(layout, spec)
     for node in (CONTROLLER, *spec.node_names):
         first = nodes.first_process(layout, node)
@@ -146,17 +146,17 @@ def _wait_until_serving(layout: Layout, names: Sequence[str]) -> None:
         states = node_states(layout)
         bad = {name: states.get(name) for name in names if states.get(name, "") not in SERVING_STATES}
         raise OwnFailureError(
-            f"nodes are not ready after {READY_TIMEOUT_S:g} s: {bad}; slurmctld's last words: "
+            f"nodes are not ready after {READY_TIMEOUT_S:g} s: {bad}; slurmctld's last lines: "
             + daemons.last_lines(layout.logs / "slurmctld.log"),
             where=str(layout.logs),
         )
 
 
 def down(layout: Layout, *, keep_logs: bool = False) -> None:
-    """End every process of the cluster, remove its links and its folder; with `keep_logs` FOLDER/logs stays.
+    """End every process of the cluster, remove its links and its folder; with `keep_logs` FOLDER/logs remains.
 
     Raises:
-        NotFoundError: there is no such cluster.
+        NotFoundError: the cluster is not up.
     """
     spec = layout.read_spec()
     with _lock(layout):
@@ -174,67 +174,67 @@ def _remove_folder(layout: Layout, *, keep_logs: bool = False) -> None:
 
 
 def _stop_all(layout: Layout, names: Sequence[str]) -> None:
-    # The controller first, else it sees the nodes die and requeues their jobs.
+    # The controller first, otherwise it would see the nodes fail and requeue their jobs.
     nodes.stop_nodes(layout, [CONTROLLER])
     nodes.stop_nodes(layout, names)
     network.remove_links(layout)
 
 
 def status(layout: Layout) -> ClusterStatus:
-    """What runs of the cluster.
+    """The running parts of the cluster.
 
     Raises:
-        NotFoundError: there is no such cluster.
+        NotFoundError: the cluster is not up.
     """
     spec = layout.read_spec()
     running = daemons.running_daemons(layout, spec)
     states = node_states(layout) if running["slurmctld"] else {}
-    known = {name: states.get(name, "unknown") for name in spec.node_names}
-    return ClusterStatus(layout.name, layout.folder, layout.slurm_conf, known, running)
+    by_name = {name: states.get(name, "unknown") for name in spec.node_names}
+    return ClusterStatus(layout.name, layout.folder, layout.slurm_conf, by_name, running)
 
 
 def node_states(layout: Layout) -> dict[str, str]:
-    """Node name to Slurm's state, with its marks ("down*" does not answer)."""
+    """Node name to Slurm's state, with its flags ("down*" does not respond)."""
     env = daemons.slurm_environment(layout)
     text = run_program(["sinfo", "--noheader", "--Node", "--format=%N %T"], env=env)
     return dict(line.split(maxsplit=1) for line in text.splitlines())
 
 
 def fail(layout: Layout, node: str) -> None:
-    """Cut a node off; Slurm notices after SlurmdTimeout."""
+    """Disconnect a node; Slurm notices after SlurmdTimeout."""
     _require_node(layout, node)
     network.switch_link(layout, node, on=False)
 
 
 def kill_slurmd(layout: Layout, node: str) -> None:
-    """SIGKILL a node's slurmd alone: its jobs live on, and Slurm loses sight of them.
+    """SIGKILL only a node's slurmd: its jobs keep running, but Slurm no longer sees them.
 
     Raises:
-        OwnFailureError: it does not run.
+        OwnFailureError: slurmd is not running.
     """
     _require_node(layout, node)
     slurmd = nodes.process_in_node(layout, node, "slurmd")
     if slurmd is None:
         raise OwnFailureError(
-            f"slurmd does not run in {node}", where=str(layout.folder), fix=f"toolkit devcluster restore {node}"
+            f"slurmd is not running in {node}", where=str(layout.folder), fix=f"toolkit devcluster restore {node}"
         )
     kill_and_wait([slurmd])
 
 
 def restore(layout: Layout, node: str) -> None:
-    """Connect a node again, start its slurmd where that is gone, and wait until it serves."""
+    """Connect a node again, start its slurmd if it is not running, and wait until it serves."""
     _require_node(layout, node)
     network.switch_link(layout, node, on=True)
     daemons.start_slurmds(layout, [node])
     env = daemons.slurm_environment(layout)
     if node_states(layout)[node].startswith(("down", "drain")):
-        with suppress(OwnFailureError):  # it came back by itself at this moment; the caller waits until it is usable
+        with suppress(OwnFailureError):  # it has just resumed by itself; the wait below checks it
             run_program(["scontrol", "update", f"nodename={node}", "state=resume"], env=env)
     _wait_until_serving(layout, [node])
 
 
 def shape(layout: Layout, node: str, rate: str) -> None:
-    """Give the cable of `node`, or of "all", the speed `rate`; "none" lifts the limit."""
+    """Set the speed of `node`'s cable, or of "all", to `rate`; "none" removes the limit."""
     if rate != "none":
         network.bits_per_second(rate)
     names = layout.read_spec().node_names if node == "all" else [node]
@@ -243,19 +243,19 @@ def shape(layout: Layout, node: str, rate: str) -> None:
 
 
 def command_in_node(layout: Layout, node: str, argv: Sequence[str]) -> list[str]:
-    """The argv that runs `argv` inside `node`, in the current folder where the node has it, else in /.
+    """The argv that runs `argv` inside `node`, in the current folder if the node has it, else in /.
 
     Its exit code is that of `argv`. The environment is the caller's; add SLURM_CONF to it.
 
     Raises:
-        NotFoundError: no such node. OwnFailureError: it does not run.
+        NotFoundError: the node does not exist. OwnFailureError: it is not running.
     """
     first = _require_node(layout, node)
     return nodes.enter_command(first, argv, directory=_directory_inside(first))
 
 
 def _directory_inside(first: int) -> Path:
-    """The current folder where the node has it too, else /."""
+    """The current folder if the node has it too, else /."""
     here = Path.cwd()
     return here if Path(f"/proc/{first}/root{here}").is_dir() else Path("/")
 
@@ -264,26 +264,26 @@ def _require_node(layout: Layout, node: str) -> int:
     """PID of the node's first process.
 
     Raises:
-        NotFoundError: no such node. OwnFailureError: it does not run.
+        NotFoundError: the node does not exist. OwnFailureError: it is not running.
     """
     names = [CONTROLLER, *layout.read_spec().node_names]
     if node not in names:
-        raise NotFoundError(f"no node {node!r}", where=str(layout.folder), fix=f"one of {', '.join(names)}")
+        raise NotFoundError(f"node {node!r} not found", where=str(layout.folder), fix=f"use one of {', '.join(names)}")
     first = nodes.first_process(layout, node)
     if first is None:
-        raise OwnFailureError(f"{node} does not run", where=str(layout.folder), fix="toolkit devcluster up")
+        raise OwnFailureError(f"{node} is not running", where=str(layout.folder), fix="toolkit devcluster up")
     return first
 
 
 @contextmanager
 def _lock(layout: Layout) -> Iterator[None]:
-    """One `up` or `down` at a time for a folder; the lock is on the folder itself, so that none is left over."""
+    """Allow one `up` or `down` at a time for a folder; the lock is on the folder itself, so that no lock file remains."""
     while True:
         layout.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(layout.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            # Another `down` may have removed the folder while this process was waiting for its lock.
+            # Another `down` may have removed the folder during the wait for its lock.
             if layout.folder.exists() and os.path.samestat(os.fstat(handle), layout.folder.stat()):
                 yield
                 return

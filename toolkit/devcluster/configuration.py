@@ -1,6 +1,6 @@
 """The files that make a folder a Slurm cluster: slurm.conf, gres.conf, topology.conf, slurmdbd.conf, hosts, key.
 
-Every setting that is not plain has its reason beside it; docs/devcluster.md lists them for users.
+Every unusual setting has its reason next to it; docs/devcluster.md lists them for users.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from shlex import quote
 
 from toolkit.devcluster.layout import CONTROLLER, ClusterSpec, Layout, layout_beside
 
-# One site file fits every dev cluster: Slurm knows all of them by this name. Each has a database of its own, but for
-# those that share another one's, where names must differ: they are called as their folders.
+# One site file fits every dev cluster: all have this name in Slurm. Each has its own database, except for clusters that
+# share another one's; there names must differ, so these clusters are named after their folders.
 SLURM_NAME = "devcluster"
 CPUS_PER_NODE = 8
 MEMORY_PER_NODE_MB = 16000
-# Slurm holds a requeued job back for this long plus a second, so that a launch credential of its last life has
+# Slurm holds a requeued job back for this long plus a second, so that a launch credential of its last run has
 # expired by then (120 s by default).
 CREDENTIAL_EXPIRES_S = 10
 GRACE_S = 10
-# What a pretended GPU is: Slurm wants a character device.
+# The device of a pretended GPU: Slurm requires a character device.
 NULL_DEVICE = os.makedev(1, 3)
 ACCOUNT = "toolkit"
 
-# Runs on each node at the end of a job. Where sites have cgroups, nothing of a job survives it; the same here.
-# The list of processes is made before grep starts, so that only this script must be excluded.
+# Runs on each node at the end of a job. On sites with cgroups, no process of a job survives it; here neither.
+# The list of processes is made before grep starts, so that only this script must be skipped.
 EPILOG = """#!/bin/sh
 for process in /proc/[0-9]*; do
     [ "$process" = "/proc/$$" ] && continue
@@ -51,7 +51,7 @@ def slurm_name(layout: Layout, spec: ClusterSpec) -> str:
 
 
 def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
-    """The text of slurm.conf."""
+    """The contents of slurm.conf."""
     port = layout.first_port
     lines = [
         f"ClusterName={slurm_name(layout, spec)}",
@@ -69,10 +69,10 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         f"SlurmctldPidFile={layout.sockets}/slurmctld.pid",
         f"SlurmdSpoolDir={layout.folder}/nodes/%n/spool",
         f"SlurmdPidFile={layout.folder}/nodes/%n/slurmd.pid",
-        "# No cgroups needed: processes are found by their parents, and the epilog ends those that lost them.",
+        "# No cgroups needed: processes are tracked by their parents, and the epilog kills orphans.",
         "ProctrackType=proctrack/linuxproc",
         f"Epilog={layout.epilog}",
-        "# No binding: the CPUs are more than this machine has.",
+        "# No binding: the nodes have more CPUs than this machine.",
         "TaskPlugin=task/none",
         "SlurmdParameters=config_overrides",
         "MpiDefault=pmix",
@@ -82,7 +82,7 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         "GresTypes=gpu",
         "TopologyPlugin=topology/tree",
         "SchedulerType=sched/backfill",
-        "# Start jobs at once: this is for people and tests who wait.",
+        "# Start jobs at once: users and tests wait for them.",
         "SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=0,bf_interval=1",
         "PriorityType=priority/basic",
         "PreemptType=preempt/partition_prio",
@@ -99,7 +99,7 @@ def slurm_conf(layout: Layout, spec: ClusterSpec) -> str:
         "SlurmdTimeout=10",
         "MessageTimeout=10",
         "BatchStartTimeout=60",
-        "# A node that was cut off serves again as soon as it answers.",
+        "# A disconnected node serves again as soon as it responds.",
         "ReturnToService=2",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=5",
@@ -126,7 +126,7 @@ def _accounting_lines(layout: Layout, spec: ClusterSpec) -> list[str]:
 
 
 def slurmdbd_address(layout: Layout, spec: ClusterSpec) -> tuple[str, int]:
-    """Address and port of the slurmdbd that keeps this cluster's accounting."""
+    """Address and port of the slurmdbd for this cluster's accounting."""
     if not spec.accounting_of:
         return spec.node_address(CONTROLLER), layout.first_port + 2
     network = spec.seat.rpartition(".")[0]
@@ -143,7 +143,7 @@ def _node_lines(spec: ClusterSpec) -> list[str]:
 
 
 def _partition_lines() -> list[str]:
-    """Partitions; only `low` can be preempted, by everything above its tier."""
+    """The partitions; only `low` can be preempted, by every partition with a higher tier."""
     ordinary = "PriorityTier=10 PreemptMode=OFF"
     long = "DefaultTime=10 MaxTime=1-00:00:00"
     return [
@@ -156,7 +156,7 @@ def _partition_lines() -> list[str]:
 
 
 def gres_conf(layout: Layout, spec: ClusterSpec) -> str:
-    """The text of gres.conf: pretended GPUs, one device file for each."""
+    """The contents of gres.conf: pretended GPUs, with one device file each."""
     if not spec.gpus:
         return "AutoDetect=off\n"
     last = spec.gpus - 1
@@ -165,7 +165,7 @@ def gres_conf(layout: Layout, spec: ClusterSpec) -> str:
 
 
 def topology_conf(spec: ClusterSpec) -> str:
-    """The text of topology.conf: the first half of the nodes on leaf1, the others on leaf2, under one spine."""
+    """The contents of topology.conf: the first half of the nodes on leaf1, the others on leaf2, under one spine."""
     half = (spec.nodes + 1) // 2
     ranges = [(first, last) for first, last in ((1, half), (half + 1, spec.nodes)) if first <= last]
     lines = [
@@ -177,7 +177,7 @@ def topology_conf(spec: ClusterSpec) -> str:
 
 
 def slurmdbd_conf(layout: Layout, spec: ClusterSpec) -> str:
-    """The text of slurmdbd.conf. The database knows root by its unix socket: there is no password."""
+    """The contents of slurmdbd.conf. The database authenticates root by its Unix socket: there is no password."""
     return "\n".join(
         [
             f"DbdHost={CONTROLLER}",
@@ -198,17 +198,17 @@ def slurmdbd_conf(layout: Layout, spec: ClusterSpec) -> str:
 
 
 def hosts(spec: ClusterSpec) -> str:
-    """The text of /etc/hosts as the nodes see it."""
+    """The contents of /etc/hosts for the nodes."""
     lines = ["127.0.0.1 localhost", f"{spec.host_address} {socket.gethostname()}"]
     lines += [f"{spec.node_address(name)} {name}" for name in (CONTROLLER, *spec.node_names)]
     return "\n".join(lines) + "\n"
 
 
 def name_services() -> str:
-    """The text of /etc/nsswitch.conf as the nodes see it: this machine's, but names come from the hosts file alone.
+    """The contents of /etc/nsswitch.conf for the nodes: this machine's, but names come only from the hosts file.
 
-    A node has no way to a DNS server, and asking one makes every look-up of an unknown address fail as "try again"
-    instead of "unknown". torch's store looks up IPv6 names, which no hosts file has, and warned on every rank.
+    A node has no route to a DNS server, so every look-up of an unknown address would fail with "try again" instead of
+    "unknown". torch's store looks up IPv6 addresses, which hosts files do not contain, and warned on every rank.
     """
     path = Path("/etc/nsswitch.conf")
     lines = path.read_text().splitlines() if path.exists() else []
@@ -216,7 +216,7 @@ def name_services() -> str:
 
 
 def write_folder(layout: Layout, spec: ClusterSpec) -> None:
-    """Fill the folder. The munge key of an earlier `up` stays."""
+    """Write the folder's files. The munge key of an earlier `up` is kept."""
     layout.write_spec(spec)
     for path in layout.own_folders:
         path.mkdir(exist_ok=True)
@@ -235,7 +235,7 @@ def write_folder(layout: Layout, spec: ClusterSpec) -> None:
         _write_private(layout.munge_key, secrets.token_bytes(128))
     etc = layout.slurm_conf.parent
     layout.slurm_conf.write_text(slurm_conf(layout, spec))
-    # Without this slurmd looks for a cgroup mount and ends; it uses none (see ProctrackType and TaskPlugin).
+    # Without this slurmd searches for a cgroup mount and exits; it does not use one (see ProctrackType and TaskPlugin).
     (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     for program, text in ((layout.epilog, EPILOG), (layout.mail_program, MAIL.format(folder=quote(str(layout.logs))))):
         program.write_text(text)

@@ -1,4 +1,4 @@
-"""The daemons of a cluster: start them with a clean environment, wait for them, say why one refused."""
+"""The daemons of a cluster: start them with a clean environment, wait for them, report why one failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START_TIMEOUT_S = 20.0
 
 @dataclass
 class Daemon:
-    """A daemon on its way up; `ready` says whether it serves."""
+    """A starting daemon; `ready` returns whether it serves."""
 
     name: str
     launched: subprocess.Popen[bytes]
@@ -28,14 +28,14 @@ class Daemon:
         """Wait until it serves.
 
         Raises:
-            OwnFailureError: it ended, or was not ready in time; with the last lines that it printed.
+            OwnFailureError: it exited, or was not ready in time; the message contains its last lines.
         """
         wait_until(lambda: self.launched.poll() is not None or self.ready(), START_TIMEOUT_S)
         code = self.launched.poll()
         if code is None and self.ready():
             return
-        what = f"was not ready after {START_TIMEOUT_S:g} s" if code is None else f"ended with code {code}"
-        message = f"{self.name} {what}; its last words: {last_lines(self.output)}"
+        problem = f"was not ready after {START_TIMEOUT_S:g} s" if code is None else f"exited with code {code}"
+        message = f"{self.name} {problem}; its last lines: {last_lines(self.output)}"
         raise OwnFailureError(message, where=str(self.output))
 
 
@@ -47,15 +47,15 @@ def launch(
     *,
     extra_environment: Mapping[str, str] | None = None,
 ) -> Daemon:
-    """Start a daemon inside `node` with a clean environment, in a session of its own.
+    """Start a daemon inside `node` with a clean environment, in its own session.
 
-    `argv` must keep it in the foreground: then its end, and its code, are seen at once. What it prints goes to
-    logs/PROGRAM.out; Slurm's daemons also write a log with times.
+    `argv` must keep it in the foreground, so that its exit and its code are noticed at once. Its output goes to
+    logs/PROGRAM.out; Slurm's daemons also write a log with timestamps.
     """
     program = Path(argv[0]).name
     first = first_process(layout, node)
     if first is None:
-        raise OwnFailureError(f"{node} ended while {program} was started", where=str(layout.folder))
+        raise OwnFailureError(f"{node} exited while {program} was starting", where=str(layout.folder))
     output = layout.logs / (f"{program}.out" if node == CONTROLLER else f"{program}-{node}.out")
     with output.open("wb") as stream:
         launched = subprocess.Popen(
@@ -74,7 +74,7 @@ def start_munged(layout: Layout) -> None:
     """Start munged with the cluster's own key and socket, unless it runs; all nodes use this one socket."""
     if process_in_node(layout, CONTROLLER, "munged") is not None:
         return
-    # --force: root's home is closed to others, which munged takes for a mistake. Only root uses this cluster.
+    # --force: munged treats the permissions of root's home as an error. Only root uses this cluster.
     argv = ["munged", "--foreground", "--force", f"--socket={layout.munge_socket}"]
     argv += [f"--key-file={layout.munge_key}", f"--pid-file={layout.sockets}/munged.pid"]
     argv += [f"--seed-file={layout.state}/munged.seed"]
@@ -90,7 +90,7 @@ def start_slurmctld(layout: Layout) -> None:
 
 
 def start_slurmds(layout: Layout, names: Sequence[str]) -> None:
-    """Start slurmd in those of the named nodes where it does not run."""
+    """Start slurmd in those of the given nodes where it is not running."""
     started = [
         launch(
             layout, node, ["slurmd", "-D", "-f", str(layout.slurm_conf)], listens(layout, node, layout.first_port + 1)
@@ -103,7 +103,7 @@ def start_slurmds(layout: Layout, names: Sequence[str]) -> None:
 
 
 def running_daemons(layout: Layout, spec: ClusterSpec) -> dict[str, bool]:
-    """Every daemon that the cluster should have: whether it runs."""
+    """Every daemon of the cluster's configuration, with whether it runs."""
     programs = ["munged", "slurmctld"] + (["mariadbd", "slurmdbd"] if spec.has_database else [])
     running = {name: process_in_node(layout, CONTROLLER, name) is not None for name in programs}
     for node in spec.node_names:
@@ -112,7 +112,7 @@ def running_daemons(layout: Layout, spec: ClusterSpec) -> dict[str, bool]:
 
 
 def slurm_environment(layout: Layout) -> dict[str, str]:
-    """A clean environment that points at this cluster."""
+    """A clean environment with this cluster's SLURM_CONF."""
     return clean_environment(SLURM_CONF=str(layout.slurm_conf))
 
 
@@ -123,9 +123,9 @@ def last_lines(log: Path, count: int = 5) -> str:
 
 
 def listens(layout: Layout, node: str, port: int) -> Callable[[], bool]:
-    """A check whether a process listens on `port` in `node`.
+    """A check whether a process listens at `port` in `node`.
 
-    It reads the kernel's table: a connection without a message would leave errors in Slurm's logs.
+    It reads the kernel's table, since a connection without a message would cause errors in Slurm's logs.
     """
     listening, local_port = "0A", f":{port:04X}"
 

@@ -1,7 +1,7 @@
-"""Where a dev cluster keeps everything: folder, files, network names, addresses, ports.
+"""The paths, network names, addresses and ports of a dev cluster.
 
-All of it follows from the cluster's name and folder, so that every command finds the cluster again and two
-clusters never meet. What the user chose at `up` is the `ClusterSpec`, kept in the folder.
+All of them derive from the cluster's name and folder, so that every command finds the cluster again and two clusters
+never conflict. The user's choices at `up` are the `ClusterSpec`, stored in the folder.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from toolkit.errors import NotFoundError, ToolkitError
 DEFAULT_NAME = "devcluster"
 SPEC_FILE = "cluster.json"
 FOLDER_VARIABLE = "TOOLKIT_DEVCLUSTER"
-# The node that carries slurmctld, munged and the accounting daemons; no job runs there.
+# The node that runs slurmctld, munged and the accounting daemons; no job runs there.
 CONTROLLER = "controller"
 MOST_NODES = 64
 MOST_GPUS = 16
-# A path in a socket address holds 107 characters (unix(7)); the longest socket name of ours takes some 20.
+# A path in a socket address has at most 107 characters (unix(7)); the longest socket name here has some 20.
 LONGEST_FOLDER = 80
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """What was asked for at `up`.
+    """The options of `up`.
 
-    `link` is the speed of each node's link in tc's words ("200mbit") or "" for no limit; `subnet` the first
+    `link` is the speed of each node's link in tc's format ("200mbit") or "" for no limit; `subnet` the first
     three bytes of the cluster's /24; `options` are raw `Key=Value` lines for slurm.conf. `accounting_of` is the name of
     the cluster whose slurmdbd keeps this one's accounting too, and `seat` this controller's address in that one's network.
     """
@@ -46,7 +46,7 @@ class ClusterSpec:
 
     @property
     def has_database(self) -> bool:
-        """Whether slurmdbd and its database run in this cluster."""
+        """True if slurmdbd and its database run in this cluster."""
         return self.accounting and not self.accounting_of
 
     @property
@@ -94,7 +94,7 @@ class Layout:
 
     @property
     def first_subnet(self) -> int:
-        """Where the search for a free 10.x.y.0/24 begins, in [0, 2**14)."""
+        """Where the search for a free 10.x.y.0/24 starts, in [0, 2**14)."""
         return self._number % 2**14
 
     @property
@@ -155,7 +155,7 @@ class Layout:
 
     @property
     def shared(self) -> Path:
-        """A folder that every node sees: nodes have a /tmp of their own."""
+        """A folder that every node sees, since nodes have their own /tmp."""
         return self.folder / "shared"
 
     def node_folder(self, node: str) -> Path:
@@ -163,28 +163,28 @@ class Layout:
 
     @property
     def own_folders(self) -> tuple[Path, ...]:
-        """The folders that `up` makes and `down` removes."""
+        """The folders that `up` creates and `down` removes."""
         nodes = self.folder / "nodes"
         etc = self.slurm_conf.parent
         return (etc, self.sockets, self.state, self.logs, self.devices, self.shared, self.database, nodes)
 
     @property
     def spec_file(self) -> Path:
-        """Its presence says that the folder is a cluster's."""
+        """A file that exists only in the folder of a cluster."""
         return self.folder / SPEC_FILE
 
     def read_spec(self) -> ClusterSpec:
-        """The spec of the cluster that is up.
+        """The spec of the running cluster.
 
         Raises:
             NotFoundError: no cluster was brought up in this folder.
-            ToolkitError: one was, under another name, from which its links have theirs.
+            ToolkitError: one was, under another name, from which its link names derive.
         """
         try:
             fields = json.loads(self.spec_file.read_text())
         except FileNotFoundError:
             fix = "toolkit devcluster " + ("" if self.name == DEFAULT_NAME else f"--name {self.name} ") + "up"
-            message = f"no dev cluster {self.name!r} is up"
+            message = f"the dev cluster {self.name!r} is not up"
             raise NotFoundError(message, where=str(self.folder), fix=fix) from None
         name = fields.pop("name")
         if name != self.name:
@@ -198,10 +198,10 @@ class Layout:
 
 
 def layout_beside(name: str) -> Layout:
-    """The layout of another cluster, which is known by its name alone: it lies in ~/.toolkit/NAME.
+    """The layout of another cluster that is known only by its name: it is in ~/.toolkit/NAME.
 
     Raises:
-        ToolkitError: a name that cannot work.
+        ToolkitError: the name is not valid.
     """
     return make_layout(name, Path.home() / ".toolkit" / name)
 
@@ -210,20 +210,22 @@ def make_layout(name: str = DEFAULT_NAME, folder: Path | None = None) -> Layout:
     """The layout of cluster `name` in `folder`, else in $TOOLKIT_DEVCLUSTER, else in ~/.toolkit/NAME.
 
     Raises:
-        ToolkitError: a name or folder that cannot work.
+        ToolkitError: the name or the folder is not valid.
     """
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
-        raise ToolkitError(f"cluster name {name!r} is refused", fix="use small letters, digits and '-', a letter first")
+        raise ToolkitError(
+            f"{name!r} is not a valid cluster name", fix="use a-z, 0-9 and '-', starting with one of a-z"
+        )
     if folder is None:
         from_environment = os.environ.get(FOLDER_VARIABLE)
         folder = Path(from_environment) if from_environment else Path.home() / ".toolkit" / name
     folder = folder.expanduser().absolute()
-    fix = f"choose another with --folder or ${FOLDER_VARIABLE}"
+    fix = f"choose another folder with --folder or ${FOLDER_VARIABLE}"
     if any(folder.is_relative_to(private) for private in ("/tmp", "/dev", "/proc", "/sys")):
         raise ToolkitError("nodes have a private /tmp, /dev/shm, /proc and /sys", where=str(folder), fix=fix)
     if len(str(folder)) > LONGEST_FOLDER or re.search(r"[^\w./-]", str(folder)):
         raise ToolkitError(
-            f"sockets and slurm.conf need a plain path of at most {LONGEST_FOLDER} characters",
+            f"sockets and slurm.conf need a path of at most {LONGEST_FOLDER} plain characters",
             where=str(folder),
             fix=fix,
         )

@@ -19,12 +19,12 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 def free_subnet(layout: Layout) -> str:
-    """The first three bytes of a 10.64.0/24 to 10.127.255/24 that no route of this machine covers.
+    """The first three bytes of a subnet from 10.64.0/24 to 10.127.255/24 that no route of this machine covers.
 
-    The search begins at a place that follows from the cluster's name.
+    The search starts at a number that derives from the cluster's name.
 
     Raises:
-        OwnFailureError: every one is covered.
+        OwnFailureError: all of them are covered.
     """
     routes = json.loads(run_program(["ip", "-json", "route", "show", "table", "all", "type", "unicast"]))
     taken = [IPv4Network(route["dst"], strict=False) for route in routes if _is_network(route["dst"])]
@@ -43,13 +43,13 @@ def _is_network(destination: str) -> bool:
 
 
 def links(layout: Layout) -> dict[str, bool]:
-    """The cluster's links on this machine: name to whether it is switched on."""
-    found = json.loads(run_program(["ip", "-json", "link", "show"]))
-    return {link["ifname"]: "UP" in link["flags"] for link in found if link["ifname"].startswith(layout.bridge)}
+    """The cluster's links on this machine, each with whether it is up."""
+    links_of_host = json.loads(run_program(["ip", "-json", "link", "show"]))
+    return {link["ifname"]: "UP" in link["flags"] for link in links_of_host if link["ifname"].startswith(layout.bridge)}
 
 
 def make_bridge(layout: Layout, spec: ClusterSpec) -> None:
-    """Make the bridge, with this machine's address on it, unless it is there."""
+    """Make the bridge, with this machine's address on it, unless it exists."""
     if layout.bridge in links(layout):
         return
     _ip(
@@ -60,13 +60,13 @@ def make_bridge(layout: Layout, spec: ClusterSpec) -> None:
 
 
 def connect_node(layout: Layout, spec: ClusterSpec, node: str, first: int) -> None:
-    """Lay a cable from the bridge to the node whose first process is `first`."""
+    """Connect the bridge to the node whose first process is `first`."""
     _lay_cable(layout, layout.link(node), layout.bridge, NODE_INTERFACE, spec.node_address(node), first)
     _ip("link set lo up", inside=first)
 
 
 def connect_to_accounting(layout: Layout, spec: ClusterSpec, first: int) -> None:
-    """Lay a cable from the controller, whose first process is `first`, to the cluster that keeps its accounting."""
+    """Connect the controller, whose first process is `first`, to the cluster with its accounting."""
     bridge = layout_beside(spec.accounting_of).bridge
     _lay_cable(layout, layout.link_to_accounting(), bridge, ACCOUNTING_INTERFACE, spec.seat, first)
 
@@ -83,21 +83,21 @@ def _lay_cable(layout: Layout, link: str, bridge: str, interface: str, address: 
 
 
 def remove_links(layout: Layout) -> None:
-    """Remove the bridge, and any cable that is left.
+    """Remove the bridge, and any remaining cables.
 
-    Cables go with their nodes, a moment after them: deleting one then may find it gone.
+    Cables disappear shortly after their nodes, so one may be gone before its removal.
     """
     wait_until(lambda: set(links(layout)) <= {layout.bridge}, CABLES_GONE_S)
     _ip(*(f"link delete {name}" for name in links(layout)))
 
 
 def switch_link(layout: Layout, node: str, *, on: bool) -> None:
-    """Pull out a node's cable, or plug it in again."""
+    """Disconnect a node's cable, or connect it again."""
     _ip(f"link set {layout.link(node)} {'up' if on else 'down'}")
 
 
 def bits_per_second(rate: str) -> float:
-    """The speed that `rate` names, in tc's words.
+    """The speed of `rate` in tc's format.
 
     Raises:
         ToolkitError: not a number with kbit, mbit or gbit.
@@ -109,9 +109,9 @@ def bits_per_second(rate: str) -> float:
 
 
 def shape_link(layout: Layout, node: str, first: int, rate: str) -> None:
-    """Limit both directions of a node's cable to `rate` ("200mbit"); "none" lifts the limit.
+    """Limit both directions of a node's cable to `rate` ("200mbit"); "none" removes the limit.
 
-    The token bucket holds 10 ms of traffic and at least two of the largest packets (64 KiB, see tc-tbf(8)).
+    The token bucket contains 10 ms of traffic and at least two of the largest packets (64 KiB, see tc-tbf(8)).
     """
     ends = ((["tc"], layout.link(node)), (["nsenter", f"--target={first}", "--net", "tc"], NODE_INTERFACE))
     if rate == "none":
@@ -121,12 +121,12 @@ def shape_link(layout: Layout, node: str, first: int, rate: str) -> None:
         return
     burst_bytes = max(int(bits_per_second(rate) / 8 * 0.010), 2 * 64 * 1024)
     for tc, device in ends:
-        words = f"qdisc replace dev {device} root tbf rate {rate} burst {burst_bytes} latency 50ms"
-        run_program([*tc, *words.split()])
+        arguments = f"qdisc replace dev {device} root tbf rate {rate} burst {burst_bytes} latency 50ms"
+        run_program([*tc, *arguments.split()])
 
 
 def _ip(*commands: str, inside: int | None = None) -> None:
-    """Run ip's commands in one go, in the network of process `inside` where one is given."""
+    """Run ip's commands in one call, in the network of process `inside` if it is given."""
     enter = [] if inside is None else ["nsenter", f"--target={inside}", "--net"]
     if commands:
         run_program([*enter, "ip", "-batch", "-"], stdin="\n".join(commands) + "\n")

@@ -1,7 +1,7 @@
 """A node: a process tree with its own network, host name, PIDs, shared memory, /tmp, /dev/shm and /sys.
 
-Its first process is PID 1 of the node and holds all of that; when it is killed, the kernel ends every process
-of the node, its mounts and its cable. Nothing is left to forget.
+Its first process is PID 1 of the node and owns all of these; when it is killed, the kernel ends every process of the
+node, its mounts and its cable, so that nothing remains.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 
 
 def start_node(layout: Layout, node: str) -> int:
-    """Start the node's first process; its PID as this machine sees it. The node has no cable yet.
+    """Start the node's first process; return its PID on this machine. The node has no cable yet.
 
     Raises:
-        OwnFailureError: the kernel refuses a namespace or a mount.
+        OwnFailureError: the kernel rejects a namespace or a mount.
     """
     unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
     process = subprocess.Popen(
@@ -60,20 +60,20 @@ def start_node(layout: Layout, node: str) -> int:
 
 
 def first_process(layout: Layout, node: str) -> int | None:
-    """PID of the node's first process as this machine sees it, None when the node is not running."""
-    found = find_processes("bash", *_arguments(layout, node))
-    return found[0] if found else None
+    """PID of the node's first process on this machine, None if the node is not running."""
+    pids = find_processes("bash", *_arguments(layout, node))
+    return pids[0] if pids else None
 
 
 def _arguments(layout: Layout, node: str) -> tuple[str, ...]:
-    """What the first process is known by."""
+    """The arguments that identify the first process."""
     return (node, str(layout.node_folder(node)), str(layout.hosts))
 
 
 def stop_nodes(layout: Layout, nodes: Sequence[str]) -> None:
-    """Kill the nodes with everything that runs in them, and the nsenter that waits outside for each of these.
+    """Kill the nodes with everything that runs in them, and the nsenter processes that wait outside for each of them.
 
-    Such a process stops itself when what it waits for is stopped, and would not see the end of the node then.
+    Such a process stops itself when its child is stopped, and would then not notice the end of the node.
     """
     firsts = [pid for node in nodes if (pid := first_process(layout, node)) is not None]
     waiting = [pid for first in firsts for pid in find_processes("nsenter", _target(first))]
@@ -95,7 +95,7 @@ def _target(first: int) -> str:
 
 
 def process_in_node(layout: Layout, node: str, program: str) -> int | None:
-    """PID, as this machine sees it, of the oldest process named `program` inside `node`."""
+    """PID, on this machine, of the oldest process named `program` inside `node`."""
     first = first_process(layout, node)
     if first is None:
         return None
@@ -104,6 +104,6 @@ def process_in_node(layout: Layout, node: str, program: str) -> int | None:
         try:
             if Path(f"/proc/{pid}/ns/pid").readlink() == home:
                 return pid
-        except FileNotFoundError:  # it ended meanwhile
+        except FileNotFoundError:  # it has exited meanwhile
             continue
     return None

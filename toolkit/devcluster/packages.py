@@ -1,4 +1,4 @@
-"""The Debian packages of the dev cluster, and which of its programs are missing here.
+"""The Debian packages of the dev cluster, and which of its programs are missing on this machine.
 
 `python -m toolkit.devcluster.packages` prints the packages for apt-get. Standard library only.
 """
@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-# program: the Debian 12 package that brings it
+# program: the Debian 12 package that contains it
 PROGRAMS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
@@ -23,9 +23,9 @@ PROGRAMS = {
     "unshare": "util-linux",
 }
 ACCOUNTING_PROGRAMS = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server", "mariadb-install-db": "mariadb-server"}
-# Slurm's PMIx plugin opens libpmix.so, a link that Debian ships in the development package only.
+# Slurm's PMIx plugin opens libpmix.so, a link that Debian ships only in the development package.
 PMIX_LINK = "*/pmix2/lib/libpmix.so"
-# Loaded by the programs above, so that no program of that name shows whether they are there.
+# Loaded by the programs above, so no program on PATH shows whether they are installed.
 LIBRARIES = ("slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin", "libopenmpi3", "libpmix-dev")
 
 PACKAGES = tuple(sorted({*PROGRAMS.values(), *ACCOUNTING_PROGRAMS.values(), *LIBRARIES}))
@@ -35,12 +35,12 @@ SEARCH_PATH = os.pathsep.join(("/usr/local/sbin", "/usr/local/bin", "/usr/sbin",
 
 
 def install_command() -> str:
-    """The line that installs everything the dev cluster needs on Debian 12."""
+    """The command that installs everything the dev cluster needs on Debian 12."""
     return "apt-get install --yes --no-install-recommends " + " ".join(PACKAGES)
 
 
 def missing_programs(*, accounting: bool = True) -> list[str]:
-    """Names of the programs and of the library that are not installed, in alphabetical order."""
+    """Names of the programs and of the library that are not installed, sorted."""
     programs = {**PROGRAMS, **ACCOUNTING_PROGRAMS} if accounting else PROGRAMS
     missing = [name for name in programs if shutil.which(name, path=SEARCH_PATH) is None]
     if not any(Path("/usr/lib").glob(PMIX_LINK)):

@@ -1,7 +1,7 @@
 """Run the system's programs, and find the cluster's own processes again.
 
-A process is known by its command line, in which the cluster's folder stands, and not by a PID file: a stale
-number would refer to an unrelated process.
+A process is identified by its command line, which contains the cluster's folder, and not by a PID file: a stale
+number could refer to an unrelated process.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from toolkit.errors import OwnFailureError
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment of daemons: nothing of the user's shell reaches a job through them."""
+    """The environment of daemons, so that no variable of the user's shell reaches a job through them."""
     return {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/root", **extra}
 
 
 def run_program(argv: Sequence[str], *, stdin: str = "", env: dict[str, str] | None = None) -> str:
-    """Run one program of the system to its end; its stdout.
+    """Run one program of the system until it exits; return its stdout.
 
     Raises:
-        OwnFailureError: it ended with another code than 0.
+        OwnFailureError: it exited with a code other than 0.
     """
     done = subprocess.run(
         argv, input=stdin, capture_output=True, text=True, env=env or clean_environment(), check=False
     )
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "no output").replace("\n", "; ")
-        raise OwnFailureError(f"`{' '.join(argv)}` ended with code {done.returncode}: {said}")
+        problem = (done.stderr.strip() or done.stdout.strip() or "no output").replace("\n", "; ")
+        raise OwnFailureError(f"`{' '.join(argv)}` exited with code {done.returncode}: {problem}")
     return done.stdout
 
 
 def find_processes(program: str, *arguments: str) -> list[int]:
-    """PIDs of living processes named `program` with all of `arguments` on their command line."""
-    found = []
+    """PIDs of running processes named `program` with all of `arguments` on their command line."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         argv = _command_line(entry)
         if argv and Path(argv[0]).name == program and all(argument in argv for argument in arguments):
-            found.append(int(entry.name))
-    return sorted(found)
+            pids.append(int(entry.name))
+    return sorted(pids)
 
 
 def _command_line(process: Path) -> list[str]:
-    """The argv of a process, [] for one that has ended (zombies have none)."""
+    """The argv of a process, [] for one that has exited (zombies have none)."""
     try:
         content = (process / "cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -62,7 +62,7 @@ def kill_and_wait(pids: Sequence[int], *, timeout_s: float = 10.0) -> None:
     """SIGKILL `pids` and wait until the kernel has ended them.
 
     Raises:
-        OwnFailureError: one is still there after `timeout_s`.
+        OwnFailureError: one still exists after `timeout_s`.
     """
     for pid in pids:
         try:
@@ -74,7 +74,7 @@ def kill_and_wait(pids: Sequence[int], *, timeout_s: float = 10.0) -> None:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, *, poll_s: float = 0.02) -> bool:
-    """Poll `condition`; True as soon as it holds, False after `timeout_s`."""
+    """Poll `condition`; True as soon as it is true, False after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -21,7 +21,7 @@ from toolkit.errors import ToolkitError
 from toolkit.rank.log import RankLog
 from toolkit.rundir.files import is_unwritable, utc_now, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory
-from toolkit.supervise.lifeline import hear_of_parents_death
+from toolkit.supervise.parent_death import signal_on_parent_death
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.usage import usage_of_node
 from toolkit.talk import say_beside
@@ -74,7 +74,7 @@ def guard(attempt: AttemptDirectory, rank: int, body: Callable[[], int], *, fore
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         if foreign:  # where a launcher signals all processes: it must not die of what only its guard understands
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        hear_of_parents_death(signal.SIGKILL)  # a rank must not outlive its guard
+        signal_on_parent_death(signal.SIGKILL)  # a rank must not outlive its guard
         if os.getppid() != guard_process:  # it was gone before the kernel knew our wish
             os._exit(1)
         return body()
@@ -200,7 +200,7 @@ def _end_with(launcher: int, child: int) -> None:
         os.kill(child, signal.SIGKILL)
 
     signal.signal(signal.SIGHUP, end_group)
-    hear_of_parents_death(signal.SIGHUP)
+    signal_on_parent_death(signal.SIGHUP)
     end_group(signal.SIGHUP, None)  # it may have died before the kernel knew our wish
 
 

@@ -1,7 +1,7 @@
-"""Nodes that lost an attempt or failed a health check, remembered for a day: RUNS/.bad-nodes/SITE/NODE.json.
+"""Nodes that lost an attempt or failed a health check, recorded for a day: RUNS/.bad-nodes/SITE/NODE.json.
 
-One file a node, written whole, so that supervisors of several runs do not need a lock. The next submit and resume leave
-these nodes out.
+There is one file per node, written atomically, so that supervisors of several runs need no lock. The next submit and
+resume exclude these nodes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class BadNode:
 
 
 def runs_of(run: RunDirectory) -> Path:
-    """RUNS, below which the run lies."""
+    """RUNS, the folder that contains the run."""
     return run.whole.path.parents[1]
 
 
 def note_bad_node(run: RunDirectory, site: str, node: str, reason: str) -> None:
-    """Remember that a node is bad."""
+    """Record that a node is bad."""
     folder = _folder(runs_of(run), site)
     for path in (folder.parent, folder):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -43,25 +43,25 @@ def note_bad_node(run: RunDirectory, site: str, node: str, reason: str) -> None:
 
 def bad_nodes(runs: Path, site: str) -> list[BadNode]:
     """The nodes of a site to exclude now; expired files are removed."""
-    found = []
+    nodes = []
     for path in sorted(_folder(runs, site).glob("[!.]*.json")):
         value = read_json_or_none(path)
         if value is None:
-            continue  # another process removed it at this moment
+            continue  # removed by another process just now
         if value["expires"] > time.time():
-            found.append(BadNode(**{one.name: value[one.name] for one in fields(BadNode)}))
+            nodes.append(BadNode(**{one.name: value[one.name] for one in fields(BadNode)}))
         else:
             path.unlink(missing_ok=True)
-    return found
+    return nodes
 
 
 def sites_with_bad_nodes(runs: Path) -> list[str]:
-    """The sites whose nodes are remembered below RUNS."""
+    """The sites with recorded nodes below RUNS."""
     return sorted(path.name for path in (runs / ".bad-nodes").glob("*") if path.is_dir())
 
 
 def forget_bad_node(runs: Path, site: str, node: str) -> bool:
-    """Forget one node; False where it was not remembered."""
+    """Remove the record of one node; False if there was none."""
     path = _folder(runs, site) / f"{node}.json"
     known = path.exists()
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Claims: each start and each attempt belongs to exactly one supervisor. Who makes its folder, has it."""
+"""Claims: each start and each attempt belongs to exactly one supervisor, the one that creates its folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 
 @dataclass(frozen=True)
 class StartClaim:
-    """Who lives this start. `process_started` is the kernel's start time of `pid`, in clock ticks since boot."""
+    """The owner of a start. `process_started` is the kernel's start time of `pid`, in clock ticks since boot."""
 
     start: int
     job_id: str
@@ -30,13 +30,13 @@ _CLAIM_KEYS = [one.name for one in fields(StartClaim)]
 
 
 def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: int, process_started: int) -> StartClaim:
-    """Claim the start that a script whose first start is `first` may live.
+    """Claim a start for a script whose first start is `first`.
 
     A requeue runs the same script again under the same job id and takes the next number.
 
     Raises:
-        OwnFailureError: another job has lived this script, a later script has begun before this one, the run was
-            resumed as another job since, or the last start, of another job, has not ended.
+        OwnFailureError: another job has run this script, a later script has started before this one, the run was since
+        resumed as another job, or the last start, of another job, has not ended.
     """
     numbers = run.start_numbers()
     last = numbers[-1] if numbers else -1
@@ -45,7 +45,7 @@ def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: i
         owner = _claim(run, first)
         if owner.job_id != job_id:
             raise OwnFailureError(
-                f"start {first} of this run belongs to job {owner.job_id}, this is job {job_id}",
+                f"start {first} of this run belongs to job {owner.job_id}, but this is job {job_id}",
                 where=str(run.path),
                 fix=f"`toolkit resume {run.run_id}` continues the run",
             )
@@ -53,7 +53,7 @@ def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: i
         number = last + 1
     elif first < last:
         raise OwnFailureError(
-            f"start {first} comes too late: start {last} of this run began before it",
+            f"start {first} is too late: start {last} of this run started before it",
             where=str(run.path),
             fix=f"`toolkit resume {run.run_id}` continues the run",
         )
@@ -70,48 +70,48 @@ def claim_start(run: RunDirectory, *, first: int, job_id: str, host: str, pid: i
 
 
 def _refuse_resumed(run: RunDirectory, job_id: str, numbers: Sequence[int]) -> None:
-    """A requeue of a job whose run was resumed since would write over it, with the job file of before."""
+    """Reject a requeue of a job whose run was since resumed: it would continue with the old job file."""
     newest = max(number for number in numbers if _claim(run, number).job_id == job_id)
     later = [number for number in run.resumed_starts() if number > newest]
     if later:
         raise OwnFailureError(
-            f"this requeue of job {job_id} comes too late: the run was resumed as start {later[-1]} since",
+            f"this requeue of job {job_id} is too late: the run has since been resumed as start {later[-1]}",
             where=str(run.path),
             fix=f"`toolkit resume {run.run_id}` continues the run",
         )
 
 
 def _put(run: RunDirectory, claim: StartClaim) -> None:
-    """Make the start's folder with the claim inside it in one step, so that no kill leaves a start without one."""
+    """Make the start's folder with the claim inside it in one step, so that a kill never leaves a start without a claim."""
     draft = run.starts / f".{claim.start:03}.{claim.host}.{claim.pid}"
     make_folder(draft)
     write_json(draft / "claim.json", asdict(claim))
     try:
-        draft.rename(run.start(claim.start))  # refused by the system where a folder with a claim stands
+        draft.rename(run.start(claim.start))  # fails if a folder with a claim exists
     except OSError as error:
         shutil.rmtree(draft)
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
         raise OwnFailureError(
-            f"start {claim.start} was claimed by another supervisor a moment ago",
+            f"start {claim.start} was just claimed by another supervisor",
             where=str(run.path),
             fix=f"`toolkit status {run.run_id}` shows the job that has it",
         ) from None
 
 
 class SupersededError(OwnFailureError):
-    """A later start owns the run: an earlier start that still runs must not touch it."""
+    """A later start has the run: the supervisor of an earlier one must not touch it any more."""
 
 
 def refuse_superseded(run: RunDirectory, start: int) -> None:
-    """Slurm gives a run to another start while the supervisor of this one may live on, on a node that was cut off.
+    """Check that no later start has the run: Slurm may start one while this supervisor still runs on a cut-off node.
 
     Raises:
         SupersededError: a later start was claimed.
     """
     newest = max(run.start_numbers(), default=start)
     if newest > start:
-        raise SupersededError(f"start {newest} has this run now; start {start} was given up on", where=str(run.path))
+        raise SupersededError(f"start {newest} has this run now; start {start} was abandoned", where=str(run.path))
 
 
 def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> None:
@@ -120,7 +120,7 @@ def end_start(run: RunDirectory, number: int, *, state: str, exit_code: int) -> 
 
 
 def read_claim(run: RunDirectory, number: int) -> StartClaim | None:
-    """The claim of a start; None if it is unclaimed. For a completed task it is part of `end.json`."""
+    """The claim of a start, in `end.json` if its task is done; None if the start is not claimed."""
     value = read_json_or_none(run.start(number) / "claim.json")
     if value is None:
         end = read_json_or_none(run.start(number) / "end.json")
@@ -132,7 +132,7 @@ def _claim(run: RunDirectory, number: int) -> StartClaim:
     claim = read_claim(run, number)
     if claim is None:
         raise OwnFailureError(
-            f"start {number} has lost its claim.json",
+            f"claim.json of start {number} not found",
             where=str(run.start(number)),
             fix=f"submit {run.job_file} as a new run",
         )
@@ -144,10 +144,10 @@ def _ended(run: RunDirectory, number: int) -> bool:
 
 
 def claim_attempt(run: RunDirectory) -> AttemptDirectory:
-    """Claim the next attempt number and fence off what older attempts may still be writing.
+    """Claim the next attempt number, and stop writes of older attempts.
 
-    Every older `.part-*` folder of a checkpoint is renamed aside, so that a commit (a rename of that folder) by
-    ranks that were given up on fails. The new names are those that the checkpointer deletes when it begins.
+    Every older `.part-*` folder of a checkpoint is renamed, so that a commit (a rename of that folder) by ranks of an
+    abandoned attempt fails. The checkpointer deletes the new names when it starts.
     """
     numbers = run.attempt_numbers()
     number = numbers[-1] + 1 if numbers else 0
@@ -160,15 +160,15 @@ def claim_attempt(run: RunDirectory) -> AttemptDirectory:
             number += 1
     attempt.make_folders()
     if number:
-        run.lived_again.touch(mode=0o600)
+        run.revived_marker.touch(mode=0o600)
     for part in stale_parts(run.checkpoints, number):
-        with suppress(FileNotFoundError):  # its last rank committed it in this moment: it is a checkpoint now
+        with suppress(FileNotFoundError):  # its last rank has just committed it: it is a checkpoint now
             part.rename(_stale_name(part))
     return attempt
 
 
 def _stale_name(part: Path) -> Path:
-    """`step-X.part-A-N` under the free name `step-X.stale-A`, or `step-X.stale-A-2` and so on."""
+    """`step-X.part-A-N` as the free name `step-X.stale-A`, or `step-X.stale-A-2` and so on."""
     step, _, suffix = part.name.rpartition(".part-")
     name = f"{step}.stale-{suffix.partition('-')[0]}"
     stale, count = part.with_name(name), 2

@@ -1,4 +1,4 @@
-"""Small durable files: written whole or not at all, appended a line at a time."""
+"""Small durable files: written atomically, or appended one line at a time."""
 
 from __future__ import annotations
 
@@ -19,41 +19,39 @@ from toolkit.rundir.records import check_record
 
 
 def utc_now() -> str:
-    """The present as ISO 8601 in UTC with milliseconds, for records."""
+    """The current time as ISO 8601 in UTC with milliseconds, for records."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def is_unwritable(error: OSError) -> bool:
-    """True where the file system takes nothing: it is full, its quota is used up, or it can only be read."""
+    """True if the file system rejects writes: it is full, its quota is reached, or it is read-only."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-def cannot_write(error: OSError, *, what: str = "cannot write", where: Path | None = None) -> ToolkitError:
-    """The system's refusal to write below RUNS, in words. `where` counts where the error itself names no file."""
-    no_room = error.errno in (errno.ENOSPC, errno.EDQUOT)
+def cannot_write(error: OSError, *, action: str = "cannot write", where: Path | None = None) -> ToolkitError:
+    """The error for a failed write below RUNS. `where` applies if the system's error does not name a file."""
+    no_space = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return ToolkitError(
-        f"{what}: {error.strerror}",
+        f"{action}: {error.strerror}",
         where=str(error.filename or where or ""),
-        fix=("make room there, or give another folder" if no_room else "give a folder you can write to")
+        fix=("free space there, or choose another folder" if no_space else "choose a writable folder")
         + " with --runs or TOOLKIT_RUNS",
     )
 
 
 def not_permitted(error: PermissionError) -> ToolkitError:
-    """A file or folder that the system denies, with who can fix it."""
+    """The error for a file or folder without permission, with who can fix it."""
     path = Path(str(error.filename or ""))
-    for place in (path, *path.parents):
+    for folder in (path, *path.parents):
         try:
-            owner = place.stat().st_uid
-        except OSError:  # it is not there, or the folder around it says nothing: that one refuses
+            owner = folder.stat().st_uid
+        except OSError:  # it does not exist, or its parent denies access: that one is the cause
             continue
         break
     else:
-        place, owner = path, os.getuid()
-    mine = owner == os.getuid()
-    fix = (
-        f"`chmod u+rwX {shlex.quote(str(place))}`" if mine else f"ask {_name_of(owner)}, whose it is, for access to it"
-    )
+        folder, owner = path, os.getuid()
+    is_own = owner == os.getuid()
+    fix = f"`chmod u+rwX {shlex.quote(str(folder))}`" if is_own else f"ask its owner {_name_of(owner)} for access"
     return ToolkitError(error.strerror or "Permission denied", where=str(path), fix=fix)
 
 
@@ -66,10 +64,10 @@ def _name_of(user: int) -> str:
 
 @contextmanager
 def permissions_in_words() -> Iterator[None]:
-    """For what reads the files of several runs, some maybe of other users.
+    """Convert permission errors, for code that reads runs that may belong to other users.
 
     Raises:
-        ToolkitError: in place of a PermissionError.
+        ToolkitError: instead of a PermissionError.
     """
     try:
         yield
@@ -78,10 +76,10 @@ def permissions_in_words() -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder as open as the one around it, and bring its name to the disk; the umask does not decide who can read.
+    """Make a folder with its parent's permissions, independent of the umask, and sync its name to the disk.
 
     Raises:
-        FileExistsError: it is there already.
+        FileExistsError: it exists.
     """
     path.mkdir(mode=0o700)
     path.chmod(stat.S_IMODE(path.parent.stat().st_mode))
@@ -89,7 +87,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file's bytes, or the names in a folder, to the disk: a power cut may take whatever has no name there."""
+    """Sync a file's bytes, or a folder's names, to the disk: a power failure may lose a file whose name is not synced."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -98,7 +96,7 @@ def sync(path: Path) -> None:
 
 
 def mode_of_files_in(folder: Path) -> int:
-    """As open as the folder: 0600 in one of 0700, 0640 in one of 0750; where the umask made the folder, as the umask."""
+    """The mode for files in a folder: 0600 in one of 0700, 0640 in one of 0750; by the umask if the umask made the folder."""
     return stat.S_IMODE(folder.stat().st_mode) & 0o666 | 0o600
 
 
@@ -108,16 +106,16 @@ def _file_mode(path: Path) -> int:
 
 
 def write_text(path: Path, text: str, *, mode: int | None = None, durable: bool = True) -> None:
-    """Write `text` as `write_bytes` does."""
-    # A byte that is not UTF-8, as a folder's name may hold, becomes the escape that JSON has for it.
+    """Write `text` like `write_bytes`."""
+    # A byte that is not UTF-8, as in some folder names, becomes JSON's escape sequence.
     write_bytes(path, text.encode("utf-8", "backslashreplace"), mode=mode, durable=durable)
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int | None = None, durable: bool = True) -> None:
-    """Write `data` so that a reader sees the old file or the new one, never a part.
+    """Write `data` so that a reader sees the old file or the new one, never a part of it.
 
-    `mode` is the file's, by default as open as its folder but for the group to write. `durable` waits for the
-    disk; a heartbeat need not.
+    `mode` is the file's, by default its folder's without write access for the group. `durable` waits for the disk, which
+    a heartbeat does not need.
     """
     mode = _file_mode(path) if mode is None else mode
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -131,9 +129,9 @@ def write_bytes(path: Path, data: bytes, *, mode: int | None = None, durable: bo
                 os.fsync(stream.fileno())
         temporary.replace(path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)  # a full disk must not fill up with parts
+        temporary.unlink(missing_ok=True)  # a full disk must not fill up with partial files
         if isinstance(error, OSError):
-            error.filename = str(path)  # a write's own error names no file
+            error.filename = str(path)  # the error of a write does not name a file
         raise
 
 
@@ -143,12 +141,12 @@ def write_json(path: Path, value: Any, *, mode: int | None = None, durable: bool
 
 
 def read_json(path: Path) -> Any:
-    """Read one JSON document; a damaged one is an error that names the file, also where keys are missing."""
+    """Read one JSON document; the error for a damaged one, or one with missing keys, names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(
-            f"not valid JSON: {error}", where=str(path), fix="restore the file or start a new run"
+            f"invalid JSON: {error}", where=str(path), fix="restore the file or start a new run"
         ) from error
     except IsADirectoryError as error:
         raise _is_a_folder(path) from error
@@ -157,13 +155,11 @@ def read_json(path: Path) -> Any:
 
 
 def _is_a_folder(path: Path) -> ToolkitError:
-    return DamagedFileError(
-        "is a folder and should be a file", where=str(path), fix="restore the file or start a new run"
-    )
+    return DamagedFileError("expected a file, got a folder", where=str(path), fix="restore the file or start a new run")
 
 
 def read_json_or_none(path: Path) -> Any | None:
-    """As `read_json`, None when there is no such file."""
+    """Like `read_json`, but None if the file does not exist."""
     try:
         return read_json(path)
     except FileNotFoundError:
@@ -171,28 +167,28 @@ def read_json_or_none(path: Path) -> Any | None:
 
 
 def open_append(path: Path) -> int:
-    """A file descriptor that appends to `path`, which is as open as its folder."""
+    """A file descriptor that appends to `path`, which gets its folder's permissions."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.fchmod(descriptor, _file_mode(path))
     return descriptor
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line, or nothing. Only the file's one writer calls this: appends are not atomic over NFS."""
+    """Append one JSON line, or nothing. Each file has one writer, since appends are not atomic over NFS."""
     line = json.dumps(record, ensure_ascii=False) + "\n"
     with os.fdopen(open_append(path), "ab", buffering=0) as stream:
         before = os.fstat(stream.fileno()).st_size
         try:
             written = stream.write(line.encode())
-            if written != len(line.encode()):  # the disk was full in the middle of it
+            if written != len(line.encode()):  # the disk became full during the write
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
-            stream.truncate(before)  # the next line would follow half of this one
+            stream.truncate(before)  # otherwise the next line would follow half of this one
             raise
 
 
 def why_unwritable(folder: Path, size_bytes: int = 1) -> str:
-    """Why `size_bytes` more cannot be written below a folder; "" where they can. Only writing tells of a quota."""
+    """Why `size_bytes` more cannot be written below a folder; "" if they can. Only a write reveals a quota."""
     trial = folder / f".room-{os.uname().nodename}"
     try:
         write_bytes(trial, bytes(size_bytes))
@@ -203,15 +199,15 @@ def why_unwritable(folder: Path, size_bytes: int = 1) -> str:
 
 
 def json_reason(error: Exception) -> str:
-    """Why one line is not a valid record. json counts lines of its input, which is this line only."""
+    """Why one line is not valid JSON. json counts lines within its input, which is only this line."""
     return f"{error.msg}: column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a JSON-lines file. An unfinished last line is not a record yet and is omitted.
+    """The records of a JSON-lines file. An unfinished last line is not a record yet and is skipped.
 
     Raises:
-        ToolkitError: a line within the file is damaged; its number is named.
+        ToolkitError: a line is damaged; the message contains its number.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -219,21 +215,21 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     except IsADirectoryError as error:
         raise _is_a_folder(path) from error
-    # Not splitlines(): that would also break at U+2028 and U+0085, which may stand inside a JSON string.
+    # Not splitlines(): that would also break at U+2028 and U+0085, which may occur inside a JSON string.
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         if line.strip():
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ToolkitError(
-                    f"not valid JSON: {json_reason(error)}", where=f"{path}:{number}", fix="remove that line"
+                    f"invalid JSON: {json_reason(error)}", where=f"{path}:{number}", fix="remove that line"
                 ) from error
             check_record(value, f"{path}:{number}")
             yield value
 
 
 def tail_text(path: Path, lines: int, *, limit_bytes: int = 65536) -> list[str]:
-    """The last `lines` lines of a file, reading at most `limit_bytes` from its end; [] when it is missing."""
+    """The last `lines` lines of a file, from at most `limit_bytes` at its end; [] if it does not exist."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""From what a user types to a run directory: a run id, a Slurm job id in any form, `last`, or a path."""
+"""Find the run directory that a user names: by a run id, a Slurm job id in any form, `last`, or a path."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from toolkit.rundir.run_names import FORMS, NameParts, parse_run_name
 
 
 class NoRunError(NotFoundError):
-    """RUNS has no run of this name; Slurm may still know the name."""
+    """There is no run of this name below RUNS; Slurm may know the name nevertheless."""
 
 
-_NEAR = 500  # the newest runs, among which names like a mistyped one are looked for
-MOST_NAMED = 3  # runs that a message names
-MOST_ALIKE = 10  # the same of those that one job id means, of which only the list tells
+_NEAR = 500  # the newest runs, which are searched for names similar to a mistyped one
+MOST_NAMED = 3  # runs that a message lists
+MOST_ALIKE = 10  # the same for runs with one job id, which only this list distinguishes
 
 
 def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: str = "") -> Path:
@@ -36,12 +36,12 @@ def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: 
 
 
 def typed_path(text: str | Path) -> Path:
-    """A path as a user types it: `~` is a home folder; `~name` of an unknown user is an ordinary name."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111  pathlib's own ends with an error where there is no such user
+    """A path as the user typed it: `~` is a home folder, but `~name` of an unknown user is an ordinary name."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111  pathlib's version raises an error for an unknown user
 
 
 def listed(runs: Path) -> list[RunName]:
-    """What may be runs, the newest first, by the names of folders alone."""
+    """Folders that may be runs, the newest first, only by their names."""
     names = []
     for job in sorted(entry.name for entry in _entries(runs) if not entry.name.startswith(".") and entry.is_dir()):
         names += [
@@ -53,7 +53,7 @@ def listed(runs: Path) -> list[RunName]:
 
 
 def run_named(runs: Path, name: RunName) -> RunDirectory:
-    """The run directory that such a name has."""
+    """The run directory of such a name."""
     return RunDirectory(runs / name.job_name / name.run_id)
 
 
@@ -66,27 +66,27 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def has_begun(run: RunDirectory) -> bool:
-    """True when a run was submitted (or perhaps was: `submitting-*`) or has started; false when it is only rendered."""
+    """True if a run was submitted (or perhaps was: `submitting-*`) or has started; false if it is only rendered."""
     return any(run.path.glob("submitt*-*.json")) or bool(run.start_numbers())
 
 
 def _task(run: RunDirectory, number: int) -> Path:
-    """The folder of a task, which is there once it has begun.
+    """The folder of a task, which exists once the task has started.
 
     Raises:
-        NotFoundError: the run is not an array; acting on the whole run would exceed the request.
+        NotFoundError: the run is not an array; an action on a task must not apply to a whole run.
     """
     if array_in(newest_record(run)):
         return run.task(number).path
     raise NotFoundError(
-        f"run {run.run_id} is not an array run, so it has no task {number}",
+        f"run {run.run_id} is not an array run, so it does not have a task {number}",
         where=str(run.path),
-        fix=f"name the run alone, {run.run_id}",
+        fix=f"name the run without a task, {run.run_id}",
     )
 
 
 def state_on_disk(run: RunDirectory) -> str:
-    """What the run's own files tell at a glance: how it ended, "not ended" or "rendered"; Slurm is not asked."""
+    """A run's state by its own files: how it ended, "not ended" or "rendered"; Slurm is not queried."""
     attempt = run.last_attempt()
     end = AttemptRecord.read(attempt) if attempt is not None else None
     if end is not None and end.final:
@@ -95,12 +95,12 @@ def state_on_disk(run: RunDirectory) -> str:
 
 
 def newest_record(run: RunDirectory) -> Path:
-    """The file with the job as it was last submitted: the last resume's, else `record.json`."""
+    """The file with the last submitted job: the last resume's, else `record.json`."""
     return max(run.whole.path.glob("resumed-*.json"), default=run.record)
 
 
 def array_in(record: Path) -> str:
-    """`job.array` of `record.json` or `resumed-SSS.json`; "" if the run is not an array."""
+    """`job.array` of `record.json` or `resumed-SSS.json`; "" if it is not an array."""
     job = (read_json_or_none(record) or {}).get("job", {}).get("job", {})
     return str(job.get("array", "")) if isinstance(job, dict) else ""
 
@@ -109,14 +109,14 @@ def find_run(run: str, runs: Path) -> Path:
     """The directory of the run that a user named.
 
     Args:
-        run: a run id or the beginning of one alone, `last` (the newest run that was submitted or has started), a Slurm
-            job id in any form, or a path. `last_4`, `RUNID_4` and `123_4` are the folder of task 4, which is there
-            once the task has begun; `run_names` has all forms.
+        run: a run id or a unique prefix of one, `last` (the newest run that was submitted or has started), a Slurm job id
+        in any form, or a path. `last_4`, `RUNID_4` and `123_4` are the folder of task 4, which exists once the task
+        has started; `run_names` lists all forms.
         runs: the folder of all runs.
 
     Raises:
-        NotFoundError: no such run, with similar names; or a task of a run that is not an array.
-        ToolkitError: several run ids begin so, or several runs have this job id.
+        NotFoundError: the run does not exist, and the message suggests similar names; or a task of a run without an array.
+        ToolkitError: several run ids have this prefix, or several runs have this job id.
     """
     if (found := _at_path(run)) is not None:
         return found
@@ -131,7 +131,7 @@ def find_run(run: str, runs: Path) -> Path:
 
 
 def _at_path(text: str) -> Path | None:
-    """The folder of a run, or of a task, that is named by its path.
+    """The folder of a run or a task that is named by its path.
 
     Raises:
         NotFoundError: it is the path of something else.
@@ -143,16 +143,16 @@ def _at_path(text: str) -> Path | None:
     if run.record.exists():
         return run.path
     if "/" in text and path.exists():
-        fix = "name the folder that holds record.json; `toolkit history --json` has the path of each run"
-        raise NotFoundError("is not a run directory", where=text, fix=fix)
+        fix = "name the folder that contains record.json; `toolkit history --json` prints the path of each run"
+        raise NotFoundError("expected a run directory", where=text, fix=fix)
     return None
 
 
 def _named(text: str, name: NameParts | None, known: KnownRuns) -> RunDirectory | None:
-    """The run that a name means, whichever task of it.
+    """The run that a name refers to, for any task of it.
 
     Raises:
-        ToolkitError: several run ids begin so, or several runs have this job id.
+        ToolkitError: several run ids have this prefix, or several runs have this job id.
     """
     if (entry := known.called(text)) is not None:
         return entry
@@ -164,12 +164,12 @@ def _named(text: str, name: NameParts | None, known: KnownRuns) -> RunDirectory 
 
 
 def _of_job(name: NameParts, known: KnownRuns) -> RunDirectory | None:
-    """The run whose job is told as the name has it: a number alone, or with its cluster behind it, for which the name of a
-    site stands, too.
+    """The run with the job that the name states: a number, with or without a cluster, for which the name of a site is
+    valid, too.
 
     Raises:
-        NoRunError: all that have the job id are of other clusters.
-        ToolkitError: several runs are meant alike.
+        NoRunError: all runs with the job id are on other clusters.
+        ToolkitError: several runs match equally.
     """
     homes = {entry: home_of(entry, name.job_id) for entry in known.of_job(name.job_id)}
     alike = [entry for entry, (cluster, _) in homes.items() if cluster == name.cluster]
@@ -179,27 +179,27 @@ def _of_job(name: NameParts, known: KnownRuns) -> RunDirectory | None:
         return _only(name, {entry: homes[entry] for entry in alike})
     on = f"cluster {name.cluster}" if name.cluster else "a site's own cluster"
     raise NoRunError(
-        f"no run of {on} has job {name.job_id}",
+        f"no run on {on} has job {name.job_id}",
         where=str(known.index.runs),
-        fix=f"name the run that has this job on another one: {_each_alone(homes)}",
+        fix=f"choose the run with this job on another cluster: {_each_alone(homes)}",
     )
 
 
 def home_of(run: RunDirectory, job_id: str) -> tuple[str, str]:
-    """The cluster that a job of a run went to, "" for its site's own, and the site; ("", "") where its record is damaged."""
+    """The cluster of a job of a run, "" for its site's own, and the site; ("", "") if its record is damaged."""
     try:
         start = start_of_job(run, job_id)
         resumed = (path for path in run.path.glob("resumed-*.json") if start_of(path) <= start)
         record = max(resumed, key=start_of, default=run.record)
         job = (read_json_or_none(record) or {}).get("job", {})
-    except (ToolkitError, PermissionError):  # the run must be found all the same: what is done to it names the file
+    except (ToolkitError, PermissionError):  # the run must still be found: the action on it reports the damaged file
         return "", ""
     return str(job.get("job", {}).get("cluster", "")), str(job.get("site", {}).get("name", ""))
 
 
 def _only(name: NameParts, homes: Mapping[RunDirectory, tuple[str, str]]) -> RunDirectory | None:
-    """The one run of these. A cluster that begins anew gives its numbers again: of one site, those that have ended give way
-    to the one that has not.
+    """The only run of these. A reinstalled cluster reuses its numbers: for one site, a run that has not ended takes
+    precedence over those that have.
 
     Raises:
         ToolkitError: there are several.
@@ -208,56 +208,60 @@ def _only(name: NameParts, homes: Mapping[RunDirectory, tuple[str, str]]) -> Run
     if len(homes) < 2 or len(open_ones) == 1:
         return next(iter(open_ones or homes), None)
     job = f"{name.job_id};{name.cluster}" if name.cluster else name.job_id
-    raise ToolkitError(
-        f"{len(homes)} runs have job {job}", where=job, fix=f"name the one that is meant: {_each_alone(homes)}"
-    )
+    raise ToolkitError(f"{len(homes)} runs have job {job}", where=job, fix=f"choose one of {_each_alone(homes)}")
 
 
 def _has_ended(run: RunDirectory) -> bool:
-    """True where its last start said so, and no later one was submitted."""
+    """True if its last start recorded an end, and no later one was submitted."""
     submitted = max(map(start_of, run.path.glob("submitt*-*.json")), default=-1)
     return is_over(run) and submitted <= max(run.start_numbers(), default=-1)
 
 
 def _each_alone(homes: Mapping[RunDirectory, tuple[str, str]]) -> str:
-    """Runs by their ids, each with where its job is."""
-    told = [f"{run.run_id} ({_in_words(*home)})" for run, home in islice(homes.items(), MOST_ALIKE)]
-    return ", ".join(told) + (", ..." if len(homes) > MOST_ALIKE else "")
+    """Runs by their ids, each with the place of its job."""
+    descriptions = [f"{run.run_id} ({_in_words(*home)})" for run, home in islice(homes.items(), MOST_ALIKE)]
+    return ", ".join(descriptions) + (", ..." if len(homes) > MOST_ALIKE else "")
 
 
 def _in_words(cluster: str, site: str) -> str:
     return f"cluster {cluster}" if cluster else f"site {site}" if site else "its record is damaged"
 
 
-def _of_id(beginning: str, known: KnownRuns) -> RunDirectory | None:
-    """The run whose id is this, or alone begins so."""
-    job, _, beginning = beginning.rpartition("/")
-    found = list(known.beginning(beginning, job=job))
-    exact = [one for one in found if one.run_id == beginning]
-    if len(found) > 1 and not exact:
-        near = ", ".join(one.run_id for one in found[:MOST_NAMED]) + (", ..." if len(found) > MOST_NAMED else "")
-        raise ToolkitError(f"{len(found)} runs begin so", where=beginning, fix=f"write more of one: {near}")
-    return next(iter(exact or found), None)
+def _of_id(prefix: str, known: KnownRuns) -> RunDirectory | None:
+    """The run with this id, or the only one with this prefix."""
+    job, _, run_id = prefix.rpartition("/")
+    matches = list(known.with_prefix(run_id, job=job))
+    exact = [one for one in matches if one.run_id == run_id]
+    if len(matches) > 1 and not exact:
+        near = ", ".join(one.run_id for one in matches[:MOST_NAMED]) + (", ..." if len(matches) > MOST_NAMED else "")
+        raise ToolkitError(
+            f"{len(matches)} runs have this prefix", where=prefix, fix=f"write more characters of one: {near}"
+        )
+    return next(iter(exact or matches), None)
 
 
 def _not_found(text: str, name: NameParts | None, known: KnownRuns, runs: Path) -> NotFoundError:
     if name is not None and name.run == "last":
         newest = next(iter(known), None)
         if newest is None:
-            return NotFoundError("there is no run yet", where=str(runs), fix="`toolkit submit JOB`, or give --runs")
+            return NotFoundError(
+                "no runs found", where=str(runs), fix="`toolkit submit JOB`, or choose another folder with --runs"
+            )
         rendered = newest.run_id
         return NotFoundError(
-            f"no run was submitted yet; {rendered} is only rendered",
+            f"no submitted run found; {rendered} is only rendered",
             where=str(runs),
             fix=f"`toolkit submit JOB`, or name the run: {rendered}",
         )
     near = difflib.get_close_matches(text, [entry.run_id for entry in islice(known, _NEAR)], n=3, cutoff=0.5)
     if near:
-        return NoRunError(f"no run {text!r}", where=str(runs), fix=f"did you mean {', '.join(near)}")
+        return NoRunError(f"run {text!r} not found", where=str(runs), fix=f"did you mean {', '.join(near)}")
     if name is None:
         return NoRunError(
-            f"no run {text!r}, nor a form of one", where=str(runs), fix=f"{FORMS}; `toolkit history` lists them"
+            f"{text!r} is not a run, and not a valid form of one",
+            where=str(runs),
+            fix=f"{FORMS}; `toolkit history` lists them",
         )
     on = f" on cluster {name.cluster}" if name.cluster else ""
-    said = f"no run of job {name.job_id}{on}" if name.job_id else f"no run {text!r}"
-    return NoRunError(said, where=str(runs), fix="`toolkit history` lists the runs; --runs names their folder")
+    message = f"no run of job {name.job_id}{on} found" if name.job_id else f"run {text!r} not found"
+    return NoRunError(message, where=str(runs), fix="`toolkit history` lists the runs; --runs sets their folder")

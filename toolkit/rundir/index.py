@@ -1,8 +1,8 @@
-"""The runs below RUNS by name, with how they ended and which jobs they were, in one file: so that hundreds of thousands of
-runs are listed and found at once.
+"""The runs below RUNS by name, with their ends and their jobs, in one file: hundreds of thousands of runs are listed and
+searched at once.
 
-RUNS/.cache/history.sqlite, or below ~/.cache/toolkit where RUNS cannot be written. It may be removed at any time: the
-files of the runs are the truth. A job's folder is listed only when it has changed since it was listed last.
+The file is RUNS/.cache/history.sqlite, or below ~/.cache/toolkit if RUNS is not writable. It may be removed at any time:
+the files of the runs are authoritative. A job's folder is listed only if it has changed since the last listing.
 """
 
 from __future__ import annotations
@@ -19,65 +19,65 @@ from typing import NamedTuple, TypeVar
 from toolkit.rundir.layout import AGAIN
 from toolkit.talk import say
 
-# How long to wait for another process that writes the index; it does so for an instant.
+# How long to wait for another process that writes the index; it needs only an instant.
 LOCKED_S = 2.0
-# Writes in a row that may fail before nothing more is written: a long first look must not lose all to one busy moment.
+# Consecutive writes that may fail before writing stops: one busy moment must not discard a long first listing.
 MOST_MISSES = 3
-# A folder that changed so lately may change again without a new time stamp, and is listed the next time, too.
+# A folder that changed this recently may change again without a new time stamp, so it is listed next time, too.
 SETTLED_NS = 10_000_000_000
-PAGE = 1000  # runs that are looked up, and kept, at once
-_FORM = 20_261_122  # another number is another version's file, to be built anew
+PAGE = 1000  # runs that are read, and written, at once
+_FORM = 20_261_123  # a file with another number is another version's, and is rebuilt
 _SCHEMA = """
 DROP TABLE IF EXISTS folders;
 DROP TABLE IF EXISTS runs;
 DROP TABLE IF EXISTS jobs;
 CREATE TABLE folders (job TEXT PRIMARY KEY, changed_ns INTEGER);
-CREATE TABLE runs (run_id TEXT, job TEXT, again INTEGER, state TEXT, jobs_known INTEGER, changed_ns INTEGER, told TEXT);
+CREATE TABLE runs (run_id TEXT, job TEXT, again INTEGER, state TEXT, jobs_known INTEGER, changed_ns INTEGER, message TEXT);
 CREATE UNIQUE INDEX newest ON runs (run_id DESC, job, again, state, jobs_known);
 CREATE TABLE jobs (job_id TEXT, run_id TEXT, job TEXT);
 CREATE INDEX of_run ON jobs (run_id, job);
 CREATE INDEX ids ON jobs (job_id, run_id);
 """
 CACHE = ".cache"  # the folder in RUNS
-_LAST_NAME = "\U0010ffff"  # behind every run id
+_LAST_NAME = "\U0010ffff"  # sorts after every run id
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 Result = TypeVar("Result")
 
 
 class RunName(NamedTuple):
-    """A run by name alone."""
+    """The name of a run."""
 
     run_id: str
     job_name: str
 
 
 class Entry(NamedTuple):
-    """What is remembered of a run, or of a folder that may be none.
+    """The remembered facts about a run, or about a folder that may not be one.
 
-    `state` and `told` are how it ended, as it was read when nothing in its folders was newer than `changed_ns`; "" where
-    that was not read yet, or it had not ended. One that lived `again` behind its end may be in any state.
+    `state` and `message` describe its end, read when nothing in its folders was newer than `changed_ns`; "" if they were
+    not read yet, or it had not ended. A run that continued `again` after its end may have any state.
     """
 
     name: RunName
     again: bool
     state: str
     changed_ns: int
-    told: str
+    message: str
 
 
 class Ended(NamedTuple):
-    """The end of a run for good, to be remembered."""
+    """The final end of a run, to be remembered."""
 
     name: RunName
     state: str
     changed_ns: int
-    told: str
+    message: str
 
 
 class RunIndex:
-    """The index of the runs below `runs`. Where its file cannot be used it is built in memory, and that is said; so it is,
-    without an error, if there is no file and none is to be created.
+    """The index of the runs below `runs`. If its file is unusable, the index is built in memory and this is reported;
+    without a message, if there is no file and none should be made.
     """
 
     def __init__(self, runs: Path, *, make: bool = True) -> None:
@@ -97,11 +97,11 @@ class RunIndex:
     def newest(
         self, *, job: str = "", since: str = "", beginning: str = "", states: Collection[str] | None = None, first: int = PAGE
     ) -> Iterator[list[Entry]]:  # fmt: skip
-        """Pages of runs, the newest first, of which the first one has `first`: of a job, made since a run id, whose ids
-        have this prefix and may be in one of `states`; None matches every state.
+        """Pages of runs, the newest first, with `first` runs in the first one, filtered by job, minimum run id, prefix of the
+        run id and possible states; None applies no filter for states.
         """
         if not (beginning.isascii() and job.isascii()):
-            return  # no name that we give, and maybe none that can be looked for
+            return  # not a name of toolkit's, and maybe not a valid string for a query
         place, size = (_LAST_NAME, ""), min(first, PAGE)
         while page := self._page(place, max(since, beginning), job, beginning, states, size):
             yield page
@@ -110,7 +110,7 @@ class RunIndex:
     def _page(
         self, behind: tuple[str, str], least: str, job: str, beginning: str, states: Collection[str] | None, size: int
     ) -> list[Entry]:
-        ask = "SELECT run_id, job, again, state, changed_ns, told FROM runs WHERE run_id BETWEEN ? AND ?"
+        ask = "SELECT run_id, job, again, state, changed_ns, message FROM runs WHERE run_id BETWEEN ? AND ?"
         ask += " AND NOT (run_id = ? AND job <= ?)"
         values: list[object] = [least, min(behind[0], beginning + _LAST_NAME), *behind]
         if job:
@@ -124,33 +124,33 @@ class RunIndex:
         return [Entry(RunName(run_id, job), bool(again), *rest) for run_id, job, again, *rest in rows]
 
     def count(self) -> int:
-        """How many names there are."""
+        """The number of names."""
         ask = "SELECT count(*) FROM runs"
         return int(self._try(lambda connection: connection.execute(ask).fetchone())[0])
 
     def of_job(self, job_id: str) -> list[RunName]:
-        """The runs that are remembered with a job id, the newest first."""
+        """The runs with a remembered job id, the newest first."""
         ask = "SELECT run_id, job FROM jobs WHERE job_id = ? ORDER BY run_id DESC, job"
         return [RunName(*row) for row in self._try(lambda connection: connection.execute(ask, (job_id,)).fetchall())]
 
     def without_jobs(self) -> list[RunName]:
-        """The runs whose job ids are not remembered, or may have become more, the newest first."""
+        """The runs whose job ids are not remembered, or may have grown, the newest first."""
         ask = "SELECT run_id, job FROM runs WHERE again OR NOT jobs_known ORDER BY run_id DESC, job"
         return [RunName(*row) for row in self._try(lambda connection: connection.execute(ask).fetchall())]
 
     def keep(self, ended: Iterable[Ended]) -> None:
         """Remember runs that have ended for good."""
-        rows = [(one.state, one.changed_ns, one.told, *one.name) for one in ended]
+        rows = [(one.state, one.changed_ns, one.message, *one.name) for one in ended]
 
         def write(connection: sqlite3.Connection) -> None:
             connection.executemany(
-                "UPDATE runs SET state = ?, changed_ns = ?, told = ? WHERE run_id = ? AND job = ?", rows
+                "UPDATE runs SET state = ?, changed_ns = ?, message = ? WHERE run_id = ? AND job = ?", rows
             )
 
         self._write(write)
 
     def keep_jobs(self, found: Iterable[tuple[RunName, Collection[str]]]) -> None:
-        """Remember the job ids of runs that will have no more of them but as one that lived again."""
+        """Remember the job ids of runs that can only get more of them by continuing after their end."""
         runs = list(found)
 
         def write(connection: sqlite3.Connection) -> None:
@@ -165,7 +165,7 @@ class RunIndex:
         self._write(write)
 
     def _write(self, write: Callable[[sqlite3.Connection], object]) -> None:
-        """Write all or nothing; what another process keeps from being written is only not remembered."""
+        """Write all or nothing; if another process prevents the write, the facts are just not remembered."""
 
         def attempt(connection: sqlite3.Connection) -> None:
             try:
@@ -178,13 +178,13 @@ class RunIndex:
                     raise
                 self.misses += 1
                 if self.misses == 1:
-                    say(f"{self.path} cannot be written now: {error}")
+                    say(f"cannot write {self.path} now: {error}")
 
         if self.misses < MOST_MISSES:
             self._try(attempt)
 
     def _try(self, act: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Act on the open index; a damaged one is removed and built anew, and one that cannot be used built in memory."""
+        """Act on the open index; a damaged one is rebuilt, and for an unusable one the index is built in memory."""
         while self.path is not None:
             try:
                 if self._connection is None:
@@ -193,24 +193,24 @@ class RunIndex:
                 return act(self._connection)
             except (sqlite3.Error, OSError) as error:
                 self.close()
-                self._mend(error, self.path)
+                self._repair(error, self.path)
         if self._connection is None:
             self._connection = _in_memory()
             self._list_what_changed(self._connection)
         return act(self._connection)
 
-    def _mend(self, error: sqlite3.Error | OSError, path: Path) -> None:
-        """Remove a damaged file, once; go past any other."""
+    def _repair(self, error: sqlite3.Error | OSError, path: Path) -> None:
+        """Remove a damaged file, once; bypass any other."""
         if isinstance(error, sqlite3.Error) and _is_damaged(error) and not self._rebuilt:
             self._rebuilt = True
-            say(f"{path} is damaged ({error}); it is built anew")
+            say(f"{path} is damaged ({error}); rebuilding it")
             _remove(path)
             return
         say(f"history without its cache {path}: {getattr(error, 'strerror', None) or error}")
         self.path = None
 
     def _list_what_changed(self, connection: sqlite3.Connection) -> None:
-        """List the folders of jobs that changed since they were listed."""
+        """List the folders of jobs that changed since their last listing."""
         listed = dict(connection.execute("SELECT job, changed_ns FROM folders"))
         now_ns = time.time_ns()
         there = dict(_folders(self.runs))
@@ -233,7 +233,7 @@ class RunIndex:
 
 
 class _Change(NamedTuple):
-    """What has become of the folder of a job since it was listed."""
+    """The changes of a job's folder since its last listing."""
 
     job: str
     new: list[str]
@@ -258,9 +258,9 @@ def _change_of(connection: sqlite3.Connection, runs: Path, job: str) -> _Change:
     known = dict(connection.execute("SELECT run_id, again FROM runs WHERE job = ?", (job,)))
     names, again = set(), set()
     try:
-        for name in os.listdir(runs / job):  # noqa: PTH208  a Path for each of 100,000 takes ten times as long
+        for name in os.listdir(runs / job):  # noqa: PTH208  a Path for each of 100,000 is ten times slower
             if not name.isascii():
-                continue  # no name that we give, and maybe none that can be written down
+                continue  # not a name of toolkit's, and maybe not a valid string for SQL
             if name.startswith(AGAIN):
                 again.add(name.removeprefix(AGAIN))
             elif not name.startswith("."):
@@ -273,11 +273,11 @@ def _change_of(connection: sqlite3.Connection, runs: Path, job: str) -> _Change:
 
 
 def _folders(runs: Path) -> Iterator[tuple[str, int]]:
-    """The folders of jobs, each with when an entry came or went, by the clock that no copy sets back."""
+    """The folders of jobs, each with the time of its last change, from the clock that copies do not reset."""
     try:
         with os.scandir(runs) as entries:
             for entry in entries:
-                # Behind a dot stands what is ours: the index, packed environments, bad nodes.
+                # Names with a leading dot are toolkit's own: the index, packed environments, bad nodes.
                 if not entry.name.startswith(".") and entry.name.isascii() and entry.is_dir():
                     yield entry.name, entry.stat().st_ctime_ns
     except (FileNotFoundError, NotADirectoryError):
@@ -285,7 +285,7 @@ def _folders(runs: Path) -> Iterator[tuple[str, int]]:
 
 
 def _place(runs: Path) -> Path | None:
-    """Where the index lies: in RUNS, else in this user's home folder. None where there are no runs."""
+    """The path of the index: in RUNS, else in this user's home folder. None if there are no runs."""
     if not runs.is_dir():
         return None
     if os.access(runs, os.W_OK):
@@ -301,12 +301,12 @@ def _open(path: Path) -> sqlite3.Connection:
         if _form_of(connection) != _FORM:
             path.chmod(stat.S_IRUSR | stat.S_IWUSR)
             connection.execute("BEGIN IMMEDIATE")
-            if _form_of(connection) != _FORM:  # else another process was quicker
+            if _form_of(connection) != _FORM:  # otherwise another process was quicker
                 for statement in _SCHEMA.split(";"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {_FORM}")
             connection.execute("COMMIT")
-        connection.execute("PRAGMA synchronous = OFF")  # what a power cut damages is built anew
+        connection.execute("PRAGMA synchronous = OFF")  # a file damaged by a power failure is rebuilt
     except BaseException:
         connection.close()
         raise

@@ -1,4 +1,4 @@
-"""Which Slurm jobs a run was."""
+"""The Slurm jobs of a run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from toolkit.rundir.parts import newest_parts, parts_in, slurm_id
 
 
 def job_ids(run: RunDirectory) -> list[str]:
-    """The job ids of a run, each once, the newest last: those that submission recorded and those that claimed."""
+    """The job ids of a run, each once, the newest last: those that submission recorded and those that claimed a start."""
     by_start = _submissions(run) + _claims(run)
-    if not by_start:  # an array that was given to sbatch by hand: its tasks know its job
+    if not by_start:  # an array that the user submitted with sbatch: its tasks know its job
         of_tasks = (claim for number in run.task_numbers() for claim in _claims(run.task(number)))
         by_start = [
             (start, array) for start, job in of_tasks for array, of_array, _ in [job.partition("_")] if of_array
@@ -34,35 +34,35 @@ def newest_job_id(run: RunDirectory) -> str:
 
 
 def readable_job_ids(run: RunDirectory) -> list[str]:
-    """As `job_ids`, from the files of a run that are not damaged."""
+    """Like `job_ids`, but only from the undamaged files of a run."""
     return list(dict.fromkeys(job for _, job in sorted(_readable(run)) if job))
 
 
 def start_of_job(run: RunDirectory, job_id: str) -> int:
-    """The newest start that a job of a run has lived, or was submitted for; 0 where no file tells it."""
+    """The newest start that a job of a run ran, or was submitted for; 0 if no file contains it."""
     return max((start for start, known in _readable(run) if known == job_id), default=0)
 
 
 def _readable(run: RunDirectory) -> list[tuple[int, str]]:
-    """The starts and their jobs, from the files that are not damaged."""
-    found = []
+    """The starts and their jobs, from undamaged files."""
+    starts = []
     for path in run.path.glob("submitted-*.json"):
-        with suppress(DamagedFileError, OSError):  # another file may tell
-            found += [(start_of(path), job_id) for job_id in _ids_in(read_json(path))]
+        with suppress(DamagedFileError, OSError):  # another file may contain it
+            starts += [(start_of(path), job_id) for job_id in _ids_in(read_json(path))]
     for number in run.start_numbers():
         with suppress(DamagedFileError, OSError):
             claim = read_claim(run, number)
-            found += [(number, claim.job_id)] if claim is not None else []
-    return found
+            starts += [(number, claim.job_id)] if claim is not None else []
+    return starts
 
 
 def _submissions(run: RunDirectory) -> list[tuple[int, str]]:
-    """The starts that were handed to the scheduler, with their job ids."""
-    found = []
+    """The starts that were submitted to the scheduler, with their job ids."""
+    starts = []
     for path in run.path.glob("submitted-*.json"):
         recorded = read_json_or_none(path) or {}
-        found += [(start_of(path), job_id) for job_id in _ids_in(recorded)]
-    return found
+        starts += [(start_of(path), job_id) for job_id in _ids_in(recorded)]
+    return starts
 
 
 def _ids_in(recorded: Mapping[str, Any]) -> list[str]:

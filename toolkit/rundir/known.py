@@ -1,4 +1,4 @@
-"""The runs below RUNS as one looks for a run: the newest first, by name, or by a job id; from the index where it tells."""
+"""Search the runs below RUNS: the newest first, by name, or by a job id; from the index where it has the facts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.talk import say
 
 FEW = 1000
-SLOW_S = 1.0  # what takes longer is told
-_MOST_TOLD = 3  # runs that cannot be read, each a line
+SLOW_S = 1.0  # longer searches are reported
+_MOST_REPORTED = 3  # unreadable runs, with one line each
 
 
 class KnownRuns:
@@ -36,12 +36,14 @@ class KnownRuns:
                     yield run
 
     def called(self, text: str) -> RunDirectory | None:
-        """The run whose id is `RUNID`, or `JOB/RUNID` with the name of its job."""
+        """The run with the id `RUNID`, or `JOB/RUNID` with the name of its job."""
         job, _, run_id = text.rpartition("/")
-        return next((run for run in self.beginning(run_id, job=job) if run.run_id == run_id), None) if run_id else None
+        return (
+            next((run for run in self.with_prefix(run_id, job=job) if run.run_id == run_id), None) if run_id else None
+        )
 
-    def beginning(self, text: str, *, job: str = "") -> Iterator[RunDirectory]:
-        """The runs whose ids begin so, the newest first."""
+    def with_prefix(self, text: str, *, job: str = "") -> Iterator[RunDirectory]:
+        """The runs whose ids have this prefix, the newest first."""
         for page in self.index.newest(beginning=text, job=job):
             for entry in page:
                 run = self._run(entry.name)
@@ -49,10 +51,10 @@ class KnownRuns:
                     yield run
 
     def of_job(self, job_id: str) -> Iterator[RunDirectory]:
-        """The runs that were a job, the newest first. Those that are over are looked into once, and then remembered."""
+        """The runs of a job, the newest first. Those that are over are read once, and then remembered."""
         remembered, unread = self.index.of_job(job_id), self.index.without_jobs()
-        began, said = time.monotonic(), False
-        found: list[tuple[RunName, list[str]]] = []
+        began, is_reported = time.monotonic(), False
+        finished: list[tuple[RunName, list[str]]] = []
         unreadable: list[ToolkitError] = []
         try:
             for number, name in enumerate(dict.fromkeys(heapq.merge(remembered, unread, key=_age, reverse=True))):
@@ -60,28 +62,28 @@ class KnownRuns:
                 try:
                     with permissions_in_words():
                         ids = job_ids(run)
-                except ToolkitError as error:  # one damaged run hides no other
+                except ToolkitError as error:  # a damaged run must not hide the others
                     if isinstance(error, DamagedFileError) and job_id in readable_job_ids(run):
                         yield run
                     else:
                         unreadable.append(error)
                     continue
                 if ids and is_over(run):
-                    found.append((name, ids))
+                    finished.append((name, ids))
                 if job_id in ids and may_be_run(run):
                     yield run
-                if len(found) >= PAGE:
-                    self.index.keep_jobs(found)
-                    found = []
-                if not said and time.monotonic() - began > SLOW_S:
-                    said = True
+                if len(finished) >= PAGE:
+                    self.index.keep_jobs(finished)
+                    finished = []
+                if not is_reported and time.monotonic() - began > SLOW_S:
+                    is_reported = True
                     left = len(remembered) + len(unread) - number - 1
-                    say(f"looking for job {job_id} in runs; {left} are left, once for all")
-            for damage in unreadable[:_MOST_TOLD]:
-                say(f"whether this run has job {job_id} is not known: {damage}")
+                    say(f"searching {left} runs for job {job_id}; this happens only once")
+            for damage in unreadable[:_MOST_REPORTED]:
+                say(f"cannot determine whether this run has job {job_id}: {damage}")
         finally:
-            if found:
-                self.index.keep_jobs(found)
+            if finished:
+                self.index.keep_jobs(finished)
 
     def _run(self, name: RunName) -> RunDirectory:
         return RunDirectory(self.index.runs / name.job_name / name.run_id)
@@ -89,7 +91,7 @@ class KnownRuns:
 
 @contextmanager
 def known_runs(runs: Path) -> Iterator[KnownRuns]:
-    """The runs below a folder. Few of them are listed quicker than a file is made to remember them."""
+    """The runs below a folder. If there are few, listing them is faster than writing an index file."""
     index = RunIndex(runs, make=False)
     if index.path is None and index.count() > FEW:
         index.close()
@@ -99,7 +101,7 @@ def known_runs(runs: Path) -> Iterator[KnownRuns]:
 
 
 def may_be_run(run: RunDirectory) -> bool:
-    """Whether a folder has a record; one that is closed to this user may have one."""
+    """True if a folder has a record, or if this user may not read it."""
     try:
         return run.record.exists()
     except PermissionError:
@@ -115,7 +117,7 @@ def _age(name: RunName) -> str:
 
 
 def is_over(run: RunDirectory) -> bool:
-    """True of a run that has no more jobs, unless it lives again; of an array `history` tells it."""
+    """True for a run that gets no more jobs, unless it continues later; for an array `history` decides."""
     attempt = run.last_attempt()
     try:
         end = AttemptRecord.read(attempt) if attempt else None

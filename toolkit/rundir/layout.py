@@ -1,6 +1,6 @@
-"""The run directory: where everything of one run lies, and who writes it.
+"""The run directory: the place and the writer of every file of a run.
 
-`RUNS/<job name>/<run id>/`. docs/contract.md lists every file with its one writer. Folders are 0700 and files
+`RUNS/<job name>/<run id>/`. docs/contract.md lists every file with its only writer. Folders are 0700 and files
 0600; `access = "group"` widens both.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from toolkit.rundir.files import cannot_write, make_folder, sync, write_text
 
-AGAIN = ".again-"  # how the names of `RunDirectory.lived_again` begin
+AGAIN = ".again-"  # the prefix of the names of `RunDirectory.revived_marker`
 
 
 def new_run_id(now: datetime | None = None) -> str:
@@ -26,18 +26,18 @@ def new_run_id(now: datetime | None = None) -> str:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run. Making the value touches nothing on disk."""
+    """Paths of one run. Creating the object does not touch the disk."""
 
     path: Path
 
     @property
     def task_number(self) -> int | None:
-        """The number of this task of an array run; None for a run."""
+        """The number of this task of an array run; None for a whole run."""
         return int(self.path.name) if self.path.parent.name == "tasks" and self.path.name.isdigit() else None
 
     @property
     def whole(self) -> RunDirectory:
-        """The run that a task belongs to; the run itself if it is not a task."""
+        """The run of a task; for a whole run, the run itself."""
         return self if self.task_number is None else RunDirectory(self.path.parent.parent)
 
     @property
@@ -60,7 +60,7 @@ class RunDirectory:
         return self.whole.path / "record.json"
 
     def code(self, start: int) -> Path:
-        """The copy of the job's folder that the ranks of start `start`, and those after it, begin from."""
+        """The copy of the job's folder for the ranks of start `start`, and of those after it."""
         return self.whole.path / ("code" if start == 0 else f"code-{start:03}")
 
     @property
@@ -69,7 +69,7 @@ class RunDirectory:
 
     @property
     def sweep(self) -> Path:
-        """The values that each task of a sweep has in place of the job's."""
+        """The values of each task of a sweep that override the job's."""
         return self.whole.path / "sweep.json"
 
     @property
@@ -87,15 +87,15 @@ class RunDirectory:
         return self.path / "tasks"
 
     def task(self, number: int) -> RunDirectory:
-        """One task of an array run: a run directory of its own, but for what all tasks share."""
+        """One task of an array run: its own run directory, except for what all tasks share."""
         return RunDirectory(self.tasks / str(number))
 
     def task_numbers(self) -> list[int]:
-        """The tasks that have begun."""
+        """The tasks that have started."""
         return _numbers(self.tasks)
 
     def with_tasks(self) -> list[RunDirectory]:
-        """The run, and its tasks that have begun."""
+        """The run, and its tasks that have started."""
         return [self, *map(self.task, self.task_numbers())]
 
     @property
@@ -103,10 +103,10 @@ class RunDirectory:
         return self.path / "control"
 
     def is_asked(self, request: str) -> bool:
-        """True where `control/` holds a request such as "stop".
+        """True if `control/` contains a request such as "stop".
 
-        What was asked of a whole array counts for its tasks, but not for one that was resumed: who asks, writes it
-        into the folders of those that live, too.
+        A request to a whole array applies to its tasks, but not to a task that was resumed: requests are also written into
+        the folders of running tasks.
         """
         if (self.control / request).exists():
             return True
@@ -115,7 +115,7 @@ class RunDirectory:
         return not self.resumed_starts()
 
     @property
-    def lived_again(self) -> Path:
+    def revived_marker(self) -> Path:
         """Empty file next to the run; tells caches that the run continued after an attempt ended."""
         return self.whole.path.with_name(f"{AGAIN}{self.whole.run_id}")
 
@@ -132,7 +132,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def committed_checkpoints(self) -> list[Path]:
-        """The folders of the checkpoints that are whole, the oldest first."""
+        """The folders of complete checkpoints, the oldest first."""
         folders = (path for path in self.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit())
         return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")))
 
@@ -142,16 +142,16 @@ class RunDirectory:
 
     @property
     def links(self) -> Path:
-        """Written by rank 0: how fast the links between the ranks are, as measured, for the attempts that follow."""
+        """Written by rank 0: the measured speed of the links between the ranks, for later attempts."""
         return self.path / "links.json"
 
     @property
     def layer_times(self) -> Path:
-        """Written by rank 0: how long the parts of the model take, as measured, for the attempts that follow."""
+        """Written by rank 0: the measured times of the model's parts, for later attempts."""
         return self.path / "layer_times.json"
 
     def script(self, start: int) -> Path:
-        """The rendered script whose first start is `start`; the first one is plainly `job.sbatch`."""
+        """The rendered script whose first start is `start`; the first script is `job.sbatch`."""
         return self.whole.path / "job.sbatch" if start == 0 else self.path / f"job-{start:03}.sbatch"
 
     def submitting(self, start: int) -> Path:
@@ -159,15 +159,15 @@ class RunDirectory:
         return self.path / f"submitting-{start:03}.json"
 
     def submitted(self, start: int) -> Path:
-        """Written when start `start` was handed to the scheduler."""
+        """Written when start `start` was submitted to the scheduler."""
         return self.path / f"submitted-{start:03}.json"
 
     def resumed(self, start: int) -> Path:
-        """Written by the resume that began start `start`."""
+        """Written by the resume that created start `start`."""
         return self.path / f"resumed-{start:03}.json"
 
     def resumed_starts(self) -> list[int]:
-        """The starts of this run, or of this task, that a resume began: of an array it may leave tasks out."""
+        """The starts of this run, or of this task, that a resume created; a resume of an array may omit tasks."""
         submitted = map(start_of, self.path.glob("submitted-*.json"))
         return sorted(number for number in {*self.start_numbers(), *submitted} if self.whole.resumed(number).exists())
 
@@ -200,7 +200,7 @@ class AttemptDirectory:
 
     @property
     def run(self) -> RunDirectory:
-        """The run, or the task, that this is an attempt of."""
+        """The run, or the task, of this attempt."""
         return RunDirectory(self.path.parent.parent)
 
     @property
@@ -221,22 +221,22 @@ class AttemptDirectory:
 
     @property
     def reserve(self) -> Path:
-        """Room on the disk that is given up to write `exit.json`."""
+        """Reserved disk space that is released to write `exit.json`."""
         return self.path / "reserve"
 
     @property
     def rehearsed(self) -> Path:
-        """Written by `toolkit rehearse`: the failure that it let happen to this attempt."""
+        """Written by `toolkit rehearse`: the failure that it caused in this attempt."""
         return self.path / "rehearsed.json"
 
     @property
     def stop_flag(self) -> Path:
-        """Written by the supervisor: the ranks are to save and end at the next step boundary."""
+        """Written by the supervisor: the ranks must save and exit at the next step boundary."""
         return self.path / "stop"
 
     @property
     def ends_at(self) -> Path:
-        """Written by the supervisor when the allocation's end has moved: seconds since the epoch, UTC."""
+        """Written by the supervisor if the allocation's end has moved: seconds since the epoch, UTC."""
         return self.path / "ends_at"
 
     @property
@@ -250,7 +250,7 @@ class AttemptDirectory:
 
     @property
     def ranks(self) -> Path:
-        """One file a rank at its start, one at its end: `rank-00003.json`, `rank-00003.done`."""
+        """One file per rank at its start, one at its end: `rank-00003.json`, `rank-00003.done`."""
         return self.path / "ranks"
 
     @property
@@ -259,14 +259,14 @@ class AttemptDirectory:
 
     @property
     def usage(self) -> Path:
-        """One file a node, written by the guard of its first rank: CPU time, memory and GPUs that were used."""
+        """One file per node, written by the guard of its first rank: used CPU time, memory and GPUs."""
         return self.path / "usage"
 
     def error_file(self, rank: int) -> Path:
         return self.errors / f"rank-{rank:05}.json"
 
     def stack_file(self, rank: int) -> Path:
-        """Where the threads of a rank were when the attempt stalled."""
+        """The stacks of a rank's threads when the attempt stalled."""
         return self.errors / f"rank-{rank:05}.stack"
 
     def rank_file(self, rank: int) -> Path:
@@ -279,20 +279,20 @@ class AttemptDirectory:
         return self.logs / f"rank-{rank}.log"
 
     def node_log(self, host: str) -> Path:
-        """The log of all ranks on a host, where there are too many for a file each."""
+        """The log of all ranks on a host, used if there are too many ranks for one file each."""
         return self.logs / f"node-{host}.log"
 
     @property
     def launcher_log(self) -> Path:
-        """What srun or mpirun print, and programs that fail before they are ranks."""
+        """The output of srun or mpirun, and of programs that fail before they become ranks."""
         return self.logs / "launcher.log"
 
     def usage_file(self, first_rank: int) -> Path:
-        """What the ranks of one node use of it, named by the node's first rank."""
+        """The resource usage of the ranks of one node, named by the node's first rank."""
         return self.usage / f"rank-{first_rank:05}.json"
 
     def make_folders(self) -> None:
-        """Make the folders of an attempt that was just claimed."""
+        """Make the folders of a newly claimed attempt."""
         for folder in (self.errors, self.ranks, self.logs, self.usage):
             make_folder(folder)
 
@@ -324,7 +324,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def make_task(run: RunDirectory, number: int) -> RunDirectory:
-    """Make the folder of a task, as its first supervisor does; a later start of the task finds it."""
+    """Make the folder of a task for its first supervisor; a later start of the task finds it."""
     task = run.task(number)
     for folder in (run.tasks, task.path, *_folders_of(task)):
         with suppress(FileExistsError):
@@ -339,11 +339,11 @@ def _folders_of(run: RunDirectory) -> tuple[Path, ...]:
 def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirectory:
     """Make an empty run directory with its secret.
 
-    It exists before anything of ours runs on the cluster, since Slurm opens the log inside it. `access` is
+    It must exist before any job of the run, since Slurm opens the log inside it. `access` is
     "user" (0700) or "group" (0750).
 
     Raises:
-        ToolkitError: the folder cannot be written; nothing of the run is left behind.
+        ToolkitError: the folder cannot be written; no part of the run remains.
     """
     run = None
     try:
@@ -355,30 +355,30 @@ def create_run(runs: Path, job_name: str, *, access: str = "user") -> RunDirecto
         run.path.chmod(0o750 if access == "group" else 0o700)
         for folder in _folders_of(run):
             make_folder(folder)
-        write_text(run.secret, secrets.token_hex(32) + "\n", mode=0o600)  # the owner's alone, whatever the access
-    except BaseException as error:  # Ctrl-C as well
+        write_text(run.secret, secrets.token_hex(32) + "\n", mode=0o600)  # only for the owner, with any access
+    except BaseException as error:  # also Ctrl-C
         if run is not None:
             discard_run(run)
         if isinstance(error, OSError):
-            raise cannot_write(error, what="cannot make a run directory", where=runs) from error
+            raise cannot_write(error, action="cannot make a run directory", where=runs) from error
         raise
     return run
 
 
 def discard_run(run: RunDirectory) -> None:
-    """Remove a run that never began, and the job's folder where it was its first one."""
+    """Remove a run that never started, and the job's folder if the run was the only one in it."""
     shutil.rmtree(run.path)
     with suppress(OSError):
         run.path.parent.rmdir()
 
 
 def _make_next(job_folder: Path) -> RunDirectory:
-    """Make the folder of a new run; two that begin in the same instant get different names."""
+    """Make the folder of a new run; two that are created at the same instant get different names."""
     while True:
         run = RunDirectory(job_folder / new_run_id())
         try:
             run.path.mkdir(mode=0o700)
         except FileExistsError:
-            continue  # the clock advances by itself
+            continue  # until the clock advances
         sync(job_folder)
         return run

@@ -1,7 +1,7 @@
-"""An array that Slurm holds in several parts, since the numbers of its tasks reach beyond what one array may have.
+"""An array that Slurm runs in several parts, since its task numbers exceed the limit of one array.
 
-Slurm numbers the tasks of each part from 0; ours go on over all of them: task 1003 is number 3 of the part that begins
-with task 1000.
+Slurm numbers the tasks of each part from 0; toolkit's numbers continue over all parts: task 1003 is number 3 of the part
+that starts with task 1000.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toolkit.rundir.layout import RunDirectory, start_of
 
 @dataclass(frozen=True)
 class Part:
-    """Tasks `first` to `last` are number 0 and on of the Slurm array `job_id`."""
+    """Tasks `first` to `last` are the numbers from 0 of the Slurm array `job_id`."""
 
     job_id: str
     first: int
@@ -27,7 +27,7 @@ class Part:
 
 
 def record_of_parts(parts: Sequence[Part]) -> dict[str, Any]:
-    """What `submitted-SSS.json` keeps of the parts; nothing of an array in one piece."""
+    """The parts as recorded in `submitted-SSS.json`; empty for an array in one piece."""
     return {"parts": [asdict(part) for part in parts]} if parts else {}
 
 
@@ -37,7 +37,7 @@ def parts_in(record: Mapping[str, Any]) -> list[Part]:
 
 
 def newest_parts(run: RunDirectory) -> list[Part]:
-    """The parts of a run's newest submission; [] for an array in one piece, and for what is none."""
+    """The parts of a run's newest submission; [] for an array in one piece, and without an array."""
     newest = max(run.whole.path.glob("submitted-*.json"), key=start_of, default=None)
     return parts_in((read_json_or_none(newest) or {}) if newest is not None else {})
 
@@ -49,11 +49,11 @@ def all_parts(run: RunDirectory) -> list[Part]:
 
 
 def slurm_id(parts: Sequence[Part], array_job: str, task: int) -> str:
-    """Slurm's name of a task."""
+    """Slurm's id of a task."""
     part = next((part for part in parts if task in part), None)
     return f"{part.job_id}_{task - part.first}" if part is not None else f"{array_job}_{task}"
 
 
 def task_of(parts: Sequence[Part], array_job: str, number: int) -> int:
-    """Our number of the task that Slurm calls `ARRAY_JOB_NUMBER`."""
+    """Toolkit's number of the task that Slurm calls `ARRAY_JOB_NUMBER`."""
     return next((part.first + number for part in parts if part.job_id == array_job), number)

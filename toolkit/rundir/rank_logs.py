@@ -1,7 +1,7 @@
-"""Where the lines of a rank stand: in a file of its own, or with those of its node where a job has many ranks.
+"""The log of a rank: its own file, or the file of its node if a job has many ranks.
 
-65,536 ranks with a file each would bring a metadata server down. In a file of several ranks each line begins with its
-rank, `[17] loss 0.3`; so it does in Slurm's log of a task that is done, which has taken in the logs of its ranks.
+65,536 ranks with one file each would overload a metadata server. In a shared file each line starts with its rank,
+`[17] loss 0.3`; so do the lines in Slurm's log of a done task, which contains the logs of its ranks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from toolkit.errors import ToolkitError
 from toolkit.rundir.files import read_json_or_none, tail_text
 from toolkit.rundir.layout import AttemptDirectory
 
-MOST_FILES = 64  # ranks with a log each
-SEARCHED_BYTES = 1 << 20  # of a node's log, for the last lines of one rank
+MOST_FILES = 64  # ranks with their own log
+SEARCHED_BYTES = 1 << 20  # in a node's log, for the last lines of one rank
 _LABEL = re.compile(r"\[(\d+)\] ", re.ASCII)
 
 
@@ -24,28 +24,28 @@ def log_of(attempt: AttemptDirectory, rank: int, *, ranks: int, host: str) -> Pa
 
 
 def label_of(rank: int) -> str:
-    """What stands before each line of a rank in a file of several ranks."""
+    """The prefix of each line of a rank in a shared file."""
     return f"[{rank}] "
 
 
 def is_shared(log: Path) -> bool:
-    """True where each line begins with its rank."""
+    """True if each line starts with its rank."""
     return not log.name.startswith("rank-")
 
 
 def labelled_rank(line: str) -> int | None:
-    """The rank that a line of a file of several ranks is of; None where the supervisor speaks."""
+    """The rank of a line of a shared file; None for a line of the supervisor."""
     match = _LABEL.match(line)
     return int(match[1]) if match else None
 
 
 def node_logs(attempt: AttemptDirectory) -> list[Path]:
-    """The logs of an attempt's nodes; [] where each rank has its own."""
+    """The logs of an attempt's nodes; [] if each rank has its own."""
     return sorted(attempt.logs.glob("node-*.log"))
 
 
 def find_log(attempt: AttemptDirectory, rank: int) -> Path:
-    """The log with a rank's lines; the name of its own where there is none."""
+    """The log with a rank's lines; the path of its own log if there is none."""
     shared = node_logs(attempt)
     if not shared:
         return attempt.log_file(rank)
@@ -58,9 +58,9 @@ def find_log(attempt: AttemptDirectory, rank: int) -> Path:
 
 
 def line_of(log: Path, line: str, *, rank: int | None) -> str | None:
-    """What a line of a log shows of a rank, or of any where that is None; None for nothing.
+    """The part of a log's line to show for a rank, or for any rank if `rank` is None; None for nothing.
 
-    The label of one rank is omitted. Slurm's log also contains the supervisor's lines.
+    The label of a single rank is removed. Slurm's log also contains lines of the supervisor.
     """
     if not is_shared(log):
         return line
@@ -71,7 +71,7 @@ def line_of(log: Path, line: str, *, rank: int | None) -> str | None:
 
 
 def tail_of(attempt: AttemptDirectory, rank: int, lines: int) -> list[str]:
-    """The last lines of a rank; [] where it has written none."""
+    """The last lines of a rank; [] if it has written none."""
     log = find_log(attempt, rank)
     if log == attempt.log_file(rank):
         return tail_text(log, lines)

@@ -1,6 +1,6 @@
-"""What the JSON files of a run hold at least, so that a damaged one, or another version's, is refused where it is read.
+"""The required keys of a run's JSON files, so that a damaged file, or another version's, is rejected when it is read.
 
-docs/contract.md has the whole of each file; here stand the keys that readers rely on. Further keys are no mistake.
+docs/contract.md describes each file in full; this table contains the keys that readers rely on. Further keys are valid.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ LARGEST = 2**63 - 1
 
 
 def check_record(value: Any, path: str) -> None:
-    """Check what was read from the file `path` of a run.
+    """Check the contents of the file `path` of a run.
 
     Raises:
-        ToolkitError: it is not valid content of such a file.
+        ToolkitError: they are not valid for such a file.
     """
     keys = next((keys for pattern, keys in _SHAPES if pattern.search(path)), None)
     if keys is not None:
@@ -63,30 +63,30 @@ def check_record(value: Any, path: str) -> None:
 
 
 def check_kept_usage(value: Any, path: str) -> None:
-    """Check the `usage` that the file `path`, an `exit.json`, has taken in.
+    """Check the `usage` in the file `path`, an `exit.json`.
 
     Raises:
         ToolkitError: it is not a list of samples.
     """
     if not isinstance(value, list):
-        raise _refusal(path, f"has usage = {value!r:.80}")
+        raise _refusal(path, f"usage = {value!r:.80} is not valid")
     for one in value:
         _check(one, _USAGE, path)
 
 
 def _check(value: Any, keys: dict[str, Any], path: str) -> None:
     if not isinstance(value, dict):
-        raise _refusal(path, "holds no JSON object")
+        raise _refusal(path, "expected a JSON object")
     for name, kind in keys.items():
         if name not in value:
-            raise _refusal(path, f"has no {name!r}")
+            raise _refusal(path, f"missing key {name!r}")
         if not _fits(value[name], kind):
-            raise _refusal(path, f"has {name} = {value[name]!r:.80}")
+            raise _refusal(path, f"{name} = {value[name]!r:.80} is not valid")
 
 
-def _refusal(path: str, said: str) -> ToolkitError:
+def _refusal(path: str, problem: str) -> ToolkitError:
     return DamagedFileError(
-        f"{said}: another version of toolkit wrote it, or it is damaged",
+        f"{problem}: another version of toolkit wrote it, or it is damaged",
         where=path,
         fix="restore the file or start a new run",
     )

@@ -1,4 +1,4 @@
-"""The table of endings as Markdown, from the table that the supervisor follows.
+"""The table of endings as Markdown, generated from the table that the supervisor follows.
 
 `python -m toolkit.rundir.reference docs/contract.md` rewrites the part of the page between its two markers.
 """
@@ -33,7 +33,7 @@ def reference() -> str:
 
 
 def embed(page: str) -> str:
-    """`page` with the table between its markers.
+    """`page` with the generated table between its markers.
 
     Raises:
         ToolkitError: the page has no such markers.
@@ -41,7 +41,7 @@ def embed(page: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ToolkitError("the page has no place for the endings", fix=f"write the lines {BEGIN} and {END}")
+        raise ToolkitError("markers of the table of endings not found", fix=f"add the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
 
 

@@ -1,4 +1,4 @@
-"""Room on the disk that an attempt keeps from its start, so that a full disk does not hide how it ended."""
+"""Disk space that an attempt reserves at its start, so that a full disk does not hide how it ended."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ RESERVE_BYTES = 1 << 15  # exit.json with its last lines, the last event, and th
 
 
 def keep_room(attempt: AttemptDirectory) -> None:
-    """Write the attempt's reserve: bytes that no file system can pack, since not all of them can allocate without a write.
+    """Write the attempt's reserve: incompressible bytes, since not all file systems can allocate space without a write.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: there is not enough free space.
     """
     write_bytes(attempt.reserve, os.urandom(RESERVE_BYTES))
 
 
 def write_exit(attempt: AttemptDirectory, record: Mapping[str, object]) -> None:
-    """Write `exit.json`, in the place of the reserve where the disk has no other.
+    """Write `exit.json`, using the reserve's space if the disk is full.
 
     Raises:
-        OSError: it cannot be written even so.
+        OSError: it cannot be written in spite of that.
     """
     try:
         write_json(attempt.exit_file, record)

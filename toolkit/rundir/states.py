@@ -1,4 +1,4 @@
-"""The states of a run and of an attempt, and the one table that says how an attempt's end decides the next.
+"""The states of a run and of an attempt, and the table that decides what follows an attempt's end.
 
 `docs/contract.md` prints this table, the supervisor follows it, and a test walks every row of it.
 """
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """What `status` prints for a run, in the order of its life."""
+    """The states that `status` prints for a run, in order."""
 
     CREATED = "created"
     PENDING = "pending"
@@ -27,7 +27,7 @@ class RunState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """True when nothing more happens by itself."""
+        """True if nothing more happens by itself."""
         return self not in _OPEN
 
 
@@ -59,11 +59,11 @@ class Next(StrEnum):
     RESTART = "restart"  # new ranks in the same allocation
     REQUEUE = "requeue"  # toolkit requests a new start of the same job from Slurm
     AWAIT = "await_slurm"  # Slurm requeues by itself
-    # Another job that begins when this one has ended, where Slurm cannot be asked for a requeue.
+    # Another job that starts when this one has ended, if the site has no requeue.
     FOLLOW_UP = "follow_up"
 
 
-# The decision in the record of an attempt that its own supervisor could not write: the next start did.
+# The decision in a record that the next start wrote for an attempt whose own supervisor could not.
 NEXT_START_BEGAN = "another start began"
 # Reason recorded when the run may not be requeued; the last repeated job has its own reason.
 NO_REQUEUE = "a requeue is not allowed (job.requeue, or no Slurm)"
@@ -71,11 +71,11 @@ NO_REQUEUE = "a requeue is not allowed (job.requeue, or no Slurm)"
 
 @dataclass(frozen=True)
 class Ending:
-    """One row of the table: what an attempt that ended by `cause` leads to.
+    """One row of the table: what follows an attempt that ended by `cause`.
 
-    `budget` names the key of `[restart]` that it spends, "" for none. `with_budget` is what follows while the
-    budget lasts (and Slurm can requeue, where that is asked for), else the run ends in `final_state` with
-    `exit_code`; None means the exit code of the rank that failed first (128 + signal).
+    `budget` is the key of `[restart]` that it spends, "" for none. `with_budget` follows while the budget lasts (and,
+    for a requeue, if Slurm can requeue); otherwise the run ends in `final_state` with `exit_code`. None means the exit
+    code of the rank that failed first (128 + signal).
     """
 
     cause: Cause
@@ -90,25 +90,25 @@ ENDINGS: dict[Cause, Ending] = {
     row.cause: row
     for row in (
         Ending(Cause.COMPLETED, "every rank left its done marker", "", Next.END, RunState.COMPLETED, 0),
-        Ending(Cause.CRASHED, "a rank died or failed", "crashes", Next.RESTART, RunState.FAILED, None),
+        Ending(Cause.CRASHED, "a rank was killed or failed", "crashes", Next.RESTART, RunState.FAILED, None),
         Ending(Cause.STALLED, "no step for stall_s", "crashes", Next.RESTART, RunState.FAILED, 125),
-        Ending(Cause.REFUSED, "a rank refused its input, and would again", "", Next.END, RunState.FAILED, None),
+        Ending(Cause.REFUSED, "a rank refused its input, and would do so again", "", Next.END, RunState.FAILED, None),
         Ending(Cause.LAUNCH_FAILED, "the launcher could not start every rank", "crashes", Next.RESTART, RunState.FAILED, 125),
-        Ending(Cause.SUPERVISOR_FAILED, "the supervisor could not go on", "", Next.END, RunState.FAILED, 125),
+        Ending(Cause.SUPERVISOR_FAILED, "the supervisor could not continue", "", Next.END, RunState.FAILED, 125),
         Ending(Cause.SUPERVISOR_LOST, "the supervisor vanished; the next start writes this", "preemptions", Next.AWAIT, RunState.LOST, 125),
-        Ending(Cause.NODE_LOST, "Slurm says that a node failed", "preemptions", Next.AWAIT, RunState.FAILED, 125),
+        Ending(Cause.NODE_LOST, "Slurm reports that a node failed", "preemptions", Next.AWAIT, RunState.FAILED, 125),
         Ending(Cause.NODE_UNFIT, "a node failed the check before the ranks", "crashes", Next.REQUEUE, RunState.FAILED, 125),
         Ending(Cause.WALLTIME, "USR2 with at most warn_s + 90 s left", "walltimes", Next.REQUEUE, RunState.TIMEOUT, 140),
-        Ending(Cause.PREEMPTED, "USR2 with more time left, or TERM and Slurm says preempted", "preemptions", Next.AWAIT, RunState.PREEMPTED, 143),
+        Ending(Cause.PREEMPTED, "USR2 with more time left, or TERM and Slurm reports preempted", "preemptions", Next.AWAIT, RunState.PREEMPTED, 143),
         Ending(Cause.STOPPED, "control/stop, or INT at the terminal", "", Next.END, RunState.STOPPED, 130),
-        Ending(Cause.CANCELLED, "control/cancel, or TERM and Slurm says cancelled", "", Next.END, RunState.CANCELLED, 143),
+        Ending(Cause.CANCELLED, "control/cancel, or TERM and Slurm reports cancelled", "", Next.END, RunState.CANCELLED, 143),
     )
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an attempt's end leads to: `exit_code` counts only when `next` is END."""
+    """The decision after an attempt's end: `exit_code` has a meaning only if `next` is END."""
 
     cause: Cause
     next: Next
@@ -128,14 +128,13 @@ def decide(
     cannot_pass: bool = False,
     why_last: str = NO_REQUEUE,
 ) -> Verdict:
-    """Follow the table for one ended attempt.
+    """Apply the table to one ended attempt.
 
     `budgets` are the `[restart]` keys (-1 is unlimited), `spent` how often each was spent before this end.
-    `again` is how this start may be followed by another one: REQUEUE, FOLLOW_UP if no process can request a Slurm
-    requeue, None where the job or a local run rules both out.
-    `repeated_without_progress` is true when the same failure came twice with no new step between; a failed launch is
-    one only at its third time. `cannot_pass` is true for a failure that persists until the user fixes its cause.
-    `why_last` is the reason of the end where `again` is None.
+    `again` is how this start may be followed by another one: REQUEUE, FOLLOW_UP if the site has no requeue, None if the
+    job or a local run excludes both. `repeated_without_progress` is true if the same failure occurred twice without a
+    new step between; a failed launch counts as one only at the third time. `cannot_pass` is true for a failure that
+    persists until the user fixes its cause. `why_last` is the reason for the end if `again` is None.
     """
     row = ENDINGS[cause]
     exit_code = rank_exit_code if row.exit_code is None else row.exit_code
@@ -146,10 +145,10 @@ def decide(
     if row.with_budget is Next.END:
         return end(row.when)
     if cannot_pass:
-        return end("another attempt would fail alike")
+        return end("another attempt would fail in the same way")
     if repeated_without_progress:
         times = "three times" if cause is Cause.LAUNCH_FAILED else "twice"
-        return end(f"the same failure came {times} without a new step")
+        return end(f"the same failure occurred {times} without a new step")
     follows = row.with_budget
     if follows is not Next.RESTART:
         if again is None:

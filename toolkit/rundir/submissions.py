@@ -1,4 +1,4 @@
-"""Submissions: what is written down before sbatch is called for a start, so that one that breaks off can be settled."""
+"""Submissions: the record before sbatch is called for a start, so that an interrupted submission can be reconciled."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def write_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence
 def open_submission(
     run: RunDirectory, start: int, token: str, *, process_started: int, parts: Sequence[Part] = ()
 ) -> Path:
-    """Record that this process is about to call sbatch for a start; the process that gets the response removes the file.
+    """Record that this process is about to call sbatch for a start; the process that gets the answer removes the file.
 
-    `process_started` is the kernel's start time of this process, in clock ticks since boot; `parts` are those that the
-    array shall have, without job ids.
+    `process_started` is the kernel's start time of this process, in clock ticks since boot; `parts` are those of the
+    planned array, without job ids.
     """
     path = run.submitting(start)
     record = {

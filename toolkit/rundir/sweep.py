@@ -1,4 +1,4 @@
-"""The values that each task of a sweep has in place of the job's: `sweep.json` holds them once, by task number."""
+"""The values of a sweep's tasks that override the job's: `sweep.json` contains them once, by task number."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sweep:
-    """`keys` are the swept ones, dotted, in the order in which they were given. Task T has `tasks[T]`; a key that it
-    lacks keeps the job's value.
+    """`keys` are the swept ones, dotted, in the given order. Task T has `tasks[T]`; for a key that it lacks, the job's value
+    applies.
     """
 
     keys: tuple[str, ...]
     tasks: tuple[Values, ...]
 
     def values_of(self, task: int) -> Values:
-        """The values of a task; {} for one that the sweep does not have."""
+        """The values of a task; {} for a task that is not in the sweep."""
         return self.tasks[task] if 0 <= task < len(self.tasks) else {}
 
 
 def write_sweep(run: RunDirectory, sweep: Sweep) -> None:
-    """Write `sweep.json`, as submit does before it passes anything to Slurm."""
+    """Write `sweep.json`; submit does so before it calls sbatch."""
     write_json(run.sweep, {"keys": list(sweep.keys), "tasks": [dict(values) for values in sweep.tasks]})
 
 
 def read_sweep(run: RunDirectory) -> Sweep | None:
-    """The sweep of a run, or of the run that a task belongs to; None where it is none.
+    """The sweep of a run, or of a task's run; None if there is none.
 
     Raises:
         ToolkitError: the file is damaged.
@@ -43,7 +43,7 @@ def read_sweep(run: RunDirectory) -> Sweep | None:
 
 
 def values_of_task(run: RunDirectory) -> Values | None:
-    """What a task of a sweep has in place of the job's values; None for anything else."""
+    """The values of a sweep's task that override the job's; None for anything else."""
     if run.task_number is None or (sweep := read_sweep(run)) is None:
         return None
     return sweep.values_of(run.task_number)
@@ -59,7 +59,7 @@ def _in_word(value: Any) -> str:
 
 
 def common_values(some: Sequence[Values], others: Sequence[Values]) -> dict[str, Any]:
-    """The values that all of `some` tasks have and none of the `others`: what may have made them fail."""
+    """The values that all of `some` tasks have and none of the `others`: a possible cause of their failure."""
     if len(some) < 2 or not others:
         return {}
     return {

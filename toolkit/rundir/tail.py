@@ -1,4 +1,4 @@
-"""The last lines of a file, read from its end: of a log of 10 GB only some blocks are read, whatever its contents."""
+"""The last lines of a file, read from its end: for a log of 10 GB only some blocks are read."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 BLOCK_BYTES = 1 << 16
-LONGEST_LINE_BYTES = 1 << 20  # of a longer line only the end is told
-SEARCHED_BYTES = 1 << 26  # of a file, for the last lines of one rank among those of many
+LONGEST_LINE_BYTES = 1 << 20  # only the end of a longer line is returned
+SEARCHED_BYTES = 1 << 26  # in a file, for the last lines of one rank among many
 CUT = b"[... a line of more than 1 MiB; its end:] "
 
 
 class Tail(NamedTuple):
-    """The last lines that were wanted, in the order of the file. `end` is the byte behind the last of them.
+    """The requested last lines, in the file's order. `end` is the byte after the last of them.
 
-    `gave_up` where they are fewer than wanted, since they would have to be looked for too far from the end.
+    `gave_up` if there are fewer than requested, because the others would be too far from the end.
     """
 
     lines: list[str]
@@ -25,9 +25,9 @@ class Tail(NamedTuple):
 
 
 def last_lines(path: Path, wanted: int, *, shown: Callable[[str], str | None], unfinished: bool) -> Tail:
-    """The last `wanted` lines of which `shown` makes something, without their newlines.
+    """The last `wanted` lines that `shown` does not reject, as it returns them, without their newlines.
 
-    `unfinished` also takes a last line without its newline; it is left for later where more of it may come.
+    `unfinished` includes a last line without its newline, which is skipped if more of it may follow later.
     """
     found: list[str] = []
     with path.open("rb") as stream:
@@ -35,7 +35,7 @@ def last_lines(path: Path, wanted: int, *, shown: Callable[[str], str | None], u
         lowest = end
         for offset, line in _from_end(stream, end):
             lowest = offset
-            if not unfinished and not line.endswith(b"\n"):  # no other line than the last one
+            if not unfinished and not line.endswith(b"\n"):  # only the last line
                 end = offset
                 continue
             text = shown(line.decode("utf-8", "surrogateescape").removesuffix("\n"))
@@ -47,9 +47,9 @@ def last_lines(path: Path, wanted: int, *, shown: Callable[[str], str | None], u
 
 
 def _from_end(stream: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
-    """The lines before byte `end`, the last one first, each with where it begins; at most `SEARCHED_BYTES` are read.
+    """The lines before byte `end`, the last one first, each with its offset; at most `SEARCHED_BYTES` are read.
 
-    Of a line that is too long the end is told, and nothing that stands before it.
+    For a line that is too long only the end is returned, and nothing before it.
     """
     position, rest = end, b""
     lowest = max(0, end - SEARCHED_BYTES)

@@ -1,7 +1,7 @@
-"""What a task of an array that is done keeps: how it ended, its events, the end of its start, and Slurm's log.
+"""The files that remain of a done task of an array: its end, its events, the end of its start, and Slurm's log.
 
-Everything else of 1,000 tasks would be 10,000 files. The start of the attempt and the usage of its nodes are in its
-`exit.json` then, and who had claimed the start in its `end.json`.
+The other files of 1,000 tasks would be 10,000. The attempt's start and its nodes' usage are then in `exit.json`, and the
+owner of the start in `end.json`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _OF_THE_ATTEMPT = ("start.json", "heartbeat", "rendezvous.json", "stop", "ends_a
 
 
 def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], None]) -> list[dict[str, Any]]:
-    """What each node of an attempt used, which `exit.json` has taken in where its task is done.
+    """The usage of each node of an attempt, from `exit.json` if its task is done.
 
-    `leave_out` receives each incomplete file of a lost node; the function does not wait for it.
+    `leave_out` receives the errors of files that a lost node left half-written: they are written without fsync.
     """
     usage: list[dict[str, Any]] = []
     for path in sorted(attempt.usage.glob("rank-*.json")):
@@ -44,9 +44,9 @@ def read_usage(attempt: AttemptDirectory, leave_out: Callable[[ToolkitError], No
 def keep_the_end(
     task: RunDirectory, attempt: AttemptDirectory, start: int, leave_out: Callable[[ToolkitError], None]
 ) -> None:
-    """Remove the files of a completed task that no command needs; what must not be lost is written first.
+    """Remove the unneeded files of a done task, after copying what must be kept.
 
-    `leave_out` as for `read_usage`.
+    `leave_out` as in `read_usage`.
     """
     end = AttemptRecord.read(attempt)
     if end is None:

@@ -1,5 +1,5 @@
-"""Which site files there are, unread: a name is looked up in the folders of $TOOLKIT_SITES, then in
-~/.config/toolkit/sites, then among the shipped ones.
+"""Existing site files, unread: a name is searched in the folders of $TOOLKIT_SITES, then in ~/.config/toolkit/sites, then
+among the shipped ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from toolkit.rundir.find import typed_path
 
 
 def site_folders(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the folders that hold site files, the first to be asked first."""
+    """Return the folders of site files, in search order."""
     own = [typed_path(part) for part in environ.get("TOOLKIT_SITES", "").split(os.pathsep) if part]
     return [*own, typed_path("~/.config/toolkit/sites"), *map(Path, import_module("toolkit.site_configs").__path__)]
 
@@ -29,7 +29,7 @@ def site_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
 
 
 def partitions_in(name_or_path: str, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The partitions that a site's file names itself; [] of one that cannot be read. `load_site` says what is wrong."""
+    """The partitions that a site's file itself lists; [] if it cannot be read. `load_site` reports what is wrong."""
     path = site_files(environ).get(name_or_path, typed_path(name_or_path))
     try:
         partitions = tomllib.loads(path.read_text(encoding="utf-8")).get("partitions", {})

@@ -1,6 +1,6 @@
-"""What this host shows of a cluster beside Slurm: its networks, an MPI library, folders that variables name.
+"""The properties of this host outside Slurm: its networks, an MPI library, folders that variables name.
 
-All of it is a guess about the compute nodes: a login node may have other networks, modules and disks.
+They are only a guess for the compute nodes: a login node may have other networks, modules and disks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from toolkit.site.mpi import Mpi, find_mpi
 
 NETWORKS = Path("/sys/class/net")
-# Prefixes of interfaces that lead to a fabric, the fastest first.
+# Prefixes of interface names by network type, the fastest first.
 _FABRICS = (("hsn", "slingshot"), ("ib", "infiniband"))
 _SHARED = ("SCRATCH", "PSCRATCH", "WORK")
 _NOT_A_NETWORK = ("lo", "docker", "veth", "br-", "virbr", "tkdc")
@@ -21,7 +21,7 @@ _NOT_A_NETWORK = ("lo", "docker", "veth", "br-", "virbr", "tkdc")
 
 @dataclass(frozen=True)
 class Host:
-    """`fabric` and `interface` of the fastest network, the MPI of mpirun, a variable with a shared folder."""
+    """`fabric` and `interface` of the fastest network, the MPI of mpirun, a variable that names a shared folder."""
 
     fabric: str
     interface: str
@@ -31,7 +31,7 @@ class Host:
 
 
 def look_at_host(environ: Mapping[str, str] = os.environ) -> Host:
-    """Look around on this machine; what is not found is "" or empty."""
+    """Inspect this machine; missing properties are "" or empty."""
     fabric, interface = _network()
     return Host(
         fabric=fabric,

@@ -1,4 +1,4 @@
-"""A site file from the live cluster: what Slurm says stands as a fact, everything else as a guess with its proof."""
+"""A site file from the live cluster: values from Slurm are facts, all others are guesses with a command to verify them."""
 
 from __future__ import annotations
 
@@ -27,27 +27,25 @@ from toolkit.slurm.times import format_slurm_time
 OWN_SITES = "~/.config/toolkit/sites"
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 _MIB_PER_GIB = 1024
-_LISTED = 8  # nodes' features that a comment names
+_LISTED = 8  # nodes' features that a comment lists
 
 
-def init_site(name: str, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Query Slurm and inspect this host; return (the site's name, the content of its file). Without a `name` it is ClusterName.
+def init_site(name: str, environ: Mapping[str, str] = os.environ, *, echo: bool = False) -> tuple[str, str]:
+    """Query Slurm and inspect this host; return the site's name (by default ClusterName) and the contents of its file.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer.
-        ToolkitError: the name is none that a site can have.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond.
+        ToolkitError: the name is not valid for a site.
     """
     cluster = cluster_facts(Slurm(), _user(environ))
     chosen = name or _NAME.sub("_", cluster.name)[:64]
     if not chosen or _NAME.search(chosen) or len(chosen) > 64:
-        raise ToolkitError(
-            f"{chosen!r} is not a valid site name", fix="choose a name of letters, digits, . _ - with --name"
-        )
+        raise ToolkitError(f"{chosen!r} is not a valid site name", fix="choose one of A-Z a-z 0-9 . _ - with --name")
     return chosen, site_text(chosen, cluster, look_at_host(environ), environ)
 
 
 def _user(environ: Mapping[str, str]) -> str:
-    """Whose accounts are asked for; a container may know no name of its user."""
+    """The user whose accounts to query; a container may not know its user's name."""
     try:
         return environ.get("USER") or pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -55,15 +53,15 @@ def _user(environ: Mapping[str, str]) -> str:
 
 
 def site_text(name: str, cluster: ClusterFacts, host: Host, environ: Mapping[str, str]) -> str:
-    """The site file of a cluster as it was seen from a host."""
+    """The site file of a cluster, from the cluster's facts and those of a host."""
     document = tomlkit.document()
     for line in (
-        f"{name}, from the live cluster: Slurm {cluster.version}. Lines with `from` are what Slurm says.",
-        "Each `guess` must be looked at; `toolkit site check` proves the file with a short job in each partition.",
+        f"{name}, from the live cluster: Slurm {cluster.version}. Lines with `from` are facts from Slurm.",
+        "Check each `guess`; `toolkit site check` verifies the file with a short job in each partition.",
     ):
         document.add(tomlkit.comment(line))
     document.add("name", tomlkit.item(name))
-    document.add("checked", tomlkit.item("from the live cluster, not proved"))
+    document.add("checked", tomlkit.item("from the live cluster, not verified"))
     tables = {
         "detect": _detect(cluster),
         "scheduler": _scheduler(environ),
@@ -79,7 +77,7 @@ def site_text(name: str, cluster: ClusterFacts, host: Host, environ: Mapping[str
             document.add(key, table)
     _add_partitions(document, cluster)
     text = tomlkit.dumps(document).rstrip() + "\n"
-    Site.model_validate(tomllib.loads(text))  # what is written here must load
+    Site.model_validate(tomllib.loads(text))  # the written file must load
     return text
 
 
@@ -87,21 +85,23 @@ def write_site(text: str, path: Path, *, force: bool) -> None:
     """Write a site file, and its folder.
 
     Raises:
-        ToolkitError: there is one, and `force` is not given; or it cannot be written.
+        ToolkitError: it exists and `force` is not set, or it cannot be written.
     """
     if path.exists() and not force:
-        raise ToolkitError("is there already", where=str(path), fix="give another with -o, or --force to write over it")
+        raise ToolkitError(
+            "the file exists already", where=str(path), fix="choose another with -o, or overwrite it with --force"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text, mode=0o644)
     except OSError as error:
         raise ToolkitError(
-            f"cannot be written: {error.strerror}", where=str(path), fix="give another file with -o"
+            f"cannot write the file: {error.strerror}", where=str(path), fix="choose another file with -o"
         ) from error
 
 
 def path_of(name: str) -> Path:
-    """Where the site `name` of this user lies."""
+    """The path of this user's site file `name`."""
     return typed_path(OWN_SITES) / f"{name}.toml"
 
 
@@ -111,12 +111,12 @@ def _set(table: Table, key: str, value: Any, note: str) -> None:
     table.add(key, item)
 
 
-def _fact(table: Table, key: str, value: Any, command: str, said: str = "") -> None:
-    _set(table, key, value, f"from {command}" + (f": {said}" if said else ""))
+def _fact(table: Table, key: str, value: Any, command: str, detail: str = "") -> None:
+    _set(table, key, value, f"from {command}" + (f": {detail}" if detail else ""))
 
 
 def _guess(table: Table, key: str, value: Any, why: str, proof: str) -> None:
-    _set(table, key, value, f"guess: {why}; prove it: {proof}")
+    _set(table, key, value, f"guess: {why}; verify it: {proof}")
 
 
 def _detect(cluster: ClusterFacts) -> Table:
@@ -136,31 +136,31 @@ def _scheduler(environ: Mapping[str, str]) -> Table:
 def _launcher(cluster: ClusterFacts, host: Host) -> Table:
     table = tomlkit.table()
     if not cluster.mpi_plugins:
-        _guess(table, "kind", "auto", "no srun answered here", "toolkit site check")
+        _guess(table, "kind", "auto", "srun did not respond here", "toolkit site check")
         return table
-    _guess(table, "kind", "srun", "it is there; some sites want mpirun", "toolkit site check")
-    listed = f"`srun --mpi=list` has {', '.join(cluster.mpi_plugins)}"
+    _guess(table, "kind", "srun", "it is installed; some sites require mpirun", "toolkit site check")
+    listed = f"`srun --mpi=list` lists {', '.join(cluster.mpi_plugins)}"
     default = cluster.settings.get("MpiDefault", "")
     spoken = host.mpi.plugins if host.mpi else ANY
     fitting = next((one for one in spoken if one in cluster.mpi_plugins), "")
     if default not in ("", "none", "(null)") and (default in spoken or not fitting):
         _fact(table, "mpi", default, "scontrol show config", f"MpiDefault; {listed}")
     elif fitting:
-        why = f"{listed}, and the MPI here speaks it: {host.mpi.called}" if host.mpi else listed
+        why = f"{listed}, and the MPI here supports it: {host.mpi.called}" if host.mpi else listed
         _guess(table, "mpi", fitting, why, "toolkit site check")
     if host.mpi and host.mpi.library:
         _guess(
             table,
             "libmpi",
             host.mpi.library,
-            f"beside the mpirun on PATH here: {host.mpi.called}",
+            f"next to the mpirun on PATH here: {host.mpi.called}",
             "toolkit site check",
         )
     return table
 
 
 def _gpu(cluster: ClusterFacts) -> Table | None:
-    """Only select/cons_tres and Cray's plugin over it know --gpus-per-node."""
+    """The table [gpu]; only select/cons_tres and Cray's plugin over it support --gpus-per-node."""
     if not any(node.gpus for node in cluster.nodes):
         return None
     table = tomlkit.table()
@@ -169,7 +169,7 @@ def _gpu(cluster: ClusterFacts) -> Table | None:
     request = "--gpus-per-node={count}" if knows else "--gres=gpu:{count}"
     _fact(table, "request", request, "scontrol show config", f"SelectType={select}")
     if types := cluster.gpu_types:
-        table.add(tomlkit.comment(f"Types, from scontrol show node: {', '.join(types)}. One of them is asked for by"))
+        table.add(tomlkit.comment(f"Types, from scontrol show node: {', '.join(types)}. To request one of them:"))
         table.add(tomlkit.comment(f'request = "--gres=gpu:{types[0]}:{{count}}"'))
     return table
 
@@ -179,7 +179,7 @@ def _environment(host: Host) -> Table | None:
         return None
     table = tomlkit.table()
     table.add(
-        tomlkit.comment("guess: loaded in your shell now; keep those that jobs need; prove it: toolkit site check")
+        tomlkit.comment("guess: loaded in your shell now; keep those that jobs need; verify it: toolkit site check")
     )
     table.add(tomlkit.comment(f"modules = [{', '.join(f'{name!r}' for name in host.modules)}]"))
     return table
@@ -207,34 +207,34 @@ def _paths(cluster: ClusterFacts, host: Host) -> Table | None:
 
 def _add_partitions(document: tomlkit.TOMLDocument, cluster: ClusterFacts) -> None:
     partitions = tomlkit.table(is_super_table=True)
-    left_out = []
+    omitted = []
     for one in cluster.partitions.values():
         if reason := closed_by(one) or ("" if one.state == "UP" else f"State={one.state}"):
-            left_out.append(f"{one.name} ({reason})")
+            omitted.append(f"{one.name} ({reason})")
         else:
             partitions.add(one.name, _partition(one, cluster.nodes_of(one.name)))
     document.add(tomlkit.nl())
     if cluster.accounts:
-        default = f", {cluster.default_account} where a job names none" if cluster.default_account else ""
+        default = f", {cluster.default_account} if a job does not set one" if cluster.default_account else ""
         document.add(
             tomlkit.comment(f"Your accounts, from sacctmgr show associations: {', '.join(cluster.accounts)}{default}.")
         )
-    if left_out:
-        document.add(tomlkit.comment(f"Omitted, from scontrol show partition: {', '.join(left_out)}."))
+    if omitted:
+        document.add(tomlkit.comment(f"Omitted, from scontrol show partition: {', '.join(omitted)}."))
     if partitions:
         document.add("partitions", partitions)
 
 
 def _partition(one: PartitionLimits, nodes: Sequence[Node]) -> Table:
-    table, asked = tomlkit.table(), "scontrol show partition"
+    table, command = tomlkit.table(), "scontrol show partition"
     if one.is_default:
-        _fact(table, "default", True, asked)
+        _fact(table, "default", True, command)
     if one.max_nodes:
-        _fact(table, "max_nodes", one.max_nodes, asked)
+        _fact(table, "max_nodes", one.max_nodes, command)
     elif one.total_nodes:
-        _fact(table, "max_nodes", one.total_nodes, asked, f"no limit, TotalNodes={one.total_nodes}")
+        _fact(table, "max_nodes", one.total_nodes, command, f"no limit, TotalNodes={one.total_nodes}")
     if one.max_time_s is not None:
-        _fact(table, "max_time", format_slurm_time(one.max_time_s).removeprefix("0-"), asked)
+        _fact(table, "max_time", format_slurm_time(one.max_time_s).removeprefix("0-"), command)
     for key, counts in (
         ("cpus_per_node", [node.cpus for node in nodes]),
         ("gpus_per_node", [node.gpu_count for node in nodes]),
@@ -245,7 +245,7 @@ def _partition(one: PartitionLimits, nodes: Sequence[Node]) -> Table:
             if key == "gpus_per_node":
                 table.add(
                     tomlkit.comment(
-                        "Jobs here request all of them; set gpus_per_node = 0 in [job] for a job without GPUs."
+                        "Jobs here request all of them by default; a job without GPUs sets gpus_per_node = 0 in [job]."
                     )
                 )
     if features := _features(nodes):
@@ -256,7 +256,7 @@ def _partition(one: PartitionLimits, nodes: Sequence[Node]) -> Table:
 
 def _spread(counts: list[int]) -> str:
     least, most = min(counts), max(counts)
-    return "" if least == most else f"the largest; nodes have {least} to {most}"
+    return "" if least == most else f"the maximum; nodes have {least} to {most}"
 
 
 def _features(nodes: Iterable[Node]) -> str:

@@ -1,6 +1,6 @@
-"""Site files: how one extends another, how they become a Site.
+"""Load site files: merge those that extend another one, and validate them as a Site.
 
-Anything with a slash or ending in .toml is a path, else a name as `files` finds it.
+Anything with a slash or ending in .toml is a path, else a name that `files` searches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toolkit.site.files import site_files
 
 
 def list_sites(environ: Mapping[str, str] = os.environ) -> tuple[list[Site], list[ToolkitError]]:
-    """Load every site that has a file; a wrong file hides no other, what is wrong with it comes second."""
+    """Load every site that has a file; return the valid ones, and the errors of the others."""
     sites, wrong = [], []
     for path in site_files(environ).values():
         try:
@@ -38,8 +38,8 @@ def load_site(name_or_path: str, environ: Mapping[str, str] = os.environ) -> Sit
     """Load one site with everything that it extends.
 
     Raises:
-        NotFoundError: there is no such site.
-        ToolkitError: a value is wrong, or the sites extend each other in a circle.
+        NotFoundError: the site does not exist.
+        ToolkitError: a value is wrong, or the sites' `extends` are circular.
     """
     path = _find(name_or_path, environ, where="")
     documents = _chain(path, environ)
@@ -56,7 +56,9 @@ def load_site(name_or_path: str, environ: Mapping[str, str] = os.environ) -> Sit
     _check_partitions(site, place)
     if site.name != path.stem:
         raise ToolkitError(
-            f"{site.name!r} is not the file's name", where=f"{place(('name',))}:name", fix=f'name = "{path.stem}"'
+            f"expected the file's name {path.stem!r}, got {site.name!r}",
+            where=f"{place(('name',))}:name",
+            fix=f'name = "{path.stem}"',
         )
     site._origins.update(origins)
     site._file = path
@@ -70,29 +72,29 @@ def _find(name_or_path: str, environ: Mapping[str, str], *, where: str) -> Path:
     if name_or_path in files:
         return files[name_or_path]
     close = nearest(name_or_path, files)
-    fix = f"write {close[0]!r}" if close else f"write one of {', '.join(files)}, or the path of a site file"
-    raise NotFoundError(f"there is no site {name_or_path!r}", where=where, fix=fix)
+    fix = f"write {close[0]!r}" if close else f"use one of {', '.join(files)}, or the path of a site file"
+    raise NotFoundError(f"site {name_or_path!r} not found", where=where, fix=fix)
 
 
 def _chain(path: Path, environ: Mapping[str, str]) -> list[Document]:
-    """Return the documents from the site that extends nothing to the one at `path`."""
+    """The documents from the site that extends none to the one at `path`."""
     documents = [read_document(path)]
     while (parent := documents[0].values.get("extends", "")) and isinstance(parent, str):
         where = f"{documents[0].place(('extends',))}:extends"
         path = _find(parent, environ, where=where)
         if path in [document.path for document in documents]:
-            circle = " extends ".join([*(one.path.stem for one in reversed(documents)), path.stem])
-            raise ToolkitError(f"a circle: {circle}", where=where, fix="take one `extends` of the circle out")
+            cycle = " → ".join([*(one.path.stem for one in reversed(documents)), path.stem])
+            raise ToolkitError(f"circular `extends`: {cycle}", where=where, fix="remove one of these `extends`")
         documents.insert(0, read_document(path))
     return documents
 
 
 def _merge(documents: list[Document]) -> tuple[dict[str, Any], dict[str, Origin]]:
-    """Lay the documents over each other, key by key; a list is replaced, not joined."""
+    """Merge the documents key by key; a list replaces the earlier one."""
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for document in documents:
-        values.pop("checked", None)  # what was proved of one site is not proved of another
+        values.pop("checked", None)  # one site's verification does not apply to another
         origins.pop("checked", None)
         _overlay(values, document.values)
         for path, _ in leaves(document.values):
@@ -115,5 +117,5 @@ def _check_partitions(site: Site, place: Any) -> None:
         raise ToolkitError(
             f"{' and '.join(defaults)} are both the default",
             where=f"{place(key)}:{'.'.join(key)}",
-            fix="leave `default = true` at one partition",
+            fix="keep `default = true` at only one partition",
         )

@@ -57,7 +57,7 @@ class Candidate:
             limit if self.time_given else -limit,
         )
 
-    def behind(self, best: Candidate) -> str:
+    def why_not_best(self, best: Candidate) -> str:
         """Why a partition that can serve the job is not the one that is chosen: the first part of the score that is worse."""
         if self.idle_gpus != best.idle_gpus:
             return f"{counted(self.idle_gpus - best.idle_gpus, 'GPU')} more than {best.name} would have nothing to do"

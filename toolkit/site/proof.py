@@ -1,4 +1,4 @@
-"""The proof of a site file: what its probe jobs found, when, under which Slurm; it holds as long as the file says the same."""
+"""The verification of a site file: results, date and Slurm version of its probe jobs; valid until the file changes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from toolkit.rundir.find import typed_path
 from toolkit.site.findings import BAD, Finding
 from toolkit.version import VERSION
 
-# Who is asked and how far it was checked prove nothing; an exported SLURM_CONF may take the place of the file's.
+# Contact and state of the verification do not matter for it; an exported SLURM_CONF may replace the file's.
 _NOT_PROVED = frozenset({"contact", "docs", "checked", "scheduler.conf"})
 OWN_PROOFS = "~/.config/toolkit/proofs"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """`partitions` are those that were probed, with every finding; `digest` is the site's at that time."""
+    """`partitions` are the probed ones, each with its findings; `digest` is the site's at that time."""
 
     site: str
     file: str
@@ -44,7 +44,7 @@ class Proof:
 
 
 def digest_of(site: Site) -> str:
-    """SHA-256 of all values that a proof is about, with what the site extends merged in."""
+    """SHA-256 of all values that a verification covers, merged with what the site extends."""
     values = {key: value for key, value in site.values() if key not in _NOT_PROVED}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -57,10 +57,10 @@ def make_proof(site: Site, *, slurm: str, cluster: str, partitions: dict[str, li
 
 
 def save_proof(proof: Proof) -> Path | None:
-    """Write a proof beside its site file, or among the user's own proofs where that is not the user's to write.
+    """Write a proof next to its site file, or among the user's own proofs if that folder is not writable.
 
-    A partition whose probe did not run is omitted, so that its earlier result stays, as for those that were not probed
-    this time: where it is of the same file and the same Slurm. None where no probe ran.
+    The previous proof of a partition whose probe did not run this time is kept, if it is for the same file and the same
+    Slurm. None if no probe ran.
 
     Raises:
         ToolkitError: it cannot be written.
@@ -80,20 +80,20 @@ def save_proof(proof: Proof) -> Path | None:
         write_text(path, json.dumps(asdict(proof), indent=1, ensure_ascii=False) + "\n", mode=0o644)
     except OSError as error:
         raise ToolkitError(
-            f"the proof cannot be written: {error.strerror}", where=str(path), fix="make the folder writable"
+            f"cannot write the proof: {error.strerror}", where=str(path), fix="make the folder writable"
         ) from error
     return path
 
 
 def proof_of(site: Site) -> Proof | None:
-    """The newest proof of a site's file, whether it still holds or not; None where there is none."""
+    """The newest proof of a site's file, whether it is still valid or not; None if there is none."""
     found = [_read(path) for path in (_beside(site.file.resolve()), _among_own(site.name))]
     ours = [proof for proof in found if proof is not None and proof.file == str(site.file.resolve())]
     return max(ours, key=lambda proof: proof.date, default=None)
 
 
 def checked_in_words(site: Site) -> str:
-    """How far a site is proved, for `site list`: by its proof, or as its file says."""
+    """How far a site is verified, for `site list`: by its proof, or according to its file."""
     proof = proof_of(site)
     if proof is None:
         return site.checked or "not checked"
@@ -116,7 +116,7 @@ def _among_own(name: str) -> Path:
 
 
 def _read(path: Path) -> Proof | None:
-    """A proof that was written by another version, or is damaged, proves nothing."""
+    """A proof; None if another version wrote it, or it is damaged."""
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         partitions = {name: _findings(found) for name, found in value.pop("partitions").items()}

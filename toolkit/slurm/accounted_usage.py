@@ -1,4 +1,4 @@
-"""What accounting says that jobs used: one record for each life of a job, with what its steps add to it."""
+"""The resource usage of jobs in accounting: one record for each run of a job in Slurm, with the sums of its steps."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TIME = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9.]+)", re.ASCII)
 
 @dataclass(frozen=True)
 class AccountedLife:
-    """One life of a job or task: a requeue begins another one. None where accounting does not say.
+    """One run of a job or task; a requeue starts another one. None where accounting has no value.
 
-    `cpu_s` is user and system time of all its steps that have ended; `largest_rank_bytes` the most that one rank had
-    resident. `memory_bytes` and `gpus` are given to all nodes together.
+    `cpu_s` is user and system time of all its steps that have finished; `largest_rank_bytes` the most that one rank had
+    resident. `memory_bytes` and `gpus` are the allocation's totals over all nodes.
     """
 
     job_id: str
@@ -47,15 +47,15 @@ class AccountedLife:
 
     @property
     def component(self) -> int:
-        """Its number in a heterogeneous job, `12+1`; 0 in any other."""
+        """Its number in a heterogeneous job, `12+1`; 0 in any other job."""
         return int(self.job_id.partition("+")[2] or 0)
 
 
 def accounted_usage(slurm: Slurm, job_ids: Sequence[str]) -> list[AccountedLife]:
-    """Every life of some jobs (`12`) or tasks (`12_3`) that accounting knows, the oldest first; those that began alone.
+    """Every run of some jobs (`12`) or tasks (`12_3`) in accounting, oldest first; only those that started.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not answer.
+        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not respond.
     """
     mark = new_mark()
     text = slurm.call(
@@ -67,7 +67,7 @@ def accounted_usage(slurm: Slurm, job_ids: Sequence[str]) -> list[AccountedLife]
         row = dict(zip(_COLUMNS[:-1], record, strict=False))
         if "." not in row["JobID"]:
             lives.append((row, []))
-        elif lives:  # the steps of a life follow it
+        elif lives:  # a run's steps follow it
             lives[-1][1].append(row)
     return [_life(row, steps) for row, steps in lives if whole_number(row["ElapsedRaw"])]
 

@@ -1,7 +1,7 @@
-"""The tasks of an array run, written as sbatch's --array takes them: "0-9%2", "0-15:4", "1,3,5-7".
+"""The tasks of an array run, in the form of sbatch's --array: "0-9%2", "0-15:4", "1,3,5-7".
 
-Of what Slurm accepts this is the part that says what it does: Slurm itself reads "%2" as task 0, and overlooks a
-number that stands twice and an empty term (sbatch 22.05).
+This is the unambiguous part of what Slurm accepts: Slurm itself reads "%2" as task 0, and ignores a repeated number
+and an empty term (sbatch 22.05).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-FORMS = '"0-9", "0-15:4", "1,3,5-7", each with "%2" behind it for at most 2 tasks at a time'
+FORMS = '"0-9", "0-15:4", "1,3,5-7", each with an optional suffix "%2" for at most 2 tasks at a time'
 LARGEST_TASK = 4_000_000  # MaxArraySize of slurm.conf is at most 4000001, by default 1001
 
 _TERM = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", re.ASCII)
@@ -19,7 +19,7 @@ _LIMIT = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 @dataclass(frozen=True)
 class ArrayTasks:
-    """Which tasks an array has; `at_once` of them run at the same time, None without such a limit."""
+    """Which tasks an array has; `at_once` of them run at the same time, None without a limit."""
 
     ranges: tuple[range, ...]
     at_once: int | None = None
@@ -33,14 +33,14 @@ class ArrayTasks:
 
 
 def parse_array(text: str) -> ArrayTasks:
-    """Read the tasks of an array.
+    """The tasks of an array.
 
     Raises:
-        ValueError: the text has another form, a number stands twice, or Slurm can have no task of that number.
+        ValueError: the string has another form, a number is repeated, or Slurm does not support a task of that number.
     """
     terms, percent, limit = text.partition("%")
     if percent and not _LIMIT.fullmatch(limit):
-        raise ValueError(f"{text!r} has no number of tasks, from 1, behind %")
+        raise ValueError(f"expected a number of tasks from 1 after %, got {text!r}")
     ranges = [_numbers(term, text) for term in terms.split(",")]
     taken = bytearray(max(numbers.stop for numbers in ranges))
     for term, numbers in zip(terms.split(","), ranges, strict=True):
@@ -52,7 +52,7 @@ def parse_array(text: str) -> ArrayTasks:
 
 
 def write_array(numbers: Sequence[int]) -> str:
-    """Some task numbers, in order, as sbatch takes them: `0-3,7`."""
+    """Some task numbers, in order, in sbatch's form: `0-3,7`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -65,11 +65,11 @@ def write_array(numbers: Sequence[int]) -> str:
 def _numbers(term: str, text: str) -> range:
     match = _TERM.fullmatch(term)
     if not match:
-        raise ValueError(f"expected a list of tasks, got {text!r}: {term!r} is neither a number nor a range")
+        raise ValueError(f"{text!r} is not a valid list of tasks: expected a number or a range, got {term!r}")
     first, step = int(match[1]), int(match[3] or 1)
     last = int(match[2] or first)
     if last < first or step < 1:
-        raise ValueError(f"expected a list of tasks, got {text!r}: {term!r} is empty")
+        raise ValueError(f"{text!r} is not a valid list of tasks: the range {term!r} is empty")
     if last > LARGEST_TASK:
-        raise ValueError(f"{text!r} names task {last}; Slurm's largest is {LARGEST_TASK}")
+        raise ValueError(f"{text!r} names task {last}; the largest in Slurm is {LARGEST_TASK}")
     return range(first, last + 1, step)

@@ -1,4 +1,4 @@
-"""What accounting allows a user: accounts, QOS and their limits, as sacctmgr prints them."""
+"""The accounts, QOS and limits that accounting allows a user, as sacctmgr prints them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _OF_QOS = ("Name", "Flags", "MinTRES", "MaxTRESPerUser", "MaxJobsPerUser", "MaxS
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one job, or of all jobs of a user or group together; None and {} mean no limit.
+    """The limits of one job, or of all jobs of a user or a group together; None and {} mean no limit.
 
-    Resources are named as in `toolkit.slurm.tres`; `most_for_job_minutes` are such resources times minutes.
+    Resources have the names of `toolkit.slurm.tres`; `most_for_job_minutes` are such resources times minutes.
     """
 
     longest_s: int | None = None
@@ -32,12 +32,12 @@ class Limits:
     running_jobs: int | None = None
     submitted_jobs: int | None = None
     submitted_jobs_of_group: int | None = None
-    flags: frozenset[str] = frozenset()  # of a QOS, such as PartitionTimeLimit
+    flags: frozenset[str] = frozenset()  # those of a QOS, such as PartitionTimeLimit
 
 
 @dataclass(frozen=True)
 class Association:
-    """A user's right to charge an account, in one partition or, where it is "", in all."""
+    """A user's right to charge an account, in one partition or, if it is "", in all."""
 
     account: str
     partition: str
@@ -48,7 +48,7 @@ class Association:
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """What a job, or a task of an array, that waits or runs counts against."""
+    """A pending or running job, or task of an array, with the account, QOS and partition whose limits it counts towards."""
 
     account: str
     qos: str
@@ -56,10 +56,10 @@ class QueuedJob:
 
 
 def queued_jobs(slurm: Slurm, user: str) -> list[QueuedJob]:
-    """A user's jobs in the queue, each task of an array for itself.
+    """A user's jobs in the queue, with a separate row for each task of an array.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer, or not in these words.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond, or its answer cannot be parsed.
     """
     mark = new_mark()
     columns = mark.join(("%i", "%a", "%q", "%P", "%i", ""))
@@ -68,10 +68,10 @@ def queued_jobs(slurm: Slurm, user: str) -> list[QueuedJob]:
 
 
 def associations_of(slurm: Slurm, user: str, cluster: str = "") -> list[Association]:
-    """The associations of a user on a cluster, or on any; what they inherit is in them.
+    """The associations of a user on a cluster, or on all; inherited limits are included.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not answer.
+        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not respond.
     """
     where = [f"cluster={cluster}"] if cluster else []
     rows = _ask(slurm, ["show", "associations", f"user={user}", *where], _OF_ASSOCIATION)
@@ -85,10 +85,10 @@ def associations_of(slurm: Slurm, user: str, cluster: str = "") -> list[Associat
 
 
 def default_account(slurm: Slurm, user: str, cluster: str) -> str:
-    """The account that is charged on a cluster where a job names none; "" where there is none.
+    """The account that Slurm charges on a cluster if a job sets none; "" if there is none.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not answer.
+        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not respond.
     """
     rows = _ask(slurm, ["show", "user", user, "withassoc", f"cluster={cluster}"], ("User", "DefaultAccount"))
     return next((row["DefaultAccount"] for row in rows), "")
@@ -98,7 +98,7 @@ def every_qos(slurm: Slurm) -> dict[str, Limits]:
     """The limits of each QOS by its name.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not answer.
+        NotFoundError, SchedulerRefusedError: there is no accounting, or it does not respond.
     """
     return {
         row["Name"]: _limits(row, jobs=("MaxJobsPerUser", "GrpJobs"), submitted="MaxSubmitJobsPerUser")
@@ -106,9 +106,9 @@ def every_qos(slurm: Slurm) -> dict[str, Limits]:
     }
 
 
-def _ask(slurm: Slurm, what: Sequence[str], columns: Sequence[str]) -> list[dict[str, str]]:
-    """sacctmgr has no delimiter but `|`, which no name of its own may hold."""
-    text = slurm.call(["sacctmgr", "--noheader", "--parsable2", *what, "format=" + ",".join(columns)])
+def _ask(slurm: Slurm, query: Sequence[str], columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a query. sacctmgr only supports the delimiter `|`, which its names cannot contain."""
+    text = slurm.call(["sacctmgr", "--noheader", "--parsable2", *query, "format=" + ",".join(columns)])
     rows = []
     for line in filter(None, map(str.strip, text.splitlines())):
         cells = line.split("|")

@@ -1,4 +1,4 @@
-"""What a cluster's Slurm says of itself: its name, partitions, nodes, MPI plugins, and the accounts of a user."""
+"""A cluster as its Slurm describes it: its name, partitions, nodes, MPI plugins, and the accounts of a user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLUGIN = re.compile(r"^(?:srun: )?\s*([a-z]\w*)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Node:
-    """One node: CPUs that jobs get, memory that jobs get in MiB, GPUs by type ("" where Slurm names none)."""
+    """One node: CPUs for jobs, memory for jobs in MiB, GPUs by type ("" if Slurm does not name one)."""
 
     name: str
     cpus: int
@@ -59,10 +59,10 @@ class ClusterFacts:
 
 
 def cluster_facts(slurm: Slurm, user: str = "") -> ClusterFacts:
-    """Query Slurm for everything; for accounts if `user` is given and the cluster has accounting.
+    """Query Slurm for all facts; for accounts only if a `user` is named and the cluster keeps them.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond.
     """
     settings = cluster_settings(slurm)
     nodes = tuple(map(node_of, blocks_of(slurm.call(["scontrol", "--oneliner", "show", "node"]), "NodeName")))
@@ -77,7 +77,7 @@ def cluster_facts(slurm: Slurm, user: str = "") -> ClusterFacts:
 
 
 def node_of(block: Block) -> Node:
-    """A node's CPUs and memory without those that Slurm keeps for the system."""
+    """A node's CPUs and memory without those that Slurm reserves for the system."""
     return Node(
         name=block.get("NodeName") or "",
         cpus=whole_number(block.get("CPUEfctv", "CPUTot")) or 0,
@@ -89,9 +89,9 @@ def node_of(block: Block) -> Node:
 
 
 def closed_by(partition: PartitionLimits) -> str:
-    """What keeps this user out of a partition, as Slurm prints it: root's alone, or groups of others; "" where nothing does.
+    """What denies this user a partition, as Slurm prints it: RootOnly, or groups of others; "" if nothing does.
 
-    Allowed accounts are Slurm's to judge.
+    Slurm itself checks allowed accounts.
     """
     if partition.root_only:
         return "RootOnly=YES"
@@ -102,28 +102,28 @@ def closed_by(partition: PartitionLimits) -> str:
 def _own_groups() -> set[str]:
     names = set()
     for number in {os.getegid(), *os.getgroups()}:
-        with suppress(KeyError):  # a number without a name
+        with suppress(KeyError):  # a group number without a name
             names.add(grp.getgrgid(number).gr_name)
     return names
 
 
 def _mpi_plugins(slurm: Slurm) -> tuple[str, ...]:
-    """srun's words for --mpi; empty where there is no srun."""
+    """The values of srun's --mpi; empty if there is no srun."""
     try:
         # Versions before 23.11 print the list on stderr.
-        told = slurm.call(["sh", "-c", "exec srun --mpi=list 2>&1"])
+        output = slurm.call(["sh", "-c", "exec srun --mpi=list 2>&1"])
     except SchedulerRefusedError:
         return ()
-    return mpi_plugins_in(told)
+    return mpi_plugins_in(output)
 
 
-def mpi_plugins_in(told: str) -> tuple[str, ...]:
-    """The words of `srun --mpi=list`, one a line."""
-    return tuple(dict.fromkeys(_PLUGIN.findall(told)))
+def mpi_plugins_in(output: str) -> tuple[str, ...]:
+    """The plugins in the output of `srun --mpi=list`, one per line."""
+    return tuple(dict.fromkeys(_PLUGIN.findall(output)))
 
 
 def _accounts(slurm: Slurm, user: str, cluster: str) -> tuple[tuple[str, ...], str]:
-    """The accounts of a user, and the one that is taken where a job names none; nothing where sacctmgr is silent."""
+    """The accounts of a user, and the default one; empty if sacctmgr does not respond."""
     try:
         accounts = [one.account for one in associations_of(slurm, user, cluster)]
         return tuple(dict.fromkeys(accounts)), default_account(slurm, user, cluster)

@@ -1,7 +1,7 @@
-"""Calls of Slurm's commands: explicit formats, a scrubbed environment, a time-out, and errors in words.
+"""Calls of Slurm's commands: explicit formats, a cleaned environment, a time-out, and readable errors.
 
 A user's SQUEUE_FORMAT or SLURM_TIME_FORMAT would change what the commands print; they are removed for every call.
-SBATCH_* would override the script: those with a key are in the script already, the others must not add to it.
+SBATCH_* would override the script: those that correspond to a key are in the script already, the others must not apply.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _SCRUBBED = (
     "SBATCH_", "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
     "SCANCEL_",
 )  # fmt: skip
-# For squeue and sacct: the tasks of an array are not cut short (`1_[3,5,...]`).
+# For squeue and sacct: the tasks of an array are not truncated (`1_[3,5,...]`).
 _QUERY = {"SLURM_BITSTR_LEN": "0"}
-# Signals whose default action ends a process.
+# Signals that kill a process without its own request.
 _HARMLESS = (
     "SIGCHLD",
     "SIGCONT",
@@ -57,7 +57,7 @@ _HARMLESS = (
 )
 _DEADLY = {sign.value: sign.name for sign in signal.Signals if sign.name not in _HARMLESS}
 _OF_SSH = 255
-# What ssh says when it ends with 255, in a site's wrapper that runs Slurm's commands on another host.
+# What ssh prints when it exits with 255, in a site's wrapper that runs Slurm's commands on another host.
 _LOST_CONNECTION = re.compile(
     r"\b(?:closed|connection|broken pipe|disconnect\w*|reset by|timed out|timeout|killed by signal)\b|^(?:ssh|kex_\w+): ",
     re.IGNORECASE | re.MULTILINE,
@@ -69,30 +69,30 @@ Answer = Mapping[str, JobFacts | None] | ToolkitError
 
 
 class NoAnswerError(SchedulerRefusedError):
-    """A command of Slurm's ended without an answer; what it asked for may have been done."""
+    """A Slurm command ended without an answer; Slurm may have carried out the request."""
 
 
 class TimedOutError(NoAnswerError):
-    """A command of Slurm's did not end in time."""
+    """A Slurm command exceeded its time-out."""
 
 
 class UnknownClusterError(SchedulerRefusedError):
-    """The cluster that was named is not in accounting, or not there."""
+    """The named cluster is not in accounting, or is down."""
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """Slurm's commands as one cluster's users call them.
+    """Slurm's commands for the users of one cluster.
 
-    `configuration` is a slurm.conf, "" for the default; `cluster` is another cluster of the same accounting that they
-    are for, "" for the configuration's own.
+    `configuration` is a slurm.conf, "" for the default; `cluster` is another cluster of the same accounting to use,
+    "" for the configuration's own.
     """
 
     configuration: str = ""
     cluster: str = ""
     echo: bool = False  # print each command on stderr before it runs
     timeout_s: float = 30.0
-    # A slurmctld that was silent a moment ago is not asked again; without them it is.
+    # A slurmctld that just failed to respond is not queried again; without `silences` it is.
     silences: Silences | None = field(default=None, compare=False, repr=False)
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -107,13 +107,13 @@ class Slurm:
         return self.environment(base) | (_QUERY if argv[0] in ("squeue", "sacct") else {})
 
     def call(self, argv: Sequence[str], *, base: Mapping[str, str] | None = None) -> str:
-        """Run one command and return its stdout. `base` is the environment that it is given, by default ours.
+        """Run one command and return its stdout. `base` is its environment, by default that of this process.
 
         Raises:
             NotFoundError: the command is not on PATH.
             SchedulerRefusedError: it failed.
-            UnknownClusterError: there is no such cluster.
-            NoAnswerError: it did not answer in `timeout_s`, or was killed.
+            UnknownClusterError: the cluster does not exist.
+            NoAnswerError: it did not respond within `timeout_s`, or was killed.
         """
         if self.silences is None:
             return self._ask(argv, base)
@@ -133,14 +133,14 @@ class Slurm:
         argv = for_cluster(argv, self.cluster)
         self._prepare(argv)
         try:
-            with (self.silences or Silences()).told_when_slow(argv[0], self.timeout_s):
+            with (self.silences or Silences()).report_when_slow(argv[0], self.timeout_s):
                 done = subprocess.run(
                     argv, capture_output=True, text=True, errors="replace", env=self._environment_of(argv, base), timeout=self.timeout_s, check=False,
                 )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             raise TimedOutError(
-                f"{argv[0]} did not answer in {self.timeout_s:.0f} s",
-                fix=in_words("`scontrol ping` says whether Slurm is up", self.cluster),
+                f"{argv[0]} did not respond within {self.timeout_s:.0f} s",
+                fix=in_words("`scontrol ping` shows whether Slurm is up", self.cluster),
             ) from error
         if done.returncode:
             if self.cluster and has_no_address(done.stderr):
@@ -151,7 +151,7 @@ class Slurm:
         return done.stdout
 
     def begin(self, argv: Sequence[str], *, base: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
-        """Start a command that outlives this terminal; what it prints goes to the descriptor `output`, which is closed here.
+        """Start a command that outlives this terminal; its output goes to the descriptor `output`, which is closed here.
 
         Raises:
             NotFoundError: the command is not on PATH.
@@ -166,52 +166,52 @@ class Slurm:
         finally:
             os.close(output)
 
-    def unknown_cluster(self, said: str) -> UnknownClusterError:
-        """Slurm's commands report an unknown cluster and one that is down in the same way."""
+    def unknown_cluster(self, output: str) -> UnknownClusterError:
+        """The error for an unknown cluster or one that is down, which Slurm's commands do not distinguish."""
         try:
             listed = replace(self, cluster="").call(
                 ["sacctmgr", "--noheader", "--parsable2", "show", "clusters", "format=Cluster"]
             )
         except (NotFoundError, SchedulerRefusedError):
             return UnknownClusterError(
-                f"cluster {self.cluster!r} cannot be found: {said}",
-                fix="other clusters are known by accounting alone: ask the site, or leave the cluster out",
+                f"cluster {self.cluster!r} not found: {output}",
+                fix="only accounting knows other clusters: ask the site, or remove the cluster",
             )
         names = sorted(listed.split())
         others = ", ".join(name for name in names if name != self.cluster)
         if self.cluster in names:
             return UnknownClusterError(
-                f"cluster {self.cluster!r} is down: accounting knows it, and has no address of its slurmctld",
-                fix=f"wait for it, or name another one with -M: {others}",
+                f"cluster {self.cluster!r} is down: accounting lists it without an address of its slurmctld",
+                fix=f"wait for it, or choose another one with -M: {others}",
             )
         return UnknownClusterError(
-            f"there is no cluster {self.cluster!r} in this Slurm's accounting", fix=f"name one with -M: {others}"
+            f"cluster {self.cluster!r} not found in this Slurm's accounting", fix=f"choose one with -M: {others}"
         )
 
     def _prepare(self, argv: Sequence[str]) -> None:
         if shutil.which(argv[0]) is None:
-            raise NotFoundError(f"{argv[0]} is not on PATH", fix="load Slurm's module, or use --site local")
-        # Without it the commands would look for it for a minute.
+            raise NotFoundError(f"{argv[0]} not found on PATH", fix="load Slurm's module, or use --site local")
+        # Without the file, the commands would search for it for a minute.
         if self.configuration and not Path(self.configuration).exists():
             raise NotFoundError(
-                "the site's slurm.conf is not here",
+                "the site's slurm.conf not found",
                 where=self.configuration,
-                fix="fix scheduler.conf of the site, or name another with --site",
+                fix="fix scheduler.conf of the site, or choose another with --site",
             )
         if self.echo:
-            sys.stderr.write(plain(f"+ {shlex.join(argv)}") + "\n")  # for --print-cmd
+            sys.stderr.write(plain(f"+ {shlex.join(argv)}") + "\n")  # requested by --print-cmd
 
     def jobs(self, job_ids: Iterable[str]) -> dict[str, JobFacts]:
-        """Facts of each job (`123`) or task (`123_4`) that Slurm still knows: squeue first, then sacct.
+        """Facts about each job (`123`) or task (`123_4`) that Slurm still has: from squeue first, then from sacct.
 
-        Jobs that neither knows are omitted. If squeue does not respond or its output cannot be read, only an end that
-        accounting knows is a fact; the others have no state, and the reason why.
+        Jobs that neither knows are omitted. If squeue does not respond, or its output cannot be parsed, only ends from
+        accounting count as facts; the other jobs have no state, but the reason why.
 
         Raises:
-            SchedulerRefusedError: nothing is known, since squeue did not answer.
+            SchedulerRefusedError: nothing is known, because squeue did not respond.
         """
-        found = self._facts(list(dict.fromkeys(job_ids)))
-        return {job: replace(fact, cluster=self.cluster) for job, fact in found.items()}
+        facts = self._facts(list(dict.fromkeys(job_ids)))
+        return {job: replace(fact, cluster=self.cluster) for job, fact in facts.items()}
 
     def _facts(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
         if not wanted:
@@ -241,13 +241,13 @@ class Slurm:
         try:
             text = self.call(squeue_argv(dict.fromkeys(map(base_of, wanted)), mark))
         except SchedulerRefusedError as error:
-            if "Invalid job id" in error.message:  # what squeue says of one job that it has forgotten
+            if "Invalid job id" in error.message:  # squeue's message for a single job that it has forgotten
                 return {}
             raise
         return of_jobs(read_squeue(text, mark), wanted)
 
     def accounted(self, wanted: Sequence[str]) -> dict[str, JobFacts]:
-        """What accounting says of some jobs or tasks; it alone knows who cancelled one. {} where none is kept or told."""
+        """The facts of jobs or tasks in accounting, the only source for who cancelled one; {} without accounting."""
         try:
             return self._accounted(wanted)
         except UnreadableError:
@@ -259,7 +259,7 @@ class Slurm:
         mark = new_mark()
         try:
             text = self.call(sacct_argv(dict.fromkeys(map(base_of, wanted)), mark))
-        except SchedulerRefusedError:  # accounting is off on this cluster, or silent: it adds nothing
+        except SchedulerRefusedError:  # accounting is off on this cluster, or does not respond
             return {}
         return of_jobs(read_sacct(text, mark), wanted)
 
@@ -276,25 +276,25 @@ class Slurm:
         self.call(["scancel", "--full", *job_ids])
 
     def requeue(self, job_id: str) -> None:
-        """Put a running batch job back into the queue, under the same job id; of an array the tasks that run.
+        """Put a running batch job back into the queue, under the same job id; for an array, its running tasks.
 
-        Finished jobs stay finished, without an error: plain `scontrol requeue` would run them again.
+        Finished tasks stay finished, without an error: plain `scontrol requeue` would run them again.
         """
         self.call(["scontrol", "requeue", "Incomplete", job_id])
 
 
 def _failure(command: str, done: subprocess.CompletedProcess[str]) -> SchedulerRefusedError:
-    """What a command's exit code means; a shell that wraps it gives 128 and the signal's number.
+    """The error for a command's exit code; a wrapping shell returns 128 plus the signal's number.
 
-    255 is sbatch's own for an option that it cannot read, and ssh's for a connection that it lost: the words decide.
+    255 is sbatch's own for an invalid option, and ssh's for a lost connection: the message decides which.
     """
-    words = done.stderr or done.stdout
-    said, fix = refusal_of(words)
+    output = done.stderr or done.stdout
+    message, fix = refusal_of(output)
     number = -done.returncode if done.returncode < 0 else done.returncode - 128
     if number in _DEADLY or done.returncode < 0:
-        died = f"was killed by {_DEADLY.get(number, f'signal {number}')}"
-    elif done.returncode == _OF_SSH and (not said or _LOST_CONNECTION.search(words)):
-        died = f"broke off with exit code {_OF_SSH}"
+        problem = f"was killed by {_DEADLY.get(number, f'signal {number}')}"
+    elif done.returncode == _OF_SSH and (not message or _LOST_CONNECTION.search(output)):
+        problem = f"lost its connection, with exit code {_OF_SSH}"
     else:
-        return SchedulerRefusedError(f"{command}: {said or f'exit code {done.returncode}'}", fix=fix)
-    return NoAnswerError(f"{command} {died}" + (f": {said}" if said else ""), fix=fix)
+        return SchedulerRefusedError(f"{command}: {message or f'exit code {done.returncode}'}", fix=fix)
+    return NoAnswerError(f"{command} {problem}" + (f": {message}" if message else ""), fix=fix)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from toolkit.errors import ToolkitError
 
-MOST_HOSTS = 100_000  # a slip of the finger, not a cluster; Slurm takes at most 65,536 for one range
+MOST_HOSTS = 100_000  # more is a typing error; Slurm accepts at most 65,536 for one range
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Every host of an expression, in its order; of a host that is named twice the first mention counts.
+    """Every host of an expression, in its order; for a repeated host the first position counts.
 
-    `a[1-3]` counts; leading zeros keep their width (`n[008-010]`); several brackets multiply, the last one
-    fastest; commas and blanks between expressions separate.
+    `a[1-3]` counts; leading zeros keep their width (`n[008-010]`); several brackets multiply, with the last one
+    varying fastest; commas and whitespace separate expressions.
 
     Raises:
-        ToolkitError: unbalanced or empty brackets, a range that runs backwards, or more than `MOST_HOSTS`.
+        ToolkitError: unbalanced or empty brackets, a decreasing range, or more than `MOST_HOSTS`.
     """
     hosts: list[str] = []
     for part in _split(text):
@@ -26,31 +26,31 @@ def first_host(text: str) -> str:
     """The first host of an expression.
 
     Raises:
-        ToolkitError: there is none.
+        ToolkitError: the expression is empty.
     """
     hosts = expand_hostlist(text)
     if not hosts:
-        raise _bad(text, "names no host")
+        raise _bad(text, "does not name a host")
     return hosts[0]
 
 
 def _split(text: str) -> list[str]:
     parts, depth, current = [], 0, ""
-    for letter in text.strip():
-        depth += (letter == "[") - (letter == "]")
+    for character in text.strip():
+        depth += (character == "[") - (character == "]")
         if depth not in (0, 1):
             raise _bad(text, "has unbalanced brackets")
-        if depth == 0 and (letter == "," or letter.isspace()):
+        if depth == 0 and (character == "," or character.isspace()):
             parts.append(current)
             current = ""
         else:
-            current += letter
+            current += character
     if depth:
-        raise _bad(text, "has an open bracket")
+        raise _bad(text, "has an unclosed bracket")
     return [part for part in [*parts, current] if part]
 
 
-def _expand_one(part: str, text: str, room: int) -> list[str]:
+def _expand_one(part: str, text: str, allowed: int) -> list[str]:
     names = [""]
     rest = part
     while rest:
@@ -59,35 +59,35 @@ def _expand_one(part: str, text: str, room: int) -> list[str]:
         if not bracket:
             break
         inside, _, rest = rest.partition("]")
-        numbers = _numbers(inside, text, room)
-        if len(names) * len(numbers) > room:
+        numbers = _numbers(inside, text, allowed)
+        if len(names) * len(numbers) > allowed:
             raise _bad(text, f"names more than {MOST_HOSTS} hosts")
         names = [name + number for name in names for number in numbers]
     return names
 
 
-def _numbers(inside: str, text: str, room: int) -> list[str]:
+def _numbers(inside: str, text: str, allowed: int) -> list[str]:
     numbers: list[str] = []
     for item in inside.split(","):
         low, dash, high = item.strip().partition("-")
         if not _is_number(low) or (dash and not _is_number(high)):
-            raise _bad(text, f"has {item!r} where a number or a range belongs")
+            raise _bad(text, f"has {item!r} instead of a number or a range")
         if not dash:
             numbers.append(low)
             continue
         count = int(high) - int(low) + 1
         if count < 1:
-            raise _bad(text, f"has the range {item!r}, which runs backwards")
-        if len(numbers) + count > room:
+            raise _bad(text, f"has the decreasing range {item!r}")
+        if len(numbers) + count > allowed:
             raise _bad(text, f"names more than {MOST_HOSTS} hosts")
         numbers += [str(value).zfill(len(low)) for value in range(int(low), int(high) + 1)]
     return numbers
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()  # "²" is a digit too, but no number
+    return text.isascii() and text.isdigit()  # "²" is a digit too, but not a number
 
 
 def _bad(text: str, problem: str) -> ToolkitError:
     shown = text if len(text) < 80 else text[:77] + "..."
-    return ToolkitError(f"the host list {shown!r} {problem}", fix="write it as Slurm does, such as node[1-4,8]")
+    return ToolkitError(f"the host list {shown!r} {problem}", fix="use Slurm's form, such as node[1-4,8]")

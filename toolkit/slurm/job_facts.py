@@ -1,6 +1,6 @@
-"""What squeue and sacct say of jobs, read so that no name, comment or damaged line can pass for a state.
+"""Facts about jobs from squeue and sacct, parsed so that no name, comment or damaged line can look like a state.
 
-A record begins and ends with its job id; records.py documents how records are separated.
+A record starts and ends with its job id; records.py describes how records are separated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolkit.slurm.array import parse_array
 from toolkit.slurm.records import UnreadableError, read_records
 from toolkit.slurm.states import run_state
 
-# squeue's --Format types and sacct's --format fields, in our order.
+# squeue's --Format types and sacct's --format fields, in the order of the columns.
 _QUEUE = (
     "JobArrayID",
     "State",
@@ -35,17 +35,17 @@ _QUEUE = (
     "JobArrayID",
 )
 _ACCOUNTS = ("JobID", "State", "ExitCode", "NodeList", "Submit", "JobID")
-# `5_*` is Slurm's word for the tasks of array 5 that wait, where it does not list them.
+# squeue prints `5_*` for the pending tasks of array 5 if it does not list them.
 _JOB_ID = re.compile(r"[0-9]+(_[0-9]+|_\[[0-9,:%-]+\]|_\*)?(\+[0-9]+)?", re.ASCII)
 _CANCELLED_BY = re.compile(r"CANCELLED by ([0-9]+)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What Slurm says of one job or of one task of an array (`123_4`). "" and None mean unknown.
+    """Slurm's facts about one job or one task of an array (`123_4`). "" and None mean that Slurm reports no value.
 
-    `state` is Slurm's own word. Times are Slurm's local ones, `2026-11-21T02:48:01`; `start_time` of a waiting job is
-    an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, which only sacct tells. The fields
+    `state` is Slurm's own name. Times are Slurm's local ones, `2026-11-21T02:48:01`; `start_time` of a pending job is
+    an estimate. `restarts` counts the requeues. `cancelled_by` is a user's number, which only sacct reports. The fields
     from `partition` to `required_nodes` only squeue tells. `cluster` is the one that was asked by its name.
     """
 
@@ -71,22 +71,22 @@ class JobFacts:
 
 
 def squeue_argv(jobs: Iterable[str], mark: str) -> list[str]:
-    """The arguments that query jobs of every state and partition; `jobs` without task numbers."""
+    """The command for jobs of every state and partition; `jobs` are ids without task numbers."""
     form = ",".join(f"{name}:{mark}" for name in _QUEUE)
     return ["squeue", "--noheader", "--all", "--states=all", f"--Format={form}", "--jobs=" + ",".join(jobs)]
 
 
 def sacct_argv(jobs: Iterable[str], mark: str) -> list[str]:
-    """Ask accounting for whole jobs, not their steps."""
+    """The command for whole jobs in accounting, without their steps."""
     return ["sacct", "--noheader", "--parsable", f"--delimiter={mark}", "--allocations",
             "--format=" + ",".join(_ACCOUNTS), "--jobs=" + ",".join(jobs)]  # fmt: skip
 
 
 def read_squeue(text: str, mark: str) -> list[JobFacts]:
-    """The rows of `squeue_argv`'s answer.
+    """The rows in the output of `squeue_argv`.
 
     Raises:
-        UnreadableError: it holds anything else.
+        UnreadableError: it contains anything else.
     """
     return [
         JobFacts(
@@ -101,10 +101,10 @@ def read_squeue(text: str, mark: str) -> list[JobFacts]:
 
 
 def read_sacct(text: str, mark: str) -> list[JobFacts]:
-    """The rows of `sacct_argv`'s answer; of a job that was requeued, the life that was submitted last.
+    """The rows in the output of `sacct_argv`; for a requeued job, the last submitted run.
 
     Raises:
-        UnreadableError: it holds anything else.
+        UnreadableError: it contains anything else.
     """
     newest: dict[str, tuple[str, JobFacts]] = {}
     for row in _records("sacct", text, mark, _ACCOUNTS):
@@ -128,43 +128,43 @@ def _records(command: str, text: str, mark: str, names: Sequence[str]) -> list[d
 
 
 def base_of(job_id: str) -> str:
-    """The number that squeue and sacct take: `123` of `123_4`, `123_[5-9%2]` and `123+1`."""
+    """The number that squeue and sacct accept: `123` for `123_4`, `123_[5-9%2]` and `123+1`."""
     return re.split(r"[_+]", job_id, maxsplit=1)[0]
 
 
 def of_jobs(rows: Iterable[JobFacts], wanted: Collection[str]) -> dict[str, JobFacts]:
-    """The facts of the wanted jobs among some rows.
+    """The facts of the wanted jobs in some rows.
 
-    A waiting task of an array shares one row with the others (`123_[5-9%2]`). An array or a heterogeneous job that
-    is asked for as a whole is the part of it that is furthest from its end.
+    The pending tasks of an array share one row (`123_[5-9%2]`). For an array or a heterogeneous job as a whole, the facts
+    are those of the part that is furthest from its end.
     """
-    found: dict[str, JobFacts] = {}
+    facts: dict[str, JobFacts] = {}
     parts: dict[str, list[JobFacts]] = {}
     for row in rows:
-        found.setdefault(row.job_id, row)
+        facts.setdefault(row.job_id, row)
         parts.setdefault(base_of(row.job_id), []).append(row)
     for job_id in wanted:
         base, _, task = job_id.partition("_")
-        if job_id in found or base not in parts:
+        if job_id in facts or base not in parts:
             continue
         if not task:
-            found[job_id] = replace(min(parts[base], key=_nearness_to_end), job_id=job_id)
+            facts[job_id] = replace(min(parts[base], key=_nearness_to_end), job_id=job_id)
         for part in parts[base]:
             if task and _holds(part.job_id, int(task)):
-                found[job_id] = replace(part, job_id=job_id)
-    return {job_id: found[job_id] for job_id in wanted if job_id in found}
+                facts[job_id] = replace(part, job_id=job_id)
+    return {job_id: facts[job_id] for job_id in wanted if job_id in facts}
 
 
 def _nearness_to_end(part: JobFacts) -> tuple[int, int]:
-    """Of several parts the one that runs says most, then one that waits, then the last that ended."""
+    """The sort key of a job's parts: a running one first, then a pending one, then the last that ended."""
     state, number = run_state(part.state), part.job_id.partition("_")[2]
     return 2 if state.final else int(state is RunState.PENDING), -int(number) if _is_number(number) else 0
 
 
 def _holds(job_id: str, task: int) -> bool:
-    """Whether the row of `123_[5-9%2]` or `123_*` has a task."""
+    """True if the row of `123_[5-9%2]` or `123_*` includes a task."""
     if job_id.endswith("_*"):
-        return True  # each that has no row of its own
+        return True  # every task without its own row
     _, bracket, tasks = job_id.partition("_[")
     return bool(bracket) and task in _tasks(tasks.removesuffix("]"))
 
@@ -174,16 +174,16 @@ def _tasks(text: str) -> frozenset[int]:
     try:
         return frozenset(parse_array(text))
     except ValueError:
-        return frozenset()  # cut short: unknown
+        return frozenset()  # truncated: unknown
 
 
 def unreadable_end(job_id: str, error: UnreadableError) -> JobFacts:
     """A job that squeue has forgotten, and whose end is unknown."""
-    return JobFacts(job_id, "", reason=f"squeue knows the job no more, and {error.message}", source="none")
+    return JobFacts(job_id, "", reason=f"squeue no longer lists the job, and {error.message}", source="none")
 
 
 def outlived(facts: JobFacts) -> JobFacts:
-    """What accounting says of a job that the queue has forgotten: an end is an end, anything else lags behind."""
+    """The facts of accounting about a job that left the queue: an end is final, any other state is outdated."""
     if run_state(facts.state).final:
         return facts
-    return replace(facts, state="", reason=f"accounting says {facts.state}, but squeue knows the job no more")
+    return replace(facts, state="", reason=f"accounting reports {facts.state}, but squeue no longer lists the job")

@@ -1,4 +1,4 @@
-"""What a cluster allows and has: its configuration, its partitions' limits, the shapes of its nodes, a reservation."""
+"""The limits and resources of a cluster: configuration, limits of partitions, shapes of nodes, a reservation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PartitionLimits:
 
 @dataclass(frozen=True)
 class NodeShape:
-    """Nodes of a partition that are alike. `gpus` are counts by type, "" where the type is not named."""
+    """Equal nodes of a partition. `gpus` are counts by type, "" if the type is not named."""
 
     nodes: int
     names: str  # a hostlist
@@ -60,12 +60,12 @@ class NodeShape:
     gpus: Mapping[str, int]
     features: frozenset[str]
     is_usable: bool
-    is_reserved: bool = False  # for a reservation that has begun
+    is_reserved: bool = False  # for an active reservation
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation, with flags such as FLEX; whose it is, () for everybody's."""
+    """A reservation, with flags such as FLEX, and its users; () for everyone."""
 
     name: str
     end: datetime | None  # the cluster's local time
@@ -77,10 +77,10 @@ class Reservation:
 
 
 def cluster_settings(slurm: Slurm) -> dict[str, str]:
-    """slurm.conf as slurmctld has read it, by key; "" where a key has no value.
+    """slurm.conf as slurmctld has read it, by key; "" for a key without a value.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond.
     """
     text = slurm.call(["scontrol", "show", "config"])
     settings = {name: "" if value in NOTHING else value for name, value in _SETTING.findall(text)}
@@ -90,19 +90,19 @@ def cluster_settings(slurm: Slurm) -> dict[str, str]:
 
 
 def every_partition(slurm: Slurm) -> dict[str, PartitionLimits]:
-    """The limits of all partitions by name, hidden ones too.
+    """The limits of all partitions by name, also hidden ones.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer, or not in these words.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond, or its answer cannot be parsed.
     """
     return _partitions(slurm, "--all")
 
 
 def shown_partitions(slurm: Slurm) -> dict[str, PartitionLimits]:
-    """The limits of the partitions that Slurm shows this user, by name.
+    """The limits of the partitions that this user may see, by name.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer, or not in these words.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond, or its answer cannot be parsed.
     """
     return _partitions(slurm)
 
@@ -113,12 +113,12 @@ def _partitions(slurm: Slurm, *options: str) -> dict[str, PartitionLimits]:
 
 
 def node_shapes(slurm: Slurm, partitions: str) -> list[NodeShape]:
-    """The kinds of nodes that some partitions, named between commas, consist of.
+    """The different kinds of nodes in some partitions, whose names are separated by commas.
 
-    sinfo groups them: a line for each kind, however many nodes there are.
+    sinfo groups them: one line for each kind, independent of the number of nodes.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond.
     """
     rows = ask_sinfo(slurm, "--exact", f"--partition={partitions}", columns="%N %D %c %m %G %f %T")
     shapes = {
@@ -133,10 +133,10 @@ def node_shapes(slurm: Slurm, partitions: str) -> list[NodeShape]:
 
 
 def reservations(slurm: Slurm, name: str) -> list[Reservation]:
-    """The reservation of a name; [] where there is none.
+    """The reservation of a name; [] if there is none.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond.
     """
     try:
         text = slurm.call(["scontrol", "--oneliner", "show", "reservation", name])
@@ -155,7 +155,7 @@ def reservations(slurm: Slurm, name: str) -> list[Reservation]:
 
 
 def blocks_of(text: str, first: str) -> list[Block]:
-    """What `scontrol --oneliner show` prints, a block for each line.
+    """The blocks in the output of `scontrol --oneliner show`, one per line.
 
     Raises:
         UnreadableError: it is damaged.
@@ -167,7 +167,7 @@ def blocks_of(text: str, first: str) -> list[Block]:
 
 
 def limits_of(block: Block) -> PartitionLimits:
-    """A partition's limits, of its block of `scontrol show partition`."""
+    """A partition's limits, from its block of `scontrol show partition`."""
     return PartitionLimits(
         name=block.get("PartitionName") or "",
         state=block.get("State") or "",

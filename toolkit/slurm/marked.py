@@ -1,4 +1,4 @@
-"""The user's own jobs in the queue, and whose they are: what submits them leaves its mark as the first word of the comment."""
+"""The user's own jobs in the queue, each with its run or session: toolkit marks a job with the start of its comment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SEPARATOR = "\x1f"
 
 @dataclass(frozen=True)
 class MarkedJob:
-    """A job of the user's own: `ids` are all ids that it goes by; it is of a run, or of a session, or "" of neither."""
+    """A job of the user: `ids` are all of its ids; it belongs to a run or a session, or is "" for both."""
 
     job_id: str
     ids: frozenset[str]
@@ -21,10 +21,10 @@ class MarkedJob:
 
 
 def marked_jobs(slurm: Slurm) -> list[MarkedJob]:
-    """The user's own jobs in the queue, with what their comments say of them.
+    """The user's own jobs in the queue, with the run or session that their comments name.
 
     Raises:
-        SchedulerRefusedError, NotFoundError: Slurm does not answer.
+        SchedulerRefusedError, NotFoundError: Slurm does not respond.
     """
     rows = slurm.call(["squeue", "--me", "--noheader", f"--format={_SEPARATOR.join(('%F', '%A', '%T', '%k'))}"])
     jobs = []

@@ -1,4 +1,4 @@
-"""What sinfo says of partitions and of the nodes that cannot serve."""
+"""Partitions and unusable nodes, according to sinfo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PartitionRow:
 
 @dataclass(frozen=True)
 class UnusableNode:
-    """A node that is down or drained, with the reason that an administrator gave."""
+    """A node that is down or drained, with the administrator's reason."""
 
     name: str
     state: str
@@ -32,10 +32,10 @@ class UnusableNode:
 
 
 def partition_rows(slurm: Slurm, names: str) -> list[PartitionRow]:
-    """Limits and states of some partitions, whose names stand between commas.
+    """Limits and states of some partitions, whose names are separated by commas.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond.
     """
     return [PartitionRow(*cells) for cells in ask_sinfo(slurm, f"--partition={names}", columns="%R %a %l %D %F %s")]
 
@@ -44,7 +44,7 @@ def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> lis
     """Nodes of a partition, or of a hostlist, that are down, drained or draining, each once.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond.
     """
     which = f"--nodes={nodes}" if nodes else f"--partition={partition}"
     states = "--states=down,drain,fail,maint,no_respond"
@@ -53,10 +53,10 @@ def unusable_nodes(slurm: Slurm, *, partition: str = "", nodes: str = "") -> lis
 
 
 def ask_sinfo(slurm: Slurm, *options: str, columns: str) -> list[list[str]]:
-    """Rows of cells, a cell for each of the `columns`, which are letters of sinfo's --format; the first one is the key.
+    """Rows of cells, one for each of the `columns`, which are format characters of sinfo; the first one is the key.
 
     Raises:
-        NotFoundError, SchedulerRefusedError: Slurm does not answer.
+        NotFoundError, SchedulerRefusedError: Slurm does not respond.
     """
     mark, names = new_mark(), columns.split()
     form = "".join(name + mark for name in [*names, names[0]])

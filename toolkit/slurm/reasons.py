@@ -1,8 +1,8 @@
 """Slurm's pending reasons: what each means, whether such a job can ever start, and the fix.
 
 Source: squeue(1), "JOB REASON CODES", and slurm.schedmd.com/job_reason_codes.html, Slurm 22.05 to 24.11.
-Accounting limits have some two hundred names of a few patterns; they are read by pattern. A reason that is not
-here stays unknown.
+Accounting limits have some two hundred names of a few patterns; they are matched by pattern. A reason that is not in
+this table stays unknown.
 """
 
 from __future__ import annotations
@@ -13,66 +13,66 @@ from enum import StrEnum
 
 
 class CanStart(StrEnum):
-    """Whether a waiting job can start as it stands."""
+    """Whether a pending job can start unchanged."""
 
     YES = "yes"
-    NOT_BEFORE = "not_before"  # something that will happen by itself, or at a known time, comes first
-    NEVER = "never"  # not until the job or the cluster is changed
+    NOT_BEFORE = "not_before"  # after an event that will happen by itself, or at a known time
+    NEVER = "never"  # not until the user changes the job, or an administrator the cluster
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class PendingReason:
-    """One reason. `fix` may hold {job}, {run} and {partition}; "" where waiting is all there is to do."""
+    """One reason. `fix` may contain {job}, {run} and {partition}; "" if the user can only wait."""
 
     words: str
     can_start: CanStart
     fix: str = ""
 
 
-_ASK_LESS = "`toolkit cancel {run}`, then submit it with less"
-_RESUBMIT = "`toolkit cancel {run}`, then submit it with"
+_ASK_LESS = "`toolkit cancel {run}`, then submit it again with less"
+_RESUBMIT = "`toolkit cancel {run}`, then submit it again with"
 _ADMIN = "ask the site's administrators"
 _Y, _L, _N, _U = CanStart.YES, CanStart.NOT_BEFORE, CanStart.NEVER, CanStart.UNKNOWN
 
 _REASONS: dict[str, PendingReason] = {
-    "None": PendingReason("Slurm has not looked at the job yet", _Y),
-    "Priority": PendingReason("jobs of a higher priority come first", _Y),
-    "Resources": PendingReason("it is the next one, and waits for nodes to become free", _Y),
-    "BeginTime": PendingReason("its earliest start has not come yet", _L),
-    "Cleaning": PendingReason("its last life is still being cleaned up", _L),
+    "None": PendingReason("Slurm has not considered the job yet", _Y),
+    "Priority": PendingReason("jobs with a higher priority are first", _Y),
+    "Resources": PendingReason("it is the next job, and is waiting for free nodes", _Y),
+    "BeginTime": PendingReason("its earliest start time is in the future", _L),
+    "Cleaning": PendingReason("its previous run is still being cleaned up", _L),
     "Prolog": PendingReason("the site's prolog is preparing its nodes", _Y),
-    "Dependency": PendingReason("it waits for another job", _L),
+    "Dependency": PendingReason("it is waiting for another job", _L),
     "DependencyNeverSatisfied": PendingReason(
-        "it waits for another job to end in a way that can no longer happen", _N,
-        "`scontrol update JobId={job} Dependency=` starts it all the same; `toolkit cancel {run}` drops it",
+        "it depends on a result of another job that can no longer occur", _N,
+        "`scontrol update JobId={job} Dependency=` starts it anyway; `toolkit cancel {run}` drops it",
     ),
-    "JobHeldUser": PendingReason("its user holds it", _N, "`scontrol release {job}`"),
-    "JobHeldAdmin": PendingReason("an administrator holds it; users cannot release it", _N, _ADMIN),
+    "JobHeldUser": PendingReason("its user put it on hold", _N, "`scontrol release {job}`"),
+    "JobHeldAdmin": PendingReason("an administrator put it on hold; users cannot release it", _N, _ADMIN),
     "JobHoldMaxRequeue": PendingReason(
-        "it was requeued too often, and Slurm holds it", _N, "`toolkit logs {run}` says why; then `scontrol release {job}`",
+        "it was requeued too often, so Slurm put it on hold", _N, "`toolkit logs {run}` shows why; then `scontrol release {job}`",
     ),
     "JobArrayTaskLimit": PendingReason(
-        "its array already runs as many tasks as it allows at a time", _L,
+        "its array already runs as many tasks as it may at a time", _L,
         "`scontrol update JobId={job} ArrayTaskThrottle=N` allows N at a time",
     ),
     "PartitionTimeLimit": PendingReason(
         "it requests more time than its partition allows", _N, f"{_RESUBMIT} less time (-t) or another partition (-p)",
     ),
     "PartitionNodeLimit": PendingReason(
-        "it requests more nodes than its partition has, or nodes that are down", _N,
+        "it requests more nodes than its partition allows, or nodes that are down", _N,
         f"{_RESUBMIT} fewer nodes (-N) or another partition (-p)",
     ),
     "PartitionConfig": PendingReason(
-        "its partition's configuration rules it out", _N, f"`scontrol show partition {{partition}}` shows the limits; {_RESUBMIT} another partition (-p)",
+        "its partition's configuration excludes it", _N, f"`scontrol show partition {{partition}}` shows the limits; {_RESUBMIT} another partition (-p)",
     ),
-    "PartitionDown": PendingReason("its partition takes jobs but starts none (state DOWN)", _L, _ADMIN),
+    "PartitionDown": PendingReason("its partition accepts jobs but starts none (state DOWN)", _L, _ADMIN),
     "PartitionInactive": PendingReason("its partition is inactive", _L, _ADMIN),
     "AccountNotAllowed": PendingReason(
-        "its partition does not take its account", _N, f"{_RESUBMIT} another account (-A) or partition (-p)",
+        "its partition does not accept its account", _N, f"{_RESUBMIT} another account (-A) or partition (-p)",
     ),
     "QOSNotAllowed": PendingReason(
-        "its partition or association does not take its QOS", _N, f"{_RESUBMIT} another QOS (-q)",
+        "its partition or association does not accept its QOS", _N, f"{_RESUBMIT} another QOS (-q)",
     ),
     "InvalidAccount": PendingReason(
         "its account is not valid", _N, f"`sacctmgr show associations user=$USER` lists yours; {_RESUBMIT} one of them (-A)",
@@ -81,20 +81,20 @@ _REASONS: dict[str, PendingReason] = {
         "its QOS is not valid", _N, f"`sacctmgr show associations user=$USER format=account,qos` lists yours; {_RESUBMIT} one of them (-q)",
     ),
     "BadConstraints": PendingReason(
-        "no nodes of its partition fit its request", _N,
-        f"`sinfo -p {{partition}} -N -o '%N %c %m %G %f'` shows what there is; {_RESUBMIT} that",
+        "no nodes of its partition have the requested resources", _N,
+        f"`sinfo -p {{partition}} -N -o '%N %c %m %G %f'` shows the available resources; {_RESUBMIT} those",
     ),
-    "NodeDown": PendingReason("a node that it must have is down", _L, "take the node out of -w, or wait for its return"),
+    "NodeDown": PendingReason("a requested node is down", _L, "remove the node from -w, or wait for its return"),
     "ReqNodeNotAvail": PendingReason(
-        "a node that it must have cannot be used now: down, drained, reserved, or kept for maintenance", _L,
-        "take the node out of -w, or wait for its return",
+        "a requested node cannot be used now: down, drained, reserved, or kept for maintenance", _L,
+        "remove the node from -w, or wait for its return",
     ),
-    "Reservation": PendingReason("its reservation has not begun, or is full", _L),
+    "Reservation": PendingReason("its reservation has not started, or is full", _L),
     "ReservationDeleted": PendingReason(
         "its reservation was deleted", _N, "`scontrol update JobId={job} ReservationName=` runs it without one",
     ),
-    "Licenses": PendingReason("it waits for a licence", _L),
-    "BurstBufferResources": PendingReason("it waits for room in the burst buffer", _L),
+    "Licenses": PendingReason("it is waiting for a licence", _L),
+    "BurstBufferResources": PendingReason("it is waiting for free space in the burst buffer", _L),
     "BurstBufferStageIn": PendingReason("its files are being staged in", _L),
     "BurstBufferOperation": PendingReason("its burst buffer failed", _N, _ADMIN),
     "FrontEndDown": PendingReason("no front-end node can start it", _L, _ADMIN),
@@ -110,27 +110,27 @@ _REASONS: dict[str, PendingReason] = {
     "MaxMemPerLimit": PendingReason("it requests more memory than a job may have", _N, f"{_ASK_LESS} memory"),
     "JobLaunchFailure": PendingReason("Slurm could not start its script", _N, "`toolkit explain {run}` once it has ended"),
     "SystemFailure": PendingReason("Slurm, a file system or the network failed", _U, _ADMIN),
-    "InactiveLimit": PendingReason("it did nothing for longer than the site allows", _U, _ADMIN),
+    "InactiveLimit": PendingReason("it was inactive for longer than the site allows", _U, _ADMIN),
     "PowerNotAvail": PendingReason("there is not enough power for its nodes", _L),
     "PowerReserved": PendingReason("power is reserved for other jobs", _L),
-    "FedJobLock": PendingReason("another cluster of the federation is looking at it", _Y),
-    "SchedDefer": PendingReason("Slurm considers it in the next scheduling round", _Y),
+    "FedJobLock": PendingReason("another cluster of the federation is considering it", _Y),
+    "SchedDefer": PendingReason("Slurm will consider it in the next scheduling cycle", _Y),
     "Nodes_required_for_job_are_DOWN": PendingReason(
         "too many nodes of its partition are down, drained or reserved", _L,
-        "`sinfo -p {partition} -R` shows the reason; wait, or request fewer nodes (-N)",
+        "`sinfo -p {partition} -R` shows why; wait, or request fewer nodes (-N)",
     ),
     "launch_failed_requeued_held": PendingReason(
-        "it could not be started on its nodes; Slurm requeued it and holds it", _N, "`scontrol release {job}` tries again",
+        "it could not be started on its nodes; Slurm requeued it and put it on hold", _N, "`scontrol release {job}` tries again",
     ),
-    "job_requeued_in_held_state": PendingReason("it was requeued, and is held", _N, "`scontrol release {job}`"),
+    "job_requeued_in_held_state": PendingReason("it was requeued, and is on hold", _N, "`scontrol release {job}`"),
 }  # fmt: skip
-# What `ReqNodeNotAvail` means for a job that requests no node by name.
+# The meaning of `ReqNodeNotAvail` for a job that requests no node by name.
 _NODES_NOT_FREE = PendingReason(
-    "nodes that it could have cannot be used now: down, drained, reserved, or kept for maintenance", _L,
-    "`scontrol show reservation` shows what keeps nodes, and until when; a job with a shorter -t may end before it begins",
+    "nodes that it could use are unavailable now: down, drained, reserved, or kept for maintenance", _L,
+    "`scontrol show reservation` shows what reserves nodes, and until when; a job with a shorter -t may finish before that starts",
 )  # fmt: skip
 
-# AssocGrpCpuLimit, QOSMaxGRESPerUser, MaxCpuPerAccount, ...: whose limit, and of what.
+# AssocGrpCpuLimit, QOSMaxGRESPerUser, MaxCpuPerAccount, ...: the owner and the resource of a limit.
 _OWNERS = {"Assoc": "your association (account)", "QOS": "the QOS"}
 _RESOURCES = {
     "cpu": "CPUs", "gres": "GPUs (GRES)", "mem": "memory", "memory": "memory", "node": "nodes", "jobs": "jobs",
@@ -143,39 +143,41 @@ _LIMIT = re.compile(
 )
 
 
-def reason_name(said: str) -> str:
-    """Slurm's reason without what follows it: `ReqNodeNotAvail, UnavailableNodes:node3` is ReqNodeNotAvail."""
-    name = said.strip().strip("()").partition(",")[0].strip()
+def reason_name(reason: str) -> str:
+    """Slurm's reason without its details: `ReqNodeNotAvail, UnavailableNodes:node3` is ReqNodeNotAvail."""
+    name = reason.strip().strip("()").partition(",")[0].strip()
     for sentence in ("Nodes required for job are DOWN", "launch failed requeued held", "job requeued in held state"):
         if sentence.replace(" ", "") in name.replace("_", "").replace(" ", ""):
             return sentence.replace(" ", "_")
     return name
 
 
-def pending_reason(said: str, *, names_nodes: bool = True) -> PendingReason:
-    """The meaning of a reason as squeue or scontrol print it. `names_nodes`: the job requests nodes by their names."""
-    name = reason_name(said)
+def pending_reason(reason: str, *, names_nodes: bool = True) -> PendingReason:
+    """The meaning of a reason from squeue or scontrol. `names_nodes`: the job requests nodes by name."""
+    name = reason_name(reason)
     if name == "ReqNodeNotAvail" and not names_nodes:
         return _NODES_NOT_FREE
-    known = _REASONS.get(name) or _accounting_limit(name)
-    if known is not None:
-        return known
-    return PendingReason(f"Slurm says {name}, which its manual does not list", CanStart.UNKNOWN, _ADMIN)
+    meaning = _REASONS.get(name) or _accounting_limit(name)
+    if meaning is not None:
+        return meaning
+    return PendingReason(f"Slurm's reason is {name}, which its manual does not list", CanStart.UNKNOWN, _ADMIN)
 
 
 def _accounting_limit(name: str) -> PendingReason | None:
-    """A limit of an association or a QOS. A group's is shared and frees itself; one of a single job does not."""
+    """A limit of an association or a QOS. A group's limit is shared and becomes free by itself; a single job's does not."""
     match = _LIMIT.fullmatch(name)
     if match is None or match["resource"].lower() not in _RESOURCES:
         return None
     owner = _OWNERS.get(match["owner"] or "", "your account under this QOS")
-    what = _RESOURCES[match["resource"].lower()] + (" minutes" if match["minutes"] else "")
+    resource = _RESOURCES[match["resource"].lower()] + (" minutes" if match["minutes"] else "")
     if match["kind"] == "Min":
-        return PendingReason(f"it requests less {what} than {owner} requires of a job", _N, f"{_RESUBMIT} more {what}")
+        return PendingReason(f"it requests less {resource} than {owner} requires", _N, f"{_RESUBMIT} more {resource}")
     of_one_job = match["per"] in ("PerJob", "PerNode") or match["resource"] == "WallDuration"
     if match["kind"] == "Max" and of_one_job:
-        return PendingReason(f"it requests more {what} than {owner} allows one job", _N, f"{_ASK_LESS} {what}")
+        return PendingReason(f"it requests more {resource} than {owner} allows per job", _N, f"{_ASK_LESS} {resource}")
     if match["minutes"] and not match["run"]:
-        return PendingReason(f"{owner} has used up its {what}", _L, "wait for the next accounting period, or " + _ADMIN)
-    verb = "has" if "jobs" in what else "uses"
-    return PendingReason(f"{owner} {verb} as many {what} as it may; jobs that end make room", _L)
+        return PendingReason(
+            f"{owner} has used up its {resource}", _L, "wait for the next accounting period, or " + _ADMIN
+        )
+    verb = "has" if "jobs" in resource else "uses"
+    return PendingReason(f"{owner} {verb} as many {resource} as it may; it can start when other jobs finish", _L)

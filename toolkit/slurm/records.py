@@ -1,8 +1,8 @@
-"""Records that a Slurm command prints in the requested columns, whatever names and comments contain.
+"""Records in the output of a Slurm command with explicit columns, whatever names and comments contain.
 
-Cells are separated by a mark that is new for each query, so no name can contain it. A record
-begins and ends with the same key. What is neither a record nor a site's greeting before the first one makes the whole
-answer unreadable: a job whose record is damaged must not count as one that Slurm has forgotten.
+Cells are separated by a mark that is new for each query, so that no name can contain it. A record starts and ends with
+the same key. Anything that is neither a record nor a site's banner before the first one makes the whole answer
+unreadable: a job whose record is damaged must not count as one that Slurm has forgotten.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ import secrets
 
 from toolkit.errors import SchedulerRefusedError
 
-# What Slurm's commands print where there is nothing to say.
+# What Slurm's commands print for a missing value.
 NOTHING = frozenset({"", "(null)", "None", "NONE", "none", "N/A", "Unknown", "None assigned"})
 
 
 def whole_number(text: str | None) -> int | None:
-    """A count that Slurm prints; None for a value such as UNLIMITED."""
-    return int(text) if text and text.isascii() and text.isdigit() else None  # "²" is a digit too, but no number
+    """A count that Slurm prints; None for anything else, such as UNLIMITED."""
+    return int(text) if text and text.isascii() and text.isdigit() else None  # "²" is a digit too, but not a number
 
 
 class UnreadableError(SchedulerRefusedError):
-    """A command of Slurm's printed something that is not, or not only, what it was asked for."""
+    """A Slurm command printed something other than the requested records."""
 
-    def __init__(self, command: str, place: str) -> None:
-        super().__init__(f"{command}'s answer cannot be read: {place.strip()[:60]!r}")
+    def __init__(self, command: str, line: str) -> None:
+        super().__init__(f"{command}'s answer cannot be parsed: {line.strip()[:60]!r}")
 
 
 def new_mark() -> str:
-    """What divides cells in one answer."""
+    """The mark that separates cells in one answer."""
     return f"~{secrets.token_hex(6)}~"
 
 
 def read_records(
     command: str, text: str, mark: str, width: int, *, key: re.Pattern[str] | None = None
 ) -> list[list[str]]:
-    """Each record's `width` cells; every cell has the mark behind it, and a line end follows the last one.
+    """Each record's `width` cells; the mark follows every cell, and a line end follows the last one.
 
-    Slurm's placeholders for nothing ("N/A", "(null)", ...) become "". `key` is the form of what a record begins with.
+    Missing values ("N/A", "(null)", ...) are "". `key` is the form of the first cell of a record.
 
     Raises:
-        UnreadableError: the output of `command` contains something else.
+        UnreadableError: the answer of `command` contains something else.
     """
     *cells, rest = text.replace("\r\n", "\n").split(mark)
     if rest.strip():

@@ -1,9 +1,9 @@
 """The `Key=value` blocks that `scontrol show` prints, for a job, a node or a partition, on many lines or on one (`-o`).
 
-Nothing is quoted there: a value may hold blanks, "=" and even line ends (`OS=Linux 6.1 #1 SMP`, a job's name, its
-comment, a node's reason). So a value extends to the next key that scontrol is known to print, or that looks like one
-if the previous value is not free text. A key with two different values in one block has none: one of them
-may be a name that a user chose.
+Nothing is quoted there: a value may contain spaces, "=" and even line ends (`OS=Linux 6.1 #1 SMP`, a job's name, its
+comment, a node's reason). So a value continues until the next known key, or until a string that looks like a key after
+a value that is not free text. A key with two different values in one block has none: a user may have chosen one of them
+as a name.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from toolkit.errors import CheckFailedError
 
-# Keys with a free-text value, which ends at the next known key or the end of the line.
+# Keys with free text as value, up to the next known key or the end of the line.
 FREE_TEXT = frozenset(
     "JobName Name Comment AdminComment SystemComment Extra Reason OS Command WorkDir StdErr StdIn StdOut SubmitLine".split()  # noqa: SIM905
 )
-# Every key of scontrol's jobs, nodes and partitions, Slurm 17.11 to 24.11, that may follow a free text.
+# Every key of scontrol's jobs, nodes and partitions, Slurm 17.11 to 24.11, that may follow free text.
 KNOWN = FREE_TEXT | frozenset(
     """JobId ArrayJobId ArrayTaskId ArrayTaskThrottle HetJobId HetJobIdSet HetJobOffset PackJobId PackJobOffset UserId GroupId
     MCS_label Priority Nice Account QOS WCKey JobState Requeue Restarts BatchFlag Reboot ExitCode DerivedExitCode RunTime
@@ -48,14 +48,14 @@ _KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/()-]*)=")
 
 @dataclass
 class Block:
-    """What scontrol prints of one thing; `values` are as printed, without the spaces around them."""
+    """One object of scontrol's output. `values` as printed, without surrounding spaces; `lines` are their line numbers."""
 
     line: int
     values: dict[str, str] = field(default_factory=dict)
     contested: set[str] = field(default_factory=set)  # keys with two values, which therefore have none
 
     def get(self, *keys: str) -> str | None:
-        """The value of the first key that was printed."""
+        """The value of the first key that occurs."""
         return next((self.values[key] for key in keys if key in self.values), None)
 
     def add(self, key: str, value: str) -> None:
@@ -69,20 +69,20 @@ class Block:
             self.values[key] = value
 
     def go_on(self, key: str, text: str) -> None:
-        """A further line of a value."""
+        """Append a further line of a value."""
         if key in self.values:
             self.values[key] += "\n" + text
 
 
 def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
-    """Read every block that begins with the key `first`: (blocks in their order, warnings that name the damaged lines).
+    """Every block that starts with the key `first`, in order, and warnings that name the damaged lines.
 
     Raises:
-        CheckFailedError: no block begins with that key.
+        CheckFailedError: no block starts with that key.
     """
     blocks: list[Block] = []
     warnings: list[str] = []
-    last = ""  # the key whose value continues in a line that begins without one
+    last = ""  # the key whose value continues on a line without a key
     on_one_line = False
     for number, line in enumerate(_lines_of(text), 1):
         before, fields = _fields(line)
@@ -91,18 +91,18 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
             blocks.append(Block(number))
             on_one_line |= len(keys) >= KEYS_ON_ONE_LINE
         elif first in keys and not before and not (last in FREE_TEXT and blocks and not on_one_line):
-            warnings.append(f"line {number}: {first} does not stand first")
+            warnings.append(f"line {number}: {first} is not first")
             blocks.append(Block(number))
         elif on_one_line and len(keys) >= KEYS_ON_ONE_LINE:
-            warnings.append(f"line {number}: a record without {first}; nothing is read from it")
+            warnings.append(f"line {number}: a record without {first}; ignored")
             continue
         if before and blocks and last in FREE_TEXT:
             blocks[-1].go_on(last, before)
         elif before or (fields and not blocks):
-            warnings.append(f"line {number}: belongs to no key or no block: {line.strip()[:60]!r}")
+            warnings.append(f"line {number}: does not belong to a key or a block: {line.strip()[:60]!r}")
         if blocks:
             strange = [key for key in keys if key[0].islower() and last not in FREE_TEXT]
-            warnings += [f"line {number}: scontrol has no key {key[:60]}" for key in strange]
+            warnings += [f"line {number}: unknown key {key[:60]}" for key in strange]
             for key, value in fields:
                 blocks[-1].add(key, value)
             last = keys[-1] if keys else last
@@ -113,7 +113,7 @@ def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
         raise CheckFailedError(f"no block that begins with {first}=: {shown[:60]!r}", where="line 1")
     for block in blocks:
         for key in sorted(block.contested):
-            warnings.append(f"line {block.line}: {key} has two values, so neither counts")
+            warnings.append(f"line {block.line}: {key} has two values, so both are ignored")
     return blocks, tuple(warnings)
 
 
@@ -124,11 +124,11 @@ def _lines_of(text: str) -> list[str]:
 
 
 def _fields(line: str) -> tuple[str, list[tuple[str, str]]]:
-    """One line: (the text before its first key, its keys with their values)."""
+    """The string before a line's first key, and its keys with their values."""
     before, fields, key, begin = "", list[tuple[str, str]](), "", 0
     for match in _KEY.finditer(line):
         if key in FREE_TEXT and match[1] not in KNOWN:
-            continue  # part of the text
+            continue  # part of the value
         if key:
             fields.append((key, line[begin : match.start()].strip()))
         else:

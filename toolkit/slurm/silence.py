@@ -1,4 +1,4 @@
-"""A slurmctld that does not respond: reported while the command waits, and not queried again by the same command."""
+"""A slurmctld without a response: reported while toolkit waits, and not queried twice by the same command."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from contextvars import ContextVar
 from toolkit.errors import SchedulerRefusedError
 from toolkit.talk import say
 
-SLOW_S = 2.0  # what has no answer for longer is told
-REMEMBERED_S = 5.0  # longer than one command of ours takes between two questions; who waits for Slurm asks again
-_WORDS = ("unable to contact slurm controller", "timed out", "did not answer")
-# Commands that query slurmctld and can do without a response; sbatch is always called.
+SLOW_S = 2.0  # longer waits are reported
+REMEMBERED_S = (
+    5.0  # longer than one toolkit command needs between two queries; a command that waits for Slurm queries again
+)
+_PATTERNS = ("unable to contact slurm controller", "timed out", "did not answer", "did not respond")
+# These query slurmctld, and toolkit can do without an answer; sbatch is always run.
 _ASKING = ("squeue", "sinfo", "scontrol", "scancel")
 
-# PATH, the configuration and the cluster: what decides which slurmctld a command asks.
+# PATH, the configuration and the cluster: they decide which slurmctld a command queries.
 Controller = tuple[str, str, str]
 
 
 class Silences:
-    """The slurmctlds that were silent a moment ago, as one command of ours has met them."""
+    """The slurmctlds that recently did not respond to one toolkit command."""
 
     def __init__(self) -> None:
         self._silent: dict[Controller, tuple[float, SchedulerRefusedError]] = {}
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     @contextmanager
-    def told_when_slow(self, command: str, timeout_s: float) -> Iterator[None]:
-        """Say on stderr after `SLOW_S` that a command waits for Slurm, and for how long it may."""
+    def report_when_slow(self, command: str, timeout_s: float) -> Iterator[None]:
+        """Report on stderr after `SLOW_S` that a command is waiting for Slurm, and for how long it may."""
         timer = threading.Timer(SLOW_S, self._tell, [command, timeout_s])
         timer.daemon = True
-        if timeout_s > 2 * SLOW_S:  # of a shorter wait there is nothing to tell
+        if timeout_s > 2 * SLOW_S:  # a shorter wait is not worth a message
             timer.start()
         try:
             yield
@@ -42,18 +44,18 @@ class Silences:
             timer.cancel()
 
     def _tell(self, command: str, timeout_s: float) -> None:
-        if time.monotonic() - self._told_at >= SLOW_S:  # several questions at a time are one silence
-            self._told_at = time.monotonic()
+        if time.monotonic() - self._reported_at >= SLOW_S:  # several queries at a time are one message
+            self._reported_at = time.monotonic()
             say(f"Slurm has not responded to {command} yet; waiting up to {timeout_s:.0f} s")
 
     def of(self, controller: Controller, argv: Sequence[str]) -> SchedulerRefusedError | None:
-        """The failure of a moment ago, where a slurmctld that was silent then would be asked again."""
+        """The recent failure of a slurmctld that a command would query again; None otherwise."""
         when, error = self._silent.get(controller, (float("-inf"), None))
         return copy.copy(error) if argv[0] in _ASKING and time.monotonic() - when < REMEMBERED_S else None
 
     def remember(self, controller: Controller, argv: Sequence[str], error: SchedulerRefusedError) -> None:
-        """Keep a failure that was slurmctld's silence; what it refused, it has answered."""
-        if argv[0] in _ASKING and any(words in error.message.lower() for words in _WORDS):
+        """Record a failure if slurmctld did not respond; an error message is a response."""
+        if argv[0] in _ASKING and any(pattern in error.message.lower() for pattern in _PATTERNS):
             self._silent[controller] = (time.monotonic(), error)
 
 
@@ -62,7 +64,7 @@ _OF_THIS_COMMAND: ContextVar[Silences | None] = ContextVar("silences of this com
 
 @contextmanager
 def one_command() -> Iterator[None]:
-    """Within, the Slurm queries of one command share their memory of silent controllers; other callers have none."""
+    """Inside, the queries of one toolkit command share their record; programs that call toolkit's functions have none."""
     before = _OF_THIS_COMMAND.set(Silences())
     try:
         yield
@@ -89,5 +91,5 @@ def prints_commands() -> bool:
 
 
 def silences_of_this_command() -> Silences | None:
-    """What the command that this is part of has met; None outside of one."""
+    """The record of the current command; None outside of one."""
     return _OF_THIS_COMMAND.get()

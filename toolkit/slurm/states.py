@@ -1,4 +1,4 @@
-"""Every job state that Slurm knows, and what it means to us. A state that is not here stays unknown."""
+"""Every job state of Slurm, and its meaning for a run. A state that is not listed here stays unknown."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ STATES: dict[str, RunState] = {
 
 
 def base_state(text: str) -> str:
-    """The state's own word: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
+    """The state without its details: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
     words = text.split()
     return words[0].rstrip("+").upper() if words else ""
 
 
 def run_state(slurm_state: str) -> RunState:
-    """What a Slurm state means for a run; UNKNOWN for a word that Slurm's manual does not list."""
+    """The meaning of a Slurm state for a run; UNKNOWN if Slurm's manual does not list it."""
     return STATES.get(base_state(slurm_state), RunState.UNKNOWN)

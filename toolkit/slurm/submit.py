@@ -1,9 +1,9 @@
-"""Submit a script once, though sbatch may end without an answer: a token in the job's comment finds the job again.
+"""Submit a script exactly once, even if sbatch ends without an answer: a token in the job's comment finds the job again.
 
-sbatch says "Socket timed out on send/recv operation" both when slurmctld took the job and when it did not. So nothing
-is sent a second time before the queue was asked for the token, twice with some time between: a request that waits in a
-stopped slurmctld's socket is processed only after it resumes. If two jobs of one start ever exist, the
-second one ends by itself, since a start is claimed once.
+sbatch prints "Socket timed out on send/recv operation" both if slurmctld accepted the job and if it did not. So nothing
+is sent again before two queries of the queue for the token, some time apart: a stopped slurmctld processes a request in
+its socket only after it continues. If there should ever be two jobs for one start, the second one ends by itself, since
+a start is claimed once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from toolkit.slurm.commands import NoAnswerError, Slurm
 from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.talk import say
 
-PATIENCE_S = 120.0  # for all of it: sbatch, the questions and the pauses between them
-SETTLE_S = 10.0  # between two answers "there is no such job" before it is sent again
-QUESTION_S = 15.0  # for one question
+PATIENCE_S = 120.0  # in total: sbatch, the queries and the pauses between them
+SETTLE_S = 10.0  # between two answers without the job, before it is sent again
+QUESTION_S = 15.0  # for one query
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 _SEPARATOR = "\x1f"
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?$", re.MULTILINE)
-# Errors after which it is unknown whether Slurm accepted a request (slurm_errno.c, 22.05 to 24.11); the last one is what
-# `scontrol requeue` makes of a time-out.
+# Errors that do not show whether Slurm accepted a request (slurm_errno.c, 22.05 to 24.11); the last one is what
+# `scontrol requeue` prints after a time-out.
 _UNSETTLED = (
     "timed out",
     "unable to contact slurm controller",
@@ -35,35 +35,35 @@ _UNSETTLED = (
     "connection reset",
     "unexpected message received",
 )
-# What a job's batch script and ranks are told of their job. sbatch hands its environment to the new job, where the
+# The variables of a job's batch script and ranks. sbatch passes its environment to the new job, where the
 # old numbers would contradict the new ones ("SLURM_MEM_PER_CPU ... and SLURM_MEM_PER_NODE are mutually exclusive").
 _OF_A_JOB = ("SLURM_", "SLURMD_", "PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "HYDRA_", "HYDI_", "PALS_")
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
-# These are a job's own only inside one; on a login node the user may have set them.
+# These belong to a job only inside of one; on a login node the user may have set them.
 _OF_ITS_NODE = frozenset(
     {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "GPU_DEVICE_ORDINAL", "TMPDIR", "HOSTNAME"}
 )  # fmt: skip
 
 
 class UnsettledError(NoAnswerError):
-    """Nobody knows whether Slurm took a job; its run must be kept."""
+    """It is unknown whether Slurm accepted a job; its run must be kept."""
 
 
 def token_of(run_id: str, start: int, part: int = 0) -> str:
-    """The word that marks the job of one start of a run, the first word of its comment; of an array in several parts
-    each has one.
+    """The token of the job of one start of a run, the start of its comment; each part of an array in several parts has
+    its own.
     """
     return f"toolkit:{run_id}:{start}" + (f".{part}" if part else "")
 
 
 def comment_of(token: str, options: Sequence[str]) -> str:
-    """A job's whole comment: our token, then the words of the last `--comment` among sbatch's `options`."""
+    """A job's whole comment: toolkit's token, then the last `--comment` among sbatch's `options`."""
     given = last_value_of(options, "comment")
     return f"{token} {given}" if given else token
 
 
 def without_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without what tells a process which job, step and rank it is."""
+    """`environ` without the variables that identify a job, step and rank."""
     return {name: value for name, value in environ.items() if name in _KEPT or not name.startswith(_OF_A_JOB)}
 
 
@@ -74,33 +74,33 @@ def _for_another_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 def is_unsettled(error: ToolkitError) -> bool:
     """True for a failure of sbatch or scontrol after which it is unknown whether Slurm accepted the request."""
-    if isinstance(error, NoAnswerError | OwnFailureError):  # killed, by us or others, or an answer without an id
+    if isinstance(error, NoAnswerError | OwnFailureError):  # killed, or an answer without an id
         return True
     return is_silence(error.message)
 
 
-def is_silence(said: str) -> bool:
-    """True of words of Slurm's commands that tell of a slurmctld which did not answer."""
-    return any(words in said.lower() for words in _UNSETTLED)
+def is_silence(output: str) -> bool:
+    """True for messages of Slurm's commands about a slurmctld that did not respond."""
+    return any(part in output.lower() for part in _UNSETTLED)
 
 
 def submit_once(
     slurm: Slurm, script: Path, comment: str, *, options: Sequence[str] = (), arguments: Sequence[str] = (),
     patience_s: float = PATIENCE_S, say: Callable[[str], object] = say, hint: str = "",
 ) -> str:  # fmt: skip
-    """Submit `script` and return its job id; one job, whatever becomes of sbatch's answer.
+    """Submit `script` as exactly one job, even if sbatch's answer is lost; return the job id.
 
     Args:
-        comment: the job's comment; its first word is the token, which no other start of any run has.
-        options: further options of sbatch; they win over the script's.
+        comment: the job's comment; it starts with the token, which is unique to this start of this run.
+        options: further options of sbatch; they override the script's.
         arguments: the script's own.
-        patience_s: after this many seconds without certainty it is given up.
-        say: reports what the function waits for, by default on stderr.
-        hint: an alternative to waiting, reported with it.
+        patience_s: after this many seconds without certainty toolkit gives up.
+        say: reports what toolkit waits for, by default on stderr.
+        hint: added to that report, for users who do not want to wait.
 
     Raises:
-        SchedulerRefusedError: sbatch said no; there is no job.
-        UnsettledError: Slurm stayed away; the job may come to be, and `find_by_token` finds it later.
+        SchedulerRefusedError: sbatch rejected it; there is no job.
+        UnsettledError: Slurm did not respond; the job may appear, and `find_by_token` finds it later.
         NotFoundError: sbatch is not on PATH.
     """
     token = comment.split()[0]
@@ -114,22 +114,22 @@ def submit_once(
             if not is_unsettled(error):
                 raise
             left_s = max(0.0, deadline - time.monotonic())
-            say(f"{error.message}; asking Slurm for the job by its comment {token}, for up to {left_s:.0f} s{hint}")
+            say(f"{error.message}; searching Slurm for the job by its comment {token}, for up to {left_s:.0f} s{hint}")
         job_id = _wait_for_answer(slurm, token, deadline)
         if job_id is not None:
-            say(f"Slurm took it as job {job_id}")
+            say(f"Slurm accepted it as job {job_id}")
             return job_id
-        say("Slurm did not take it; submitting again")
+        say("Slurm did not accept it; submitting again")
 
 
 def find_by_token(slurm: Slurm, token: str) -> str | None:
-    """The id of the user's job whose comment begins with `token`; None where Slurm knows none.
+    """The id of the user's job whose comment starts with `token`; None if Slurm has none.
 
-    Ended jobs are found in squeue for `MinJobAge`, then with accounting that keeps comments
-    (AccountingStoreFlags=job_comment). Of several, which Slurm ends but one, it is the oldest.
+    Ended jobs are in squeue for `MinJobAge`, then in accounting that keeps comments
+    (AccountingStoreFlags=job_comment). Of several jobs, it is the oldest; the others end by themselves.
 
     Raises:
-        SchedulerRefusedError, NotFoundError: Slurm does not answer.
+        SchedulerRefusedError, NotFoundError: Slurm does not respond.
     """
     layout = _SEPARATOR.join(("%F", "%k"))
     rows = slurm.call(["squeue", "--me", "--noheader", "--states=all", f"--format={layout}"])
@@ -137,32 +137,35 @@ def find_by_token(slurm: Slurm, token: str) -> str | None:
 
 
 def job_id_of(output: str) -> str:
-    """The job id that `sbatch --parsable` printed; a site's banner may stand before it.
+    """The job id in the output of `sbatch --parsable`; a site's banner may precede it.
 
     Raises:
         OwnFailureError: there is none.
     """
-    found = _JOB_ID.findall(output)
-    if not found:
+    job_ids = _JOB_ID.findall(output)
+    if not job_ids:
         raise OwnFailureError(
-            f"sbatch printed no job id: {output.strip()!r}", fix="see `squeue --me` before you submit again"
+            f"expected a job id from sbatch, got {output.strip()!r}", fix="check `squeue --me` before you submit again"
         )
-    return str(found[-1])
+    return str(job_ids[-1])
 
 
-def _sbatch(slurm: Slurm, words: Sequence[str]) -> str:
-    return job_id_of(slurm.call(["sbatch", "--parsable", *words], base=_for_another_job(os.environ)))
+def _sbatch(slurm: Slurm, arguments: Sequence[str]) -> str:
+    return job_id_of(slurm.call(["sbatch", "--parsable", *arguments], base=_for_another_job(os.environ)))
 
 
 def _wait_for_answer(slurm: Slurm, token: str, deadline: float) -> str | None:
-    """The job id; None once Slurm said twice, SETTLE_S apart, that there is no such job."""
+    """The job id; None once Slurm reported twice, SETTLE_S apart, that the job does not exist."""
     asking = replace(slurm, timeout_s=min(slurm.timeout_s, QUESTION_S), silences=None)
     absent_since: float | None = None
     pauses = list(_PAUSES_S)
     while True:
         try:
             job_id = find_by_token(asking, token)
-        except (SchedulerRefusedError, NotFoundError) as error:  # a module or a file system may be away for a moment
+        except (
+            SchedulerRefusedError,
+            NotFoundError,
+        ) as error:  # a module or a file system may be unavailable for a moment
             absent_since, last = None, error.message
         else:
             if job_id is not None:
@@ -171,13 +174,13 @@ def _wait_for_answer(slurm: Slurm, token: str, deadline: float) -> str | None:
                 absent_since = time.monotonic()
             elif time.monotonic() - absent_since >= SETTLE_S:
                 return None
-            last = "Slurm knows no such job yet"
+            last = "Slurm does not list the job yet"
         pause_s = pauses.pop(0) if len(pauses) > 1 else pauses[0]
         if time.monotonic() + pause_s > deadline:
             raise UnsettledError(
-                f"nobody knows whether Slurm took the job ({last})",
+                f"cannot determine whether Slurm accepted the job ({last})",
                 where=token,
-                fix="`scontrol ping` says whether Slurm is up; then `toolkit status RUN` asks again",
+                fix="`scontrol ping` shows whether Slurm is up; then `toolkit status RUN` checks again",
             )
         time.sleep(pause_s)
 
@@ -188,15 +191,15 @@ def _accounted(slurm: Slurm) -> str:
             ["sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations", "--starttime=now-30days",
              "--format=JobID,Comment"]
         )  # fmt: skip
-    except (SchedulerRefusedError, NotFoundError):  # no accounting on this cluster; squeue has answered
+    except (SchedulerRefusedError, NotFoundError):  # no accounting on this cluster; squeue's answer is enough
         return ""
 
 
 def _first_with(token: str, rows: str) -> str | None:
-    found = []
+    numbers = []
     for row in rows.split("\n"):
         job, separator, comment = row.partition(_SEPARATOR)
         number = job.partition("_")[0].strip()  # sacct's 12_3 is a task of 12
         if separator and number.isdigit() and comment.split()[:1] == [token]:
-            found.append(int(number))
-    return str(min(found)) if found else None
+            numbers.append(int(number))
+    return str(min(numbers)) if numbers else None

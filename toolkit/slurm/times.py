@@ -1,7 +1,7 @@
-"""Slurm's way to write a length of time, read and written exactly as Slurm does.
+"""Slurm's formats of durations, read and written exactly as Slurm does.
 
 Slurm reads "minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours", "days-hours:minutes" and
-"days-hours:minutes:seconds" (sbatch(1), --time); it also takes "days-", which the manual does not name.
+"days-hours:minutes:seconds" (sbatch(1), --time); it also accepts "days-", which the manual does not mention.
 So "90:00" is ninety minutes, not ninety hours.
 """
 
@@ -21,13 +21,13 @@ _WITHOUT_DAYS = re.compile(r"([0-9]+)(?::([0-9]+))?(?::([0-9]+))?")
 
 @lru_cache(maxsize=256)  # every check of every task of a sweep reads the same few
 def parse_slurm_time(text: str) -> int | None:
-    """Return the seconds that `text` means to Slurm, or None for no limit.
+    """Return the duration of `text` in seconds, or None for no limit.
 
     Fields may be larger than their unit ("00:90:00" is 90 minutes), as in Slurm. Slurm rounds a job's limit up
     to whole minutes; this function does not.
 
     Raises:
-        ValueError: `text` is in none of Slurm's forms.
+        ValueError: `text` has none of Slurm's forms.
     """
     if text.upper() in UNLIMITED:
         return None
@@ -39,11 +39,11 @@ def parse_slurm_time(text: str) -> int | None:
         if third is not None:
             return int(first) * 3600 + int(second) * 60 + int(third)
         return int(first) * 60 + int(second or 0)
-    raise ValueError(f"{text!r} is not a time that Slurm reads: {FORMS}")
+    raise ValueError(f"{text!r} is not a valid Slurm time: expected {FORMS}")
 
 
 def printed_limit_s(text: str) -> int | None:
-    """The seconds of a limit, or of what is left of one, that Slurm prints; None of UNLIMITED, NONE, INVALID or nothing."""
+    """The seconds of a limit, or of its rest, that Slurm prints; None for UNLIMITED, NONE, INVALID or nothing."""
     try:
         return parse_slurm_time(text)
     except ValueError:
@@ -51,7 +51,7 @@ def printed_limit_s(text: str) -> int | None:
 
 
 def meant_as_hours(text: str) -> str:
-    """The time with hours that the user may have meant where Slurm reads minutes: "1:30:00" for "1:30", "24:00:00" for "24"; else ""."""
+    """The form for hours of what Slurm reads as minutes: "1:30:00" for "1:30", "24:00:00" for "24"; "" for other forms."""
     return f"{text}:00" if _MINUTES_AND_SECONDS.fullmatch(text) else f"{text}:00:00" if _MINUTES.fullmatch(text) else ""
 
 

@@ -1,4 +1,4 @@
-"""Trackable resources as Slurm writes them: `cpu=100,gres/gpu:a100=8,mem=1.5T,node=4`. Memory is counted in MiB."""
+"""Trackable resources in Slurm's form: `cpu=100,gres/gpu:a100=8,mem=1.5T,node=4`. Memory is counted in MiB."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _GPU = re.compile(r"gpu(?::([A-Za-z][\w.-]*))?(?::([0-9]+))?(?:\(.*)?", re.ASCII
 
 
 def memory_mib(text: str) -> float | None:
-    """MiB of `4000`, `4000M` or `1.5T`; None for `UNLIMITED` and invalid values."""
+    """MiB of `4000`, `4000M` or `1.5T`; None for `UNLIMITED` and anything that is not a number."""
     match = _NUMBER.fullmatch(text)
     return float(match[1]) * _MIB[match[2]] if match else None
 
 
 def parse_tres(text: str) -> dict[str, float]:
-    """The counts of a list; entries without a number are omitted."""
+    """The counts of a list; resources without a number are omitted."""
     return {name: number * (_MIB[unit] if name == "mem" else 1.0) for name, number, unit in _numbers(text)}
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """Billing weights by lower-case name, as `CPU=1.0,Mem=0.25G,GRES/gpu=16`; `mem` is for each MiB."""
+    """Billing weights by lower-case name, from `CPU=1.0,Mem=0.25G,GRES/gpu=16`; `mem` is per MiB."""
     weights = ((name.lower(), number, unit) for name, number, unit in _numbers(text))
     return {name: number / (_MIB[unit] if name == "mem" else 1.0) for name, number, unit in weights}
 
@@ -35,10 +35,10 @@ def _numbers(text: str) -> Iterator[tuple[str, float, str]]:
 
 
 def gpus_of(gres: str) -> dict[str, int]:
-    """GPUs by type, "" where none is named, of `gpu:a100:4(S:0-1),gpu:v100:2,nvme:1` or `gpu:4`."""
-    found: dict[str, int] = {}
+    """GPUs by type, "" if none is named, from `gpu:a100:4(S:0-1),gpu:v100:2,nvme:1` or `gpu:4`."""
+    counts: dict[str, int] = {}
     for entry in re.split(r",(?![^(]*\))", gres):
         match = _GPU.fullmatch(entry.strip())
         if match:
-            found[match[1] or ""] = found.get(match[1] or "", 0) + int(match[2] or 1)
-    return found
+            counts[match[1] or ""] = counts.get(match[1] or "", 0) + int(match[2] or 1)
+    return counts

@@ -15,7 +15,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.errors import ToolkitError
 from toolkit.slurm.sbatch_options import last_value_of
-from toolkit.supervise.launch import is_foreign
+from toolkit.supervise.launch import is_unmanaged
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
@@ -64,7 +64,7 @@ def check_source(job: ResolvedJob, options: Sequence[str] = ()) -> None:
     if said := _no_checkpoint(path):
         raise ToolkitError(said, where=where, fix=_fix_of(path, source))
     manifest = check_whole(path, where=where)
-    if not is_foreign(job.job.entry):  # a script decides what it loads, and how it counts steps
+    if not is_unmanaged(job.job.entry):  # what a script takes of it, and how it counts steps, only the script knows
         _check_use(job, path, manifest, where=where)
 
 
@@ -154,7 +154,7 @@ def check_arguments(job: ResolvedJob) -> None:
         ToolkitError: the ranks would refuse a key or a value.
     """
     script = script_of(job)
-    if script is None or is_foreign(job.job.entry):
+    if script is None or is_unmanaged(job.job.entry):
         return
     from toolkit.train.arguments import check_divided, read_arguments
     from toolkit.train.declared_arguments import declared_arguments
@@ -174,7 +174,7 @@ def check_guard(job: ResolvedJob, *, has_checkpoint: bool = False) -> None:
     Raises:
         ToolkitError: it could not.
     """
-    if is_foreign(job.job.entry):
+    if is_unmanaged(job.job.entry):
         return
     try:
         check_roll_back(job.train, job.checkpoint, has_one=has_checkpoint)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config.resolved import ResolvedJob
-from toolkit.config.secrets import shown_words
+from toolkit.config.secrets import shown_arguments
 from toolkit.config.values import no_line
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import cannot_write, read_json, utc_now, write_json, write_text
@@ -133,7 +133,7 @@ def make_record(job: ResolvedJob, *, command: list[str], code: dict[str, Any], r
     return {
         "schema": 1,
         "created": utc_now(),
-        "command": shown_words(command),
+        "command": shown_arguments(command),
         "working_directory": str(Path.cwd()),
         "toolkit": VERSION,
         "python": platform.python_version(),

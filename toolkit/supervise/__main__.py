@@ -16,7 +16,7 @@ from toolkit.talk import say
 
 
 def main() -> int:
-    """Read the job, live one start."""
+    """Read the job and run one start; return the job's exit code."""
     if len(sys.argv) != 2:
         print("usage: python -m toolkit.supervise RUN_DIR < resolved-job.json", file=sys.stderr)  # noqa: T201
         return 2
@@ -26,9 +26,9 @@ def main() -> int:
     except ToolkitError as error:
         say(str(error))
         return OWN_FAILURE
-    except Exception as error:  # noqa: BLE001  the outermost frame: our own mistake is told whole, with the code for it
+    except Exception as error:  # noqa: BLE001  the outermost frame: a bug in toolkit is printed in full, with its own exit code
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            say(f"{error}. Fix: make room there (`df`, the site's quota command)")
+            say(f"{error}. Fix: free space there (`df`, the site's quota command)")
         else:
             traceback.print_exc()
         return OWN_FAILURE

@@ -1,4 +1,4 @@
-"""What the supervisor knows of its allocation: the job id, the nodes, the end, and why Slurm wants it gone."""
+"""What the supervisor knows about its allocation: the job id, the nodes, the end, and why Slurm ends it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from toolkit.slurm.records import NOTHING
 from toolkit.slurm.states import base_state
 from toolkit.supervise.log import say
 
-ANSWER_S = 10.0  # for one question to Slurm
-SILENCE_S = 30.0  # after it did not answer
-END_SLACK_S = 45.0  # Slurm looks for time limits that are over every 30 s
+ANSWER_S = 10.0  # for one query to Slurm
+SILENCE_S = 30.0  # without further queries after one that had no answer
+END_SLACK_S = 45.0  # Slurm checks for exceeded time limits every 30 s
 _ENDED = {
     "CANCELLED": Cause.CANCELLED, "TIMEOUT": Cause.WALLTIME, "DEADLINE": Cause.WALLTIME,
     "NODE_FAIL": Cause.NODE_LOST, "COMPLETED": Cause.STOPPED,
 }  # fmt: skip
-STOP_GRACE_S = 22.0  # where KillWait is not known: what its default of 30 s leaves
+STOP_GRACE_S = 22.0  # if KillWait is unknown: the part of its default of 30 s that ranks may use
 
 
 def process_start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot (proc(5), stat field 22): tells a reused pid apart.
+    """When a process started, in clock ticks since boot (proc(5), stat field 22); it distinguishes a reused pid.
 
     Raises:
-        ProcessLookupError: there is no such process, or only its unread exit code is left.
+        ProcessLookupError: the process does not exist, or is a zombie.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -42,16 +42,16 @@ def process_start_ticks(pid: int) -> int:
         raise ProcessLookupError(f"no process {pid}") from None
     fields = text.rpartition(")")[2].split()
     if fields[0] in "ZX":
-        raise ProcessLookupError(f"process {pid} has ended")
+        raise ProcessLookupError(f"process {pid} has exited")
     return int(fields[19])
 
 
 @dataclass
 class Allocation:
-    """Where the supervisor lives. `job_id` is `local-<pid>` without Slurm; `ends_at` is 0 without a time limit.
+    """The allocation of the supervisor. `job_id` is `local-<pid>` without Slurm; `ends_at` is 0 without a time limit.
 
-    A task of an array has `ARRAY_NUMBER` as its job id: its own number may be the array's, and would mean all tasks.
-    `task` is the run's number for it, which is another one where the array is a part of the run's.
+    The job id of an array's task contains `ARRAY_NUMBER`: Slurm's own number for it may be that of the array, and would
+    mean all tasks. `task` is the run's number for it, which differs if the array is a part of the run's tasks.
     """
 
     job_id: str
@@ -63,22 +63,22 @@ class Allocation:
     node_list: str = ""  # as Slurm writes it
     of_components: tuple[int, ...] = ()  # nodes in each component of a heterogeneous job
     restarts: int = 0  # requeues before this start
-    cluster: str = ""  # where Slurm's commands on this host need its name
+    cluster: str = ""  # set if Slurm's commands on this host need its name
     _silent_until: float = 0.0
 
     @property
     def nodes_of_components(self) -> tuple[int, ...]:
-        """Nodes in each component; most jobs have one."""
+        """The number of nodes in each component; most jobs have one."""
         return self.of_components or (self.nodes,)
 
     def nodes_in_order(self) -> list[str]:
-        """The nodes of a heterogeneous job, one component after the other; [] of any other."""
+        """The nodes of a heterogeneous job, component by component; [] for any other job."""
         return expand_hostlist(self.node_list) if self.of_components else []
 
-    def ask(self, argv: Sequence[str]) -> str:
-        """What a command of Slurm's prints; "" when it does not answer, and for a while after it did not.
+    def query(self, argv: Sequence[str]) -> str:
+        """The output of a Slurm command; "" if it does not answer, and for `SILENCE_S` after that.
 
-        A job that is being ended has KillWait left, and each silence costs a third of that.
+        KillWait is all the time that a terminated job has left, and each time-out costs a third of it.
         """
         if time.monotonic() < self._silent_until:
             return ""
@@ -87,33 +87,33 @@ class Allocation:
         except (NotFoundError, SchedulerRefusedError) as error:
             if isinstance(error, TimedOutError):
                 self._silent_until = time.monotonic() + SILENCE_S
-            say(f"Slurm does not say: {error}")
+            say(f"Slurm query failed: {error}")
             return ""
 
-    def ask_for(self, form: str) -> str:
-        """Fields of this job, from squeue: unlike scontrol, every site's nodes have it.
+    def query_fields(self, form: str) -> str:
+        """Fields of this job, from squeue: unlike scontrol, it exists on the nodes of every site.
 
-        Of several components the first one's: they end, and are requeued, together.
+        For several components it reads the first one: they end, and are requeued, together.
         """
-        said = self.ask(["squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={form}", "--states=all"])
-        return said.partition("\n")[0].strip()
+        answer = self.query(["squeue", "--noheader", f"--jobs={self.job_id}", f"--Format={form}", "--states=all"])
+        return answer.partition("\n")[0].strip()
 
     def left_s(self) -> float:
         """Seconds until the end, infinite without a limit."""
         return self.ends_at - time.time() if self.ends_at else float("inf")
 
-    def look_again(self) -> bool:
-        """Query Slurm for the end of the job, since its limit may have changed; True if the end has moved."""
-        said = self.ask_for("EndTime") if self.in_slurm else ""
-        if not said:
+    def refresh_end(self) -> bool:
+        """Query Slurm for the job's end, since its limit may have changed; True if the end has moved."""
+        answer = self.query_fields("EndTime") if self.in_slurm else ""
+        if not answer:
             return False
-        before, self.ends_at = self.ends_at, _seconds_of(said)
+        before, self.ends_at = self.ends_at, _seconds_of(answer)
         return abs(self.ends_at - before) > 1
 
     def next_start(self, *, by_requeue: bool) -> Next | None:
-        """How this start can be followed by another one: only a batch job can be, and a requeue needs `scontrol`.
+        """How this start can be followed by another one. Only a batch job can be, and a requeue needs `scontrol`.
 
-        `by_requeue` is false where the site lets no user requeue.
+        `by_requeue` is false if the site does not let users requeue.
         """
         if not (self.in_slurm and self.is_batch):
             return None
@@ -123,11 +123,11 @@ class Allocation:
 
 
 def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
-    """Read the allocation from Slurm's variables; `nodes` is the job's request, used if there is no allocation."""
+    """The allocation that Slurm's variables describe; `nodes`, which the job requests, applies if there is none."""
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id or environ.get("TOOLKIT_LOCAL"):
         return Allocation(f"local-{os.getpid()}", nodes, in_slurm=False, is_batch=False, ends_at=0.0)
-    # Of several components Slurm's other variables tell the first one as if it were all.
+    # For several components, Slurm's other variables describe the first one as if it were the whole job.
     groups = range(int(environ.get("SLURM_HET_SIZE") or 0))
     of_components = tuple(int(environ[f"SLURM_JOB_NUM_NODES_HET_GROUP_{group}"]) for group in groups)
     lists = [environ[f"SLURM_JOB_NODELIST_HET_GROUP_{group}"] for group in groups]
@@ -151,37 +151,37 @@ def find_allocation(environ: Mapping[str, str], nodes: int) -> Allocation:
         cluster=cluster_of_allocation(environ),
     )
     if not allocation.ends_at:
-        allocation.look_again()
+        allocation.refresh_end()
     return allocation
 
 
 def drop_memory(environ: MutableMapping[str, str]) -> None:
-    """Keep srun from components' memory: where one asks per CPU and another per node, it would say that these exclude each
-    other (22.05). Without an explicit request its step gets everything that the job has.
+    """Keep srun from reading components' memory: if one sets it per CPU and another per node, srun rejects the combination
+    (22.05). Without these variables its step uses all the job's memory.
     """
     for name in [name for name in environ if name.startswith("SLURM_MEM_PER_")]:
         del environ[name]
 
 
 def _seconds_of(end: str) -> float:
-    """Slurm's local time, which is this host's, in seconds since the epoch; 0 where there is no end."""
+    """Slurm's local time, which is this host's, in seconds since the epoch; 0 if there is no end."""
     return 0.0 if end in NOTHING else datetime.fromisoformat(end).timestamp()
 
 
 def why_terminated(allocation: Allocation) -> Cause | None:
-    """Query Slurm for the reason of TERM; None if it is unknown.
+    """The cause for which Slurm sent TERM; None if Slurm does not report one.
 
-    A job that is merely being preempted still counts as running there.
+    Slurm still reports a job as running while it is only being preempted.
     """
-    said = allocation.ask_for("State:|,RestartCnt:|,PreemptTime:|").split("|")
-    if len(said) < 3:
+    answer = allocation.query_fields("State:|,RestartCnt:|,PreemptTime:|").split("|")
+    if len(answer) < 3:
         return None
-    state, restarts, preempted = base_state(said[0]), said[1].strip(), said[2].strip()
+    state, restarts, preempted = base_state(answer[0]), answer[1].strip(), answer[2].strip()
     if state != "COMPLETING":
         return _ENDED.get(state, Cause.PREEMPTED)
-    # That word hides why the job ends; what else is said of it does not.
+    # COMPLETING hides why the job ends; the flags beside it do not.
     if preempted not in NOTHING or (restarts.isdigit() and int(restarts) > allocation.restarts):
-        return Cause.PREEMPTED  # or requeued on request: either way Slurm begins it again
+        return Cause.PREEMPTED  # or requeued on request: either way Slurm starts it again
     if allocation.left_s() < END_SLACK_S:
         return Cause.WALLTIME
     # salloc's allocation ends with its shell or its terminal.
@@ -189,24 +189,24 @@ def why_terminated(allocation: Allocation) -> Cause | None:
 
 
 def is_in_grace_time(allocation: Allocation) -> bool:
-    """Whether a preemption's grace time has begun: Slurm's TERM has then reached the ranks, and not us. A requeue ends it."""
-    return allocation.ask_for("PreemptTime") not in NOTHING
+    """Whether a preemption's grace time has started: Slurm sent its TERM to the ranks only. A requeue ends it."""
+    return allocation.query_fields("PreemptTime") not in NOTHING
 
 
 def lost_nodes(allocation: Allocation) -> list[str]:
-    """Nodes of the allocation that Slurm calls down, failed or silent; [] when it does not say."""
+    """Nodes of the allocation that Slurm reports as down, failed or silent; [] if Slurm does not answer."""
     if not allocation.in_slurm or not allocation.node_list:
         return []
-    text = allocation.ask(["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={allocation.node_list}"])
+    text = allocation.query(["sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={allocation.node_list}"])
     pairs = [line.split() for line in text.splitlines()]
-    # A `*` says that the node does not answer (sinfo(1), NODE STATE CODES); Slurm calls it down a while later.
+    # A `*` means that the node does not respond (sinfo(1), NODE STATE CODES); Slurm marks it as down later.
     return sorted({node for node, state in pairs if state.endswith("*") or state.startswith(("down", "fail"))})
 
 
 def stop_grace_s(allocation: Allocation) -> float:
-    """How long ranks may save after a cancel: KillWait, but for the time that the record of the end needs."""
+    """How many seconds ranks may save after a cancel: KillWait, minus the time to record the end."""
     if not allocation.in_slurm:
         return STOP_GRACE_S
-    text = allocation.ask(["scontrol", "show", "config"])
+    text = allocation.query(["scontrol", "show", "config"])
     match = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
     return max(5.0, float(match[1]) - 8.0) if match else STOP_GRACE_S

@@ -1,4 +1,4 @@
-"""One attempt: start the ranks, watch them, and say how they ended."""
+"""One attempt: start the ranks, watch them, and report how they ended."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from toolkit.supervise.stacks import collect_stacks
 T = TypeVar("T")
 
 POLL_S = 0.2
-CONTROL_PERIOD_S = 1.0  # `control/` lies on a shared file system
-SETTLE_S = 1.5  # after the first error: time for the other ranks to say what they saw
-END_PERIOD_S = 300.0  # between questions to Slurm about the end of the allocation
-FILE_SYSTEM_PATIENCE_S = 600.0  # a file server that fails over takes minutes; ranks may not even notice
+CONTROL_PERIOD_S = 1.0  # `control/` is on a shared file system
+SETTLE_S = 1.5  # after the first error: time for the other ranks to report their own
+END_PERIOD_S = 300.0  # between queries to Slurm for the end of the allocation
+FILE_SYSTEM_PATIENCE_S = 600.0  # a failover of a file server takes minutes; ranks may not even notice it
 MARKER_PATIENCE_S = 3.0  # a network file system may show the last markers late
-LAUNCHER_PATIENCE_S = 15.0  # for a launcher that lives on once every rank has ended
+LAUNCHER_PATIENCE_S = 15.0  # for a launcher that keeps running after every rank has exited
 
 
 class Reasons(Protocol):
-    """Knows what signals mean and when the allocation ends: the supervisor, which can query Slurm."""
+    """Explains signals and the allocation's end: the supervisor implements it by querying Slurm."""
 
     def why_warned(self) -> Cause:
-        """What USR2 means: walltime or preemption."""
+        """The cause that USR2 announces: walltime or preemption."""
 
     def why_terminated(self) -> Cause:
-        """What TERM means, as far as it can be said while the ranks still run."""
+        """The cause that TERM announces, as far as it can be reported while the ranks still run."""
 
     def grace_s(self, cause: Cause) -> float:
-        """How long ranks may take to save once they were asked to end."""
+        """How many seconds ranks may take to save after a stop request."""
 
     def refuse_superseded(self) -> None:
         """Raise SupersededError when another start has the run."""
 
-    def look_at_end(self, attempt: AttemptDirectory) -> None:
-        """Find out whether the allocation's end has moved, and tell the ranks."""
+    def refresh_end(self, attempt: AttemptDirectory) -> None:
+        """Query the allocation's end again, and pass a changed one to the ranks."""
 
 
 @dataclass
 class AttemptWatch:
     """The watch over the ranks of one attempt.
 
-    `stall_s` counts from the launch, then from each step. `foreign` ranks have none of our handlers: they are ended
-    instead of asked.
+    `stall_s` counts from the launch, then from each step. Unmanaged ranks have none of toolkit's handlers: they are sent
+    TERM instead of a stop request.
     """
 
     run: RunDirectory
@@ -65,7 +65,7 @@ class AttemptWatch:
     request: StopRequest
     reasons: Reasons
     stall_s: float
-    foreign: bool
+    is_unmanaged: bool
     _last_beat: int = 0
     _beat_seen_at: float = 0.0
     _control_seen_at: float = float("-inf")
@@ -73,55 +73,55 @@ class AttemptWatch:
     _markers_seen_at: float = 0.0
     _all_ended_at: float | None = None
     _failed_at: float | None = None
-    _are_told: bool = False
-    _told_by_file: bool = False
+    _is_signalled: bool = False
+    _needs_file: bool = False
     _is_flagged: bool = False
     _flag_tried_at: float = float("-inf")
-    _kill_at: float | None = None  # once asked: the end of the grace time
+    _kill_at: float | None = None  # after a stop request: the end of the grace time
     _is_stalled: bool = False
     _unreadable_since: float | None = None
 
     def follow(self, ranks: Ranks) -> AttemptEnd:
-        """Watch until every rank is gone, then say how they ended."""
+        """Watch until every rank has exited; return how they ended."""
         self._beat_seen_at = self._end_seen_at = time.monotonic()
         over = threading.Event()
-        # Neither a file system that hangs nor a slow answer of Slurm's may keep the ranks from hearing of a signal.
-        teller = threading.Thread(target=self._tell_ranks, args=(ranks, over), daemon=True)
-        teller.start()
+        # Neither a hanging file system nor a slow answer from Slurm may delay the signal to the ranks.
+        signaller = threading.Thread(target=self._signal_ranks, args=(ranks, over), daemon=True)
+        signaller.start()
         try:
             while ranks.exit_code() is None:
-                if self._is_time_over() or self._patiently(lambda: self._is_over(ranks)):
+                if self._is_time_over() or self._retrying(lambda: self._is_over(ranks)):
                     break
                 time.sleep(POLL_S)
         finally:
             over.set()
-            teller.join()
+            signaller.join()
         if self._is_stalled:
             return self._end_stalled(ranks)
         if self._failed_at is not None:
-            self._patiently(lambda: self._find_the_late(ranks))
+            self._retrying(lambda: self._collect_late_stacks(ranks))
         ranks.kill()  # the launcher may be gone while one of its ranks is not
         code = ranks.exit_code()
-        while (end := self._patiently(lambda: self._end_with_step(code if code is not None else 1))) is None:
+        while (end := self._retrying(lambda: self._end_with_step(code if code is not None else 1))) is None:
             time.sleep(POLL_S)
         return end
 
-    def _patiently(self, look: Callable[[], T]) -> T | None:
-        """Do what needs the run directory; None when its file system does not answer just now.
+    def _retrying(self, action: Callable[[], T]) -> T | None:
+        """The result of an action on the run directory; None while its file system does not respond.
 
         Raises:
-            OwnFailureError: it has not answered for `FILE_SYSTEM_PATIENCE_S`.
+            OwnFailureError: it has not responded for `FILE_SYSTEM_PATIENCE_S`.
         """
         try:
-            result = look()
+            result = action()
         except OSError as error:
             now = time.monotonic()
             if self._unreadable_since is None:
                 self._unreadable_since = now
-                say(f"the run directory does not respond ({error}); the ranks continue, retrying")
+                say(f"the run directory does not respond ({error}); the ranks continue, and the supervisor retries")
             if now - self._unreadable_since > FILE_SYSTEM_PATIENCE_S or self.request.kill:
                 raise OwnFailureError(
-                    f"the run directory has not answered for {now - self._unreadable_since:.0f} s: {error.strerror}",
+                    f"the run directory has not responded for {now - self._unreadable_since:.0f} s: {error.strerror}",
                     where=str(error.filename or self.run.path),
                     fix=f"fix its file system, then `toolkit resume {self.run.run_id}`",
                 ) from error
@@ -129,23 +129,23 @@ class AttemptWatch:
         if self._unreadable_since is not None:
             say(f"the run directory responds again after {time.monotonic() - self._unreadable_since:.0f} s")
             self._unreadable_since = None
-            self._beat_seen_at = time.monotonic()  # ranks may have been waiting for it as well, which is not a stall
+            self._beat_seen_at = time.monotonic()  # ranks may have been blocked by it, too, which is not a stall
         return result
 
-    def _tell_ranks(self, ranks: Ranks, over: threading.Event) -> None:
-        """Once asked, have the ranks save and end, by signal: without a file, or Slurm's word on what it meant."""
+    def _signal_ranks(self, ranks: Ranks, over: threading.Event) -> None:
+        """Signal the ranks to save and exit as soon as a stop is requested, without any access to files or to Slurm."""
         while not self.request.came:
             if over.wait(POLL_S):
                 return
-        self._are_told = True
-        if self.foreign:
+        self._is_signalled = True
+        if self.is_unmanaged:
             ranks.terminate()
         else:
-            self._told_by_file = not ranks.forward_stop()
+            self._needs_file = not ranks.forward_stop()
 
     def _is_time_over(self) -> bool:
         if self.request.kill:
-            self.event("killed", reason="asked twice")
+            self.event("killed", reason="requested twice")
         elif self._kill_at is not None and time.monotonic() > self._kill_at:
             self.event("killed", reason="grace time is over")
         else:
@@ -153,7 +153,7 @@ class AttemptWatch:
         return True
 
     def _is_over(self, ranks: Ranks) -> bool:
-        """Check everything that can end the attempt; True if there is nothing left to wait for."""
+        """Check everything that can end the attempt once; True if there is nothing left to wait for."""
         now = time.monotonic()
         if self._failed_at is None and self._has_failed(ranks):
             self._failed_at = now
@@ -162,19 +162,19 @@ class AttemptWatch:
             return True
         if now - self._end_seen_at > END_PERIOD_S:
             self._end_seen_at = now
-            self.reasons.look_at_end(self.attempt)
-        self._look_at_requests(now)
+            self.reasons.refresh_end(self.attempt)
+        self._read_requests(now)
         if self._have_all_ended(now):
-            self.event("killed", reason="the launcher does not end, though every rank has")
+            self.event("killed", reason="the launcher did not exit after every rank had")
             return True
         cause = self.request.cause
-        if cause is Cause.NODE_LOST:  # its ranks will never answer: there is nothing left to save together
+        if cause is Cause.NODE_LOST:  # its ranks will never respond, so the others cannot save together
             return True
         if cause is not None and self._kill_at is None:
             self._kill_at = now + self.reasons.grace_s(cause)
             self.event("stop_requested", cause=cause.value)
-        if self._told_by_file:
-            self._told_by_file = False
+        if self._needs_file:
+            self._needs_file = False
             self.event("stop_by_file", note="this launcher forwards no signal; rank 0 reads the flag within 5 s")
         if cause is not None and not self._is_flagged and now - self._flag_tried_at >= CONTROL_PERIOD_S:
             self._flag(cause, now)
@@ -182,7 +182,7 @@ class AttemptWatch:
         return self._is_stalled
 
     def _flag(self, cause: Cause, now: float) -> None:
-        """Leave the request where ranks read it. A full disk must not end ranks that may still save elsewhere."""
+        """Write the request where ranks read it. A full disk must not end ranks that can still save elsewhere."""
         is_first, self._flag_tried_at = self._flag_tried_at < 0, now
         try:
             write_text(self.attempt.stop_flag, cause.value + "\n")
@@ -193,38 +193,38 @@ class AttemptWatch:
         self._is_flagged = True
 
     def _have_all_ended(self, now: float) -> bool:
-        """True once all ranks have ended for a while: whether a run is done is theirs to say, not the launcher's."""
+        """True once all ranks have been done for a while: the ranks decide whether a run is done, not the launcher."""
         if self._all_ended_at is None and now - self._markers_seen_at >= CONTROL_PERIOD_S:
             self._markers_seen_at = now
-            # One file is asked for as long as rank 0 works; the folder has two for each rank.
+            # While rank 0 works, one file is checked; listing the folder would read two files per rank.
             if self.attempt.done_marker(0).exists() and len(self._marked()) == self.shape.ranks:
                 self._all_ended_at = now
         return self._all_ended_at is not None and now - self._all_ended_at > LAUNCHER_PATIENCE_S
 
     def _end_stalled(self, ranks: Ranks) -> AttemptEnd:
         self.event("stalled", seconds=round(self.stall_s))
-        where = self._patiently(lambda: collect_stacks(self.attempt, range(self.shape.ranks), ranks))
+        where = self._retrying(lambda: collect_stacks(self.attempt, range(self.shape.ranks), ranks))
         ranks.kill()
-        said, step = f"no step for {self.stall_s:.0f} s", self._patiently(lambda: last_step(self.attempt))
-        fix = "" if step is not None else "raise restart.stall_s where the way to the first step takes longer"
-        return AttemptEnd(Cause.STALLED, said, 125, last_lines=where or [], step=step, fix=fix)
+        reason, step = f"no step for {self.stall_s:.0f} s", self._retrying(lambda: last_step(self.attempt))
+        fix = "" if step is not None else "raise restart.stall_s if the program needs longer to reach its first step"
+        return AttemptEnd(Cause.STALLED, reason, 125, last_lines=where or [], step=step, fix=fix)
 
-    def _find_the_late(self, ranks: Ranks) -> None:
-        """Where ranks gave up waiting for others, have those say where they are before they are killed."""
+    def _collect_late_stacks(self, ranks: Ranks) -> None:
+        """If ranks timed out waiting for others, collect the stacks of those others before they are killed."""
         if timed_out(self.attempt) and ranks.exit_code() is None:
-            known = {*self._marked(), *map(rank_of, self.attempt.errors.glob("rank-*.json"))}
-            collect_stacks(self.attempt, [rank for rank in range(self.shape.ranks) if rank not in known], ranks)
+            reported = {*self._marked(), *map(rank_of, self.attempt.errors.glob("rank-*.json"))}
+            collect_stacks(self.attempt, [rank for rank in range(self.shape.ranks) if rank not in reported], ranks)
 
     def event(self, name: str, **details: Any) -> None:
-        """Say in the job's log what happens, and append it to the attempt's events. A full disk changes nothing else."""
-        told = " ".join(f"{key}={value}" for key, value in details.items())
-        say(f"attempt {self.attempt.number}: {name} {told}".rstrip())
+        """Log an event, and append it to the attempt's events. A full disk changes nothing else."""
+        fields = " ".join(f"{key}={value}" for key, value in details.items())
+        say(f"attempt {self.attempt.number}: {name} {fields}".rstrip())
         try:
             append_line(self.attempt.events, {"time": utc_now(), "event": name, **details})
         except OSError as error:
             say(f"cannot write {self.attempt.events}: {error.strerror}")
 
-    def _look_at_requests(self, now: float) -> None:
+    def _read_requests(self, now: float) -> None:
         if now - self._control_seen_at >= CONTROL_PERIOD_S or self.request.terminated:
             self._control_seen_at = now
             self.reasons.refuse_superseded()
@@ -237,31 +237,31 @@ class AttemptWatch:
             self.request.ask(self.reasons.why_terminated())
 
     def end_before_launch(self) -> AttemptEnd | None:
-        """The end of an attempt that was asked to stop before any rank was started, as by an early Ctrl-C."""
-        self._control_seen_at = float("-inf")  # the caller needs the present state
-        self._look_at_requests(time.monotonic())
+        """The end of an attempt whose stop was requested before any rank started, as by an early Ctrl-C; None otherwise."""
+        self._control_seen_at = float("-inf")  # read the requests now, not at the next period
+        self._read_requests(time.monotonic())
         cause = self.request.cause
-        return AttemptEnd(cause, f"ended on request ({cause.value}); no rank had been started yet") if cause else None
+        return AttemptEnd(cause, f"ended on request ({cause.value}) before any rank was started") if cause else None
 
     def _has_errors(self) -> bool:
         return any(self.attempt.errors.glob("rank-*.json"))
 
     def _has_failed(self, ranks: Ranks) -> bool:
-        """A rank died, by its own word or by the launcher's. Programs that were sent TERM may end as they like."""
-        if self.foreign and self._are_told:
+        """True if a rank or the launcher reports a failure. Programs that were sent TERM may exit as they like."""
+        if self.is_unmanaged and self._is_signalled:
             return False
         return self._has_errors() or ranks.report_a_death()
 
     def _stalled(self) -> bool:
         try:
             beat = self.attempt.heartbeat.stat().st_mtime_ns
-        except FileNotFoundError:  # no step yet
+        except FileNotFoundError:  # no step so far
             beat = 0
-            if self.foreign:  # programs without our loop never write one
+            if self.is_unmanaged:  # programs without our loop never write one
                 return False
         if beat != self._last_beat:
             self._last_beat, self._beat_seen_at = beat, time.monotonic()
-        # The age by our own clock: the file server's may be minutes away from ours.
+        # Measured by this host's clock: the file server's may differ by minutes.
         return time.monotonic() - self._beat_seen_at > self.stall_s
 
     def _classify(self, code: int) -> AttemptEnd:
@@ -273,25 +273,25 @@ class AttemptWatch:
             if self.request.cause is not None:
                 break
             time.sleep(POLL_S)
-        self._look_at_requests(time.monotonic())  # a TERM may have come after the last look
+        self._read_requests(time.monotonic())  # a TERM may have arrived after the last check
         cause = self.request.cause
-        if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:  # also where a request came too late
+        if len(ends) == self.shape.ranks and set(ends.values()) == {"done"}:  # also if a request came too late
             return AttemptEnd(Cause.COMPLETED, "every rank is done")
-        if cause is not None:  # errors of ranks that are being killed are consequences
-            saved = "" if len(ends) == self.shape.ranks or self.foreign else "; not every rank had saved"
+        if cause is not None:  # errors of ranks that are being stopped are consequences, not failures
+            saved = "" if len(ends) == self.shape.ranks or self.is_unmanaged else "; not every rank had saved"
             return AttemptEnd(cause, f"ended on request ({cause.value}){saved}")
         failure = first_failure(self.attempt)
         if failure is not None:
             return failure
         if len(ends) == self.shape.ranks:
-            return AttemptEnd(Cause.STOPPED, "every rank was asked to stop by a signal that the supervisor did not get")
+            return AttemptEnd(Cause.STOPPED, "every rank received a stop signal that the supervisor did not receive")
         return silent_end(self.attempt, self.shape.ranks, code)
 
     def _marked(self) -> dict[int, Path]:
         return {rank_of(path): path for path in self.attempt.ranks.glob("rank-*.done")}
 
     def _markers(self) -> dict[int, str]:
-        # The guard of a rank whose disk is full leaves an empty one.
+        # The guard of a rank whose disk is full leaves an empty marker.
         return {rank: path.read_text(encoding="utf-8").strip() or "done" for rank, path in self._marked().items()}
 
     def _end_with_step(self, code: int) -> AttemptEnd:

@@ -1,4 +1,4 @@
-"""Commands that prepare a start, such as a step that copies files to its nodes: none outlives its time or the start."""
+"""Commands that prepare a start, such as a step that copies files to its nodes. None outlives its time-out or the start."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from toolkit.supervise.launchers import end_session
-from toolkit.supervise.lifeline import die_with_parent
+from toolkit.supervise.parent_death import die_with_parent
 from toolkit.supervise.requests import StopRequest
 
 POLL_S = 0.2
-PIPES_S = 5.0  # for what a command that was ended still has to say
+PIPES_S = 5.0  # to read the remaining output of a command that was killed
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a command printed, and why it failed, in a line; "" where it did not. One that was given up has not ended."""
+    """A command's output, and in one line why it failed ("" if it did not). `has_ended` is false if it was abandoned."""
 
     out: str
     problem: str
@@ -25,9 +25,9 @@ class Done:
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float, request: StopRequest) -> Done:
-    """Run a command until its end, its time-out, or until the start is asked to end.
+    """Run a command until it exits, times out, or the start is asked to stop.
 
-    It has a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone.
+    It runs in its own session, so that a Ctrl-C at the terminal reaches only the supervisor.
     """
     try:
         process = subprocess.Popen(
@@ -43,20 +43,20 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: f
         except subprocess.TimeoutExpired:
             if request.came:
                 return Done(
-                    _ended(process), f"{argv[0]} was given up, since this start is asked to end", has_ended=False
+                    _ended(process), f"{argv[0]} was abandoned because this start is asked to stop", has_ended=False
                 )
             if time.monotonic() > deadline:
-                return Done(_ended(process), f"{argv[0]} did not end in {timeout_s:.0f} s", has_ended=False)
+                return Done(_ended(process), f"{argv[0]} did not finish within {timeout_s:.0f} s", has_ended=False)
             continue
         lines = [line for line in err.splitlines() if line.strip()]
-        said = lines[0] if lines else f"{argv[0]} ended with {process.returncode}"
-        return Done(out, said if process.returncode else "")
+        reason = lines[0] if lines else f"{argv[0]} exited with {process.returncode}"
+        return Done(out, reason if process.returncode else "")
 
 
 def _ended(process: subprocess.Popen[str]) -> str:
-    """End a command; what it had printed."""
+    """Kill a command; return what it had printed."""
     end_session(process)
     try:
         return process.communicate(timeout=PIPES_S)[0]
-    except subprocess.TimeoutExpired:  # it cannot be killed: a file system keeps it
+    except subprocess.TimeoutExpired:  # it cannot be killed while it hangs on a file system
         return ""

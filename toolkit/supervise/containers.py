@@ -1,8 +1,8 @@
-"""The command of one rank, in a container where the job has an image. The supervisor stays outside.
+"""The command of one rank, inside a container if the job has an image. The supervisor stays outside.
 
-Inside lie the run directory, the job's folder and toolkit's own package, each at a place where the ranks look for it;
-the image brings Python and what the job imports. Sources: apptainer.org/docs/user/1.3/environment_and_metadata.html,
-bind_paths_and_mounts.html; github.com/NVIDIA/pyxis/wiki/Usage. Apptainer 1.4.5 runs in the tests; Pyxis was only rendered.
+The run directory, the job's folder and toolkit's own package are mounted where the ranks expect them; the image
+contains Python and what the job imports. Sources: apptainer.org/docs/user/1.3/environment_and_metadata.html,
+bind_paths_and_mounts.html; github.com/NVIDIA/pyxis/wiki/Usage. Apptainer 1.4.5 runs in the tests; Pyxis commands were only rendered.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from toolkit.errors import OwnFailureError
 from toolkit.rundir.layout import RunDirectory
 
 RANK_MODULE = ["-P", "-m", "toolkit.rank"]
-# The package alone is mounted: the folder around it may be a site-packages of another Python's binaries.
+# Only the package is mounted: the folder around it may be a site-packages with binaries of another Python.
 PACKAGE_INSIDE = "/opt/toolkit-of-host"
 _PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class RankCommand:
-    """What a launcher starts, once a rank: `options` are srun's, `environment` is the launcher's whole one."""
+    """The command that a launcher starts for each rank: `options` are srun's, `environment` is all of the launcher's."""
 
     program: list[str]
     environment: dict[str, str]
@@ -38,18 +38,18 @@ def rank_command(
     """The command of a rank on this site.
 
     Args:
-        environment: what ranks are to see.
-        base: what the supervisor sees; what differs from it must get into the container against the image's own values.
+        environment: the variables for the ranks.
+        base: the supervisor's variables; those that differ from it must override the image's own values.
         python: the interpreter of ranks outside of containers.
 
     Raises:
-        OwnFailureError: the site has no such runtime, or its launcher cannot start it.
+        OwnFailureError: the site has no such runtime, or the site's launcher cannot start it.
     """
     site, table = job.get("site_container") or {}, job.get("container") or {}
     image = str(table.get("image") or site.get("image") or "")
     if not image:
         outside = dict(environment)
-        if python != sys.executable:  # a staged one: what ranks call by name comes from beside it
+        if python != sys.executable:  # a staged one: ranks find its other programs on PATH
             outside["PATH"] = f"{Path(python).parent}:{environment.get('PATH', '')}"
         return RankCommand([python, *RANK_MODULE], outside)
     inside = _environment_inside(job, environment)
@@ -59,9 +59,9 @@ def rank_command(
     options = [str(option) for option in site.get("options") or []]
     folder = str(job["job_directory"])
     if site.get("runtime") == "apptainer":
-        binds = [word for mount in mounts for word in ("--bind", mount)]
+        binds = [argument for mount in mounts for argument in ("--bind", mount)]
         # --no-eval: else apptainer's shell would expand the values of APPTAINERENV_*.
-        home = ["--home", inside["HOME"]] if "HOME" in forced else []  # it takes no APPTAINERENV_HOME
+        home = ["--home", inside["HOME"]] if "HOME" in forced else []  # Apptainer ignores APPTAINERENV_HOME
         argv = ["apptainer", "exec", "--no-eval", *options, *binds, *home, "--pwd", folder, image, *program]
         return RankCommand(argv, {**inside, **_against_the_image(forced, inside)})
     if site.get("runtime") == "pyxis" and launcher == "srun":
@@ -72,7 +72,7 @@ def rank_command(
         return RankCommand(program, inside, of_srun)
     raise OwnFailureError(
         f"the image {image} cannot be run: runtime {site.get('runtime')!r}, launcher {launcher!r}",
-        fix='set [container] runtime in the site file; "pyxis" goes with srun alone',
+        fix='set [container] runtime in the site file; "pyxis" works only with srun',
     )
 
 
@@ -81,26 +81,26 @@ def _environment_inside(job: Mapping[str, Any], environment: Mapping[str, str]) 
     chosen = (job.get("env") or {}).get("vars") or {}
     if "PYTHONPATH" in chosen:
         inside["PYTHONPATH"] = f"{PACKAGE_INSIDE}:{chosen['PYTHONPATH']}"
-    if "MPI4PY_LIBMPI" not in chosen:  # the site's is a path of the host; the image has an MPI of its own
+    if "MPI4PY_LIBMPI" not in chosen:  # the site's value is a path on the host; the image has its own MPI
         inside.pop("MPI4PY_LIBMPI", None)
     return inside
 
 
 def _forced(job: Mapping[str, Any], inside: Mapping[str, str], base: Mapping[str, str]) -> list[str]:
-    """Names that an image may set, too, and must not: everything that site, job and supervisor say themselves."""
+    """The variables that override the image's: all that the site, the job and the supervisor set."""
     of_job = job.get("env") or {}
-    said = {*((job.get("site_env") or {}).get("vars") or {}), *of_job.get("pass", []), *of_job.get("secrets", {})}
-    return sorted(name for name in inside if name in said or base.get(name) != inside[name])
+    own = {*((job.get("site_env") or {}).get("vars") or {}), *of_job.get("pass", []), *of_job.get("secrets", {})}
+    return sorted(name for name in inside if name in own or base.get(name) != inside[name])
 
 
 def _against_the_image(forced: list[str], inside: Mapping[str, str]) -> dict[str, str]:
-    """Apptainer's way to say that a variable is not the image's. It alters two kinds of values; these are refused."""
+    """The variables that make Apptainer override the image's. Values that Apptainer would change are rejected."""
     for name in forced:
         if "\r\n" in inside[name] or any("\ud800" <= char <= "\udfff" for char in inside[name]):
             raise OwnFailureError(
-                f"the variable {name} cannot come into the image as it is: Apptainer takes the CR from CR LF, and "
+                f"the variable {name} cannot be passed into the image unchanged: Apptainer removes the CR from CR LF, and "
                 "replaces bytes that are not UTF-8",
-                fix="take it out of [env], or write its value to a file",
+                fix="remove it from [env], or write its value to a file",
             )
     return {f"APPTAINERENV_{name}": inside[name] for name in forced if name != "HOME"}
 
@@ -110,8 +110,8 @@ def _mounts(job: Mapping[str, Any], run: RunDirectory, more: list[str]) -> list[
     for folder in dict.fromkeys([str(run.whole.path), str(job["job_directory"])]):
         if ":" in folder or "," in folder:
             raise OwnFailureError(
-                f"the folder {folder!r} cannot be mounted: it holds a colon or a comma",
-                fix="give another folder with --runs, or move the job file",
+                f"the folder {folder!r} cannot be mounted: it contains a colon or a comma",
+                fix="choose another folder with --runs, or move the job file",
             )
         mounts.append(f"{folder}:{folder}")
     return [*mounts, *(mount if ":" in mount else f"{mount}:{mount}" for mount in more)]

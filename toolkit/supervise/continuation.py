@@ -1,5 +1,5 @@
-"""How a run continues after a start has ended: a requeue by Slurm or by us, or a follow-up job; and what a start that
-could not say how it ended left to the next one."""
+"""How a run continues after a start has ended: a requeue by Slurm or by toolkit, or a follow-up job. Also closes the
+starts whose supervisor was killed before it recorded an end."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from toolkit.supervise.log import say
 from toolkit.supervise.progress import last_step
 from toolkit.supervise.requests import StopRequest
 
-PATIENCE_S = 300.0  # for Slurm's answer to a requeue, and again until it ends us
+PATIENCE_S = 300.0  # for Slurm's answer to a requeue, and again until Slurm ends this job
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-_REQUEUED_BEFORE = "Job is pending execution"  # ESLURM_JOB_PENDING, of a job that waits already
-# The next job is submitted on a node of this one's cluster, which need not reach the accounting that knows the others.
+_REQUEUED_BEFORE = "Job is pending execution"  # ESLURM_JOB_PENDING, the job is in the queue already
+# The next job is submitted on a node of this one's cluster, where Slurm may have no accounting database that lists other clusters.
 _CLUSTER_LINE = re.compile(r"^#SBATCH --clusters=.*\n", re.MULTILINE)
 _START_LINE = re.compile(r"^export TOOLKIT_START=\d+$", re.MULTILINE)
 
 
 def await_end(request: StopRequest) -> bool:
-    """Wait for Slurm to end this job; True as soon as a TERM comes, so that nodes are not kept until its KILL."""
+    """Wait for Slurm to end this job; True as soon as TERM arrives, so that the nodes are released before Slurm's KILL."""
     return _ended_within(PATIENCE_S, request)
 
 
-def requeue(allocation: Allocation, request: StopRequest, *, leave_out: str = "") -> None:
-    """Have Slurm put this job, or this one task of an array, back into the queue, and wait until it ends us.
+def requeue(allocation: Allocation, request: StopRequest, *, exclude: str = "") -> None:
+    """Have Slurm put this job, or this one task of an array, back into the queue, and wait until Slurm ends it.
 
-    `leave_out` is a host list of nodes that it is not to get again.
+    `exclude` is a host list of nodes that the job must not get again.
 
     Raises:
-        SchedulerRefusedError, NotFoundError: Slurm does not, or has not answered for `PATIENCE_S`.
-        OwnFailureError: it said yes and did nothing.
+        SchedulerRefusedError, NotFoundError: Slurm refused, or has not answered for `PATIENCE_S`.
+        OwnFailureError: Slurm accepted the requeue but did not perform it.
     """
     _ask_for_requeue(allocation.job_id, request)
-    if leave_out:
-        _leave_out(allocation, leave_out)
+    if exclude:
+        _exclude(allocation, exclude)
     if not await_end(request):
-        raise OwnFailureError(f"Slurm took the requeue and did not follow it for {PATIENCE_S:.0f} s")
+        raise OwnFailureError(f"Slurm accepted the requeue but did not perform it within {PATIENCE_S:.0f} s")
 
 
 def _ask_for_requeue(job_id: str, request: StopRequest) -> None:
-    """Ask until there is an answer, since a slurmctld may be restarted just now; or until Slurm ends this job.
+    """Request the requeue until Slurm answers, since slurmctld may be restarting, or until Slurm ends this job.
 
-    No time limit is enforced while slurmctld is away, so the remaining time does not matter here.
+    Slurm does not enforce time limits while slurmctld is down, so the remaining time does not matter here.
     """
     deadline = time.monotonic() + PATIENCE_S
     is_repeated = False
@@ -68,10 +68,10 @@ def _ask_for_requeue(job_id: str, request: StopRequest) -> None:
                 return
             if not is_unsettled(error) or time.monotonic() + pause_s > deadline:
                 raise
-            say(f"{error.message}; asking again for the requeue in {pause_s:.0f} s")
+            say(f"{error.message}; retrying the requeue in {pause_s:.0f} s")
         is_repeated = True
         if _ended_within(pause_s, request):
-            return  # for a requeue that was taken without an answer, or for the user: a cancel must not be undone
+            return  # because of a requeue whose answer was lost, or of a cancel, which must not be undone
 
 
 def _ended_within(seconds: float, request: StopRequest) -> bool:
@@ -82,38 +82,32 @@ def _ended_within(seconds: float, request: StopRequest) -> bool:
     return request.terminated
 
 
-def _leave_out(allocation: Allocation, nodes: str) -> None:
-    """Only a job that waits takes this. The requeue's TERM may end the first scontrol, so a second one follows."""
+def _exclude(allocation: Allocation, nodes: str) -> None:
+    """Exclude nodes; only a pending job accepts this. The requeue's TERM may end the first scontrol, so it is repeated."""
     for last in (False, True):
         try:
             Slurm().call(["scontrol", "update", f"JobId={allocation.job_id}", f"ExcNodeList={nodes}"])
             return
         except SchedulerRefusedError as error:
             if last:
-                say(f"Slurm may give {nodes} to this job again: {error.message}")
+                say(f"Slurm may allocate {nodes} to this job again: {error.message}")
 
 
 def submit_follow_up(
-    run: RunDirectory,
-    allocation: Allocation,
-    script: Path,
-    start: int,
-    *,
-    leave_out: str = "",
-    given: Sequence[str] = (),
+    run: RunDirectory, allocation: Allocation, script: Path, start: int, *, exclude: str = "", given: Sequence[str] = ()
 ) -> str:
-    """Submit the run's next start as a job that begins when this one has ended; returns its job id.
+    """Submit the run's next start as a job that starts after this one has ended; return its job id.
 
-    `leave_out` is a host list of nodes that it is not to get; `given` are the job's own sbatch options, whose comment
-    follows ours.
+    `exclude` is a host list of nodes that it must not get; `given` are the job's own sbatch options, whose comment
+    is appended to toolkit's.
 
     Raises:
-        SchedulerRefusedError, NotFoundError: sbatch does not take it.
+        SchedulerRefusedError, NotFoundError: sbatch rejects it.
     """
     following = _script_of(run, script, start)
     options = [f"--dependency=afterany:{allocation.job_id}"]
-    if leave_out:
-        options.append(f"--exclude={leave_out}")
+    if exclude:
+        options.append(f"--exclude={exclude}")
     arguments: list[str] = []
     if allocation.task is not None:
         number = int(allocation.job_id.partition("_")[2])
@@ -125,29 +119,29 @@ def submit_follow_up(
         comment = comment_of(token, given)
         job_id = submit_once(Slurm(), following, comment, options=options, arguments=arguments, say=say)
     except UnsettledError:
-        raise  # the job may be in the queue: the next status query searches for it
+        raise  # the job may be in the queue; `toolkit status` searches for it
     except ToolkitError:
         opened.unlink()
         raise
     write_submission(run, start, job_id)
     opened.unlink()
-    say(f"job {job_id} follows when this one has ended")
+    say(f"job {job_id} will start after this one has ended")
     return job_id
 
 
 def _script_of(run: RunDirectory, script: Path, start: int) -> Path:
-    """Write the script of a later start: this one's, but for the number and the name of the cluster."""
-    text, found = _START_LINE.subn(f"export TOOLKIT_START={start}", script.read_text(encoding="utf-8"), count=1)
-    if not found:
-        raise OwnFailureError("the script does not say its start number", where=str(script))
+    """Write the script of a later start: this start's script with another number and without the cluster's name."""
+    text, replaced = _START_LINE.subn(f"export TOOLKIT_START={start}", script.read_text(encoding="utf-8"), count=1)
+    if not replaced:
+        raise OwnFailureError("the script does not contain its start number", where=str(script))
     write_text(run.script(start), _CLUSTER_LINE.sub("", text, count=1), mode=0o700)
     return run.script(start)
 
 
 def close_unfinished(run: RunDirectory) -> None:
-    """Record the end of attempts of earlier starts whose supervisor was killed.
+    """Record an end for each attempt of an earlier start whose supervisor was killed.
 
-    What it had asked of the ranks last is what ended them; where it had not asked anything, it was lost itself.
+    The last request to the ranks is the cause; without any request the cause is the lost supervisor itself.
     """
     for attempt in map(run.attempt, run.attempt_numbers()):
         if not attempt.exit_file.exists():

@@ -1,4 +1,4 @@
-"""Wait for a slurmctld that is away: srun starts nothing without it, and what runs already does not miss it."""
+"""Wait for a slurmctld that is down: srun cannot start anything without it, and running steps do not need it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PAUSE_S = 2.0
 
 
 def await_controller(
-    allocation: Allocation, request: StopRequest, said: str, *, kept_s: float, is_asked_to_end: Callable[[], bool]
+    allocation: Allocation, request: StopRequest, reason: str, *, kept_s: float, is_asked_to_end: Callable[[], bool]
 ) -> bool:
-    """Wait until slurmctld answers; False where it does not before `kept_s` of the allocation are left, or the start is
-    asked to end. `said` are the words of who had no answer.
+    """Wait until slurmctld responds; False if it does not before only `kept_s` of the allocation are left, or if the start
+    is asked to stop. `reason` is what the command without an answer reported.
     """
     most_s = max(0.0, allocation.left_s() - kept_s)
-    limit = f"for up to {most_s:.0f} s" if math.isfinite(most_s) else "until it does"
-    say(f"Slurm's controller does not answer ({said}); it is asked again {limit}")
+    limit = f"for up to {most_s:.0f} s" if math.isfinite(most_s) else "without a limit"
+    say(f"Slurm's controller does not respond ({reason}); retrying {limit}")
     began = time.monotonic()
     while not is_asked_to_end():
         if _answers(allocation, request):
@@ -39,7 +39,7 @@ def await_controller(
 
 
 def _answers(allocation: Allocation, request: StopRequest) -> bool:
-    """Be it with an error."""
+    """Whether squeue gets an answer, even if it is an error."""
     argv = for_cluster(["squeue", "--noheader", f"--jobs={allocation.job_id}"], allocation.cluster)
     done = run_command(argv, Slurm().environment(os.environ), timeout_s=ANSWER_S, request=request)
     return done.has_ended and not is_silence(done.problem)

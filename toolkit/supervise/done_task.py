@@ -1,6 +1,6 @@
-"""The end of a task of an array: what its ranks printed goes into Slurm's log, and its other files go.
+"""The end of an array task: its ranks' output is copied to Slurm's log, and its other files are removed.
 
-A task that did not complete keeps everything, since the user will search for the reason.
+A task that did not complete keeps everything, so that the user can find the reason.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from toolkit.rundir.rank_logs import is_shared, label_of
 from toolkit.rundir.task_files import keep_the_end
 from toolkit.supervise.log import say
 
-MOST_BYTES = 16 << 20  # of logs that are worth a copy; longer ones stay where they are
+MOST_BYTES = 16 << 20  # longer logs are not copied and stay in the task's folder
 
 
 def tidy_done_task(task: RunDirectory, start: int, job_id: str) -> None:
-    """Leave of a completed task its end, its events and one log.
+    """Reduce a completed task to its end, its events and one log.
 
-    Nothing is done where standard output is not the log that Slurm writes into the run's folder: `-o` may have put it
-    where no command reads them.
+    Does nothing if standard output is not Slurm's log in the run's folder: `-o` may redirect it to a file that toolkit
+    does not read.
     """
     attempt = task.last_attempt()
     assert attempt is not None  # it has just completed
@@ -32,7 +32,7 @@ def tidy_done_task(task: RunDirectory, start: int, job_id: str) -> None:
             return
         for path in logs:
             _print(path)
-        keep_the_end(task, attempt, start, lambda error: say(f"omitted: {error.where}: {error.message}"))
+        keep_the_end(task, attempt, start, lambda error: say(f"not kept: {error.where}: {error.message}"))
     except OSError as error:
         say(f"the task's folder could not be tidied: {error}")
 

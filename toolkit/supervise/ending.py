@@ -1,4 +1,4 @@
-"""The end of an attempt: what it leads to by the budgets of the run, and how it is written down and told."""
+"""The end of an attempt: what follows it by the budgets of the run, and how it is recorded and logged."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, Verdict, decide
 from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.log import say
-from toolkit.supervise.patience import Patience
 from toolkit.supervise.progress import is_repeated
-from toolkit.supervise.symptoms import CONTROLLER_AWAY, DISK_FULL, sight
+from toolkit.supervise.retry import Retry
+from toolkit.supervise.symptoms import CONTROLLER_AWAY, DISK_FULL, match_symptom
 
 _BUDGETS = ("crashes", "walltimes", "preemptions")
 
@@ -32,13 +32,13 @@ def judge(
     tells_steps: bool,
     why_last: str = NO_REQUEUE,
 ) -> Verdict:
-    """What the end of an attempt of `start` leads to.
+    """The decision that follows the end of an attempt of `start`.
 
     Args:
         restart: the job's table.
-        cause: why it ended, as Slurm says; `end.cause` is what the supervisor saw.
+        cause: why it ended, according to Slurm; `end.cause` is what the supervisor observed.
         again: how this start may be followed by another one.
-        tells_steps: the job reports its steps; of scripts and executables none are known.
+        tells_steps: the job reports its steps; those of scripts and executables are unknown.
         why_last: why `again` is None.
     """
     earlier = earlier_ends(run, start)
@@ -56,9 +56,9 @@ def judge(
 
 
 def earlier_ends(run: RunDirectory, start: int) -> list[AttemptRecord]:
-    """Ends of attempts that spent from the budgets that `start` has: those since the last resume, which refills them.
+    """Ends of attempts that spent from the budgets of `start`: those since the last resume, which refills the budgets.
 
-    A requeue keeps its job, and a follow-up job continues one; neither begins anew.
+    A requeue keeps its job, and a follow-up job continues one; neither refills them.
     """
     resumed = map(start_of, run.whole.path.glob("resumed-*.json"))
     begins = max((number for number in resumed if number <= start), default=0)
@@ -71,8 +71,8 @@ def earlier_ends(run: RunDirectory, start: int) -> list[AttemptRecord]:
 
 
 def unlaunched(error: OwnFailureError) -> AttemptEnd:
-    """A failure of the supervisor before any rank started: the user must fix it, except if slurmctld did not respond."""
-    seen = sight([error.message])
+    """The end of an attempt that failed before any rank started. It cannot pass without a fix, unless slurmctld is down."""
+    seen = match_symptom([error.message])
     is_away = seen is not None and seen.symptom is CONTROLLER_AWAY
     return AttemptEnd(
         Cause.LAUNCH_FAILED, error.message, OWN_FAILURE, fix=error.fix, cannot_pass=not is_away,
@@ -81,14 +81,14 @@ def unlaunched(error: OwnFailureError) -> AttemptEnd:
 
 
 def without_room(error: OSError, run: RunDirectory) -> AttemptEnd:
-    """The end of an attempt on a disk that has no room for its reserve: its ranks would only fail of that again."""
-    reason = f"there is no room in the run directory to write how an attempt ends: {error.strerror}"
+    """The end of an attempt on a disk without space for its reserve file: its ranks would fail for the same reason."""
+    reason = f"not enough free space in the run directory to record the end of an attempt: {error.strerror}"
     fix = DISK_FULL.fix.format(run=run.run_id)
     return AttemptEnd(Cause.LAUNCH_FAILED, reason, OWN_FAILURE, fix=fix, symptom=DISK_FULL.word, cannot_pass=True)
 
 
 def out_of_time(end: AttemptEnd) -> AttemptEnd:
-    """The end of a start whose slurmctld did not respond until shortly before its walltime: the next start launches the ranks."""
+    """The end of a start that retried slurmctld until just before its walltime; the next start launches the ranks."""
     reason = f"{CONTROLLER_AWAY.means}, until the walltime was near"
     return replace(end, cause=Cause.WALLTIME, reason=reason, cannot_pass=False)
 
@@ -100,9 +100,7 @@ def end_after_all(attempt: AttemptDirectory, decision: str, **changed: Any) -> N
         end.ending_the_run(decision, **changed).write(attempt)
 
 
-def record_end(
-    attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float, patience: Patience
-) -> None:
+def record_end(attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, seconds: float, patience: Retry) -> None:
     """Write `exit.json` and say the same in the job's log."""
     record = AttemptRecord(
         verdict.cause, verdict.next, verdict.next is Next.END, verdict.final_state, verdict.exit_code, end.reason,
@@ -114,7 +112,7 @@ def record_end(
         patience.wait_for(lambda: record.write(attempt))
         patience.wait_for(lambda: append_line(attempt.events, event))
     except OSError as error:  # a full disk must not keep the run from its next start
-        say(f"cannot write {attempt.exit_file}: {error.strerror}; it would say: {json.dumps(record.as_json())}")
+        say(f"cannot write {attempt.exit_file}: {error.strerror}; its contents: {json.dumps(record.as_json())}")
     place = f" ({record.culprit})" if record.culprit else ""
     say(f"attempt {attempt.number} ended: {verdict.cause.value}{place}: {end.reason}")
     for line in end.last_lines:

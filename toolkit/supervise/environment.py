@@ -1,6 +1,6 @@
-"""The environment of ranks: built from the job, never a copy of the login shell's environment.
+"""The environment of ranks: built from the job, never a copy of the user's login shell.
 
-The rendered script has already removed what no list names; here the job's own variables are laid over it.
+The rendered script has already removed the variables that no list names; this module adds the job's own variables.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.supervise.launch import is_foreign
+from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.shape import Shape
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,19 +23,19 @@ def rank_environment(
     """Variables of every rank.
 
     Args:
-        base: the environment after the site's modules.
+        base: the environment after the site's modules are loaded.
         job: the resolved job.
         ends_at: the end of the allocation in seconds since the epoch, 0 when it has none.
     """
-    # The script cannot remove what bash cannot name (`foo-bar`); exported functions are of a module system by now.
+    # The script cannot remove names that are invalid in bash (`foo-bar`); exported functions now belong to a module system.
     environment = {
         name: value for name, value in base.items() if _NAME.fullmatch(name) or name.startswith("BASH_FUNC_")
     }
     for name in ("TOOLKIT_START", "TOOLKIT_LOCAL", "TOOLKIT_IN_ALLOCATION"):
-        environment.pop(name, None)  # said to the supervisor; a submit from inside a rank must not hear it
+        environment.pop(name, None)  # meant for the supervisor; a submit from inside a rank must not read it
     if first_task := int(environment.pop("TOOLKIT_FIRST_TASK", "0")):
         environment["SLURM_ARRAY_TASK_ID"] = str(first_task + int(environment["SLURM_ARRAY_TASK_ID"]))
-    environment.pop(_variable_of_webhook(job), None)  # ranks have no need of the URL
+    environment.pop(_variable_of_webhook(job), None)  # ranks do not need the URL
     environment |= {
         "PYTHONUNBUFFERED": "1",
         "TOOLKIT_RUN_DIR": str(run.path),
@@ -44,9 +44,9 @@ def rank_environment(
         "TOOLKIT_WORLD_SIZE": str(shape.ranks),
         "TOOLKIT_RANKS_PER_NODE": ",".join(str(one.ranks_per_node) for one in shape.components),
         "TOOLKIT_LAUNCHER": launcher,
-        "TOOLKIT_FOREIGN": str(int(is_foreign(job["job"]["entry"]))),  # so that its guard makes a TERM of USR2
+        "TOOLKIT_FOREIGN": str(int(is_unmanaged(job["job"]["entry"]))),  # its guard translates USR2 to TERM
         "TOOLKIT_ENDS_AT": f"{ends_at:.0f}",
-        "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # prefixes a foreign script's store by attempt
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.number),  # torch prefixes the keys of its store with it
     }
     library = _table(job, "launcher").get("libmpi") or ""
     if library:

@@ -1,4 +1,4 @@
-"""Which rank failed first, and why: read from what ranks left in the attempt's folder."""
+"""Which rank failed first, and why, according to the files that ranks left in the attempt's folder."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ from toolkit.supervise.symptoms import (
     PEER_LOST,
     REFUSED,
     SILENT,
-    Sighting,
     Symptom,
-    sight,
+    SymptomMatch,
+    match_symptom,
 )
 from toolkit.terminal.printable import clean
 
 LAST_LINES = 8
-LINES_SEARCHED = 60  # for what a program says before it explains at length
+LINES_SEARCHED = 60  # to find an error that a long explanation follows
 LATE_SHOWN = 3
-LATE_S = 0.5  # ranks that wait together time out together
+LATE_S = 0.5  # ranks that wait together time out within this time
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-# What the log of a rank contains if native code ended it: C++'s last exception, or NCCL's watchdog.
+# Lines in the log of a rank that native code aborted: C++'s last exception, or NCCL's watchdog.
 _LAST_WORDS = re.compile(r"what\(\):|Watchdog caught|dump signal|gloo::")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _LIBRARIES = re.compile(r"-packages/|/lib(?:64)?/python3\.\d+/|^<")
 _TOOLKIT = f"{Path(__file__).parents[1]}/"
-# A rank that sees another one vanish fails a moment later, in words like these. It is not the culprit.
+# A rank that loses its connection to another one fails a moment later, with messages like these. It is not the culprit.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|gloo|nccl|socket ?timeout|store|peer|dump signal|"
     r"; rank \d+ did not come|came and gave up waiting",
     re.IGNORECASE,
 )
-# How srun and Open MPI name a rank that died. Hydra names the first process it knows, whichever died.
+# How srun and Open MPI name a failed rank. Hydra names the first process in its list, whichever failed.
 _BLAMES = (re.compile(r"srun: error: \S+: task (\d+): "), re.compile(r"process rank (\d+) with PID"))
 _SIGNAL = re.compile(r"signal (\d+)")
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt ended. `rank` and `host` name the culprit, None where no single rank is to blame.
+    """How an attempt ended. `rank` and `host` name the culprit; they are None if no single rank is to blame.
 
-    `symptom` is one stable word of docs/explain.md, "" where the cause says it all. `evidence` are pairs of a file
-    below the attempt's folder and the line of it that shows the reason. `cannot_pass` is true of a launch that would
-    fail again.
+    `symptom` is one stable name of docs/explain.md, "" if the cause explains everything. `evidence` contains pairs of a
+    file below the attempt's folder and its line that shows the reason. `cannot_pass` is true if another launch would
+    fail in the same way.
     """
 
     cause: Cause
@@ -79,18 +79,18 @@ class AttemptEnd:
 
 
 def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
-    """The failure that the others follow from; None when no rank has left an error."""
+    """The failure that caused the others; None if no rank left an error."""
     errors = _errors(attempt)
     if not errors:
         return None
     culprit = min(errors, key=lambda error: (_is_consequence(error), error["time"]))
-    if _is_consequence(culprit) and sight(_launcher_lines(attempt)) is None:
-        told = late_to_a_collective(attempt, errors) or _vanished(attempt, errors)
-        if told is not None:
-            return told
+    if _is_consequence(culprit) and match_symptom(_launcher_lines(attempt)) is None:
+        blamed = late_to_a_collective(attempt, errors) or _vanished(attempt, errors)
+        if blamed is not None:
+            return blamed
     end = AttemptEnd(
         cause=Cause.REFUSED if culprit["kind"] == "refused" else Cause.CRASHED,
-        reason=clean(culprit["reason"]) + _users_place(culprit.get("traceback") or []),
+        reason=clean(culprit["reason"]) + _users_position(culprit.get("traceback") or []),
         exit_code=culprit["exit_code"],
         rank=culprit["rank"],
         host=culprit["host"],
@@ -101,12 +101,12 @@ def first_failure(attempt: AttemptDirectory) -> AttemptEnd | None:
 
 
 def _errors(attempt: AttemptDirectory) -> list[dict[str, Any]]:
-    """What ranks left in `errors/`, by rank."""
+    """The records in `errors/`, by rank."""
     return [_with_last_words(read_json(path), attempt) for path in sorted(attempt.errors.glob("rank-*.json"))]
 
 
 def _with_last_words(error: dict[str, Any], attempt: AttemptDirectory) -> dict[str, Any]:
-    """`said`: the reason, but for a rank whose native code gave up: gloo and NCCL abort the process, and log why."""
+    """The record with `said`: its reason, or the log's last message if gloo or NCCL aborted the process."""
     said = str(error["reason"])
     if error["exit_code"] == 128 + signal.SIGABRT:
         lines = tail_of(attempt, error["rank"], LINES_SEARCHED)
@@ -115,13 +115,15 @@ def _with_last_words(error: dict[str, Any], attempt: AttemptDirectory) -> dict[s
 
 
 def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
-    """The one rank that began and left neither an error nor a done marker: it was killed together with its guard."""
+    """The only rank that started and left neither an error nor a done marker: it was killed together with its guard."""
     silent = set(begun_ranks(attempt)) - {error["rank"] for error in errors}
     silent = {rank for rank in silent if not attempt.done_marker(rank).exists()}
     if len(silent) != 1:
         return None
     (rank,) = silent
-    reason = f"rank {rank} was killed without reporting an error; {named([error['rank'] for error in errors])} lost their connection to it"
+    whose = "its" if len(errors) == 1 else "their"
+    others = named([error["rank"] for error in errors])
+    reason = f"rank {rank} was killed without reporting an error; {others} lost {whose} connection to it"
     return AttemptEnd(
         Cause.CRASHED, reason, 128 + signal.SIGKILL, rank, host_of(attempt, rank),
         last_lines=_last_lines(attempt, rank), symptom=SILENT.word,
@@ -129,29 +131,29 @@ def _vanished(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> At
 
 
 def _with_symptom(end: AttemptEnd, culprit: dict[str, Any], attempt: AttemptDirectory) -> AttemptEnd:
-    """Recognise the failure by what the rank said, else by what the launcher did."""
+    """Recognise the failure by the rank's message, or else by the launcher's."""
     kind, consequence = culprit["kind"], _is_consequence(culprit)
     rank_file = f"errors/{attempt.error_file(culprit['rank']).name}"
-    seen = [(rank_file, sight([end.reason]))]
-    if kind == "exit":  # a program that is not ours says it in its log alone
+    seen = [(rank_file, match_symptom([end.reason]))]
+    if kind == "exit":  # an unmanaged program reports its error only in its log
         log = find_log(attempt, culprit["rank"])
         lines = [clean(line) for line in tail_of(attempt, culprit["rank"], LINES_SEARCHED)]
-        seen.append((f"logs/{log.name}", sight(lines)))
+        seen.append((f"logs/{log.name}", match_symptom(lines)))
     if kind in ("exit", "signal") or consequence:
-        seen.append(("logs/launcher.log", sight(_launcher_lines(attempt))))
-    found = next(((file, sighting) for file, sighting in seen if sighting is not None), None)
-    if found is None:
+        seen.append(("logs/launcher.log", match_symptom(_launcher_lines(attempt))))
+    shown = next(((file, match) for file, match in seen if match is not None), None)
+    if shown is None:
         symptom = _plain_symptom(kind, end, consequence)
         evidence = [(rank_file, end.reason)]
         return replace(end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence)
-    file, sighting = found
-    symptom, evidence = sighting.symptom, [(file, sighting.line)]
+    file, match = shown
+    symptom, evidence = match.symptom, [(file, match.line)]
     end = replace(
         end, symptom=symptom.word, fix=end.fix or _fix(symptom, attempt), evidence=evidence, cannot_pass=symptom.lasting
     )  # fmt: skip
-    # What the launcher says came first; the rank that met it is not to blame.
+    # The launcher's message came first; the rank that was affected is not to blame.
     if consequence and file == "logs/launcher.log":
-        return replace(_as_the_launcher_says(end, sighting, attempt), rank=None, host=None)
+        return replace(_with_the_launchers_reason(end, match, attempt), rank=None, host=None)
     return end
 
 
@@ -168,10 +170,10 @@ def _plain_symptom(kind: str, end: AttemptEnd, consequence: bool) -> Symptom:
 
 
 def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, Any]]) -> AttemptEnd | None:
-    """Ranks waited in a collective until its time-out: who did not come? None where no rank timed out.
+    """The end of ranks that timed out in a collective, with the late ranks as culprits; None if no rank timed out.
 
-    torch names no rank. A rank without an error had not failed and so was elsewhere; if each has one, the rank that
-    failed clearly later than those that waited came too late, and met closed connections.
+    torch does not name the late rank. A rank without an error had not failed and so was elsewhere; if each rank has one,
+    the rank that failed clearly later than the waiting ones was late, and lost its connections.
     """
     waited = [error for error in errors if _timed_out(error)]
     if not waited:
@@ -194,23 +196,23 @@ def late_to_a_collective(attempt: AttemptDirectory, errors: Sequence[dict[str, A
 
 
 def _stacks(attempt: AttemptDirectory, ranks: Sequence[int]) -> list[tuple[str, str]]:
-    """Where late ranks were when the others gave up, if they could still say so."""
+    """Where late ranks were when the others timed out, if they could still report it."""
     known = [path for rank in ranks[:LATE_SHOWN] if (path := attempt.stack_file(rank)).exists()]
     return [(f"errors/{path.name}", innermost(path.read_text("utf-8", "replace"))) for path in known]
 
 
 def timed_out(attempt: AttemptDirectory) -> bool:
-    """True when a rank gave up waiting for others in a collective."""
+    """True if a rank timed out waiting for others in a collective."""
     return any(map(_timed_out, _errors(attempt)))
 
 
 def _timed_out(error: dict[str, Any]) -> bool:
-    seen = sight([error["said"]])
+    seen = match_symptom([error["said"]])
     return _is_consequence(error) and seen is not None and seen.symptom is COLLECTIVE_TIMEOUT
 
 
 def _came_too_late(error: dict[str, Any], first: dict[str, Any]) -> bool:
-    """It met the others' end instead of the end of its own patience: closed connections, or NCCL's word of it."""
+    """True if it failed because the others had exited, not by its own time-out: lost connections, or NCCL's report of it."""
     return not _timed_out(error) and (_seconds(first, error) > LATE_S or "dump signal" in error["said"])
 
 
@@ -220,15 +222,15 @@ def _seconds(first: dict[str, Any], second: dict[str, Any]) -> float:
 
 
 def _users_line(traceback: Sequence[str]) -> str:
-    """` at late.py:8: dist.all_reduce(x)`: the innermost frame outside of libraries; "" where there is none."""
+    """` at late.py:8: dist.all_reduce(x)`: the innermost frame outside of libraries; "" if there is none."""
     for at in range(len(traceback) - 1, -1, -1):
-        if place := _users_place(traceback[at : at + 1]):
+        if position := _users_position(traceback[at : at + 1]):
             code = traceback[at + 1].strip() if at + 1 < len(traceback) else ""
-            return place + (f": {clean(code)}" if code else "")
+            return position + (f": {clean(code)}" if code else "")
     return ""
 
 
-def _users_place(traceback: Sequence[str]) -> str:
+def _users_position(traceback: Sequence[str]) -> str:
     """` at late.py:8`, of the same frame."""
     frames = filter(None, map(_FRAME.match, reversed(traceback)))
     own = (one for one in frames if not _LIBRARIES.search(one["file"]) and not one["file"].startswith(_TOOLKIT))
@@ -236,7 +238,7 @@ def _users_place(traceback: Sequence[str]) -> str:
 
 
 def _is_consequence(error: dict[str, Any]) -> bool:
-    if error["kind"] == "signal":  # launchers send TERM to the ranks that are left
+    if error["kind"] == "signal":  # launchers send TERM to the remaining ranks
         return error["reason"] == "killed by SIGTERM" or (
             error["said"] != error["reason"] and bool(_CONSEQUENCE.search(error["said"]))
         )
@@ -244,23 +246,23 @@ def _is_consequence(error: dict[str, Any]) -> bool:
 
 
 def silent_end(attempt: AttemptDirectory, ranks: int, launcher_code: int) -> AttemptEnd:
-    """The launcher is gone and no rank says why: none began, some vanished, or all are done after all."""
+    """The end of an attempt whose ranks left no error: none started, some vanished, or all are done after all."""
     if not begun_ranks(attempt):
         return _launch_failure(attempt, launcher_code)
     missing = [rank for rank in range(ranks) if not attempt.done_marker(rank).exists()]
-    if not missing:  # the last marker came in sight only now
+    if not missing:  # the file system shows the last marker only now
         return AttemptEnd(Cause.COMPLETED, "every rank is done")
     return _vanished_ranks(attempt, missing, launcher_code)
 
 
 def _launch_failure(attempt: AttemptDirectory, launcher_code: int) -> AttemptEnd:
-    reason = f"the launcher ended with code {launcher_code} before any rank started"
+    reason = f"the launcher exited with code {launcher_code} before any rank started"
     code = _shell_code(launcher_code) or 1
     end = AttemptEnd(Cause.LAUNCH_FAILED, reason, code, last_lines=_launcher_lines(attempt))
-    sighting = _seen_by_the_launcher(attempt)
-    if sighting is None:
+    match = _launcher_symptom(attempt)
+    if match is None:
         return end
-    return replace(_as_the_launcher_says(end, sighting, attempt), cannot_pass=sighting.symptom.lasting)
+    return replace(_with_the_launchers_reason(end, match, attempt), cannot_pass=match.symptom.lasting)
 
 
 def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_code: int) -> AttemptEnd:
@@ -268,7 +270,7 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
     rank = _culprit_by_launcher(lines)
     if rank is None and len(missing) == 1:
         rank = missing[0]
-    signal_number = _signal_said(lines)
+    signal_number = _signal_reported(lines)
     end = AttemptEnd(
         Cause.CRASHED,
         f"{named(missing)} exited without reporting an error; the launcher exited with code {launcher_code}",
@@ -278,30 +280,30 @@ def _vanished_ranks(attempt: AttemptDirectory, missing: Sequence[int], launcher_
         last_lines=lines or _last_lines(attempt, missing[0]),
         symptom=SILENT.word,
     )
-    sighting = _seen_by_the_launcher(attempt)
-    if sighting is not None:
-        return _as_the_launcher_says(end, sighting, attempt)
+    match = _launcher_symptom(attempt)
+    if match is not None:
+        return _with_the_launchers_reason(end, match, attempt)
     if full := why_unwritable(attempt.errors):
-        reason = f"{end.reason}: {full}, so that no rank could write why"
+        reason = f"{end.reason}: {full}, so no rank could record its error"
         return replace(end, reason=reason, symptom=DISK_FULL.word, fix=_fix(DISK_FULL, attempt))
     return end
 
 
-def _seen_by_the_launcher(attempt: AttemptDirectory) -> Sighting | None:
-    """Behind the one line that says why stands one of srun's for each rank that it ended."""
-    return sight(_launcher_lines(attempt, LINES_SEARCHED))
+def _launcher_symptom(attempt: AttemptDirectory) -> SymptomMatch | None:
+    """The symptom in the launcher's log. srun prints one line per killed rank after the line with the cause."""
+    return match_symptom(_launcher_lines(attempt, LINES_SEARCHED))
 
 
-def _as_the_launcher_says(end: AttemptEnd, sighting: Sighting, attempt: AttemptDirectory) -> AttemptEnd:
-    """The same end with the reason that the launcher's log shows."""
-    symptom, lines = sighting.symptom, _launcher_lines(attempt)
-    if sighting.line not in map(str.strip, lines):
-        lines = [sighting.line, *lines[1:]]
+def _with_the_launchers_reason(end: AttemptEnd, match: SymptomMatch, attempt: AttemptDirectory) -> AttemptEnd:
+    """The same end with the reason from the launcher's log."""
+    symptom, lines = match.symptom, _launcher_lines(attempt)
+    if match.line not in map(str.strip, lines):
+        lines = [match.line, *lines[1:]]
     end = replace(
         end, reason=symptom.means, fix=_fix(symptom, attempt), symptom=symptom.word, last_lines=lines,
-        evidence=[("logs/launcher.log", sighting.line)],
+        evidence=[("logs/launcher.log", match.line)],
     )  # fmt: skip
-    if symptom is LAUNCH_FAILED:  # whether other ranks had begun by then is chance
+    if symptom is LAUNCH_FAILED:  # whether other ranks had started by then is chance
         return replace(end, cause=Cause.LAUNCH_FAILED, rank=None, host=None)
     return end
 
@@ -315,17 +317,17 @@ def _launcher_lines(attempt: AttemptDirectory, count: int = LAST_LINES) -> list[
 
 
 def _culprit_by_launcher(lines: list[str]) -> int | None:
-    """The rank that a launcher's own words blame; None when they blame no single one."""
+    """The rank that a launcher's messages blame; None if they do not blame a single one."""
     matches = [match for pattern in _BLAMES if (match := pattern.search("\n".join(lines)))]
     return int(matches[0][1]) if matches else None
 
 
-def _signal_said(lines: list[str]) -> int:
-    """The signal that a launcher says it was, 0 for none."""
+def _signal_reported(lines: list[str]) -> int:
+    """The signal number in a launcher's messages, 0 for none."""
     match = _SIGNAL.search("\n".join(lines))
     return int(match[1]) if match else 0
 
 
 def _shell_code(code: int) -> int:
-    """A process's return code as a shell gives it: 128 + signal for one that a signal ended."""
+    """A process's return code in a shell's form: 128 + signal if a signal ended it."""
     return 128 - code if code < 0 else code

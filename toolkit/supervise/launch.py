@@ -18,13 +18,13 @@ from toolkit.supervise.shape import Shape
 from toolkit.supervise.symptoms import PMIX_ORDER
 
 
-def is_foreign(entry: object) -> bool:
-    """True for scripts and executables, which have none of our handlers; false for `file.py:main`."""
+def is_unmanaged(entry: object) -> bool:
+    """True for scripts and executables, which have none of toolkit's handlers; false for `file.py:main`."""
     return not (isinstance(entry, str) and ":" in entry)
 
 
 def choose_launcher(job: Mapping[str, Any], allocation: Allocation, shape: Shape) -> str:
-    """The site's launcher; `auto` is srun inside Slurm, else mpirun where there is one, else local."""
+    """The site's launcher; `auto` is srun inside Slurm, else mpirun if it is installed, else local."""
     kind = str(job["launcher"].get("kind") or "auto")
     if kind == "srun" and not allocation.in_slurm:
         kind = "auto"
@@ -34,7 +34,7 @@ def choose_launcher(job: Mapping[str, Any], allocation: Allocation, shape: Shape
         return "srun"
     if find_mpirun(str(job["launcher"].get("mpirun") or ""), os.environ):
         return "mpirun"
-    say("no mpirun here: the ranks are started one by one, and find each other without MPI")
+    say("mpirun not found: starting the ranks one by one, without MPI")
     return "local"
 
 
@@ -42,9 +42,9 @@ def launch(
     kind: str, job: Mapping[str, Any], shape: Shape, environment: Mapping[str, str], attempt: AttemptDirectory, *,
     python: str = sys.executable, nodes: Sequence[str] = (),
 ) -> Ranks:  # fmt: skip
-    """Start the ranks of one attempt, with `python` where the job has no image.
+    """Start the ranks of one attempt, with `python` as interpreter if the job has no image.
 
-    `nodes` are those of a heterogeneous job, one component after the other.
+    `nodes` are those of a heterogeneous job, component by component.
     """
     table = job["launcher"]
     run = RunDirectory(attempt.path.parents[1])
@@ -60,27 +60,27 @@ def launch(
 
 
 def _mpi_over(nodes: Sequence[str], job: Mapping[str, Any]) -> str:
-    """The site's --mpi; `none` where no MPI could start over it, and none of our ranks needs one.
+    """The site's --mpi; `none` if no MPI could start with it and none of the ranks needs one.
 
-    Slurm's PMIx and pmi2 number the nodes of a step as their names sort, and a heterogeneous job's ranks one component
-    after the other (22.05). Where these differ, MPI_Init fails over PMIx, and over pmi2 it never returns.
+    Slurm's PMIx and pmi2 number the nodes of a step by their sorted names, and a heterogeneous job's ranks component by
+    component (22.05). If these orders differ, MPI_Init fails with PMIx and never returns with pmi2.
 
     Raises:
-        OwnFailureError: the ranks are a program's own, and would wait for ever.
+        OwnFailureError: the ranks are an unmanaged program, and would wait forever.
     """
     mpi = str(job["launcher"].get("mpi") or "")
     are_sorted = list(nodes) == sorted(nodes, key=_as_slurm_sorts)
     if are_sorted or not mpi.startswith("pmi"):
         return mpi
-    unsorted = f"the components' nodes ({', '.join(nodes)}) do not stand as their names sort"
-    if not is_foreign(job["job"]["entry"]):
+    unsorted = f"the components' nodes ({', '.join(nodes)}) are not in the order of their names"
+    if not is_unmanaged(job["job"]["entry"]):
         say(f"{unsorted}, so the ranks start without {'PMIx' if mpi.startswith('pmix') else mpi}")
         return "none"
     if not mpi.startswith("pmix"):
-        raise OwnFailureError(f"{unsorted}: over {mpi} the start of MPI would never end", fix=PMIX_ORDER.fix)
+        raise OwnFailureError(f"{unsorted}: with {mpi}, MPI_Init would never return", fix=PMIX_ORDER.fix)
     return mpi
 
 
 def _as_slurm_sorts(node: str) -> list[tuple[int, str]]:
-    """node2 before node10."""
+    """A sort key that puts node2 before node10."""
     return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"([0-9]+)", node)]

@@ -1,7 +1,7 @@
-"""How ranks are started: `srun`, `mpirun` or `local`. Each launcher is an argv, a way to stop and a way to kill.
+"""How ranks are started: `srun`, `mpirun` or `local`. Each launcher is an argv, a method to stop and a method to kill.
 
-A launcher runs in its own session: a Ctrl-C at the terminal reaches the supervisor alone, which decides. What the
-launcher itself prints goes to `logs/launcher.log`; each rank opens its own log.
+A launcher runs in its own session, so that a Ctrl-C at the terminal reaches only the supervisor, which decides. The
+launcher's own output goes to `logs/launcher.log`; each rank opens its own log.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from typing import Any, Protocol
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.files import open_append
 from toolkit.rundir.layout import AttemptDirectory
-from toolkit.supervise.lifeline import die_with_parent
+from toolkit.supervise.parent_death import die_with_parent
 from toolkit.supervise.shape import Component, Shape
 
 _DEATH = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: ", re.MULTILINE)
-END_S = 5.0  # for a process that was sent TERM, and again for one that was killed
+END_S = 5.0  # after TERM, and again after KILL
 
 
 class Ranks(Protocol):
     """The running ranks of one attempt."""
 
     def exit_code(self) -> int | None:
-        """None while the launcher lives, else its code (negative: the signal that ended it)."""
+        """None while the launcher runs, else its code (negative: the signal that ended it)."""
 
     def report_a_death(self) -> bool:
-        """True when the launcher knows of a rank that ended badly, while others may live on.
+        """True if the launcher reports that a rank failed, while others may still run.
 
-        It may be all there is to learn of a rank that was killed together with its guard.
+        It may be the only report of a rank that was killed together with its guard.
         """
 
     def forward_stop(self) -> bool:
-        """Ask the ranks to save and end, by signal. False where only the stop flag's file can tell them."""
+        """Signal the ranks to save and exit. False if they only learn of it from the stop flag's file."""
 
     def ask_for_stacks(self) -> bool:
-        """Ask the ranks to write where they are, by USR1. False where signals do not reach them."""
+        """Signal the ranks with USR1 to write their stacks. False if signals do not reach them."""
 
     def terminate(self) -> None:
-        """Have programs without handlers of ours get TERM; `kill` follows when their time is over."""
+        """Send TERM to programs without toolkit's handlers; `kill` follows when their grace time is over."""
 
     def kill(self) -> None:
-        """End the ranks now."""
+        """Kill the ranks now."""
 
     def abandon(self) -> None:
-        """End the ranks without a request to Slurm, because the job's steps belong to another start by now."""
+        """Kill the ranks without any request to Slurm, if the job's steps belong to another start by now."""
 
 
 @dataclass
 class LauncherProcess:
-    """Ranks behind one launcher command."""
+    """Ranks started by one launcher command."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -68,7 +68,7 @@ class LauncherProcess:
         return self.process.poll()
 
     def report_a_death(self) -> bool:
-        # mpirun does not report: it ends all ranks, and itself.
+        # mpirun does not report a failed rank: it ends all ranks, and itself.
         return _DEATH.search(self.log.read_text(encoding="utf-8", errors="replace")) is not None
 
     def forward_stop(self) -> bool:
@@ -83,7 +83,7 @@ class LauncherProcess:
         return self.forwards_signals
 
     def terminate(self) -> None:
-        # srun does not pass TERM on: it kills its ranks. It does pass USR2 on, of which the guards make a TERM.
+        # srun does not forward TERM: it kills its ranks. It does forward USR2, which the guards translate to TERM.
         if not self._forward(signal.SIGUSR2) and self.process.poll() is None:
             _signal_group(self.process, signal.SIGTERM)
 
@@ -92,25 +92,25 @@ class LauncherProcess:
 
     def abandon(self) -> None:
         # srun would have Slurm cancel its step by number, and a later start counts its steps from 0 again. Its ranks
-        # end with it: they lose their launcher.
+        # exit with it: they lose their launcher.
         _signal_group(self.process, signal.SIGKILL)
         _wait_for(self.process)
 
 
 def end_session(process: subprocess.Popen[Any]) -> None:
-    """End a process that leads its own session: srun and mpirun take their ranks with them on TERM.
+    """End a process that leads its own session; srun and mpirun end their ranks on TERM.
 
-    One that does not answer is killed with its session.
+    One that does not exit is killed with its session.
     """
     if process.poll() is None:
         _signal_group(process, signal.SIGTERM)
         _wait_for(process)
-    _signal_group(process, signal.SIGKILL)  # also what an ended launcher left in its session
+    _signal_group(process, signal.SIGKILL)  # also what an exited launcher left in its session
     _wait_for(process)
 
 
 def _wait_for(process: subprocess.Popen[Any]) -> None:
-    """Not for ever: a file system that hangs keeps even a process that was killed."""
+    """Wait for a limited time: a hanging file system keeps even a killed process alive."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_S)
 
@@ -118,7 +118,7 @@ def _wait_for(process: subprocess.Popen[Any]) -> None:
 def _signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
     """Signal a process that leads its own session, and all of that session."""
     if process.returncode is not None and Path(f"/proc/{process.pid}").exists():
-        return  # nothing is left of its group, or the kernel would not have given its number away again
+        return  # its group is gone: the kernel has reused its number
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
@@ -146,7 +146,7 @@ class LocalRanks:
         return self._send(signal.SIGUSR1)
 
     def _send(self, number: signal.Signals) -> bool:
-        for process in self.processes:  # the guards, which pass it on
+        for process in self.processes:  # the guards, which forward it
             if process.poll() is None:
                 process.send_signal(number)
         return True
@@ -154,7 +154,7 @@ class LocalRanks:
     def terminate(self) -> None:
         for process in self.processes:
             if process.poll() is None:
-                process.terminate()  # the guard passes it on
+                process.terminate()  # the guard forwards it
 
     def kill(self) -> None:
         for process in self.processes:
@@ -172,12 +172,12 @@ def launch_local(
     """Start every rank as a child of the supervisor, on this host."""
     ranks = LocalRanks()
     for rank in range(shape.ranks):
-        place = {
+        identity = {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(shape.ranks),
             "LOCAL_WORLD_SIZE": str(shape.ranks), "GROUP_RANK": "0",
         }  # fmt: skip
         try:
-            ranks.processes.append(_start(rank_program, {**environment, **place}, attempt))
+            ranks.processes.append(_start(rank_program, {**environment, **identity}, attempt))
         except OwnFailureError:
             ranks.kill()
             raise
@@ -195,9 +195,9 @@ def launch_srun(
 ) -> Ranks:
     """Start the ranks as one Slurm step of this allocation.
 
-    srun is to report a rank's death and nothing more. Where it ends the other ranks itself it drops what the dead one
-    said last (of two containers without an image, one in four kept silent), and it would end ranks that still work a
-    while after others are done.
+    srun only reports a rank's death. If it ended the other ranks itself, it would drop the failed rank's last output (of
+    two containers without an image, one in four had none), and it would end ranks that still work a while after
+    others are done.
     """
     of_all = [
         "--distribution=block", "--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none",
@@ -214,20 +214,20 @@ def _ranks_of(component: Component) -> list[str]:
         f"--ntasks={component.ranks}",
         f"--ntasks-per-node={component.ranks_per_node}",
     ]
-    # Since Slurm 22.05 srun no longer takes the job's --cpus-per-task by itself.
+    # Since Slurm 22.05 srun no longer inherits the job's --cpus-per-task.
     return [*counts, f"--cpus-per-task={component.cpus_per_rank}"] if component.cpus_per_rank else counts
 
 
 def srun_of_groups(options: Sequence[Sequence[str]], program: Sequence[str]) -> list[str]:
-    """srun of one step over all components of the job, given the options for each."""
+    """The srun command of one step over all components of the job, given the options for each."""
     argv = ["srun"]
-    for group, words in enumerate(options):
-        argv += [*([":"] if group else []), *([f"--het-group={group}"] if len(options) > 1 else []), *words]
+    for group, arguments in enumerate(options):
+        argv += [*([":"] if group else []), *([f"--het-group={group}"] if len(options) > 1 else []), *arguments]
     return [*argv, *program]
 
 
 def srun_on_every_node(nodes: Sequence[int], program: Sequence[str]) -> list[str]:
-    """srun of one task on each node, given the number of nodes in each component."""
+    """The srun command of one task on each node, given the number of nodes in each component."""
     return srun_of_groups(
         [
             [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--mpi=none", "--kill-on-bad-exit=0", "--input=none"]
@@ -246,11 +246,11 @@ def launch_mpirun(
     program: str,
     options: Sequence[str],
 ) -> Ranks:
-    """Start the ranks with Open MPI's or MPICH's mpirun; which one it is, it says itself."""
+    """Start the ranks with Open MPI's or MPICH's mpirun, which `mpirun --version` identifies."""
     path = find_mpirun(program, environment)
     if path is None:
         raise OwnFailureError(
-            f"no {program or 'mpirun'} on PATH or beside {sys.executable}",
+            f"{program or 'mpirun'} not found on PATH or next to {sys.executable}",
             fix='install an MPI (`pip install "toolkit[mpi]"`), or set launcher.kind = "local"',
         )
     version = _version_of(path)
@@ -259,11 +259,11 @@ def launch_mpirun(
         argv = [path, *count, "--map-by", f"ppr:{shape.leader.ranks_per_node}:node:OVERSUBSCRIBE", "--bind-to", "none"]
         if os.geteuid() == 0:
             argv.append("--allow-run-as-root")
-        if shape.nodes > 1:  # its remote daemons do not pass the environment on by themselves
-            argv += [word for name in sorted(environment) if _passed_on(name) for word in ("-x", name)]
+        if shape.nodes > 1:  # its remote daemons do not forward the environment by default
+            argv += [argument for name in sorted(environment) if _is_forwarded(name) for argument in ("-x", name)]
     else:
         argv = [path, *count, "-ppn", str(shape.leader.ranks_per_node), "-bind-to", "none"]
-    # Hydra's ranks die of a USR2 that its mpirun gets, so nothing is forwarded through either.
+    # Hydra's ranks are killed by a USR2 to their mpirun, so toolkit forwards no signal through either.
     return _launch([*argv, *options, *rank_program], environment, attempt, forwards_signals=False)
 
 
@@ -277,14 +277,14 @@ def _version_of(mpirun: str) -> str:
 
 
 def find_mpirun(program: str, environment: Mapping[str, str]) -> str | None:
-    """The mpirun to use: the site's, else the one beside our interpreter (a wheel's), else PATH's."""
+    """The mpirun to use: the site's, else the one next to the running interpreter (a wheel's), else PATH's."""
     if program:
         return shutil.which(program, path=environment.get("PATH"))
     beside = Path(sys.executable).with_name("mpirun")
     return str(beside) if beside.exists() else shutil.which("mpirun", path=environment.get("PATH"))
 
 
-def _passed_on(name: str) -> bool:
+def _is_forwarded(name: str) -> bool:
     return not name.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_")) and name.replace("_", "").isalnum()
 
 

@@ -1,4 +1,4 @@
-"""What the supervisor says into the job's log, which is its stdout."""
+"""The supervisor's messages in the job's log, which is its stdout."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from toolkit.talk import plain
 
 
 def say(text: str) -> None:
-    """One line into the job's log."""
+    """Print one line to the job's log."""
     try:
         print(plain(f"toolkit: {text}"), flush=True)  # noqa: T201
     except OSError as error:
-        if not is_unwritable(error):  # a full disk under the log must not end what is told of in it
+        if not is_unwritable(error):  # a full disk under the log must not end the job that is logged
             raise

@@ -1,7 +1,7 @@
-"""A program: is this node fit for ranks? It runs once on each node at a start and prints one line of JSON.
+"""A program that checks whether this node is fit for ranks. It runs once per node at a start and prints a line of JSON.
 
-Only the standard library and nothing of ours is imported, so that it starts in milliseconds. Each check runs in a
-thread: on a stale network file system a call may never come back, and that is an answer, too.
+It imports only the standard library and nothing of toolkit, so that it starts in milliseconds. Each check runs in a
+thread: on a stale network file system a call may never return, and that is a result, too.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from typing import Any
 
 CHECK_S = 5.0  # for all checks, which run at the same time
 SHM_FREE_BYTES = 32 * 2**20  # what a small NCCL or gloo group needs
-SCRATCH_FREE_BYTES = 64 * 2**20  # of a disk that the site file names; a /tmp may be smaller on purpose
+SCRATCH_FREE_BYTES = 64 * 2**20  # on a disk that the site file names; a /tmp may be smaller on purpose
 
 
 def check_run_directory(folder: Path, claim: Path, name: str) -> str:
-    """The run is seen as the supervisor sees it, and can be written to."""
+    """Check that this node sees the run as the supervisor does, and can write to it."""
     claim.read_bytes()
     return _writable(folder, name)
 
 
 def check_space(folder: Path, free_bytes: int, name: str) -> str:
-    """The folder can be written to and has room."""
+    """Check that the folder is writable and has enough free space."""
     free = shutil.disk_usage(folder).free
     if free < free_bytes:
-        return f"{folder} has {free >> 20} MiB free, {free_bytes >> 20} are needed"
+        return f"{folder} has {free >> 20} MiB free, expected at least {free_bytes >> 20} MiB"
     return _writable(folder, name)
 
 
 def check_gpus(expected: int) -> str:
-    """The driver answers for as many GPUs as the job has here. Where no driver is, nothing is known."""
+    """Check that the driver reports as many GPUs as the job has here. Without a driver, there is nothing to check."""
     if Path("/proc/driver/nvidia/version").exists() and shutil.which("nvidia-smi"):
         argv = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False, timeout=CHECK_S)
-        found = sum(1 for line in done.stdout.splitlines() if line.startswith(("GPU-", "MIG-")))
+        count = sum(1 for line in done.stdout.splitlines() if line.startswith(("GPU-", "MIG-")))
     elif Path("/sys/class/kfd/kfd/topology/nodes").is_dir():
         nodes = Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
-        found = sum(1 for path in nodes if path.read_text(encoding="utf-8").strip() != "0")
+        count = sum(1 for path in nodes if path.read_text(encoding="utf-8").strip() != "0")
     else:
         return ""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES"))
-    if shown is not None:  # what Slurm gave this step, and it hides the others
+    if shown is not None:  # the GPUs that Slurm assigned to this step; it hides the others
         expected = min(expected, len([name for name in shown.split(",") if name.strip()]))
-    return "" if found >= expected else f"the driver shows {found} of {expected} GPUs"
+    return "" if count >= expected else f"the driver reports {count} of {expected} GPUs"
 
 
 def _writable(folder: Path, name: str) -> str:
-    # In a shared folder no other user can create this name first, and an existing file is not used.
+    # In a shared folder, a random name and O_EXCL keep other users' files from being used.
     path = folder / f".toolkit-health-{name}-{os.urandom(8).hex()}"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         if os.write(descriptor, b"x" * 4096) < 4096:
-            return f"{folder} has no room for 4 KiB"
+            return f"{folder} has less than 4 KiB of free space"
     finally:
         os.close(descriptor)
         path.unlink()
     return ""
 
 
-def look(arguments: dict[str, Any], name: str) -> dict[str, str]:
-    """Every check that failed, with what was seen."""
+def run_checks(arguments: dict[str, Any], name: str) -> dict[str, str]:
+    """Every failed check, with what it observed."""
     named = os.path.expandvars(arguments["local_scratch"])
     scratch = Path(named or os.environ.get("TMPDIR") or "/tmp")
     checks: dict[str, Callable[[], str]] = {
@@ -78,15 +78,15 @@ def look(arguments: dict[str, Any], name: str) -> dict[str, str]:
     }
     if arguments["gpus"]:
         checks["GPUs"] = lambda: check_gpus(int(arguments["gpus"]))
-    said: dict[str, str] = {}
+    results: dict[str, str] = {}
 
     def run(check: str) -> None:
         try:
-            said[check] = checks[check]()
+            results[check] = checks[check]()
         except subprocess.TimeoutExpired:
-            said[check] = f"nvidia-smi did not answer in {CHECK_S:.0f} s"
+            results[check] = f"nvidia-smi did not respond within {CHECK_S:.0f} s"
         except OSError as error:
-            said[check] = f"{error.filename or check}: {error.strerror or error}"
+            results[check] = f"{error.filename or check}: {error.strerror or error}"
 
     threads = [threading.Thread(target=run, args=(check,), daemon=True) for check in checks]
     deadline = time.monotonic() + CHECK_S
@@ -94,13 +94,15 @@ def look(arguments: dict[str, Any], name: str) -> dict[str, str]:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return {check: said.get(check, f"no answer in {CHECK_S:.0f} s") for check in checks if said.get(check) != ""}
+    return {
+        check: results.get(check, f"no result within {CHECK_S:.0f} s") for check in checks if results.get(check) != ""
+    }
 
 
 def main() -> None:
-    """Read the arguments, look, print, and leave without waiting for a thread that hangs."""
+    """Read the arguments, run the checks, print, and exit without waiting for a thread that hangs."""
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    failed = look(json.loads(sys.argv[1]), node)
+    failed = run_checks(json.loads(sys.argv[1]), node)
     sys.stdout.write(json.dumps({"node": node, "clock": time.time(), "failed": failed}) + "\n")
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The health of an allocation's nodes before ranks start on them: one step over all nodes, seconds at most."""
+"""The health of an allocation's nodes before ranks start on them: one step over all nodes, a few seconds at most."""
 
 from __future__ import annotations
 
@@ -22,68 +22,68 @@ from toolkit.supervise.launchers import srun_on_every_node
 from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
-STEP_S = 20.0  # for srun, its step and the checks, of which each takes at most node_check.CHECK_S
-PER_NODE_S = 0.02  # more for each node: srun starts them as a tree
+STEP_S = 20.0  # for srun, its step and the checks, which take at most node_check.CHECK_S
+PER_NODE_S = 0.02  # additional time per node: srun starts them as a tree
 MOST_SKEW_S = 5.0
-UNFIT_FIX = 'contact the site\'s support; `toolkit site bad-nodes` lists the excluded nodes; [restart] health = "warn" continues anyway'
+UNFIT_FIX = 'tell the site\'s support; `toolkit site bad-nodes` lists excluded nodes; [restart] health = "warn" continues anyway'
 
 
 @dataclass(frozen=True)
 class Unfit:
-    """A node, the check that it failed, and what was seen."""
+    """A node, the check that it failed, and what the check observed."""
 
     node: str
     check: str
-    said: str
+    observed: str
 
     def __str__(self) -> str:
-        return f"{self.node} failed the check of {self.check}: {self.said}"
+        return f"{self.node} failed the check of {self.check}: {self.observed}"
 
 
 def unfit_nodes(
     run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str],
     request: StopRequest,
 ) -> list[Unfit]:  # fmt: skip
-    """Check the nodes as `restart.health` says, note the bad ones; those for which this start is to be given up."""
+    """Check the nodes as `restart.health` requires and record the bad ones; return those that stop this start."""
     policy = str(job["restart"].get("health") or "off")
     if policy == "off" or not allocation.in_slurm:
         return []
     unfit, unknown = check_nodes(run, job, start, allocation, environ, request)
     if unknown:
-        say(f"the nodes' health is not known: {unknown}")
+        say(f"the nodes' health is unknown: {unknown}")
     for one in unfit:
         say(str(one))
     if allocation.nodes > 1 and len({one.node for one in unfit}) == allocation.nodes:
-        say("every node fails, so the cause is not a node: check the site file and the file systems")
+        say("every node fails, so the cause is not a single node: check the site file and the file systems")
         return []
     for one in unfit:
-        _remember(run, job, one.node, f"{one.check}: {one.said}")
+        _record(run, job, one.node, f"{one.check}: {one.observed}")
     return unfit if policy == "requeue" else []
 
 
-def _remember(run: RunDirectory, job: Mapping[str, Any], node: str, said: str) -> None:
-    """Note a bad node; a full disk must not keep the run from its next start."""
+def _record(run: RunDirectory, job: Mapping[str, Any], node: str, observed: str) -> None:
+    """Record a bad node; a full disk must not keep the run from its next start."""
     try:
-        note_bad_node(run, str(job["site"]["name"]), node, said)
+        note_bad_node(run, str(job["site"]["name"]), node, observed)
     except OSError as error:
-        say(f"cannot note that {node} is bad: {error}")
+        say(f"cannot record that {node} is bad: {error}")
 
 
-def nodes_to_leave_out(run: RunDirectory, job: Mapping[str, Any]) -> str:
-    """What Slurm is to exclude for the next start: the job's own lists, and the nodes that are bad now.
+def nodes_to_exclude(run: RunDirectory, job: Mapping[str, Any]) -> str:
+    """The host list for Slurm to exclude at the next start: the job's own list, and the nodes that are bad now.
 
-    "" leaves Slurm what it has: a file of nodes, which the job's options may name, can be joined with no list.
+    "" keeps Slurm's list: a file of nodes, which the job's options may name, cannot be joined with a list.
     """
     bad = []
     try:
         bad = [one.node for one in bad_nodes(runs_of(run), str(job["site"]["name"]))]
     except (OSError, ToolkitError) as error:
-        say(f"cannot read the list of bad nodes, so no node is excluded: {error}")
+        say(f"cannot read the list of bad nodes, so none is excluded: {error}")
     options = [*job.get("scheduler", {}).get("options", []), *job["job"].get("sbatch", [])]
     given = last_value_of(options, "exclude", "x")
     if "/" in given:
         if bad:
-            say(f"--exclude={given} names a file, so Slurm may give these bad nodes again: {','.join(bad)}")
+            say(f"--exclude={given} names a file, so Slurm may allocate these bad nodes again: {','.join(bad)}")
         return ""
     return ",".join(filter(None, [str(job["job"].get("exclude") or ""), given, *bad]))
 
@@ -92,7 +92,7 @@ def check_nodes(
     run: RunDirectory, job: Mapping[str, Any], start: int, allocation: Allocation, environ: Mapping[str, str],
     request: StopRequest,
 ) -> tuple[list[Unfit], str]:  # fmt: skip
-    """What is wrong with which node, and why nothing is known where the check itself could not run ("" else)."""
+    """The unfit nodes, and why the check itself could not run ("" if it ran)."""
     arguments = {
         "run": str(run.path),
         "claim": str(run.start(start) / "claim.json"),
@@ -105,20 +105,20 @@ def check_nodes(
     done = run_command(argv, environ, timeout_s=STEP_S + PER_NODE_S * allocation.nodes, request=request)
     lines = [line for line in done.out.splitlines() if line.startswith("{") and line.endswith("}")]
     answers = [json.loads(line) for line in lines]
-    if not answers or request.came:  # where the step was given up, a node's silence means nothing
+    if not answers or request.came:  # if the step was abandoned, a missing answer means nothing
         return [], done.problem or "srun started nothing"
     expected = expand_hostlist(allocation.node_list)
     return judge(answers, expected, began=began, ended=time.time()), ""
 
 
 def judge(answers: list[dict[str, Any]], expected: list[str], *, began: float, ended: float) -> list[Unfit]:
-    """Read what the nodes said; `began` and `ended` are the batch host's clock around it, in seconds."""
+    """The unfit nodes by their answers; `began` and `ended` are the batch host's clock around the check, in seconds."""
     unfit = []
     for answer in answers:
         node = str(answer["node"])
-        unfit += [Unfit(node, check, said) for check, said in answer["failed"].items()]
+        unfit += [Unfit(node, check, observed) for check, observed in answer["failed"].items()]
         skew_s = max(began - answer["clock"], answer["clock"] - ended)
         if skew_s > MOST_SKEW_S:
-            unfit.append(Unfit(node, "clock", f"{skew_s:.0f} s away from the batch host's"))
+            unfit.append(Unfit(node, "clock", f"{skew_s:.0f} s off the batch host's clock"))
     silent = sorted(set(expected) - {str(answer["node"]) for answer in answers})
     return unfit + [Unfit(node, "answer", "the node did not run the check in time") for node in silent]

@@ -1,4 +1,4 @@
-"""How far a run comes: the last step of an attempt, and whether a failure was repeated without a new one."""
+"""The progress of a run: the last step of an attempt, and whether a failure was repeated without a new step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from toolkit.supervise.log import say
 
 
 def last_step(attempt: AttemptDirectory) -> int | None:
-    """The last step that rank 0 wrote down; None before the first.
+    """The last step that rank 0 recorded; None before the first.
 
-    The heartbeat comes at most once a second, so in fast loops the metrics are ahead of it; where a lost node left half
-    of it, they are all there is.
+    The heartbeat is written at most once a second, so in fast loops the metrics are ahead of it; if a lost node left
+    half of it, the metrics are all there is.
     """
     steps = []
     try:
         beat = read_json_or_none(attempt.heartbeat)
         steps += [int(beat["step"])] if beat is not None else []
-    except ToolkitError as error:  # the supervisor does not wait for the file
-        say(f"the last heartbeat of attempt {attempt.number} is not known: {error}")
+    except ToolkitError as error:  # it is written without fsync
+        say(f"the last heartbeat of attempt {attempt.number} is unknown: {error}")
     record = last_record(attempt.run.metrics / "train.jsonl")
     if record is not None and record.attempt == attempt.number:
         steps.append(record.step)
@@ -33,14 +33,14 @@ def last_step(attempt: AttemptDirectory) -> int | None:
 
 
 def is_repeated(earlier: Sequence[AttemptRecord], end: AttemptEnd, cause: Cause, *, tells_steps: bool) -> bool:
-    """True when an attempt ended as the one before it did, and came no further than any of the earlier ones.
+    """True if an attempt ended as the one before it did, and reached no further step than the earlier ones.
 
-    A launch that failed is tried twice more.
+    A failed launch is tried twice more.
 
     Args:
         earlier: ends of the attempts since the last resume.
-        cause: why it ended, as Slurm says.
-        tells_steps: the job reports its steps; where none are known, its budgets alone count.
+        cause: why it ended, according to Slurm.
+        tells_steps: the job reports its steps; if they are unknown, only its budgets count.
     """
     if not earlier or _has_new_step(earlier, end.step) or earlier[-1].cause is not cause:
         return False
@@ -50,7 +50,7 @@ def is_repeated(earlier: Sequence[AttemptRecord], end: AttemptEnd, cause: Cause,
         return tells_steps and (earlier[-1].rank, earlier[-1].reason) == (end.rank, end.reason)
     if cause is Cause.WALLTIME:  # a start or a save that takes longer than there is time would be repeated for ever
         return tells_steps
-    return cause is Cause.STALLED  # its words say where each rank stood, and differ
+    return cause is Cause.STALLED  # its reason contains each rank's position, which differs
 
 
 def _has_new_step(earlier: Sequence[AttemptRecord], step: int | None) -> bool:

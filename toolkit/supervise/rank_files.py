@@ -1,4 +1,4 @@
-"""What ranks write of themselves at their start, read by who outlives them; and how ranks are named in a sentence."""
+"""The records that ranks write at their start, read by the processes that outlive them; and ranks' names in a sentence."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ NAMED = 8
 
 
 def begun_ranks(attempt: AttemptDirectory) -> list[int]:
-    """The ranks that have begun, in order."""
+    """The ranks that have started, in order."""
     return sorted(map(rank_of, attempt.ranks.glob("rank-*.json")))
 
 
 def rank_record(attempt: AttemptDirectory, rank: int) -> dict[str, Any] | None:
-    """Host and process of a rank; None before it has begun, and where a lost node left half a file.
+    """Host and process of a rank; None before its start, and if a lost node left half a file.
 
-    Ranks do not wait until it is on the disk, since all of them write one at the same time.
+    Ranks write it without fsync, since all of them write one at the same time.
     """
     try:
         record: dict[str, Any] | None = read_json_or_none(attempt.rank_file(rank))
     except ToolkitError as error:
-        say(f"where rank {rank} ran is not known: {error.message}")
+        say(f"the host of rank {rank} is unknown: {error.message}")
         return None
     return record
 
 
 def host_of(attempt: AttemptDirectory, rank: int) -> str | None:
-    """The host that a rank ran on; None where it is not known."""
+    """The host that a rank ran on; None if it is unknown."""
     record = rank_record(attempt, rank)
     return None if record is None else str(record["host"])
 

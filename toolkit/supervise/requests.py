@@ -1,4 +1,4 @@
-"""What is asked of an attempt by signals. They only set flags; what they mean is found out later, by asking Slurm."""
+"""Requests to an attempt by signals. Handlers only set flags; the supervisor finds out later what they mean."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _HEARD = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 @dataclass
 class StopRequest:
-    """What was asked so far. `cause` is None until it is known what the signals mean."""
+    """The requests so far. `cause` is None until the meaning of the signals is known."""
 
     cause: Cause | None = None
     kill: bool = False
-    warned: bool = False  # USR2 came
-    terminated: bool = False  # TERM came
-    interrupted: bool = False  # INT came
+    warned: bool = False  # USR2 arrived
+    terminated: bool = False  # TERM arrived
+    interrupted: bool = False  # INT arrived
 
     @property
     def came(self) -> bool:
-        """True when the ranks are to end, for whatever reason."""
+        """True if the ranks are to exit, for any reason."""
         return self.cause is not None or self.warned or self.terminated
 
     def ask(self, cause: Cause) -> None:
@@ -33,11 +33,11 @@ class StopRequest:
             self.cause = cause
 
     def hear_signals(self) -> None:
-        """USR2: the end is near. TERM: Slurm wants us gone. INT: the user at the terminal, twice for now."""
+        """Install the handlers. USR2: the end is near. TERM: Slurm ends the job. INT: the user at the terminal; twice: now."""
         for number in _HEARD:
-            signal.signal(number, self.on_signal)  # an ignored signal, as under nohup, could not be awaited either
+            signal.signal(number, self.on_signal)  # an ignored signal, as under nohup, could not be received later
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a lost terminal must not end a run
-        # A file server that hangs keeps the main thread in a system call, and Python's handlers run nowhere else.
+        # A hanging file server keeps the main thread in a system call, and Python runs its handlers in no other thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
@@ -46,7 +46,7 @@ class StopRequest:
             self.on_signal(signal.sigwait(_HEARD), None)
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Note one of them."""
+        """Record one of them."""
         if number == signal.SIGINT:
             self.kill = self.interrupted
             self.interrupted = True

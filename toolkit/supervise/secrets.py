@@ -1,4 +1,4 @@
-"""Secrets of a job. Those of [env] are read when ranks start, and are in the ranks' environment only; the URL of
+"""Secrets of a job. Those of [env] are read when ranks start, and exist only in the ranks' environment; the URL of
 [notify] is read when it is called.
 """
 
@@ -19,7 +19,7 @@ from toolkit.supervise.failures import AttemptEnd
 from toolkit.supervise.requests import StopRequest
 
 COMMAND_S = 30.0
-SHORTEST = 6  # letters; a shorter value would hide words that are no secret
+SHORTEST = 6  # characters; a shorter value would also hide text that is not secret
 HIDDEN = "***"
 
 
@@ -39,7 +39,7 @@ def _value(name: str, reference: str, environ: Mapping[str, str], request: StopR
     if kind == "env":
         if name not in environ:
             raise OwnFailureError(
-                f"{name} was not set where this was submitted", where=where, fix=f"export {name}, and submit again"
+                f"{name} was not set when this job was submitted", where=where, fix=f"export {name}, and submit again"
             )
         return environ[name]
     if kind == "file":
@@ -47,28 +47,28 @@ def _value(name: str, reference: str, environ: Mapping[str, str], request: StopR
     done = run_command(shlex.split(rest), environ, timeout_s=COMMAND_S, request=request)
     if done.problem or not done.out.strip():
         raise OwnFailureError(
-            f"the secret {name}: {done.problem or f'{rest.split()[0]} printed nothing'}",
+            f"cannot read the secret {name}: {done.problem or f'{rest.split()[0]} printed nothing'}",
             where=where,
-            fix="run that command by hand where the job runs",
+            fix="test that command on the host where the job runs",
         )
     return done.out.rstrip("\n")
 
 
 def read_secret_file(name: str, *, where: str) -> str:
-    """The text of a file that its owner, who is us, alone may read; without the last line's end.
+    """The contents of a file that only its owner, the current user, may read; without the final newline.
 
     Raises:
         OwnFailureError: it cannot be read, or others may read it.
     """
-    path = Path(os.path.expanduser(name))  # noqa: PTH111  pathlib's own ends with an error where there is no such user
+    path = Path(os.path.expanduser(name))  # noqa: PTH111  pathlib's version raises an error for an unknown user
     try:
         with path.open(encoding="utf-8") as stream:
             status = os.fstat(stream.fileno())
             text = stream.read().rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "it is not UTF-8"
+        problem = getattr(error, "strerror", None) or "it is not UTF-8"
         raise OwnFailureError(
-            f"cannot read {path}: {said}", where=where, fix="write the secret into that file"
+            f"cannot read {path}: {problem}", where=where, fix="write the secret into that file"
         ) from error
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise OwnFailureError(f"others may read {path}", where=where, fix=f"chmod 600 {shlex.quote(str(path))}")
@@ -78,21 +78,23 @@ def read_secret_file(name: str, *, where: str) -> str:
 
 
 def read_url(reference: str, environ: Mapping[str, str]) -> str:
-    """The URL that `notify.webhook` refers to, which no message quotes.
+    """The URL that `notify.webhook` refers to; messages never quote it.
 
     Raises:
-        OwnFailureError: it cannot be read, or is none of http or https.
+        OwnFailureError: it cannot be read, or is not an http or https URL.
     """
     where = "notify.webhook"
-    kind, _, place = reference.partition(":")
-    if kind == "env" and not environ.get(place):
+    kind, _, source = reference.partition(":")
+    if kind == "env" and not environ.get(source):
         raise OwnFailureError(
-            f"{place} was not set where this was submitted", where=where,
-            fix=f'export {place}, or write webhook = "file:~/.{place.lower()}"',
+            f"{source} was not set when this job was submitted", where=where,
+            fix=f'export {source}, or write webhook = "file:~/.{source.lower()}"',
         )  # fmt: skip
-    url = (read_secret_file(place, where=where) if kind == "file" else environ[place]).strip()
+    url = (read_secret_file(source, where=where) if kind == "file" else environ[source]).strip()
     if not _is_url(url):
-        raise OwnFailureError(f"{place} holds no http URL", where=where, fix="write https://... there")
+        raise OwnFailureError(
+            f"expected an http URL in {source}", where=where, fix="write a URL that starts with https://"
+        )
     return url
 
 
@@ -100,21 +102,21 @@ def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and len(text.split()) == 1
-    except ValueError:  # a port that is not a number
+    except ValueError:  # an invalid port
         return False
 
 
 def without_secrets(end: AttemptEnd, values: Iterable[str]) -> AttemptEnd:
-    """An attempt's end as it may be written down and told: ranks quote what they were given, as in a URL that failed."""
-    known = list(values)
-    evidence = [(place, hide(line, known)) for place, line in end.evidence]
-    lines = [hide(line, known) for line in end.last_lines]
-    return replace(end, reason=hide(end.reason, known), last_lines=lines, evidence=evidence)
+    """An attempt's end that is safe to record and log: ranks quote their arguments, such as a URL that failed."""
+    secrets = list(values)
+    evidence = [(file, hide(line, secrets)) for file, line in end.evidence]
+    lines = [hide(line, secrets) for line in end.last_lines]
+    return replace(end, reason=hide(end.reason, secrets), last_lines=lines, evidence=evidence)
 
 
 def hide(text: str, values: Iterable[str]) -> str:
-    """A string with `***` for each value of a secret."""
-    for value in sorted(values, key=len, reverse=True):  # one may be a part of another
+    """A string with `***` in place of each secret value."""
+    for value in sorted(values, key=len, reverse=True):  # one may contain another
         if len(value) >= SHORTEST:
             text = text.replace(value, HIDDEN)
     return text

@@ -1,4 +1,4 @@
-"""The shape of a run: how many ranks stand on which nodes, for each component of a heterogeneous job; most jobs have one."""
+"""The shape of a run: how many ranks run on which nodes, per component of a heterogeneous job; most jobs have one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Component:
-    """Nodes that are alike, and the ranks on each, with how many CPUs for one (0: the launcher's default)."""
+    """Equal nodes, the number of ranks on each, and the CPUs per rank (0: the launcher's default)."""
 
     nodes: int
     ranks_per_node: int
@@ -27,13 +27,13 @@ class Component:
 
 @dataclass(frozen=True)
 class Shape:
-    """The components of a run; ranks are numbered through them, those of the first one from 0."""
+    """The components of a run; ranks are numbered through all of them, from 0 in the first one."""
 
     components: tuple[Component, ...]
 
     @classmethod
     def of(cls, nodes: int, ranks_per_node: int, cpus_per_rank: int = 0) -> Shape:
-        """That of one component."""
+        """The shape of a single component."""
         return cls((Component(nodes, ranks_per_node, cpus_per_rank),))
 
     @property
@@ -50,7 +50,7 @@ class Shape:
         return self.components[0]
 
     def component_of(self, rank: int) -> Component:
-        """The component that a rank is in."""
+        """The component of a rank."""
         behind = 0
         for one in self.components[:-1]:
             behind += one.ranks
@@ -60,7 +60,7 @@ class Shape:
 
 
 def shape_of_job(job: Mapping[str, Any], nodes: int | None = None) -> Shape:
-    """The shape that a resolved job requests; for a component, `nodes` are those that it got, else the fewest."""
+    """The shape that a resolved job requests; for one component `nodes` is the number allocated, else the minimum."""
     tables = [one["job"] for one in job.get("resolved_components") or ()] or [job["job"]]
     components = [
         Component(
@@ -79,13 +79,13 @@ def check_components(asked: Shape, allocation: Allocation) -> None:
     """Check that a job's components are those of the allocation, which the user may have requested by hand.
 
     Raises:
-        ToolkitError: Slurm gave others.
+        ToolkitError: Slurm allocated others.
     """
     given, wanted = allocation.nodes_of_components, tuple(one.nodes for one in asked.components)
     if len(given) == len(wanted) and (len(wanted) == 1 or given == wanted):
         return
     raise ToolkitError(
-        f"job {allocation.job_id} has components of {' and '.join(map(str, given))} nodes, and the run of "
+        f"job {allocation.job_id} has components of {' and '.join(map(str, given))} nodes, but the run expects "
         f"{' and '.join(map(str, wanted))}",
         fix="`scancel` it, and submit the script as it is",
     )

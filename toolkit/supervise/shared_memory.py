@@ -1,7 +1,7 @@
-"""Shared memory that killed MPICH ranks leave on a node: 2 MiB or more of its memory each time, until it boots again.
+"""Shared memory that killed MPICH ranks leave on a node: 2 MiB or more of its memory each time, until it reboots.
 
-MPICH unlinks its segment at MPI_Finalize only. Its name tells no job, so what is removed is ours, newer than the start that
-it is removed by, and in no process's memory any more: no other job can have a use for that.
+MPICH unlinks its segment only at MPI_Finalize. Its name does not contain the job, so a segment is removed only if it is
+the user's, newer than the start that removes it, and mapped by no process: no other job can use such a segment.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 FOLDER = Path("/dev/shm")
 _PATTERN = "mpich_shm_*"
 CLOCK_S = 1.0  # the kernel's clock for files is a few milliseconds late
-LOOKS_S = 0.5  # between two looks: a rank maps its segment a moment after it has made it
+LOOKS_S = 0.5  # between two checks: a rank maps its segment a moment after it has created it
 
 
 def remove_left_behind(since: float, folder: Path = FOLDER) -> list[str]:
-    """Remove this user's segments made after `since` (seconds since the epoch) that no process has in its memory; their names.
+    """Remove this user's segments made after `since` (seconds since the epoch) that no process maps; return their names.
 
-    Takes no time where there is none.
+    Returns at once if there are none.
     """
     left = _unused(folder, since)
     if not left:
@@ -47,10 +47,13 @@ def _unused(folder: Path, since: float) -> set[Path]:
 
 
 def _mapped(name: str) -> Iterator[int]:
-    """Inodes of the files with `name` in their path that living processes have in their memory (proc_pid_maps(5))."""
+    """Inodes of the files with `name` in their path that running processes map (proc_pid_maps(5))."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             lines = (process / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        except (OSError, ProcessLookupError):  # it has ended, or is another user's, who cannot have opened ours
+        except (
+            OSError,
+            ProcessLookupError,
+        ):  # it has exited, or is another user's, which cannot have opened this user's segment
             continue
         yield from (int(line.split(None, 5)[4]) for line in lines if name in line)

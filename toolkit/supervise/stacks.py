@@ -1,4 +1,4 @@
-"""Where a stalled attempt stands: the threads of every rank in `errors/rank-R.stack`, and a summary for the record."""
+"""The stacks of a stalled attempt: the threads of every rank in `errors/rank-R.stack`, and a summary for the record."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from toolkit.supervise.rank_files import begun_ranks, named, rank_record
 
 PATIENCE_S = 5.0
 SHOWN_PLACES = 6
-# What faulthandler prints: the innermost frame comes first, the thread that was interrupted is "Current".
+# faulthandler's format: the innermost frame comes first, the thread that was interrupted is "Current".
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/toolkit/(comm|train|checkpoint|world|rank)/|<frozen")
 
 
 def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ranks) -> list[str]:
-    """Request stacks, wait for the files, and log in a few lines which ranks are where."""
+    """Request stacks, wait for the files, and summarize in a few lines which ranks are where."""
     if not running.ask_for_stacks():
         _signal_guards_here(attempt)
     deadline = time.monotonic() + PATIENCE_S
@@ -32,17 +32,17 @@ def collect_stacks(attempt: AttemptDirectory, ranks: Sequence[int], running: Ran
     for rank in ranks:
         places.setdefault(_place(attempt, rank), []).append(rank)
     fewest_first = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
-    lines = [f"{named(members)}: {place}" for place, members in fewest_first[:SHOWN_PLACES]]
+    lines = [f"{named(members)}: {position}" for position, members in fewest_first[:SHOWN_PLACES]]
     more = len(places) - SHOWN_PLACES
     return [*lines, f"and {more} more places: see {attempt.errors}"] if more > 0 else lines
 
 
 def _signal_guards_here(attempt: AttemptDirectory) -> None:
-    """What mpirun does not pass on reaches at least the ranks of this host."""
+    """Signal the guards on this host directly: mpirun does not forward signals to its ranks."""
     for rank in begun_ranks(attempt):
-        known = rank_record(attempt, rank)
-        if known is not None and known["host"] == socket.gethostname() and _is_rank(known["pid"]):
-            os.kill(known["pid"], signal.SIGUSR1)
+        record = rank_record(attempt, rank)
+        if record is not None and record["host"] == socket.gethostname() and _is_rank(record["pid"]):
+            os.kill(record["pid"], signal.SIGUSR1)
 
 
 def _is_rank(pid: int) -> bool:
@@ -56,20 +56,20 @@ def _place(attempt: AttemptDirectory, rank: int) -> str:
     try:
         text = attempt.stack_file(rank).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return f"did not answer within {PATIENCE_S:.0f} s"
+        return f"did not respond within {PATIENCE_S:.0f} s"
     return innermost(text)
 
 
 def innermost(text: str) -> str:
     """The innermost frame of the main thread, and the innermost one of the user's own code."""
-    # The main thread comes last, whichever thread the signal interrupted.
+    # The main thread is printed last, whichever thread the signal interrupted.
     main = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]
     frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
     if not frames:
-        return text.strip().splitlines()[0] if text.strip() else "said nothing"
+        return text.strip().splitlines()[0] if text.strip() else "reported nothing"
     own = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), None)
-    place = f"{frames[0]['function']} ({_short(frames[0])})"
-    return place if own is None or own is frames[0] else f"{place}, from {own['function']} ({_short(own)})"
+    position = f"{frames[0]['function']} ({_short(frames[0])})"
+    return position if own is None or own is frames[0] else f"{position}, from {own['function']} ({_short(own)})"
 
 
 def _short(frame: re.Match[str]) -> str:

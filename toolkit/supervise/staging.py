@@ -1,8 +1,8 @@
 """The ranks' Python environment on the nodes' own disks: packed once, broadcast at each start, removed at its end.
 
-A virtual environment can be moved: Python finds `pyvenv.cfg` beside the `bin` that it was started from, and that file
-names the Python underneath, which stays where it is (docs.python.org/3.11/library/site.html). What is installed in
-editable form stays on the shared file system, too, and scripts in `bin` keep the interpreter of their first line.
+A virtual environment can be moved: Python finds `pyvenv.cfg` next to the `bin` that it was started from, and that file
+names the base Python, which stays on the shared file system (docs.python.org/3.11/library/site.html). Packages that are
+installed in editable form stay there, too, and scripts in `bin` keep the interpreter of their first line.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from toolkit.supervise.launchers import srun_on_every_node
 from toolkit.supervise.log import say
 from toolkit.supervise.requests import StopRequest
 
-STEP_S = 600.0  # for the broadcast, and for the unpacking
+STEP_S = 600.0  # for the broadcast, and again for the unpacking
 UNSTAGE_S = 60.0
-LAST_S = 30.0  # of an allocation, kept for the requeue: Slurm may be slow to answer
-ASKED_TO_END_S = 5.0  # for what was half staged: Slurm may kill us soon, and how the attempt ended is to be written
-KEPT_S = 7 * 86400.0  # archives that no start has used for so long are removed
+LAST_S = 30.0  # of an allocation, kept for the requeue: Slurm may respond slowly
+ASKED_TO_END_S = 5.0  # to remove a partial copy: Slurm may kill this job soon, and the end must still be recorded
+KEPT_S = 7 * 86400.0  # archives that no start has used for this long are removed
 
-# Programs for sh on each node. Others may know the folder's name before it is made: only one that we make is used, and
-# only what is ours is removed. What earlier starts of this job ($2*) left there goes first.
+# Programs for sh on each node. Other users may know the folder's name before it is made: only a folder that this program
+# makes is used, and only the user's own files are removed, those of earlier starts of this job ($2*) first.
 _MAKE = """\
 mkdir -p -- "${1%/*}" || exit
 if [ -n "$(find -L "${1%/*}" -prune -perm -0002 ! -perm -1000)" ]; then
-    echo "${1%/*} can be written to by everybody and has no sticky bit" >&2; exit 1
+    echo "${1%/*} is writable by everyone and has no sticky bit" >&2; exit 1
 fi
 for old in "$2"*; do
     if [ -O "$old" ] && [ ! -L "$old" ]; then rm -rf -- "$old"; fi
 done
-if [ -e "$1" ] || [ -L "$1" ]; then echo "$1 is there already, and is not ours" >&2; exit 1; fi
+if [ -e "$1" ] || [ -L "$1" ]; then echo "$1 exists already, and belongs to another user" >&2; exit 1; fi
 mkdir -m 700 -- "$1"
 """
 _UNPACK = 'umask 077 && tar --no-same-permissions --no-same-owner -xf "$2" -C "$1" && rm -f -- "$1/.environment.tar"'
@@ -67,11 +67,11 @@ def stage(
     run: RunDirectory, job: Mapping[str, Any], allocation: Allocation, environ: Mapping[str, str],
     request: StopRequest,
 ) -> Staged | None:  # fmt: skip
-    """Bring the environment that `env.stage` names to the disk of every node; None where none is named.
+    """Copy the environment that `env.stage` names to the disk of every node; None if none is named.
 
     Raises:
-        OwnFailureError: it is not a virtual environment, the site has no local disk, a node could not take it, or the
-            start is asked to end.
+        OwnFailureError: it is not a virtual environment, the site has no local disk, a node could not store it, or the
+        start is asked to stop.
     """
     chosen = (job.get("env") or {}).get("stage") or False
     if not chosen:
@@ -85,7 +85,7 @@ def stage(
     archive = pack(source, runs_of(run) / ".environments", request)
     packed = time.monotonic()
     of_job = scratch / f"toolkit-env-{allocation.job_id}-"
-    # The number of the requeue tells it from the folder of a start that was given up on and lives on.
+    # The number of the requeue distinguishes it from the folder of an abandoned start that is still running.
     folder = Path(f"{of_job}{allocation.restarts}-{archive.stem[:16]}")
     _spread(archive, folder, of_job, allocation, environ, request)
     say(
@@ -98,9 +98,9 @@ def stage(
 def _environment_at(source: Path) -> Path:
     if not (source / "pyvenv.cfg").is_file():
         raise OwnFailureError(
-            f"expected a virtual environment, got {source}: it has no pyvenv.cfg",
+            f"{source} is not a virtual environment: pyvenv.cfg not found",
             where="env.stage",
-            fix="make one with `python -m venv`, or leave env.stage out",
+            fix="make one with `python -m venv`, or remove env.stage",
         )
     return source
 
@@ -109,17 +109,17 @@ def _disk_of_nodes(job: Mapping[str, Any]) -> Path:
     scratch = os.path.expandvars(str((job.get("paths") or {}).get("local_scratch") or ""))
     if not scratch.startswith("/"):
         raise OwnFailureError(
-            f"the site names no disk of the nodes (paths.local_scratch is {scratch!r})",
+            f"the site does not name a local disk of the nodes (paths.local_scratch is {scratch!r})",
             where="env.stage",
-            fix="write local_scratch into the site file, or leave env.stage out",
+            fix="set local_scratch in the site file, or remove env.stage",
         )
     return Path(scratch)
 
 
 def unstage(staged: Staged, allocation: Allocation, environ: Mapping[str, str]) -> None:
-    """Remove a staged environment from every node; where a node keeps it, this is said.
+    """Remove a staged environment from every node; log a failure.
 
-    It takes no time that the next start needs to be asked for: an allocation may have seconds left.
+    Skipped if only the time to request the next start is left of the allocation.
     """
     problem = _remove(staged.folder, allocation, environ, timeout_s=UNSTAGE_S)
     if problem:
@@ -127,7 +127,7 @@ def unstage(staged: Staged, allocation: Allocation, environ: Mapping[str, str]) 
 
 
 def unstage_here(staged: Staged) -> None:
-    """Remove a staged environment from this node alone: the others belong to the start that has the run now."""
+    """Remove a staged environment from this node only: the others belong to the start that has the run now."""
     try:
         shutil.rmtree(staged.folder)
     except OSError as error:
@@ -135,12 +135,12 @@ def unstage_here(staged: Staged) -> None:
 
 
 def pack(source: Path, cache: Path, request: StopRequest) -> Path:
-    """The archive of an environment, made unless the cache has it; its name is the digest of what it holds.
+    """The archive of an environment, made unless the cache has it; its name is the digest of the environment.
 
-    The digest covers names, sizes and times of all files, not their contents: these are tens of thousands.
+    The digest covers names, sizes and times of all files, not their contents: there are tens of thousands.
 
     Raises:
-        OwnFailureError: it cannot be packed, or the start is asked to end.
+        OwnFailureError: it cannot be packed, or the start is asked to stop.
     """
     try:
         cache.mkdir(mode=0o700, exist_ok=True)
@@ -151,7 +151,7 @@ def pack(source: Path, cache: Path, request: StopRequest) -> Path:
         os.utime(archive)
     except OSError as error:
         raise OwnFailureError(
-            f"cannot pack {source}: {error.strerror}", where=str(error.filename or cache), fix="leave env.stage out"
+            f"cannot pack {source}: {error.strerror}", where=str(error.filename or cache), fix="remove env.stage"
         ) from error
     return archive
 
@@ -166,7 +166,7 @@ def _remove_old(cache: Path) -> None:
 def _write_archive(source: Path, archive: Path, request: StopRequest) -> None:
     def go_on(member: tarfile.TarInfo) -> tarfile.TarInfo:
         if request.came:
-            raise OwnFailureError(f"packing {source} was given up, since this start is asked to end")
+            raise OwnFailureError(f"packing {source} was abandoned because this start is asked to stop")
         return member
 
     draft = archive.with_name(f"{archive.name}.{socket.gethostname()}.{os.getpid()}")
@@ -199,14 +199,14 @@ def _spread(
     archive: Path, folder: Path, of_job: Path, allocation: Allocation, environ: Mapping[str, str],
     request: StopRequest,
 ) -> None:  # fmt: skip
-    """Make the folder on every node and unpack the archive into it; on none where one of them cannot."""
+    """Make the folder on every node and unpack the archive into it; if one node fails, remove it from all."""
 
     def on_every_node(program: str, *arguments: Path) -> str:
         command = ["sh", "-c", program, "stage", *map(str, arguments)]
         return _on_every_node(command, allocation, environ, request, timeout_s=STEP_S)
 
     problem = on_every_node(_MAKE, folder, of_job)
-    source = archive  # every node reads it from the shared disk, unless Slurm sends it along its tree
+    source = archive  # every node reads it from the shared disk, unless Slurm broadcasts it
     if not problem and shutil.which("sbcast", path=environ.get("PATH")):
         source = folder / ".environment.tar"
         argv = ["sbcast", "--force", str(archive), str(source)]
@@ -215,18 +215,19 @@ def _spread(
     if problem:
         left = _remove(folder, allocation, environ, timeout_s=ASKED_TO_END_S if request.came else UNSTAGE_S)
         raise OwnFailureError(
-            f"the environment did not reach every node: {problem}" + (f"; some of it stays: {left}" if left else ""),
+            f"the environment could not be copied to every node: {problem}"
+            + (f"; parts of it remain: {left}" if left else ""),
             where=str(folder),
-            fix="check the folder and its free space, or remove env.stage",
+            fix="check the files and the free space there, or remove env.stage",
         )
 
 
 def _remove(folder: Path, allocation: Allocation, environ: Mapping[str, str], *, timeout_s: float) -> str:
-    """Remove the folder from every node where it is ours; "" or what went wrong."""
+    """Remove the user's folder from every node; "" or the problem."""
     timeout_s = min(timeout_s, allocation.left_s() - LAST_S)
     if timeout_s < 1:
         return f"only {allocation.left_s():.0f} s are left"
-    # What was asked of this start is why it ends: a request of its own lets the step go on.
+    # The request to this start may be why it ends; a request of its own lets this step run.
     remove = ["sh", "-c", _REMOVE, "remove", str(folder)]
     return _on_every_node(remove, allocation, environ, StopRequest(), timeout_s=timeout_s)
 
@@ -234,6 +235,6 @@ def _remove(folder: Path, allocation: Allocation, environ: Mapping[str, str], *,
 def _on_every_node(
     command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], request: StopRequest, *, timeout_s: float
 ) -> str:  # fmt: skip
-    """Run a command once on each node; "" or what went wrong."""
+    """Run a command once on each node; "" or the problem."""
     argv = srun_on_every_node(allocation.nodes_of_components, command)
     return run_command(argv, environ, timeout_s=timeout_s, request=request).problem

@@ -1,4 +1,4 @@
-"""One life of an allocation: which start of the run it is, claimed, and lived by its supervisor to the end."""
+"""One start of a run in an allocation: find its number, claim it, and run its supervisor to the end."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from toolkit.rundir.sweep import in_words, values_of_task
 from toolkit.supervise.allocation import drop_memory, find_allocation, process_start_ticks, stop_grace_s
 from toolkit.supervise.continuation import close_unfinished
 from toolkit.supervise.log import say
+from toolkit.supervise.repeated_jobs import cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import check_components, shape_of_job
 from toolkit.supervise.staging import unstage, unstage_here
 from toolkit.supervise.supervisor import Supervisor
 from toolkit.supervise.task_values import job_of_task
-from toolkit.supervise.turns import cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
 
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
-    """Live one start of a run, or of one task of an array run; returns the job's exit code."""
+    """Run one start of a run, or of one task of an array run; return the job's exit code."""
     if not run.path.is_dir():
-        raise NotFoundError("this run's directory is gone", where=str(run.path), fix="submit the job again")
+        raise NotFoundError("this run's directory does not exist", where=str(run.path), fix="submit the job again")
     request = StopRequest()
-    request.hear_signals()  # before anything is claimed: a signal's own way of ending us would leave no word
+    request.hear_signals()  # before anything is claimed: a signal's default action would leave no record
     asked = shape_of_job(job)
     allocation = find_allocation(os.environ, asked.nodes)
     check_components(asked, allocation)
@@ -38,9 +38,9 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     script = run.script(first_start)
     turn, first = take_turn(job, allocation), first_start
     if turn is not None:
-        say(f"repeated job {turn.number} of {turn.count}")
+        say(f"job {turn.number} of {turn.count} of the repeated jobs")
         if (code := code_of_ended_run(run, first_start)) is not None:
-            say("the run has ended, so there is nothing left to do")
+            say("the run has ended; nothing to do")
             cancel_later_turns(turn)
             return code
         first = start_of_turn(run, first_start, allocation.job_id)
@@ -53,15 +53,15 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
     )  # fmt: skip
     shape = shape_of_job(job, allocation.nodes)
     supervisor = Supervisor(run, job, claim.start, allocation, shape, script, request, turn)
-    place = f"{counted(shape.ranks, 'rank')} on {counted(shape.nodes, 'node')}"
-    say(f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {place}")
+    size = f"{counted(shape.ranks, 'rank')} on {counted(shape.nodes, 'node')}"
+    say(f"run {run.run_id}, start {claim.start}, job {allocation.job_id}: {size}")
     if values := values_of_task(run):
         say(f"task {allocation.task} has {in_words(values)}")
     try:
         write_json(run.start(claim.start) / "job.json", job)
         close_unfinished(run)
         supervisor.stop_grace_s = stop_grace_s(allocation)
-        return supervisor.live()
+        return supervisor.run_start()
     except SupersededError:
         if supervisor.staged is not None:
             unstage_here(supervisor.staged)

@@ -28,23 +28,23 @@ from toolkit.supervise.done_task import tidy_done_task
 from toolkit.supervise.ending import end_after_all, judge, out_of_time, record_end, unlaunched, without_room
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd
-from toolkit.supervise.launch import choose_launcher, is_foreign, launch
+from toolkit.supervise.launch import choose_launcher, is_unmanaged, launch
 from toolkit.supervise.log import say
-from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_leave_out, unfit_nodes
-from toolkit.supervise.patience import ROOM_S, Patience
+from toolkit.supervise.node_health import UNFIT_FIX, nodes_to_exclude, unfit_nodes
+from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns
 from toolkit.supervise.requests import StopRequest
+from toolkit.supervise.retry import ROOM_S, Retry
 from toolkit.supervise.secrets import read_secrets, without_secrets
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.staging import Staged, stage, unstage
 from toolkit.supervise.symptoms import CONTROLLER_AWAY, NODE_LOST
-from toolkit.supervise.turns import Turn, cancel_later_turns
 from toolkit.supervise.webhook import Webhook
 
 WALLTIME_SLACK_S = 90.0  # Slurm sends --signal up to a minute early
-REQUEUE_S = 30.0  # what asking for a requeue may take
+REQUEUE_S = 30.0  # the time that a requeue may need
 SHORTEST_PATIENCE_S = 5.0
-MOST_LAUNCHES = 10  # of one attempt, where slurmctld is away again and again
+MOST_LAUNCHES = 10  # of one attempt, if slurmctld fails repeatedly
 LAUNCH_PAUSE_S = 20.0  # twice this is more than KillWait, which is 30 s on most sites
 
 
@@ -59,62 +59,62 @@ class Supervisor:
     shape: Shape
     script: Path  # that this start's job runs
     request: StopRequest
-    turn: Turn | None = None  # of several jobs, each a start of this run
+    turn: Turn | None = None  # one of the repeated jobs, each a start of this run
     lost_nodes: list[str] = field(default_factory=list)
     stop_grace_s: float = STOP_GRACE_S
     nodes_checked: bool = False
     staged: Staged | None = None
-    secrets: dict[str, str] = field(default_factory=dict)  # of the last attempt, by variable
-    is_unexplained: bool = False  # Slurm was asked why it ends us, and did not answer
+    secrets: dict[str, str] = field(default_factory=dict)  # those of the last attempt, by variable
+    is_unexplained: bool = False  # Slurm did not answer why it ends this job
 
     @cached_property
     def webhook(self) -> Webhook:
         return Webhook(self.job, os.environ)
 
     @property
-    def patience(self) -> Patience:
-        """With the run directory's file system. A requeue at walltime needs some of the time that is left."""
+    def retry(self) -> Retry:
+        """Retries for the run directory's file system. A requeue at walltime needs some of the remaining time."""
         left_s = self.allocation.left_s() - REQUEUE_S
-        return Patience(self.request, min(FILE_SYSTEM_PATIENCE_S, max(SHORTEST_PATIENCE_S, left_s)))
+        return Retry(self.request, min(FILE_SYSTEM_PATIENCE_S, max(SHORTEST_PATIENCE_S, left_s)))
 
     def why_warned(self) -> Cause:
-        """USR2 near the end is walltime. The end may have moved since it was read, so this queries Slurm."""
-        self.allocation.look_again()
+        """The cause of USR2: near the end it is walltime. The end may have moved since it was read, so Slurm is queried."""
+        self.allocation.refresh_end()
         near = self.allocation.left_s() <= float(self.job["restart"]["warn_s"]) + WALLTIME_SLACK_S
         return Cause.WALLTIME if near else Cause.PREEMPTED
 
     def why_terminated(self) -> Cause:
-        """TERM in Slurm: a node of ours is lost, or Slurm says why; a preemption's grace time looks like nothing yet."""
+        """The cause of TERM: a lost node, or Slurm's reason; Slurm does not show a preemption's grace time yet."""
         if not self.allocation.in_slurm:
             return Cause.CANCELLED
         self.lost_nodes = lost_nodes(self.allocation)
         return Cause.NODE_LOST if self.lost_nodes else self._why_slurm_ends_us()
 
     def _why_slurm_ends_us(self) -> Cause:
-        """What Slurm says; a preemption where it says nothing, since that ends no run which Slurm begins again."""
-        said = why_terminated(self.allocation)
-        self.is_unexplained = said is None
-        return said or Cause.PREEMPTED
+        """Slurm's reason; without one, a preemption, since that does not end a run that Slurm starts again."""
+        cause = why_terminated(self.allocation)
+        self.is_unexplained = cause is None
+        return cause or Cause.PREEMPTED
 
     def grace_s(self, cause: Cause) -> float:
-        """How long ranks may take to save, in seconds."""
-        # A preempted job's grace time is the site's, and only Slurm knows it: it ends us by itself.
+        """How many seconds ranks may take to save."""
+        # The site sets a preempted job's grace time, and only Slurm knows it: Slurm ends the job by itself.
         if cause is Cause.WALLTIME or (cause is Cause.PREEMPTED and self.allocation.in_slurm):
             return max(1.0, self.allocation.left_s() - 10)
         return self.stop_grace_s
 
     def refuse_superseded(self) -> None:
-        """Raise SupersededError when another start has the run: nothing of it is ours to write any more."""
+        """Raise SupersededError if another start has the run: this one must not write to it any more."""
         refuse_superseded(self.run, self.start)
 
-    def look_at_end(self, attempt: AttemptDirectory) -> None:
-        """Tell the ranks when the allocation's end has moved."""
-        if self.allocation.look_again():
+    def refresh_end(self, attempt: AttemptDirectory) -> None:
+        """Query the allocation's end, and pass a changed one to the ranks."""
+        if self.allocation.refresh_end():
             write_text(attempt.ends_at, f"{self.allocation.ends_at:.0f}\n")
             say(f"the allocation's end has moved: {self.allocation.left_s():.0f} s are left")
 
     def fail(self, error: Exception) -> None:
-        """Record that the supervisor itself could not continue; the caller raises the error again."""
+        """Record that the supervisor itself failed; the caller raises the error again."""
         reason = error.message if isinstance(error, ToolkitError) else f"{type(error).__name__}: {error}"
         end = AttemptEnd(Cause.SUPERVISOR_FAILED, reason, OWN_FAILURE, fix=getattr(error, "fix", ""))
         for write in (
@@ -124,10 +124,10 @@ class Supervisor:
             try:
                 write()
             except (OSError, ToolkitError) as problem:
-                say(f"cannot write that the supervisor failed: {problem}")
+                say(f"cannot record that the supervisor failed: {problem}")
 
     def _record_failure(self, end: AttemptEnd) -> None:
-        """As the end of this start's last attempt, of a new one where it has none, or as what follows that end."""
+        """Record it as the end of this start's last attempt, of a new one if it has none, or as what follows that end."""
         self.refuse_superseded()
         attempt = self._own_attempt() or claim_attempt(self.run)
         if attempt.exit_file.exists():
@@ -138,14 +138,14 @@ class Supervisor:
             return
         if not attempt.start_file.exists():
             self._begin(attempt, choose_launcher(self.job, self.allocation, self.shape))
-        # No earlier end is read here: a damaged one may be what it failed of.
+        # Earlier ends are not read here: a damaged one may be the cause of the failure.
         verdict = decide(end.cause, budgets={}, spent={}, again=None)
-        record_end(attempt, end, verdict, 0.0, Patience(self.request, 0.0))
+        record_end(attempt, end, verdict, 0.0, Retry(self.request, 0.0))
         self.webhook.tell(attempt, end, verdict)
         self.webhook.wait()
 
     def _own_attempt(self) -> AttemptDirectory | None:
-        """The last attempt where this start has claimed it."""
+        """The last attempt if this start has claimed it."""
         attempt = self.run.last_attempt()
         if attempt is None:
             return None
@@ -156,15 +156,15 @@ class Supervisor:
             return None if attempt.exit_file.exists() else attempt
         return attempt if begun.start == self.start else None
 
-    def live(self) -> int:
-        """Run attempts until the run ends or the allocation does; the exit code is the job's."""
+    def run_start(self) -> int:
+        """Run attempts until the run or the allocation ends; return the job's exit code."""
         while True:
-            self.patience.wait_for(self.refuse_superseded)
-            attempt = self.patience.wait_for(lambda: claim_attempt(self.run))
+            self.retry.wait_for(self.refuse_superseded)
+            attempt = self.retry.wait_for(lambda: claim_attempt(self.run))
             began = time.monotonic()
             end = without_secrets(self._attempt(attempt), self.secrets.values())
-            self.patience.wait_for(self.refuse_superseded)
-            verdict = self.patience.wait_for(partial(self._verdict, end))
+            self.retry.wait_for(self.refuse_superseded)
+            verdict = self.retry.wait_for(partial(self._verdict, end))
             self._record(attempt, end, verdict, time.monotonic() - began)
             if verdict.next is not Next.RESTART:
                 return self._leave(attempt, verdict)
@@ -172,17 +172,17 @@ class Supervisor:
                 self._let_old_steps_end()
 
     def _let_old_steps_end(self) -> None:
-        """Wait before the ranks are started again: Slurm may just be ending what an earlier start left on a node.
+        """Wait before the ranks are started again: Slurm may still be ending the steps of an earlier start on a node.
 
-        A request to end also ends the wait: the next attempt looks for one first.
+        A request to stop also ends the wait: the next attempt checks for one first.
         """
         deadline = time.monotonic() + LAUNCH_PAUSE_S
-        say(f"the ranks are started again in {LAUNCH_PAUSE_S:.0f} s")
+        say(f"starting the ranks again in {LAUNCH_PAUSE_S:.0f} s")
         while time.monotonic() < deadline and not self._is_asked_to_end():
             time.sleep(1.0)
 
     def _is_asked_to_end(self) -> bool:
-        return self.request.came or self.patience.wait_for(lambda: any(map(self.run.is_asked, ("stop", "cancel"))))
+        return self.request.came or self.retry.wait_for(lambda: any(map(self.run.is_asked, ("stop", "cancel"))))
 
     def _begin(self, attempt: AttemptDirectory, launcher: str) -> None:
         record = StartRecord(
@@ -202,15 +202,15 @@ class Supervisor:
             os.environ, self.job, self.run, attempt,
             start=self.start, shape=self.shape, launcher=launcher, ends_at=self.allocation.ends_at,
         )  # fmt: skip
-        self.patience.wait_for(lambda: self._begin(attempt, launcher))
+        self.retry.wait_for(lambda: self._begin(attempt, launcher))
         try:
-            self.patience.wait_for(lambda: keep_room(attempt))
+            self.retry.wait_for(lambda: keep_room(attempt))
         except OSError as error:
             return without_room(error, self.run)
         restart = self.job["restart"]
         watch = AttemptWatch(
             self.run, attempt, self.shape, self.request,
-            self, stall_s=float(restart["stall_s"]), foreign=is_foreign(self.job["job"]["entry"]),
+            self, stall_s=float(restart["stall_s"]), is_unmanaged=is_unmanaged(self.job["job"]["entry"]),
         )  # fmt: skip
         watch.event("started", launcher=launcher, ranks=self.shape.ranks, nodes=self.shape.nodes)
         for _ in range(MOST_LAUNCHES):
@@ -218,26 +218,26 @@ class Supervisor:
             if end.cause is not Cause.LAUNCH_FAILED or end.symptom != CONTROLLER_AWAY.word:
                 break
             if not self._await_controller(end):
-                return self.patience.wait_for(watch.end_before_launch) or out_of_time(end)
-            attempt.launcher_log.unlink(missing_ok=True)  # the next launch is judged by its own words
+                return self.retry.wait_for(watch.end_before_launch) or out_of_time(end)
+            attempt.launcher_log.unlink(missing_ok=True)  # the next launch is judged by its own messages
             self.nodes_checked = False
         return end
 
     def _await_controller(self, end: AttemptEnd) -> bool:
-        """Wait for the slurmctld that kept a launch from starting; the time that ranks have to save is kept."""
-        said = end.evidence[0][1] if end.evidence else end.reason
+        """Wait for the slurmctld that kept a launch from starting, but keep the time that ranks need to save."""
+        reason = end.evidence[0][1] if end.evidence else end.reason
         kept_s = float(self.job["restart"]["warn_s"])
         return await_controller(
-            self.allocation, self.request, said, kept_s=kept_s, is_asked_to_end=self._is_asked_to_end
+            self.allocation, self.request, reason, kept_s=kept_s, is_asked_to_end=self._is_asked_to_end
         )  # fmt: skip
 
     def _launch(self, watch: AttemptWatch, launcher: str, environment: dict[str, str]) -> AttemptEnd:
-        """Prepare the nodes, start the ranks, and see them to their end."""
+        """Prepare the nodes, start the ranks, and watch them until they exit."""
         attempt, began = watch.attempt, time.time()
         try:
-            end = self.patience.wait_for(watch.end_before_launch) or self._unfit(launcher) or self._stage()
-            # What was asked while the nodes were prepared comes before how that went.
-            if (end := self.patience.wait_for(watch.end_before_launch) or end) is not None:
+            end = self.retry.wait_for(watch.end_before_launch) or self._unfit(launcher) or self._stage()
+            # A request during the preparation of the nodes takes precedence over its result.
+            if (end := self.retry.wait_for(watch.end_before_launch) or end) is not None:
                 return end
             python = self.staged.python if self.staged else sys.executable
             self.secrets = read_secrets(self.job, os.environ, self.request)
@@ -253,11 +253,11 @@ class Supervisor:
             ranks.abandon()
             raise
         finally:
-            ranks.kill()  # nothing of an attempt outlives it, not even when the watch itself failed
-            remove_left_behind(began)  # on this node; on others the next ranks' guards do
+            ranks.kill()  # no rank outlives its attempt, even if the watch itself failed
+            remove_left_behind(began)  # on this node; on other nodes the next ranks' guards do it
 
     def _unfit(self, launcher: str) -> AttemptEnd | None:
-        """The end of a start, before its first ranks, with nodes that are not fit for them."""
+        """The end of a start, before its first ranks, whose nodes are not fit for them."""
         if self.nodes_checked or launcher != "srun":
             return None
         self.nodes_checked = True
@@ -268,7 +268,7 @@ class Supervisor:
         return AttemptEnd(Cause.NODE_UNFIT, reason, OWN_FAILURE, host=unfit[0].node, fix=UNFIT_FIX)
 
     def _stage(self) -> AttemptEnd | None:
-        """Stage the ranks' environment, once a start; the end of an attempt where it cannot be."""
+        """Stage the ranks' environment, once per start; the end of an attempt if that fails."""
         try:
             self.staged = self.staged or stage(self.run, self.job, self.allocation, os.environ, self.request)
         except OwnFailureError as error:
@@ -277,7 +277,7 @@ class Supervisor:
 
     def _verdict(self, end: AttemptEnd) -> Verdict:
         cause = self._cause_in_slurm(end) if self.allocation.in_slurm else end.cause
-        tells_steps = not is_foreign(self.job["job"]["entry"])
+        tells_steps = not is_unmanaged(self.job["job"]["entry"])
         again = self._next_start(cause)
         why_last = self.turn.why_last(self.run.run_id) if self.turn is not None else NO_REQUEUE
         return judge(
@@ -298,21 +298,21 @@ class Supervisor:
         return again
 
     def _cause_in_slurm(self, end: AttemptEnd) -> Cause:
-        """What Slurm says of an end that it asked for. A cancel counts whatever was asked before it."""
+        """The cause of an end by Slurm, according to Slurm. A cancel overrides earlier requests."""
         cause = end.cause
-        # In a preemption's grace time, and from a node whose slurmd is gone, Slurm may send TERM to the ranks alone.
+        # In a preemption's grace time, and on a node whose slurmd is gone, Slurm may send TERM only to the ranks.
         unheard = cause is Cause.STOPPED and self.request.cause is None
         by_slurm = unheard or (self.request.terminated and cause in (Cause.PREEMPTED, Cause.WALLTIME))
         if by_slurm and self.run.is_asked("cancel"):
             return Cause.CANCELLED
-        is_node_failure = end.symptom == NODE_LOST.word  # by srun's own word, before Slurm calls the node down
+        is_node_failure = end.symptom == NODE_LOST.word  # srun reports it before Slurm marks the node as down
         may_be_one = self.allocation.nodes > 1 and cause in (Cause.CRASHED, Cause.STALLED, Cause.LAUNCH_FAILED)
         if by_slurm or may_be_one or is_node_failure:
             self.lost_nodes = lost_nodes(self.allocation)
             if self.lost_nodes or is_node_failure:
                 return Cause.NODE_LOST
         if not by_slurm:
-            # A program without a handler has died of the grace time's TERM.
+            # A program without a handler was killed by the grace time's TERM.
             is_termed = cause is Cause.CRASHED and end.exit_code == 128 + signal.SIGTERM and self.request.cause is None
             return Cause.PREEMPTED if is_termed and is_in_grace_time(self.allocation) else cause
         said = self._why_slurm_ends_us()
@@ -322,21 +322,21 @@ class Supervisor:
         if verdict.cause is Cause.NODE_LOST:
             nodes = ", ".join(self.lost_nodes) or "a node"
             host = next(iter(self.lost_nodes), None)
-            end = replace(end, reason=f"Slurm says that {nodes} failed", rank=None, host=host)
+            end = replace(end, reason=f"Slurm reports that {nodes} failed", rank=None, host=host)
         elif end.cause is not verdict.cause:
             end = replace(end, reason=f"Slurm ended it ({verdict.cause.value})", rank=None, host=None, fix="")
         if verdict.cause is Cause.PREEMPTED and self.is_unexplained:
-            end = replace(end, reason=f"{end.reason}; Slurm did not answer when it was asked why")
-        patience = replace(self.patience, room_seconds=ROOM_S)  # what comes next has less to lose
-        record_end(attempt, end, verdict, seconds, patience)
+            end = replace(end, reason=f"{end.reason}; Slurm did not report why")
+        retry = replace(self.retry, room_seconds=ROOM_S)  # the next steps have less to lose
+        record_end(attempt, end, verdict, seconds, retry)
         self.webhook.tell(attempt, end, verdict)
 
     def _leave(self, attempt: AttemptDirectory, verdict: Verdict) -> int:
         state = verdict.final_state.value if verdict.next is Next.END else verdict.next.value
         try:
-            self.patience.wait_for(partial(end_start, self.run, self.start, state=state, exit_code=verdict.exit_code))
+            self.retry.wait_for(partial(end_start, self.run, self.start, state=state, exit_code=verdict.exit_code))
         except OSError as error:
-            say(f"cannot write that this start has ended: {error.strerror}")
+            say(f"cannot record that this start has ended: {error.strerror}")
         self.webhook.wait()
         if self.staged is not None:
             unstage(self.staged, self.allocation, os.environ)
@@ -345,24 +345,24 @@ class Supervisor:
         if self.turn is not None:
             if verdict.next is Next.END:
                 cancel_later_turns(self.turn)
-            return verdict.exit_code  # else the next job begins when this one is over
+            return verdict.exit_code  # the next job starts when this one is over
         if verdict.next is Next.END:
             return verdict.exit_code
-        self.request.terminated = False  # this one announced the end; the next one is it
-        leave_out = nodes_to_leave_out(self.run, self.job)
+        self.request.terminated = False  # this TERM announced the end; the next one is the end itself
+        exclude = nodes_to_exclude(self.run, self.job)
         try:
             if verdict.next is Next.FOLLOW_UP:
                 given = [*self.job["scheduler"].get("options", []), *self.job["job"].get("sbatch", [])]
                 submit_follow_up(
-                    self.run, self.allocation, self.script, self.start + 1, leave_out=leave_out, given=given
+                    self.run, self.allocation, self.script, self.start + 1, exclude=exclude, given=given
                 )  # fmt: skip
                 return verdict.exit_code
-            # Ending by ourselves before Slurm does would make it call the job finished.
+            # Slurm would treat a job that exits by itself before the requeue as finished.
             if verdict.next is Next.AWAIT and await_end(self.request):
                 return verdict.exit_code
-            requeue(self.allocation, self.request, leave_out=leave_out)
+            requeue(self.allocation, self.request, exclude=exclude)
         except (ToolkitError, OSError) as error:
             problem = f"the run could not be continued: {error.message if isinstance(error, ToolkitError) else error}"
-            say(f"{problem}; `toolkit resume {self.run.run_id}` does it")
+            say(f"{problem}; run `toolkit resume {self.run.run_id}` to continue it")
             end_after_all(attempt, problem)
         return verdict.exit_code

@@ -1,6 +1,6 @@
-"""Recognize failures by what ranks and launchers print: one stable name for each kind of failure, and its fix.
+"""What a failed rank's or a launcher's messages mean: one stable name for each kind of failure, and its fix.
 
-docs/explain.md lists the words; `exit.json` carries them. The patterns are what Slurm 22.05 to 24.11, torch 2.11 to
+docs/explain.md lists the names; `exit.json` contains them. The patterns are what Slurm 22.05 to 24.11, torch 2.11 to
 2.13, Open MPI, MPICH, CUDA and the C library print.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Symptom:
-    """A kind of failure. `fix` may hold {run}; "" where only the program's author knows one.
+    """A kind of failure. `fix` may contain {run}; "" if only the program's author knows one.
 
-    `plain` ones add nothing to what the rank or the supervisor says by itself. `lasting` ones keep each launch from
+    `plain` ones add nothing to the message of the rank or the supervisor. `lasting` ones keep each launch from
     starting its ranks until the user fixes them.
     """
 
@@ -27,7 +27,7 @@ class Symptom:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class SymptomMatch:
     """A symptom and the line that shows it."""
 
     symptom: Symptom
@@ -35,36 +35,36 @@ class Sighting:
 
 
 EXCEPTION = Symptom("exception", "the program raised an exception", "fix the program", plain=True)
-EXIT_CODE = Symptom("exit_code", "the program ended with an exit code of its own", plain=True)
+EXIT_CODE = Symptom("exit_code", "the program exited with its own exit code", plain=True)
 KILLED = Symptom(
-    "killed", "a signal killed the process; the program did not send it",
+    "killed", "a signal ended the process; the program did not request it",
     "`dmesg -T` on the node shows whether the kernel did it for memory",
 )  # fmt: skip
 NATIVE_CRASH = Symptom(
     "native_crash", "native code crashed", "PYTHONFAULTHANDLER=1 in [env] vars shows where in a Python program"
 )
 OUT_OF_MEMORY = Symptom(
-    "out_of_memory", "the job used more memory than it was given",
-    "`toolkit resume {run} --set job.mem_gb_per_node=GIB` with more, or fewer ranks on a node",
+    "out_of_memory", "the job used more memory than was allocated to it",
+    "`toolkit resume {run} --set job.mem_gb_per_node=GIB` with a larger value, or use fewer ranks on a node",
 )  # fmt: skip
 GPU_OUT_OF_MEMORY = Symptom(
     "gpu_out_of_memory", "a GPU's memory was full",
-    "a smaller train.micro_batch, a larger parallel.shard, or larger GPUs",
+    "use a smaller train.micro_batch, a larger parallel.shard, or larger GPUs",
 )  # fmt: skip
 DISK_FULL = Symptom(
     "disk_full", "a file system is full, or a quota is reached",
-    "make room (`df -h`, the site's quota command), then `toolkit resume {run}`",
+    "free space (`df -h`, the site's quota command), then `toolkit resume {run}`",
 )  # fmt: skip
 WRONG_PMI = Symptom(
-    "wrong_pmi", "the launcher and the MPI library do not understand each other",
+    "wrong_pmi", "the launcher and the MPI library are incompatible",
     'the site file\'s [launcher] mpi must be what the MPI was built for: "pmi2" for MPICH, "pmix" for Open MPI; '
-    "`srun --mpi=list` shows what there is; or give another MPI as [launcher] libmpi",
+    "`srun --mpi=list` lists the available types; or set another MPI as [launcher] libmpi",
     lasting=True,
 )  # fmt: skip
 PMIX_ORDER = Symptom(
-    "pmix_order", "Slurm's PMIx did not find the nodes of the step, as where the names of components' nodes do not sort as "
-    "the components stand",
-    "name the nodes with nodelist in each [[component]], the first component's before the others' (docs/heterogeneous.md)",
+    "pmix_order", "Slurm's PMIx did not find the nodes of the step; one cause is a heterogeneous job whose node names are not "
+    "sorted in the order of its components",
+    "set nodelist in each [[component]], with the first component's node names before the others' (docs/heterogeneous.md)",
 )  # fmt: skip
 NO_INTERPRETER = Symptom(
     "no_interpreter", "the program to start does not exist on a node",
@@ -76,23 +76,23 @@ IMAGE_FAILED = Symptom(
     "check image, mounts and python in [container] of the job and of the site", lasting=True,
 )  # fmt: skip
 SETUP_FAILED = Symptom(
-    "setup_failed", "a line of the site's [env] failed before any rank began",
-    "fix that module or setup line of the site file; `toolkit site show` prints its place", lasting=True,
+    "setup_failed", "a line of the site's [env] failed before any rank started",
+    "fix that module or set-up line of the site file; `toolkit site show` prints its place", lasting=True,
 )  # fmt: skip
 LAUNCH_FAILED = Symptom("launch_failed", "the launcher could not start every rank")
 CONTROLLER_AWAY = Symptom(
-    "controller_away", "Slurm's controller did not answer, so that srun could start nothing",
-    "`scontrol ping` says whether it is back; then `toolkit resume {run}`",
+    "controller_away", "Slurm's controller did not respond, so srun could not start anything",
+    "wait until `scontrol ping` reports it UP, then run `toolkit resume {run}`",
 )  # fmt: skip
 COLLECTIVE_TIMEOUT = Symptom(
     "collective_timeout", "ranks waited in a collective for one that did not come",
-    "check what that rank did; if it was only slow, raise restart.collective_timeout_s, or the timeout of a group "
-    "of your own", plain=True,
+    "check what that rank did; if it was only slow, raise restart.collective_timeout_s, or the time-out of your "
+    "own group", plain=True,
 )  # fmt: skip
-PEER_LOST = Symptom("peer_lost", "a connection to another rank broke, and no rank says why")
+PEER_LOST = Symptom("peer_lost", "a connection to another rank broke, and no rank reported the reason")
 NODE_LOST = Symptom("node_lost", "a node failed")
 REFUSED = Symptom("refused", "a rank refused its input", plain=True)
-FAILED = Symptom("failed", "what toolkit does for the program could not be done on this machine", plain=True)
+FAILED = Symptom("failed", "toolkit could not do its own part of the work on this machine", plain=True)
 SILENT = Symptom("silent_end", "ranks exited without reporting an error", plain=True)
 
 SYMPTOMS = (
@@ -101,7 +101,7 @@ SYMPTOMS = (
     SILENT,
 )  # fmt: skip
 
-# The first that fits counts: what is particular stands before what is general.
+# The first match counts, so specific patterns come before general ones.
 _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
     (symptom, re.compile(pattern, re.IGNORECASE))
     for symptom, pattern in (
@@ -134,15 +134,15 @@ _PATTERNS: tuple[tuple[Symptom, re.Pattern[str]], ...] = tuple(
 )  # fmt: skip
 
 
-def sight(lines: Sequence[str]) -> Sighting | None:
-    """The first symptom that some lines show, with the first line that shows it; None when they show none."""
+def match_symptom(lines: Sequence[str]) -> SymptomMatch | None:
+    """The first symptom in some lines, with the first line that shows it; None if they show none."""
     for symptom, pattern in _PATTERNS:
         for line in lines:
             if pattern.search(line):
-                return Sighting(symptom, line.strip())
+                return SymptomMatch(symptom, line.strip())
     return None
 
 
 def symptom_named(word: str) -> Symptom | None:
-    """The symptom of a stable word; None for one that is a plain cause, such as `walltime`."""
+    """The symptom with a stable name; None for the name of a plain cause, such as `walltime`."""
     return next((symptom for symptom in SYMPTOMS if symptom.word == word), None)

@@ -1,7 +1,7 @@
-"""What the ranks of one node use of it, sampled by the guard of the node's first rank: CPU time, memory, GPUs.
+"""The resources of one node that its ranks use, sampled by the guard of the node's first rank: CPU time, memory, GPUs.
 
-One small file a node, written anew at each sample: 1 s after the start, then ever more rarely, down to every 30 s.
-Everything is read from /proc and NVML; nothing of it touches the ranks, and what cannot be read is null.
+There is one small file per node, rewritten at each sample: 1 s after the start, then at growing intervals up to 30 s.
+All values come from /proc and NVML; the ranks are not affected, and a value that cannot be read is null.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GpuUse:
 
 @dataclass
 class NodeUsage:
-    """The running sum of one node. `launcher` is the process whose children the ranks' guards are."""
+    """The running totals of one node. `launcher` is the parent process of the ranks' guards."""
 
     path: Path
     launcher: int
@@ -61,8 +61,8 @@ class NodeUsage:
     cpu_s: float = 0.0
     cpus_peak: float = 0.0
     memory_peak_bytes: int = 0
-    _looked_s: float = 0.0  # after the beginning
-    _resident_bytes: int = 0  # at the last look
+    _sampled_s: float = 0.0  # after the start
+    _resident_bytes: int = 0  # at the last sample
     _resident_byte_s: float = 0.0
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -70,23 +70,23 @@ class NodeUsage:
 
     def start(self) -> None:
         """Sample in the background until `finish`."""
-        self._thread = threading.Thread(target=self._go_on, name="usage", daemon=True)
+        self._thread = threading.Thread(target=self._sample_until_over, name="usage", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """The last sample, once this node's first rank has ended."""
+        """Take the last sample, once this node's first rank has exited."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
             if self._thread.is_alive():
                 return
-        # What has ended says nothing in /proc: of the first rank the kernel kept the largest of its processes.
+        # /proc has nothing about exited processes; of the first rank, the kernel kept the largest of its processes.
         largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         self.memory_peak_bytes = max(self.memory_peak_bytes, largest)
         self.sample()
 
     def sample(self) -> None:
-        """Look once, and write the sum down. A disk that takes nothing costs a sample, and no rank."""
+        """Take one sample, and write the totals. A full disk costs a sample, and no rank."""
         processes = dict(descendants(self.launcher))
         self.samples += 1
         self.ranks = max(self.ranks, sum(one.parent == self.launcher for one in processes.values()))
@@ -97,19 +97,19 @@ class NodeUsage:
                 self.path,
                 {
                     "host": socket.gethostname(), "first_rank": self.first_rank, "ranks": self.ranks,
-                    "seconds": round(self._looked_s, 1), "cpu_s": round(self.cpu_s, 1),
+                    "seconds": round(self._sampled_s, 1), "cpu_s": round(self.cpu_s, 1),
                     "cpus_peak": round(self.cpus_peak, 2), "memory_peak_bytes": self.memory_peak_bytes,
-                    "memory_mean_bytes": round(self._resident_byte_s / self._looked_s),
+                    "memory_mean_bytes": round(self._resident_byte_s / self._sampled_s),
                     "gpus": gpus, "samples": self.samples, "time": utc_now(),
                 },
                 durable=False,
             )  # fmt: skip
 
     def _add(self, processes: Mapping[int, Process]) -> None:
-        """Add what was used since the last sample; it represents the time between the two."""
+        """Add the use since the last sample; the present value applies to the whole interval."""
         now_s = time.monotonic() - self.began
-        since_s, self._looked_s = now_s - self._looked_s, now_s
-        # Time never goes back: a rank that has ended took its own out of /proc.
+        since_s, self._sampled_s = now_s - self._sampled_s, now_s
+        # Time never decreases: a rank that has exited removed its own from /proc.
         cpu_s = max(self.cpu_s, sum(one.cpu_s for one in processes.values()))
         if since_s >= _SHORTEST_S:  # a tick of the clock would count for several CPUs
             self.cpus_peak = max(self.cpus_peak, (cpu_s - self.cpu_s) / since_s)
@@ -117,12 +117,12 @@ class NodeUsage:
         memory = [memory_of(pid) for pid in processes]
         self.memory_peak_bytes = max(self.memory_peak_bytes, sum(one.peak_bytes for one in memory))
         resident = sum(one.resident_bytes for one in memory)
-        # The last look finds next to nothing left of what was there until just before.
+        # The last sample finds almost nothing left of the memory that was in use until just before.
         self._resident_byte_s += max(self._resident_bytes, resident) * since_s
         self._resident_bytes = resident
 
-    def _go_on(self) -> None:
-        # Signals go to the thread that waits for the rank. NVML is called here, so a hanging driver blocks no other thread.
+    def _sample_until_over(self) -> None:
+        # Signals are for the thread that waits for the rank. NVML is queried here: a driver that hangs delays nothing else.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._gpus = nvidia_gpus(self.visible_gpus) if _DRIVER.exists() else None
         pause_s = FIRST_S
@@ -132,9 +132,9 @@ class NodeUsage:
 
 
 def usage_of_node(attempt: AttemptDirectory, rank: int, environ: Mapping[str, str]) -> NodeUsage | None:
-    """The sums of this rank's node where it is the node's first one; None for any other rank.
+    """The totals of this rank's node if it is the node's first rank; None for any other rank.
 
-    Launchers fill one node after the other. The ranks' guards are children of one process on each node: slurmstepd, the
+    Launchers fill one node after another. The ranks' guards are children of one process on each node: slurmstepd, the
     daemon of mpirun, or the supervisor.
     """
     if not _is_first_of_node(rank, environ):
@@ -143,7 +143,7 @@ def usage_of_node(attempt: AttemptDirectory, rank: int, environ: Mapping[str, st
 
 
 def _is_first_of_node(rank: int, environ: Mapping[str, str]) -> bool:
-    if environ.get("TOOLKIT_LAUNCHER") == "srun":  # whose components may differ in their ranks on a node
+    if environ.get("TOOLKIT_LAUNCHER") == "srun":  # components may differ in their ranks per node
         return environ.get("SLURM_LOCALID") == "0"
     per_node = environ.get("TOOLKIT_RANKS_PER_NODE", "")
     return per_node.isdigit() and not rank % max(1, int(per_node))
@@ -158,7 +158,7 @@ class Process:
 
 
 def descendants(root: int) -> Iterator[tuple[int, Process]]:
-    """Every living process below `root`, which does not count itself."""
+    """Every running process below `root`, which is not included."""
     processes = dict(_processes())
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
@@ -175,7 +175,7 @@ def _processes() -> Iterator[tuple[int, Process]]:
     for name in filter(str.isdigit, (path.name for path in Path("/proc").iterdir())):
         try:
             text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has exited meanwhile
             continue
         fields = text.rpartition(")")[2].split()  # from the third on, proc(5)
         yield int(name), Process(int(fields[1]), sum(map(int, fields[11:15])) / ticks_per_s)
@@ -183,20 +183,20 @@ def _processes() -> Iterator[tuple[int, Process]]:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a process has resident, and the most that it ever had."""
+    """A process's resident memory, and its peak."""
 
     resident_bytes: int = 0
     peak_bytes: int = 0
 
 
 def memory_of(pid: int) -> Memory:
-    """Nothing of a process that has ended."""
+    """The memory of a process; zeros for one that has exited."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return Memory()
     lines = (line.split() for line in text.splitlines() if line.startswith(("VmRSS:", "VmHWM:")))
-    kib = {words[0]: int(words[1]) for words in lines}
+    kib = {fields[0]: int(fields[1]) for fields in lines}
     return Memory(kib.get("VmRSS:", 0) * 1024, kib.get("VmHWM:", 0) * 1024)
 
 
@@ -214,7 +214,7 @@ class NvidiaGpus:
             try:
                 busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            except nvml.NVMLError:  # a GPU in parts (MIG) tells no utilisation; one that is lost tells nothing
+            except nvml.NVMLError:  # a partitioned GPU (MIG) reports no utilisation; a lost one reports nothing
                 continue
             use = self._uses.setdefault(uuid, GpuUse(uuid))
             use.samples, use.busy, use.memory_bytes = use.samples + 1, use.busy + busy, int(memory.total)
@@ -224,11 +224,11 @@ class NvidiaGpus:
 
 
 def nvidia_gpus(visible: str | None, library: Any = None) -> NvidiaGpus | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, all of the node without it; None where NVML does not tell."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, all of the node without it; None if NVML is not available."""
     if library is None:
         try:
             import pynvml
-        except ImportError:  # an image's Python, say
+        except ImportError:  # for example in an image's Python
             return None
         library = pynvml
     try:
@@ -246,5 +246,5 @@ def nvidia_gpus(visible: str | None, library: Any = None) -> NvidiaGpus | None:
 
 
 def _is_named(index: int, uuid: str, named: list[str]) -> bool:
-    """By its number or by the beginning of its UUID."""
+    """True if its number or a prefix of its UUID is listed."""
     return any(one.strip() == str(index) or (one.startswith("GPU-") and uuid.startswith(one.strip())) for one in named)

@@ -1,6 +1,6 @@
-"""The webhook of [notify]: a small JSON document for each end of an attempt that the job asks to report.
+"""The webhook of [notify]: a small JSON document for each end of an attempt that the user wants to be notified of.
 
-It is sent beside the run. What goes wrong is said in the log, without the URL, which is a secret.
+It is sent in its own thread. Problems are logged without the URL, which is a secret.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLAIN_ENDS = (Cause.COMPLETED, Cause.STOPPED, Cause.CANCELLED, Cause.WALLTIME)
 
 
 def event_of(verdict: Verdict) -> str:
-    """The word of `webhook_on` for the end of an attempt; "" where a walltime is followed by the next start."""
+    """The event of `webhook_on` for the end of an attempt; "" if the next start follows a walltime."""
     if verdict.cause in _PLAIN_ENDS:
         return "end" if verdict.next is Next.END else ""
     return _EVENTS.get(verdict.cause, "failure")
@@ -37,7 +37,7 @@ def event_of(verdict: Verdict) -> str:
 
 @dataclass
 class Webhook:
-    """Posts in threads of its own; `wait` gives them a last chance."""
+    """Posts in its own threads; `wait` gives them time to finish."""
 
     job: Mapping[str, Any]
     environ: Mapping[str, str]
@@ -49,44 +49,44 @@ class Webhook:
         event = event_of(verdict)
         if not wanted.get("webhook") or event not in wanted.get("webhook_on", ()):
             return
-        told = _document(self.job, attempt, end, verdict, event)
-        thread = threading.Thread(target=self._post, args=(str(wanted["webhook"]), told), daemon=True)
+        document = _document(self.job, attempt, end, verdict, event)
+        thread = threading.Thread(target=self._post, args=(str(wanted["webhook"]), document), daemon=True)
         thread.start()
         self.under_way.append(thread)
 
     def wait(self) -> None:
-        """Wait for what is under way, a few seconds at most: the process is about to end."""
+        """Wait for pending posts, a few seconds at most: the process is about to exit."""
         deadline = time.monotonic() + POST_TIMEOUT_S
         for thread in self.under_way:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                say(f"the webhook did not answer in {POST_TIMEOUT_S:.0f} s")
+                say(f"the webhook did not respond within {POST_TIMEOUT_S:.0f} s")
         self.under_way.clear()
 
-    def _post(self, reference: str, told: Mapping[str, Any]) -> None:
+    def _post(self, reference: str, document: Mapping[str, Any]) -> None:
         try:
             url = read_url(reference, self.environ)
             request = urllib.request.Request(
-                url, data=json.dumps(told).encode(), headers={"Content-Type": "application/json"}, method="POST"
+                url, data=json.dumps(document).encode(), headers={"Content-Type": "application/json"}, method="POST"
             )
             with urllib.request.urlopen(request, timeout=POST_TIMEOUT_S):
                 return
         except OwnFailureError as error:
             say(f"the webhook was not called: {error}")
         except urllib.error.HTTPError as error:
-            say(f"the webhook refused the {told['event']}: HTTP {error.code}")
+            say(f"the webhook rejected the {document['event']}: HTTP {error.code}")
         except urllib.error.URLError as error:
             say(
                 f"the webhook was not reached: {getattr(error.reason, 'strerror', None) or type(error.reason).__name__}"
             )
-        except (OSError, ValueError, http.client.HTTPException) as error:  # their words may hold the URL
+        except (OSError, ValueError, http.client.HTTPException) as error:  # their messages may contain the URL
             say(f"the webhook was not reached: {type(error).__name__}")
 
 
 def _document(
     job: Mapping[str, Any], attempt: AttemptDirectory, end: AttemptEnd, verdict: Verdict, event: str
 ) -> dict[str, Any]:
-    """What is posted: `text` is what chat services show."""
+    """The document to post: chat services show its `text`."""
     name = job["job"].get("name", attempt.run.job_name)
     is_final = verdict.next is Next.END
     state = verdict.final_state.value if is_final else verdict.next.value

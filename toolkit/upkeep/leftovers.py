@@ -116,7 +116,7 @@ def remove(leftover: Leftover) -> None:
         leftover.path.rename(gone)
         shutil.rmtree(gone)
         if is_run:
-            run.lived_again.unlink(missing_ok=True)
+            run.revived_marker.unlink(missing_ok=True)
             with suppress(OSError):  # the job has other runs
                 run.path.parent.rmdir()
     except FileNotFoundError:

@@ -193,7 +193,7 @@ def test_half_a_sample_of_a_lost_node_is_left_out(lived, toolkit):
     run = lived(usage=[{"memory_peak_bytes": GIB}, {}])
     run.attempt(0).usage_file(2).write_text('{"host": "no')
     said = toolkit("efficiency", "--json")
-    assert said.code == 0 and "rank-00002.json: not valid JSON" in said.err
+    assert said.code == 0 and "rank-00002.json: invalid JSON" in said.err
     assert json.loads(said.out)["memory_bytes"]["used"] == 1.0 * GIB
 
 

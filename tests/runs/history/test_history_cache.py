@@ -107,7 +107,7 @@ def test_a_damaged_cache_is_built_anew(toolkit, squeue, ended, reads, damage):
     cache.write_bytes(cache.read_bytes()[:6000] if damage == "halved" else damage)
     said = toolkit("history")
     assert (said.code, said.out) == (0, before)
-    assert "is damaged" in said.err and str(cache) in said.err and "built anew" in said.err
+    assert "is damaged" in said.err and str(cache) in said.err and "rebuilding it" in said.err
     assert len(reads) == 2
     assert toolkit("history").err == "" and len(reads) == 2
 

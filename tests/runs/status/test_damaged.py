@@ -38,7 +38,7 @@ def test_the_job_of_a_damaged_run_is_named_and_can_be_cancelled(toolkit, calls, 
     (toolkit.folder / "bin" / "queue").write_text(f"44\x1f44\x1fRUNNING\x1ftoolkit:{run.run_id}:0\n")
     for command in ("status", "explain", "timeline", "watch"):
         said = toolkit(command, "44")
-        assert said.code == 2 and f"{damaged}: not valid JSON" in said.err, command
+        assert said.code == 2 and f"{damaged}: invalid JSON" in said.err, command
         assert f"job 44 may live on, and `toolkit cancel {run.run_id}` or `scancel 44` ends it" in said.err, command
     (told,) = json.loads(toolkit.ok("history", "--json"))
     assert (told["state"], told["job_id"]) == ("unknown", "44")

@@ -38,7 +38,9 @@ def test_a_run_that_cannot_be_read_hides_no_other(toolkit, runs) -> None:
     assert said.returncode == 2 and seen in said.stdout and fix in said.stderr, said
     assert typed("status", "last").stdout.splitlines()[1].split()[1] == seen
     said = typed("status", "4711")
-    assert said.returncode == 4 and "whether this run has job 4711 is not known" in said.stderr and fix in said.stderr
+    assert (
+        said.returncode == 4 and "cannot determine whether this run has job 4711" in said.stderr and fix in said.stderr
+    )
     closed.chmod(0o700)
     toolkit.ok("history")  # it is remembered, too
     closed.chmod(0)
@@ -72,4 +74,4 @@ def test_another_users_run_is_theirs_to_open(toolkit, runs) -> None:
         pytest.skip("only root can give a folder to somebody else")
     os.chown(closed, 1, 1)
     said = typed("status", closed.name)
-    assert "record.json: Permission denied. Fix: ask daemon, whose it is, for access to it" in said.stderr
+    assert "record.json: Permission denied. Fix: ask its owner daemon for access" in said.stderr

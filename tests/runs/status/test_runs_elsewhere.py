@@ -98,7 +98,7 @@ def test_a_cluster_that_is_not_there_is_refused_before_the_submission(toolkit, c
     said = toolkit("submit", toolkit.job("true"), "--site", "devcluster", "-M", "fra")
     assert said.code == 2
     assert (
-        "-M fra:job.cluster: there is no cluster 'fra' in this Slurm's accounting. Fix: name one with -M: near"
+        "-M fra:job.cluster: cluster 'fra' not found in this Slurm's accounting. Fix: choose one with -M: near"
         in said.err
     )
     assert not list(toolkit.runs.glob("*/*")) and not any(call.startswith("sbatch") for call in calls())

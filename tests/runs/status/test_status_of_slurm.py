@@ -228,7 +228,7 @@ def test_what_is_wrong_with_one_run_hides_no_other(toolkit, squeue):
     said = toolkit("status", "nobody", first.run_id, damaged.run_id, array.run_id, first.run_id)
     assert [line.split()[1] for line in said.out.splitlines()[1:]] == [first.run_id, array.run_id], said
     unknown, broken = said.err.splitlines()
-    assert said.code == 4 and "no run 'nobody'" in unknown and "record.json: not valid JSON" in broken
+    assert said.code == 4 and "run 'nobody' not found" in unknown and "record.json: invalid JSON" in broken
     said = toolkit("status", "--json", damaged.run_id, first.run_id)
     assert said.code == 2 and [one["run_id"] for one in json.loads(said.out)] == [first.run_id]
     said = toolkit("status", "--tasks", first.run_id, array.run_id)

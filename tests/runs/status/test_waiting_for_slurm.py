@@ -217,6 +217,7 @@ def test_a_cancel_that_slurm_does_not_hear_says_what_stands(toolkit, squeue):
     said = toolkit("cancel", run.run_id)
     assert said.code == 3 and run.is_asked("cancel")
     assert (
-        "was asked to save and end, and its ranks do so at their next step; Slurm was not asked to end job 7" in said.err
+        "was asked to save and end, and its ranks do so at their next step; Slurm was not asked to end job 7"
+        in said.err
     )
     assert f"Fix: once Slurm answers, `toolkit cancel {run.run_id}`" in said.err

@@ -100,7 +100,7 @@ def test_a_file_and_an_option_are_combined(rendered, toolkit):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--sweep", "train.lr=1e-3,x"], ("'x' cannot be read", "give a number")),
+        (["--sweep", "train.lr=1e-3,x"], ("'x' is not a valid value", "use a number")),
         (["--sweep", "train.lr=1,"], ("empty value",)),
         (["--sweep", "train.lrr=1"], ("write train.lr",)),
         (["--sweep", "trian.lr=1"], ("write train",)),

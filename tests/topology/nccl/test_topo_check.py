@@ -134,7 +134,7 @@ def test_a_run(check, toolkit):
         (("--facts", "bad.json"), "bad.json: ", 2),
         (("--facts", "unknown.json"), "the adapters are unknown in this file: ibstat: No such file", 2),
         (("--facts", "odd.json"), "odd.json: ", 2),
-        (("--run", "last"), "there is no run yet", 4),
+        (("--run", "last"), "no runs found", 4),
     ],
 )
 def test_wrong_input_has_clear_words(check, words, why, code):

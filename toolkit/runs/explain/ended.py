@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +27,13 @@ from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts
 from toolkit.slurm.partitions import UnusableNode, unusable_nodes
 from toolkit.slurm.states import base_state
-from toolkit.supervise.launch import is_foreign
-from toolkit.supervise.symptoms import OUT_OF_MEMORY, Sighting, Symptom, sight, symptom_named
+from toolkit.supervise.launch import is_unmanaged
+from toolkit.supervise.symptoms import OUT_OF_MEMORY, Symptom, SymptomMatch, match_symptom, symptom_named
 from toolkit.terminal.printable import clean
 
 LINES_SHOWN = 4
+# What the supervisor logs before a record that it could not write, as earlier and present releases word it.
+_UNWRITTEN_RECORD = re.compile("; (?:it would say|its contents): ")
 LOG_LINES = 40
 
 _TELL_LAST_LINES = ("exception", "exit_code", "killed", "native_crash", "peer_lost", "collective_timeout", "stalled")
@@ -85,7 +88,7 @@ def _next_steps(
         begin = f"continues from {newest}" if newest else "starts again: there is no checkpoint"
         if not run.start_numbers():
             begin = "submits it again: nothing of it has begun"
-        elif not newest and is_foreign(recorded_job(run).job.entry):
+        elif not newest and is_unmanaged(recorded_job(run).job.entry):
             begin = "starts it again; the script must restore any state that it saved itself"
         symptom = symptom_named(cause)
         fixed = "once that is fixed, " if symptom is not None and symptom.lasting else ""
@@ -235,7 +238,7 @@ def _traces(run: RunDirectory, status: RunStatus, job: JobFacts | None) -> _Trac
     left = _Traces(run, status, job, log, file, None, evidence, starts)
     if left.never_began:
         return left  # the log is of an earlier start of the job
-    seen, line = _sight_log(file)
+    seen, line = _match_log(file)
     if line and file is not None:
         evidence.append(quote_file(run, file, line))
     return replace(left, seen=seen.symptom if seen is not None else None)
@@ -330,11 +333,11 @@ def full_disk(path: Path) -> Evidence | None:
     return Evidence("df", full) if full else None
 
 
-def _sight_log(log: Path | None) -> tuple[Sighting | None, str]:
+def _match_log(log: Path | None) -> tuple[SymptomMatch | None, str]:
     """A symptom in the job's log, or its last line, which is the best that is known."""
     lines = [clean(line) for line in of_last_life(tail_text(log, LOG_LINES))] if log is not None else []
-    seen = sight(lines)
+    seen = match_symptom(lines)
     if seen is not None:
-        return seen, seen.line.partition("; it would say: ")[0]
+        return seen, _UNWRITTEN_RECORD.split(seen.line, maxsplit=1)[0]
     shown = [line for line in lines if line.strip()]
     return None, shown[-1] if shown else ""

@@ -15,7 +15,7 @@ from toolkit.runs.requests.control import requeue_asked_at
 from toolkit.runs.status.restarts import FOLLOWS
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import host_of_local_run
-from toolkit.supervise.launch import is_foreign
+from toolkit.supervise.launch import is_unmanaged
 
 QUIET_S = 60.0  # a step that takes longer is worth a word
 
@@ -65,7 +65,7 @@ def _running(run: RunDirectory) -> Explanation:
     follows = "it continues to its last step" + (", unless it fails as before" if before else "")
     if silent_s is None:
         why = f"attempt {attempt.number} has begun: {here} of {wanted} ranks have started, no step is reported yet"
-        if here == wanted and is_foreign(job.job.entry):
+        if here == wanted and is_unmanaged(job.job.entry):
             why = f"attempt {attempt.number} of {wanted} ranks runs; scripts and executables report no steps"
         actions = actions[:1]
     elif silent_s > QUIET_S:

@@ -32,7 +32,7 @@ def status_of(runs: Path, kept: Entry) -> RunStatus | None:
     except PermissionError:  # it was closed to this user since
         return None
     try:
-        kept_status = json.loads(kept.told)
+        kept_status = json.loads(kept.message)
         if kept_status.pop("form") != _FORM:
             return None
         tasks, validation = kept_status.pop("tasks"), kept_status.pop("validation")

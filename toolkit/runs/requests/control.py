@@ -11,7 +11,7 @@ from toolkit.rundir.states import Cause, RunState
 from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
-from toolkit.supervise.launch import is_foreign
+from toolkit.supervise.launch import is_unmanaged
 
 
 def ask_for(run: RunDirectory, request: str) -> RunStatus:
@@ -21,7 +21,7 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
         CheckFailedError: the run is not running, or no rank of it would ever look whether it is to save.
     """
     status = _require_running(run, f"so it cannot {request}")
-    if request == "save" and _is_foreign(run) and not _reports_steps(run):
+    if request == "save" and _is_unmanaged(run) and not _reports_steps(run):
         raise CheckFailedError(
             f"run {run.run_id} is a script or an executable, which saves by itself: it does not read requests to save",
             where=str(run.path),
@@ -35,13 +35,13 @@ def ask_for(run: RunDirectory, request: str) -> RunStatus:
 def what_follows_a_stop(run: RunDirectory) -> str:
     """What becomes of a run that was asked to stop, in one line."""
     resume = f"`toolkit resume {run.run_id}`"
-    if _is_foreign(run):
+    if _is_unmanaged(run):
         return f"run {run.run_id} gets TERM now, and is killed when its time to save is over; {resume} starts it again"
     return f"run {run.run_id} saves at its next step boundary and ends; {resume} continues it"
 
 
-def _is_foreign(run: RunDirectory) -> bool:
-    return is_foreign(recorded_job(run).job.entry)
+def _is_unmanaged(run: RunDirectory) -> bool:
+    return is_unmanaged(recorded_job(run).job.entry)
 
 
 def _reports_steps(run: RunDirectory) -> bool:

@@ -43,7 +43,7 @@ def close_submission(run: RunDirectory, start: int, job_id: str, parts: Sequence
             write_submission(run.task(task), start, slurm_id(parts, job_id, task))
     write_submission(run, start, job_id, parts)
     if start:
-        run.lived_again.touch(mode=0o600)
+        run.revived_marker.touch(mode=0o600)
     run.submitting(start).unlink(missing_ok=True)
 
 

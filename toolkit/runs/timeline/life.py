@@ -20,7 +20,7 @@ from toolkit.rundir.files import read_json_or_none, read_lines
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, start_of
 from toolkit.rundir.states import NEXT_START_BEGAN, Cause, Next, RunState
 from toolkit.runs.record.job import recorded_job
-from toolkit.supervise.launch import is_foreign
+from toolkit.supervise.launch import is_unmanaged
 
 MOST_RANKS_READ = 64  # for when the last of them started
 
@@ -166,7 +166,7 @@ class _Reader:
         first = self._record(attempt.number, 0)
         if first is not None:
             return max(began, moment(first.time) - first.seconds)
-        will_tell = self._runs(attempt) and not is_foreign(recorded_job(self.run).job.entry)
+        will_tell = self._runs(attempt) and not is_unmanaged(recorded_job(self.run).job.entry)
         if self._tells_steps or will_tell:
             return ended
         ranks = islice(attempt.ranks.glob("rank-*.json"), MOST_RANKS_READ)

@@ -22,7 +22,7 @@ from toolkit.rundir.sweep import Sweep, in_words
 from toolkit.submission.entry_checks import check_arguments, check_guard
 from toolkit.submission.sweep.grid import read_grid
 from toolkit.submission.sweep.rows import Row, overlap, product, rows_of_option
-from toolkit.supervise.launch import is_foreign
+from toolkit.supervise.launch import is_unmanaged
 from toolkit.talk import say
 
 __all__ = ["ResolvedSweep", "array_of", "read_sweep_options", "resolve_again", "resolve_sweep", "warn_of_unread"]
@@ -59,8 +59,8 @@ _FOR_FUNCTIONS = frozenset({"args", "train", "data", "parallel"})
 
 
 def warn_of_unread(job: ResolvedJob, rows: Sequence[Row]) -> None:
-    """Warn of swept keys that a script or a program does not read, so that its tasks would all be the same."""
-    if not is_foreign(job.job.entry):
+    """Say which swept keys a script or a program is not told of, so that its tasks would all be the same."""
+    if not is_unmanaged(job.job.entry):
         return
     places = {key: flag.name for row in reversed(rows) for key, flag in row.items()}
     for key, place in sorted(places.items()):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from toolkit.supervise.lifeline import hear_of_parents_death
+from toolkit.supervise.parent_death import signal_on_parent_death
 
 # What Slurm and the supervisor send to every process of a job, and what only ranks answer.
 _FOR_RANKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -31,7 +31,7 @@ class SettleWorker:
         signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_RANKS)
         threading.Thread(target=_obey, args=(self.rank_process,), name="signals", daemon=True).start()
         if self.lives_with:
-            hear_of_parents_death(signal.SIGKILL)
+            signal_on_parent_death(signal.SIGKILL)
             if os.getppid() != self.rank_process:  # it died before the kernel was asked
                 os._exit(1)
 

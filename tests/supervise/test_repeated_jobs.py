@@ -18,10 +18,10 @@ from toolkit.rundir.task_files import read_usage
 from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.done_task import tidy_done_task
 from toolkit.supervise.failures import AttemptEnd
+from toolkit.supervise.repeated_jobs import Turn, cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
 from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import Shape
 from toolkit.supervise.supervisor import Supervisor
-from toolkit.supervise.turns import Turn, cancel_later_turns, code_of_ended_run, start_of_turn, take_turn
 
 SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
 
@@ -91,7 +91,7 @@ def test_only_the_last_job_ends_the_run_at_its_walltime(run_directory, number, f
         )
 
 
-@pytest.mark.parametrize(("body", "said"), [("true", "cancelled"), ("echo no >&2; exit 1", "as soon as it begins")])
+@pytest.mark.parametrize(("body", "said"), [("true", "cancelling"), ("echo no >&2; exit 1", "as soon as it starts")])
 def test_the_jobs_that_wait_leave_the_queue_at_the_end(tmp_path, monkeypatch, capsys, body, said):
     (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n{body}\n')
     (tmp_path / "scancel").chmod(0o755)

@@ -1,7 +1,7 @@
-"""Repeated jobs: an array of which one task runs at a time, and each is a start of the same run.
+"""Repeated jobs: an array that runs one task at a time, where each task is a start of the same run.
 
-Sites that requeue nothing let a run go on this way past its walltime. Who ends the run cancels the jobs that still
-wait; one that begins all the same finds the run's last word, and leaves.
+On sites without requeue, a run continues this way past its walltime. The job that ends the run cancels the pending jobs;
+one that starts anyway finds the run's final record, and exits.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Turn:
         return self.number >= self.count
 
     def why_last(self, run_id: str) -> str:
-        """Why no other start follows the last job, and what to do."""
+        """Why no other start follows the last job, and how to continue."""
         return f"this was the last of {self.count} repeated jobs; `toolkit resume {run_id}` submits {self.count} more"
 
 
 def take_turn(job: Mapping[str, Any], allocation: Allocation) -> Turn | None:
-    """The number of this repeated job; it is not a task: all of them use the run's own folder."""
+    """This job's turn, or None. Afterwards the job counts as no array task: all turns share the run's own folder."""
     count = int(job["job"].get("repeat") or 1)
     if count < 2 or allocation.task is None:
         return None
@@ -48,7 +48,7 @@ def take_turn(job: Mapping[str, Any], allocation: Allocation) -> Turn | None:
 
 
 def code_of_ended_run(run: RunDirectory, first: int) -> int | None:
-    """The exit code of a run that has ended since its start `first`; None while it is to go on."""
+    """The exit code of a run that has ended since its start `first`; None if it is to continue."""
     attempt = run.last_attempt()
     end = AttemptRecord.read(attempt) if attempt is not None else None
     begun = StartRecord.read(attempt) if attempt is not None else None
@@ -60,7 +60,7 @@ def code_of_ended_run(run: RunDirectory, first: int) -> int | None:
 def start_of_turn(run: RunDirectory, first: int, job_id: str) -> int:
     """The number of the start that this job may claim: the one that it has, else the next one.
 
-    Slurm begins a job of the array when the one before it is over. Where that one's supervisor left no word, it was
+    Slurm starts a job of the array when the one before it is over. If that one's supervisor left no record, it was
     killed, and its start is closed here.
     """
     numbers = run.start_numbers()
@@ -77,11 +77,11 @@ def start_of_turn(run: RunDirectory, first: int, job_id: str) -> int:
 
 
 def cancel_later_turns(turn: Turn) -> None:
-    """Take the jobs that still wait out of the queue."""
+    """Cancel the jobs that are still pending."""
     if turn.is_last:
         return
-    say(f"the run has ended: the {turn.count - turn.number} jobs that were to follow are cancelled")
+    say(f"the run has ended; cancelling the {turn.count - turn.number} remaining repeated jobs")
     try:
         Slurm(timeout_s=ANSWER_S).call(["scancel", "--state=PENDING", turn.array_job])
     except (NotFoundError, SchedulerRefusedError) as error:
-        say(f"they could not be: {error.message}; each ends as soon as it begins")
+        say(f"cannot cancel the remaining jobs: {error.message}; each exits as soon as it starts")

@@ -1,4 +1,4 @@
-"""Retries on the run directory's file system between two attempts: a pause of a file server must not end a run."""
+"""Retries of file operations in the run directory between two attempts: a file server's pause must not end a run."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ROOM_S = 30.0  # for the user to free space on a full disk before the end of an 
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long to wait for the file system, and for free space on it; a second Ctrl-C ends the wait."""
+class Retry:
+    """How long to retry for a file system without a response, and for free space on it; a second Ctrl-C ends the retries."""
 
     request: StopRequest
     seconds: float
     room_seconds: float = 0.0
 
     def wait_for(self, act: Callable[[], T]) -> T:
-        """Do what needs the run directory, again and again while its file system does not answer.
+        """The result of an action on the run directory, retried while its file system does not respond.
 
         Raises:
-            OSError: it has no room, or has not answered in time.
+            OSError: it has no free space, or has not responded in time.
         """
         began = time.monotonic()
         is_told = False
@@ -41,7 +41,7 @@ class Patience:
                 if self.request.kill or time.monotonic() - began >= seconds:
                     raise
                 if not is_told:
-                    what = "cannot be written" if is_unwritable(error) else "does not answer"
-                    say(f"the run directory {what} ({error}); retrying for {seconds:.0f} s")
+                    problem = "cannot be written" if is_unwritable(error) else "does not respond"
+                    say(f"the run directory {problem} ({error}); retrying for up to {seconds:.0f} s")
                 is_told = True
             time.sleep(PAUSE_S)
