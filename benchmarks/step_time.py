@@ -36,7 +36,7 @@ from toolkit.metrics.training import TrainLog
 from toolkit.rundir.layout import RunDirectory, create_run
 from toolkit.train.data.text import Windows, read_bytes, standard_library_sources
 from toolkit.train.loop import training_steps
-from toolkit.train.precision import use_deterministic_kernels
+from toolkit.train.optim.precision import use_deterministic_kernels
 from toolkit.train.trainer import Task, Trainer
 from toolkit.world.facts import World
 from toolkit.world.stop import StopWatch

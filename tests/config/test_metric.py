@@ -8,7 +8,7 @@ from toolkit.config.shipped import shipped_jobs
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site
 
-IMPORT = "from toolkit.train.saves import Saves\n"
+IMPORT = "from toolkit.train.state.saves import Saves\n"
 
 
 @pytest.fixture
@@ -51,11 +51,12 @@ def test_a_trainer_measures_its_validation_where_it_validates():
         ("Saves(world, state, checkpointer, config, measures={'a': f, 'b': g})", "loss, a, b"),
     ],
 )
-def test_what_a_script_measures_is_named(with_best, call, only):
+@pytest.mark.parametrize("module", ["toolkit.train.state.saves", "toolkit.train.saves"])
+def test_what_a_script_measures_is_named(with_best, call, only, module):
     with pytest.raises(
         ToolkitError, match=rf"job.toml:4:checkpoint.best: .*fit.py measures no 'accuracy', only {only}\. "
     ):
-        with_best(f"{IMPORT}def main(world, config):\n    saves = {call}\n")
+        with_best(f"from {module} import Saves\ndef main(world, config):\n    saves = {call}\n")
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ from toolkit.parallel.mesh import make_mesh
 from toolkit.topology.gather import gather_topology
 from toolkit.train.data.order import SampleOrder, share, split
 from toolkit.train.data.text import Windows
-from toolkit.train.optimizers import optimizer_of
-from toolkit.train.precision import autocast
+from toolkit.train.loop.step import OptimizerStep
+from toolkit.train.optim.optimizers import optimizer_of
+from toolkit.train.optim.precision import autocast
 from toolkit.train.schedule import Schedule
-from toolkit.train.step import OptimizerStep
 from toolkit.world.facts import World
 
 STEPS = 2  # the second begins with moments, and with parameters that the first has changed

@@ -19,11 +19,11 @@ from toolkit.config.shipped import shipped_jobs
 from toolkit.parallel.distribute import Design, DistributedModel, distribute
 from toolkit.parallel.mesh import make_mesh
 from toolkit.train.data.order import share, split
-from toolkit.train.optimizers import optimizer_of
-from toolkit.train.precision import autocast
+from toolkit.train.loop.step import OptimizerStep
+from toolkit.train.optim.optimizers import optimizer_of
+from toolkit.train.optim.precision import autocast
+from toolkit.train.optim.rate_scaling import schedule_of
 from toolkit.train.randomness import seed_rank
-from toolkit.train.rate_scaling import schedule_of
-from toolkit.train.step import OptimizerStep
 from toolkit.world.facts import World
 
 STEPS = 2  # the second begins with moments, and with parameters that the first has changed

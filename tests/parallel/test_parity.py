@@ -138,7 +138,7 @@ def _clipped_by_own_norm(world: Any, config: Any) -> None:
 
 
 def _all_ranks_read_the_same(world: Any, config: Any) -> None:
-    import toolkit.train.loop as loop
+    import toolkit.train.loop.training_loop as loop
 
     share = loop.share
     loop.share = lambda first, batch, rank, size: share(first, batch, 0, size)

@@ -254,7 +254,7 @@ def test_a_run_that_gets_no_better_ends_early_with_a_checkpoint(tmp_path):
 
 
 def _with_the_best_validation(world, config) -> None:
-    from toolkit.train.validations import Validations
+    from toolkit.train.loop.validations import Validations
 
     made: list[int] = []
     plain = Validations.measure
@@ -392,7 +392,7 @@ def test_callbacks_hear_of_every_step_on_all_ranks(tmp_path):
 
 def _noting_parts(world, config) -> None:
     """Compare what AdaScale was shown with gradients that are worked out one by one."""
-    from toolkit.train.adascale import AdaScale
+    from toolkit.train.optim.adascale import AdaScale
 
     shown: list[tuple[float, float, int]] = []
     plain = AdaScale.observe

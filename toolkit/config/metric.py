@@ -12,10 +12,12 @@ from toolkit.errors import ToolkitError
 TRAINING_LOSS = "loss"  # what the loop of `toolkit.train` measures on its own
 VALIDATION_LOSS = "validation_loss"  # what its trainer measures if it validates
 _MEASURES = 4  # the position of `measures` among the arguments of `Saves`
+_TRAINER_MODULES = ("toolkit.train.trainer",)
+_SAVES_MODULES = ("toolkit.train.state.saves", "toolkit.train.saves")  # the second is the path of earlier releases
 
 
 def check_metric(resolved: ResolvedJob) -> None:
-    """Compare the metric with those that the entry's script passes to `toolkit.train.saves.Saves`, or a `Trainer` has.
+    """Compare the metric with those that the entry's script passes to `Saves`, or a `Trainer` has.
 
     Nothing is imported or run here, so metrics that a script sets in another form, or elsewhere, are left to the ranks.
 
@@ -42,10 +44,10 @@ def check_metric(resolved: ResolvedJob) -> None:
 def _measured(module: ast.Module, *, validates: bool) -> list[str] | None:
     """The metrics that a script can save by; None if it is not clear from the script."""
     metrics = [TRAINING_LOSS]
-    trainers = _calls(module, "toolkit.train.trainer", "Trainer")
+    trainers = _calls(module, _TRAINER_MODULES, "Trainer")
     if trainers and validates:
         metrics.append(VALIDATION_LOSS)
-    saves = _calls(module, "toolkit.train.saves", "Saves")
+    saves = _calls(module, _SAVES_MODULES, "Saves")
     for call in saves:
         names = _measures_of(call)
         if names is None:
@@ -54,9 +56,9 @@ def _measured(module: ast.Module, *, validates: bool) -> list[str] | None:
     return metrics if saves or trainers else None
 
 
-def _calls(module: ast.Module, of: str, name: str) -> list[ast.Call]:
-    """The script's calls of `name`, imported from the module `of`."""
-    imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module == of]
+def _calls(module: ast.Module, modules: tuple[str, ...], name: str) -> list[ast.Call]:
+    """The script's calls of `name`, imported from one of `modules`."""
+    imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module in modules]
     ours = {alias.asname or alias.name for node in imports for alias in node.names if alias.name == name}
     calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
     return [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in ours]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from toolkit.train.memory.meta_errors import on_shapes_alone
+from toolkit.train.memory.recompute import forget_recompute
 from toolkit.train.peak_flops import peak_flops
-from toolkit.train.recompute import forget_recompute
-from toolkit.train.shapes_alone import on_shapes_alone
 
 
 @dataclass(frozen=True)

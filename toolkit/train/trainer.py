@@ -28,28 +28,28 @@ from toolkit.parallel.mesh import Mesh, make_mesh
 from toolkit.parallel.outline import Outline
 from toolkit.topology.facts import Topology
 from toolkit.topology.gather import gather_topology
-from toolkit.train.adascale import AdaScale, PartGradients, check_parts
 from toolkit.train.average import WeightAverage
 from toolkit.train.callbacks import Callback, Callbacks
-from toolkit.train.compiling import check_compiler, compile_blocks, use_channels_last
 from toolkit.train.data import Loader, LoaderSettings
 from toolkit.train.data.broken_share import BrokenShare
 from toolkit.train.data.source import Source
 from toolkit.train.early_stop import EarlyStop
 from toolkit.train.guard import LossGuard
 from toolkit.train.held_out import HeldOut, Validation
-from toolkit.train.loop import training_steps
-from toolkit.train.optimizers import optimizer_of
+from toolkit.train.loop.step import LossOf, OptimizerStep
+from toolkit.train.loop.training_loop import training_steps
+from toolkit.train.loop.validations import Validations
+from toolkit.train.memory.compiling import check_compiler, compile_blocks, use_channels_last
+from toolkit.train.memory.recompute import MEASURED, recompute
+from toolkit.train.optim.adascale import AdaScale, PartGradients, check_parts
+from toolkit.train.optim.optimizers import optimizer_of
+from toolkit.train.optim.precision import autocast, computed_in, gradient_scaler, use_deterministic_kernels
+from toolkit.train.optim.rate_scaling import schedule_of
 from toolkit.train.picture import draw_loss
-from toolkit.train.precision import autocast, computed_in, gradient_scaler, use_deterministic_kernels
 from toolkit.train.randomness import seed_rank
-from toolkit.train.rate_scaling import schedule_of
-from toolkit.train.recompute import MEASURED, recompute
-from toolkit.train.saves import Saves
 from toolkit.train.state import TrainingState
-from toolkit.train.step import LossOf, OptimizerStep
+from toolkit.train.state.saves import Saves
 from toolkit.train.throughput import count_flops, no_peak, throughput
-from toolkit.train.validations import Validations
 from toolkit.world.facts import World
 
 

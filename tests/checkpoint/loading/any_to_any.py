@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from toolkit.checkpoint import Checkpointer
-from toolkit.train.optimizer_state import optimizer_tensors
 from toolkit.train.state import TrainingState
+from toolkit.train.state.optimizer_state import optimizer_tensors
 from toolkit.world.facts import World
 
 OPTIMIZERS = {

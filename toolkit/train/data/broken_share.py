@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from toolkit.train.all_names import of_all_ranks
 from toolkit.train.data.broken import SkipCount, check_share
+from toolkit.train.gather_names import of_all_ranks
 from toolkit.world.facts import World
 
 

@@ -23,9 +23,9 @@ from toolkit.checkpoint.saving.prepared import PreparedSave
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import read_train_log
-from toolkit.train.saves import Saves
 from toolkit.train.schedule import Schedule
 from toolkit.train.state import TrainingState
+from toolkit.train.state.saves import Saves
 from toolkit.world.facts import World
 
 WRITE = PreparedSave._write_own

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from toolkit.checkpoint import Checkpointer
 from toolkit.errors import ToolkitError
 from toolkit.jobs.train_lm import GPT, Arguments
-from toolkit.train.joint_optimizer import JointOptimizer
-from toolkit.train.optimizers import hidden_matrices, optimizer_of
+from toolkit.train.optim.joint_optimizer import JointOptimizer
+from toolkit.train.optim.optimizers import hidden_matrices, optimizer_of
 from toolkit.train.schedule import Schedule
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from toolkit.errors import ToolkitError
-from toolkit.train.activations import Activations, cheapest, is_on_meta, measure_activations
 from toolkit.train.blocks import needed_blocks
-from toolkit.train.shapes_alone import on_shapes_alone
+from toolkit.train.memory.activations import Activations, cheapest, is_on_meta, measure_activations
+from toolkit.train.memory.meta_errors import on_shapes_alone
 
 # Scalar loss from the model's outputs and the targets.
 LossOf = Callable[[Any, Any], Tensor]

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from toolkit.train.compat import found_inf_of
+from toolkit.train.optim.compat import found_inf_of
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 

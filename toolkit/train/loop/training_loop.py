@@ -13,16 +13,16 @@ from torch import Tensor
 from toolkit.errors import ToolkitError
 from toolkit.metrics.step_profile import CHECKPOINT, DATA, VALIDATION
 from toolkit.metrics.training import TrainRecord
-from toolkit.train.adascale import AdaScale
 from toolkit.train.data.broken_share import BrokenShare
 from toolkit.train.data.order import share, split
 from toolkit.train.guard import Verdict
-from toolkit.train.profiling import ProfiledSteps, ProfileSettings
-from toolkit.train.rate_scaling import LearningRate
-from toolkit.train.saves import Saves
+from toolkit.train.loop.profiling import ProfiledSteps, ProfileSettings
+from toolkit.train.loop.step import OptimizerStep, Stepped
+from toolkit.train.loop.validations import Validations
+from toolkit.train.optim.adascale import AdaScale
+from toolkit.train.optim.rate_scaling import LearningRate
 from toolkit.train.state import TrainingState
-from toolkit.train.step import OptimizerStep, Stepped
-from toolkit.train.validations import Validations
+from toolkit.train.state.saves import Saves
 from toolkit.world.facts import World
 
 # The samples with these global indices: inputs and targets, both of shape (len(samples), tokens).

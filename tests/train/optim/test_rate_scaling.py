@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from launch import job, launch
 
 from toolkit.errors import ToolkitError
-from toolkit.train.adascale import AdaScale, check_parts, gain_of, mean_over, moments_of
-from toolkit.train.rate_scaling import rate_factor, schedule_of
+from toolkit.train.optim.adascale import AdaScale, check_parts, gain_of, mean_over, moments_of
+from toolkit.train.optim.rate_scaling import rate_factor, schedule_of
 from toolkit.train.schedule import Schedule
 
 

@@ -162,7 +162,7 @@ def test_a_run_that_is_stopped_writes_the_steps_that_it_took(tmp_path: Path) -> 
 
 
 def train_where_nothing_can_be_written(world: Any, config: Any) -> None:
-    import toolkit.train.profiling as profiling
+    import toolkit.train.loop.profiling as profiling
 
     def full(*given: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from toolkit.train.compat import found_inf_of
-from toolkit.train.precision import agree_found_inf, autocast, computed_in, gradient_scaler
+from toolkit.train.optim.compat import found_inf_of
+from toolkit.train.optim.precision import agree_found_inf, autocast, computed_in, gradient_scaler
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from torch import nn
 from toolkit.checkpoint import Checkpointer
 from toolkit.errors import ToolkitError
 from toolkit.jobs.train_lm import GPT, Arguments, loss_of
-from toolkit.train import compiling
-from toolkit.train.compiling import check_compiler, compile_blocks, use_channels_last
-from toolkit.train.recompute import recompute_block
+from toolkit.train.memory import compiling
+from toolkit.train.memory.compiling import check_compiler, compile_blocks, use_channels_last
+from toolkit.train.memory.recompute import recompute_block
 from toolkit.train.state import TrainingState
 from toolkit.world.facts import World
 

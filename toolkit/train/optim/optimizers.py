@@ -10,7 +10,7 @@ from torch import nn
 
 from toolkit.errors import ToolkitError
 from toolkit.train.blocks import blocks_of
-from toolkit.train.joint_optimizer import JointOptimizer
+from toolkit.train.optim.joint_optimizer import JointOptimizer
 
 
 class OptimizerSettings(Protocol):

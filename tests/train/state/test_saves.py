@@ -24,15 +24,15 @@ from toolkit.errors import ToolkitError
 from toolkit.metrics.checkpoints import SaveRecord, read_save_log
 from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.layout import RunDirectory, create_run
-from toolkit.train import saves as saves_module
-from toolkit.train.saves import Saves
 from toolkit.train.schedule import Schedule
 from toolkit.train.state import TrainingState
+from toolkit.train.state import saves as saves_module
+from toolkit.train.state.saves import Saves
 from toolkit.world.facts import World
 from toolkit.world.health import HealthWatch
 from toolkit.world.stop import SAVE, StopWatch
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 class Run:

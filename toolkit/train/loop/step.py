@@ -13,11 +13,11 @@ from torch import Tensor
 from toolkit.metrics.step_profile import OPTIMIZER
 from toolkit.parallel.distribute import DistributedModel
 from toolkit.parallel.passes import MicroBatch
-from toolkit.train.adascale import AdaScale, PartGradients
 from toolkit.train.average import WeightAverage
 from toolkit.train.guard import GO_ON, LossGuard, Verdict
-from toolkit.train.precision import agree_found_inf
-from toolkit.train.rate_scaling import LearningRate
+from toolkit.train.optim.adascale import AdaScale, PartGradients
+from toolkit.train.optim.precision import agree_found_inf
+from toolkit.train.optim.rate_scaling import LearningRate
 
 # Mean loss of the samples of one micro-batch, a scalar with a gradient, from the model's outputs and the targets.
 LossOf = Callable[[Tensor, Tensor], Tensor]

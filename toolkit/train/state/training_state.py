@@ -16,11 +16,25 @@ from toolkit.checkpoint.loading.one_checkpoint import LoadedCheckpoint
 from toolkit.checkpoint.saving.background import OnEnd
 from toolkit.comm.agreement import from_rank_zero
 from toolkit.errors import ToolkitError
-from toolkit.train.all_names import of_all_ranks
-from toolkit.train.matching import Stored, check_weights, left_over, names_of, refuse_tied, shapes_of, without_names
-from toolkit.train.optimizer_state import GroupSettings, forget, make_room, optimizer_tensors, refuse_flat_parameters
+from toolkit.train.gather_names import of_all_ranks
 from toolkit.train.randomness import Generator, RandomStreams
-from toolkit.train.stateful import Stateful, take_extra, take_state, values_of
+from toolkit.train.state.matching import (
+    Stored,
+    check_weights,
+    left_over,
+    names_of,
+    refuse_tied,
+    shapes_of,
+    without_names,
+)
+from toolkit.train.state.optimizer_state import (
+    GroupSettings,
+    forget,
+    make_room,
+    optimizer_tensors,
+    refuse_flat_parameters,
+)
+from toolkit.train.state.stateful import Stateful, take_extra, take_state, values_of
 from toolkit.world.facts import World
 
 # Below these keys a checkpoint may lack tensors: new ranks and new streams, parameters that had no state yet.

@@ -28,9 +28,9 @@ from toolkit.parallel.materialise import parameters_on_meta
 from toolkit.parallel.mesh import make_mesh
 from toolkit.parallel.outline import Outline
 from toolkit.topology.gather import gather_topology
-from toolkit.train.activations import Activations, BlockActivations, cheapest, measure_activations, saved_bytes
 from toolkit.train.blocks import blocks_of
-from toolkit.train.recompute import _policy, forget_recompute, is_recomputed, recompute, recompute_block
+from toolkit.train.memory.activations import Activations, BlockActivations, cheapest, measure_activations, saved_bytes
+from toolkit.train.memory.recompute import _policy, forget_recompute, is_recomputed, recompute, recompute_block
 
 TEXT = torch.arange(128).view(4, 32) % 256
 BATCH = (TEXT, TEXT)

@@ -32,8 +32,8 @@ from toolkit.metrics.trace import ThreadTrace, spans_of_a_rank, traces_of, write
 from toolkit.parallel.overlap import OverlapMeter
 from toolkit.rundir.files import utc_now
 from toolkit.talk import say
-from toolkit.train.device_clock import DeviceClock
-from toolkit.train.step import OptimizerStep
+from toolkit.train.loop.device_clock import DeviceClock
+from toolkit.train.loop.step import OptimizerStep
 from toolkit.world.facts import World
 
 

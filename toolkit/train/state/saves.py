@@ -18,8 +18,8 @@ from toolkit.config.metric import TRAINING_LOSS
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
 from toolkit.talk import say_beside
-from toolkit.train.save_notes import SaveNotes
-from toolkit.train.state import TrainingState
+from toolkit.train.state.save_notes import SaveNotes
+from toolkit.train.state.training_state import TrainingState
 from toolkit.world.facts import World
 from toolkit.world.health import HealthWatch
 from toolkit.world.stop import SAVE

@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal, Protocol
 
 from toolkit.errors import ToolkitError
-from toolkit.train.adascale import AdaScale
+from toolkit.train.optim.adascale import AdaScale
 from toolkit.train.schedule import Course, Schedule
 
 Rule = Literal["none", "linear", "square_root", "adaptive"]

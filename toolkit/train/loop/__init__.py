@@ -1,0 +1,5 @@
+"""The training loop, its step, its validations and its profile."""
+
+from toolkit.train.loop.training_loop import training_steps
+
+__all__ = ["training_steps"]
