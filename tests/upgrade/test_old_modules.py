@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from toolkit.metrics.training import read_train_log
+from toolkit.train.moved_modules import MOVED
 
 HERE = Path(__file__).parent
 NAMES: dict[str, list[str]] = json.loads((HERE / "names_of_ad6182e.json").read_text(encoding="utf-8"))
@@ -19,6 +22,22 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("module", MOVED)
+def test_a_moved_module_is_the_same_module_and_warns_once(module: str) -> None:
+    code = f"""
+import importlib, warnings
+with warnings.catch_warnings(record=True) as shown:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        moved = importlib.import_module({module!r})
+assert moved is importlib.import_module({MOVED[module]!r})
+told = [str(one.message) for one in shown if issubclass(one.category, FutureWarning)]
+assert told == [{module + " is now " + MOVED[module]!r}], told
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.filterwarnings("ignore:toolkit:FutureWarning")
 @pytest.mark.parametrize("module", NAMES)
 def test_a_module_of_ad6182e_has_its_names(module: str) -> None:
     imported = importlib.import_module(module)
