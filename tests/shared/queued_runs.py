@@ -9,7 +9,7 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.run_files import RecordedJob, RecordedScheduler, RunFiles, read_folder
 from toolkit.runs.status.state_table import HostFacts, Situation, report_state
 
-SAMPLES = Path(__file__).parents[1] / "docs" / "samples"
+SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
 
 
 def claim(run, *, job_id="7", number=0):
