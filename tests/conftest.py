@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fake_slurm import FakeSlurm
 from hypothesis import settings
 from projects import SAYS, git
 
@@ -266,38 +267,30 @@ def wait_until() -> Callable[..., None]:
 
 
 @pytest.fixture
-def squeue(tmp_path, monkeypatch):
-    """Answer for squeue: `rows` are (id, state, reason); the calls are counted."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    answer, calls = folder / "answer.json", folder / "calls"
-    calls.touch()
-    program = f"""#!{sys.executable}
-import json, re, sys
-open({str(calls)!r}, "a").write(" ".join(sys.argv) + "\\n")
-mark = re.search("--Format=JobArrayID:([^,]*),", " ".join(sys.argv))[1]
-for job, state, reason in json.load(open({str(answer)!r})):
-    print("".join(cell + mark for cell in (job, state, reason, "n1", "1:00", "N/A", "N/A", "0", *6 * ["(null)"], "N/A", job)))
-"""
-    (folder / "squeue").write_text(program)
-    (folder / "sacct").write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n")
-    for command in ("squeue", "sacct"):
-        (folder / command).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-
-    def say(*rows):
-        answer.write_text(json.dumps(rows))
-        return lambda: calls.read_text().splitlines()
-
-    return say
+def fake_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Slurm's commands as programs in `tmp_path/bin`; without accounting, and none other until a test adds it."""
+    slurm = FakeSlurm(tmp_path / "bin")
+    slurm.without_accounting()
+    monkeypatch.setenv("PATH", f"{slurm.folder}:/usr/bin:/bin")
+    return slurm
 
 
 @pytest.fixture
-def sbatch(squeue, tmp_path):
-    """Answer for sbatch: job 8, whatever is submitted."""
-    for command, line in (("sbatch", "echo 8"), ("srun", "exit 1")):
-        (tmp_path / "bin" / command).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / "bin" / command).chmod(0o755)
+def squeue(fake_slurm: FakeSlurm) -> Callable[..., Callable[[], list[str]]]:
+    """Set the queue to rows of (id, state, reason); returns a function that lists the calls of squeue."""
+
+    def set_queue(*rows: tuple[str, ...]) -> Callable[[], list[str]]:
+        fake_slurm.queue(*rows)
+        return lambda: fake_slurm.calls("squeue")
+
+    return set_queue
+
+
+@pytest.fixture
+def sbatch(squeue: object, fake_slurm: FakeSlurm) -> None:
+    """Make sbatch accept each script as job 8."""
+    fake_slurm.respond("sbatch", "8\n")
+    fake_slurm.respond("srun", code=1)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import create_run
@@ -86,7 +87,7 @@ def test_jobs_and_their_files(tab, toolkit) -> None:
     assert tab("toolkit jobs copy mpi") == ["mpi_hello"]
 
 
-def test_sites_partitions_and_sessions(tab, toolkit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sites_partitions_and_sessions(tab, toolkit, fake_slurm: FakeSlurm) -> None:
     assert tab("toolkit submit mpi_hello --site=lum") == ["lumi"]
     (toolkit.folder / "ours.toml").write_text('name = "ours"\n[partitions.gpu]\n[partitions.debug]\n')
     assert tab("toolkit submit mpi_hello --site ./ours.toml -p ") == ["gpu", "debug", "auto"]
@@ -94,13 +95,9 @@ def test_sites_partitions_and_sessions(tab, toolkit, monkeypatch: pytest.MonkeyP
     sessions = toolkit.folder / "home" / ".toolkit" / "sessions"
     (sessions / "dev.json").touch()
     assert tab("toolkit session stop ") == tab("toolkit session exec d") == ["dev"]
-    sinfo = toolkit.folder / "bin" / "sinfo"
-    sinfo.parent.mkdir()
-    sinfo.write_text("#!/bin/sh\necho long; echo short; echo long\n")
-    sinfo.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sinfo.parent}:/usr/bin:/bin")
+    fake_slurm.respond("sinfo", "long\nshort\nlong\n")
     assert tab("toolkit submit mpi_hello -p ") == ["long", "short", "auto"]
-    sinfo.write_text("#!/bin/sh\nexec sleep 20\n")  # a controller that does not answer
+    fake_slurm.script("sinfo", "exec sleep 20")  # a controller that does not answer
     assert tab("toolkit submit mpi_hello -p ") == ["auto"]
 
 

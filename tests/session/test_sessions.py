@@ -12,60 +12,42 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from toolkit.session.files import sessions_folder
 from toolkit.session.session import enter
 
 
-class Slurm:
-    """Small programs that stand for salloc, squeue, srun and scancel; they write down how they were called."""
+class Slurm(FakeSlurm):
+    """A Slurm that grants allocation 42 on two nodes, and holds it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.program("scancel", "")
-        self.program("sacct", "exit 1")
-        self.program("sinfo", "echo localhost  # as Slurm knows the node")
-        self.program("srun", "env | grep -E '^(MPI4PY_LIBMPI|SLURM_JOB_ID|WORD)='; exit 7")
-        self.grant()
-        self.queue("RUNNING")
+        super().__init__(folder)
+        self.respond("scancel")
+        self.respond("sacct", code=1)
+        self.respond("sinfo", "localhost\n")  # the name that Slurm has for the node
+        self.script("srun", "env | grep -E '^(MPI4PY_LIBMPI|SLURM_JOB_ID|WORD)='; exit 7")
+        self.respond("salloc", stderr="salloc: Granted job allocation 42\n")
+        self.comments(("8",))  # for the query of NumCPUs
+        self.hold("RUNNING")
 
-    def program(self, name: str, lines: str) -> None:
-        path = self.folder / name
-        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self.folder}/calls\n{lines}\n')
-        path.chmod(0o755)
-
-    def grant(self) -> None:
-        self.program("salloc", "echo 'salloc: Granted job allocation 42' >&2")
-
-    def queue(self, state: str, *, reason: str = "None", left: str = "30:00") -> None:
-        program = f"""#!{sys.executable}
-import re, sys
-argv = " ".join(sys.argv)
-if "NumCPUs" in argv:
-    sys.exit(print("8                   "))
-mark = re.search("--Format=JobArrayID:([^,]*),", argv)[1]
-cells = ("42", {state!r}, {reason!r}, "n[1-2]", {left!r}, "N/A", "N/A", "0", *6 * ["(null)"], "N/A", "42")
-print("".join(cell + mark for cell in cells))
-"""
-        (self.folder / "squeue").write_text(program)
-        (self.folder / "squeue").chmod(0o755)
+    def hold(self, state: str, *, reason: str = "None", left: str = "30:00") -> None:
+        """Make squeue report job 42 in `state`."""
+        self.queue(("42", state, reason), nodes="n[1-2]", time_left=left)
 
     def forget(self) -> None:
-        self.program("squeue", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+        self.respond("squeue", stderr="slurm_load_jobs error: Invalid job id specified\n", code=1)
 
     @property
-    def calls(self) -> list[str]:
-        path = self.folder / "calls"
-        return path.read_text().splitlines() if path.exists() else []
+    def actions(self) -> list[str]:
+        """All calls but the queries of the queue."""
+        return [call for call in self.calls() if not call.startswith("squeue ")]
 
 
 @pytest.fixture
-def slurm(toolkit, dev_cluster_conf, monkeypatch: pytest.MonkeyPatch) -> Slurm:
-    folder = toolkit.folder / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+def slurm(toolkit, fake_slurm: FakeSlurm, dev_cluster_conf, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setenv("TOOLKIT_SITE", "devcluster")
-    return Slurm(folder)
+    return Slurm(fake_slurm.folder)
 
 
 def start(toolkit, *words: object) -> str:
@@ -75,7 +57,7 @@ def start(toolkit, *words: object) -> str:
 def test_what_is_asked_and_remembered(toolkit, slurm: Slurm) -> None:
     said = start(toolkit, "-t", "1:00:00", "-c", 2)
     assert said.startswith("session dev is job 42 on n1,n2, until ")
-    assert slurm.calls[0] == (
+    assert slurm.actions[0] == (
         "salloc --no-shell --job-name=dev --comment=toolkit:session:dev --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 "
         "--time=1:00:00 --partition=main"
     )
@@ -86,23 +68,23 @@ def test_what_is_asked_and_remembered(toolkit, slurm: Slurm) -> None:
     said = toolkit("session", "start", "--name", "dev")
     assert said.code == 1 and "`toolkit session stop dev`" in said.err
     assert toolkit.ok("session", "stop", "dev") == "session dev: released job 42\n"
-    assert slurm.calls[-1] == "scancel --full 42"
+    assert slurm.actions[-1] == "scancel --full 42"
     assert not list(sessions_folder().iterdir())
 
 
 def test_a_session_on_another_cluster(toolkit, slurm: Slurm, tmp_path: Path) -> None:
     assert start(toolkit, "-M", "far").startswith("session dev is job 42;far on n1,n2")
-    assert slurm.calls[0].startswith("salloc --clusters=far --no-shell")
+    assert slurm.actions[0].startswith("salloc --clusters=far --no-shell")
     (told,) = json.loads(toolkit.ok("session", "ls", "--json"))
     assert (told["job_id"], told["cluster"]) == ("42", "far")
     command = [str(Path(sys.executable).with_name("toolkit")), "session", "exec", "dev", "--", "a"]
     subprocess.run(command, capture_output=True, check=False)
-    assert slurm.calls[-1].startswith("srun --clusters=far --jobid=42 --overlap")
+    assert slurm.actions[-1].startswith("srun --clusters=far --jobid=42 --overlap")
     environ = dict(os.environ)
     enter("dev", environ)
     assert environ["SLURM_CLUSTERS"] == "far"  # for the srun of a run in it
     toolkit.ok("session", "stop", "dev")
-    assert slurm.calls[-1] == "scancel --clusters=far --full 42"
+    assert slurm.actions[-1] == "scancel --clusters=far --full 42"
 
 
 def test_a_job_lends_its_shape(toolkit, slurm: Slurm) -> None:
@@ -110,7 +92,9 @@ def test_a_job_lends_its_shape(toolkit, slurm: Slurm) -> None:
     job.write_text(job.read_text() + "nodes = 3\ngpus_per_node = 1\n")
     toolkit.ok("session", "start", job)
     assert (
-        "--job-name=work" in slurm.calls[0] and "--nodes=3" in slurm.calls[0] and "--gpus-per-node=1" in slurm.calls[0]
+        "--job-name=work" in slurm.actions[0]
+        and "--nodes=3" in slurm.actions[0]
+        and "--gpus-per-node=1" in slurm.actions[0]
     )
 
 
@@ -123,9 +107,9 @@ def test_a_command_gets_the_tasks_of_the_session_and_its_exit_code_back(toolkit,
     # The site's MPI, this shell's own variables, nothing of another job that it is in.
     assert set(done.stdout.splitlines()) == {"MPI4PY_LIBMPI=/usr/lib/x86_64-linux-gnu/libmpi.so.40", "WORD=mine"}
     shape = "--nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=1 --mpi=pmix"
-    assert slurm.calls[-1] == f"srun --jobid=42 --overlap {shape} a b c"
+    assert slurm.actions[-1] == f"srun --jobid=42 --overlap {shape} a b c"
     subprocess.run([*command, "-n", "1", "--", "a"], env=environment, capture_output=True, check=False)
-    assert slurm.calls[-1] == "srun --jobid=42 --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mpi=pmix a"
+    assert slurm.actions[-1] == "srun --jobid=42 --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mpi=pmix a"
     said = toolkit("session", "exec", "dev", "-N", 3, "--", "a")
     assert (said.code, "-N 3: the session has 2 nodes. Fix: -N 2, or leave it out" in said.err) == (2, True)
 
@@ -133,7 +117,7 @@ def test_a_command_gets_the_tasks_of_the_session_and_its_exit_code_back(toolkit,
 def test_an_end_that_is_near_is_warned_of(toolkit, slurm: Slurm) -> None:
     start(toolkit)
     assert "ends in" not in toolkit("session", "ls").err
-    slurm.queue("RUNNING", left="8:10")
+    slurm.hold("RUNNING", left="8:10")
     assert "session dev ends in 8 min, at " in toolkit("session", "ls").err
 
 
@@ -142,9 +126,9 @@ def test_one_that_has_ended_is_shown_once_more(toolkit, slurm: Slurm) -> None:
     slurm.forget()
     assert "lost (forgotten)" in toolkit.ok("session", "ls")
     assert len(toolkit.ok("session", "ls").splitlines()) == 1
-    slurm.queue("RUNNING")
+    slurm.hold("RUNNING")
     start(toolkit)
-    slurm.queue("TIMEOUT")
+    slurm.hold("TIMEOUT")
     said = toolkit("session", "exec", "dev", "--", "true")
     assert said.code == 1
     assert "session dev has ended (Slurm: TIMEOUT). Fix: `toolkit session start --name dev`" in said.err
@@ -153,18 +137,18 @@ def test_one_that_has_ended_is_shown_once_more(toolkit, slurm: Slurm) -> None:
 
 def test_while_slurm_is_silent_nothing_is_forgotten(toolkit, slurm: Slurm) -> None:
     start(toolkit)
-    slurm.program("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
+    slurm.script("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
     assert "unknown" in toolkit.ok("session", "ls")
     assert toolkit("session", "exec", "dev", "--", "true").code == 1
-    slurm.queue("RUNNING")
+    slurm.hold("RUNNING")
     assert "running" in toolkit.ok("session", "ls")
 
 
 def test_why_it_waits_is_said_and_ctrl_c_gives_it_up(toolkit, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     from toolkit.session import session
 
-    slurm.program("salloc", "echo 'salloc: Pending job allocation 42' >&2; exec sleep 20")
-    slurm.queue("PENDING", reason="Resources")
+    slurm.script("salloc", "echo 'salloc: Pending job allocation 42' >&2; exec sleep 20")
+    slurm.hold("PENDING", reason="Resources")
     sleeps = iter(range(10))
 
     def sleep(seconds: float) -> None:
@@ -177,7 +161,7 @@ def test_why_it_waits_is_said_and_ctrl_c_gives_it_up(toolkit, slurm: Slurm, monk
     assert said.code == 130
     assert "job 42 waits: Slurm: PENDING (Resources): it is the next job, and is waiting for free nodes" in said.err
     assert said.err.endswith("toolkit: session session was given up: job 42 is cancelled\n")
-    assert slurm.calls[-1] == "scancel --full 42"
+    assert slurm.actions[-1] == "scancel --full 42"
     assert not list(sessions_folder().glob("*.json"))
 
 
@@ -197,11 +181,11 @@ def test_what_cannot_be_a_session_is_refused(
 ) -> None:
     refused = toolkit("session", "start", *words)
     assert refused.code == code and said in refused.err and "Fix: " in refused.err
-    assert not any(call.startswith("salloc") for call in slurm.calls)
+    assert not any(call.startswith("salloc") for call in slurm.actions)
 
 
 def test_what_salloc_refuses_is_said_with_the_fix(toolkit, slurm: Slurm) -> None:
-    slurm.program("salloc", "echo 'salloc: error: Job submit/allocate failed: Invalid node name specified' >&2; exit 1")
+    slurm.script("salloc", "echo 'salloc: error: Job submit/allocate failed: Invalid node name specified' >&2; exit 1")
     said = toolkit("session", "start", "-w", "n77")
     assert said.code == 3
     assert "toolkit: salloc: Invalid node name specified. Fix: `sinfo -N` lists the nodes; fix -w or -x" in said.err
@@ -233,7 +217,7 @@ def test_a_run_in_a_session_has_its_allocation(toolkit, slurm: Slurm, monkeypatc
 
 def test_the_notebooks_token_is_in_a_file_alone(toolkit, slurm: Slurm) -> None:
     """srun runs its command here; a small server stands for Jupyter, and says where it listens as Jupyter does."""
-    slurm.program("srun", 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"')
+    slurm.script("srun", 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"')
     (slurm.folder / "jupyter-server").write_text(
         f"#!{sys.executable}\nimport json, os, socket, sys\n"
         f"open({str(slurm.folder / 'calls')!r}, 'a').write(' '.join(sys.argv) + '\\n')\n"
@@ -251,8 +235,8 @@ def test_the_notebooks_token_is_in_a_file_alone(toolkit, slurm: Slurm) -> None:
     assert url.endswith(f"/?token={token}") and (sessions_folder() / "dev.token").stat().st_mode & 0o777 == 0o600
     port = url.partition("localhost:")[2].partition("/")[0]
     assert tunnel.startswith(f"ssh -N -L {port}:127.0.0.1:{port} ") and tunnel.endswith("@login1")
-    assert not any(token in call for call in slurm.calls)
-    assert any("--ServerApp.ip=127.0.0.1" in call for call in slurm.calls)
+    assert not any(token in call for call in slurm.actions)
+    assert any("--ServerApp.ip=127.0.0.1" in call for call in slurm.actions)
     assert toolkit.ok("session", "notebook", "dev", "--login", "login1").splitlines() == [tunnel, url]  # the same one
     other = toolkit.ok("session", "notebook", "dev", "--login", "login1", "--node", "n2").splitlines()
     assert other[1] != url  # of another node, be its port taken there or not
@@ -260,7 +244,7 @@ def test_the_notebooks_token_is_in_a_file_alone(toolkit, slurm: Slurm) -> None:
 
 
 def test_no_jupyter_is_said_with_the_fix(toolkit, slurm: Slurm) -> None:
-    slurm.program("srun", "exit 9")
+    slurm.script("srun", "exit 9")
     start(toolkit)
     said = toolkit("session", "notebook", "dev")
     assert said.code == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime
 
 import pytest
@@ -31,19 +30,14 @@ Slurmctld(primary) at controller is UP
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """Answers by command: what it prints, with @ for the mark, or the error that it ends with."""
+def slurm(fake_slurm):
+    """Set what a command prints, with @ for the mark, or the error that it ends with."""
 
     def answer(command, text="", error=""):
-        program = tmp_path / command
-        program.write_text(
-            f"#!{sys.executable}\nimport re, sys\n"
-            f"if {error!r}: sys.exit({error!r})\n"
-            "mark = re.search('~[0-9a-f]{12}~', ' '.join(sys.argv))\n"
-            f"print({text!r}.replace('@', mark[0] if mark else '@'), end='')\n"
-        )
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        if error:
+            fake_slurm.respond(command, stderr=f"{error}\n", code=1)
+        else:
+            fake_slurm.respond_marked(command, text)
         return Slurm()
 
     return answer

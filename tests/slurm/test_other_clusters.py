@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -22,15 +22,9 @@ NO_DATABASE = (
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Put an executable of this name first on PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-
-    def write(name: str, body: str) -> None:
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return write
+def command(fake_slurm):
+    """Make a command of Slurm run lines of bash."""
+    return partial(fake_slurm.script, shell="/bin/bash")
 
 
 def test_each_command_that_can_be_is_told_the_cluster(command) -> None:

@@ -4,6 +4,7 @@ Slurm itself is tested on the dev cluster; here small programs stand for command
 """
 
 import time
+from functools import partial
 
 import pytest
 
@@ -13,15 +14,9 @@ from toolkit.slurm.commands import NoAnswerError, Slurm
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
-    """Put an executable of this name first on PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-
-    def write(name, body):
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-
-    return write
+def command(fake_slurm):
+    """Make a command of Slurm run lines of bash."""
+    return partial(fake_slurm.script, shell="/bin/bash")
 
 
 def test_a_users_formats_do_not_reach_the_commands():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from toolkit.errors import SchedulerRefusedError
 from toolkit.slurm import submit
@@ -15,24 +16,18 @@ TOKEN = token_of("20261120-142233-9f3a", 3)
 TIMED_OUT = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
 
-class PretendedSlurm:
-    """sbatch and squeue as shell scripts; `queue` holds what squeue prints."""
+class PretendedSlurm(FakeSlurm):
+    """Commands as lines of bash; squeue prints the file `queue`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.queue = folder / "queue"
-        self.queue.touch()
-        self.command("squeue", f"cat {self.queue}")
-        self.command("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+        super().__init__(folder)
+        self.queue_file = folder / "queue"
+        self.queue_file.touch()
+        self.command("squeue", f"cat {self.queue_file}")
+        self.without_accounting()
 
     def command(self, name: str, body: str) -> None:
-        path = self.folder / name
-        path.write_text(f'#!/bin/bash\necho "$*" >> {self.folder}/{name}.calls\n{body}\n')
-        path.chmod(0o755)
-
-    def calls(self, name: str) -> list[str]:
-        path = self.folder / f"{name}.calls"
-        return path.read_text().splitlines() if path.exists() else []
+        self.script(name, body, "/bin/bash")
 
 
 @pytest.fixture
@@ -51,7 +46,7 @@ def submitted(patience_s: float = 5.0) -> tuple[str, list[str]]:
 def test_a_job_that_was_taken_without_an_answer_is_found_and_not_sent_again(pretended: PretendedSlurm) -> None:
     other = f"toolkit:20261120-142233-9f3a:33\x1f{TOKEN}"
     rows = f"70\x1f{other}\\n71\x1f{TOKEN} and my words\\n72\x1f(null)"
-    pretended.command("sbatch", f"printf '{rows}\\n' > {pretended.queue}; echo '{TIMED_OUT}' >&2; exit 1")
+    pretended.command("sbatch", f"printf '{rows}\\n' > {pretended.queue_file}; echo '{TIMED_OUT}' >&2; exit 1")
     job_id, said = submitted()
     assert job_id == "71"
     assert "Socket timed out" in said[0] and "job 71" in said[-1]
@@ -70,7 +65,7 @@ def test_a_job_that_is_nowhere_is_sent_again_after_two_answers(pretended: Preten
 def test_a_late_job_is_found_by_the_second_question(pretended: PretendedSlurm) -> None:
     """slurmctld went on, answered squeue first, and took the waiting request after it."""
     pretended.command("sbatch", f"echo '{TIMED_OUT}' >&2; exit 1")
-    pretended.command("squeue", f"cat {pretended.queue}; echo $'9\\x1f{TOKEN}' > {pretended.queue}")
+    pretended.command("squeue", f"cat {pretended.queue_file}; echo $'9\\x1f{TOKEN}' > {pretended.queue_file}")
     assert submitted()[0] == "9"
     assert len(pretended.calls("sbatch")) == 1
 
@@ -81,13 +76,13 @@ def test_a_late_job_is_found_by_the_second_question(pretended: PretendedSlurm) -
     ["echo 'no number here'", "exec sleep 20", "kill -9 $$", "kill $$", "exit 137", "echo closed >&2; exit 255"],
 )
 def test_an_sbatch_without_an_id_or_an_answer_is_looked_after(pretended: PretendedSlurm, answer: str) -> None:
-    pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue}; {answer}")
+    pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue_file}; {answer}")
     assert submit_once(Slurm(timeout_s=0.5), Path("job.sbatch"), TOKEN, say=[].append) == "12"
     assert len(pretended.calls("sbatch")) == 1
 
 
 def test_an_sbatch_that_was_killed_is_named_with_its_signal(pretended: PretendedSlurm) -> None:
-    pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue}; kill -9 $$")
+    pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue_file}; kill -9 $$")
     assert submitted()[1][0].startswith("sbatch was killed by SIGKILL; asking")
 
 
@@ -101,7 +96,7 @@ def test_a_slurm_that_stays_away_is_given_up_in_time(pretended: PretendedSlurm) 
 
 
 def test_how_long_slurm_is_asked_is_told_with_the_hint(pretended: PretendedSlurm) -> None:
-    pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue}; echo '{TIMED_OUT}' >&2; exit 1")
+    pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue_file}; echo '{TIMED_OUT}' >&2; exit 1")
     said: list[str] = []
     submit_once(Slurm(), Path("job.sbatch"), TOKEN, patience_s=30.4, say=said.append, hint="; Ctrl-C keeps it")
     assert said[0].endswith(f"searching Slurm for the job by its comment {TOKEN}, for up to 30 s; Ctrl-C keeps it")
@@ -143,7 +138,9 @@ def test_the_users_comment_stands_behind_the_token(pretended: PretendedSlurm) ->
     assert comment_of(TOKEN, ["--comment it's"]) == f"{TOKEN} it's"
     pretended.command("sbatch", "echo 'Welcome to ours, job 7 of the day'; echo '44;cluster'")
     submit_once(Slurm(), Path("job.sbatch"), f"{TOKEN} my own", options=["--dependency=afterany:3"])
-    assert pretended.calls("sbatch") == [f"--parsable --dependency=afterany:3 --comment={TOKEN} my own job.sbatch"]
+    assert pretended.calls("sbatch") == [
+        f"sbatch --parsable --dependency=afterany:3 --comment={TOKEN} my own job.sbatch"
+    ]
 
 
 def test_sbatch_inherits_nothing_of_the_job_around_it(

@@ -12,12 +12,12 @@ from toolkit.slurm.submit import SETTLE_S
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
 
-def test_a_resume_that_comes_too_early_says_when_it_may_come(toolkit, sbatch, tmp_path):
+def test_a_resume_that_comes_too_early_says_when_it_may_come(toolkit, sbatch, fake_slurm):
     run = submitted(toolkit, "8", "broken")
     run.submitted(0).unlink()
     record = {"start": 0, "token": f"toolkit:{run.run_id}:0", "host": "elsewhere", "pid": 1, "process_started": 1}
     write_json(run.submitting(0), {**record, "time": "2026-11-21T02:48:01.000Z"})
-    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n")  # an empty queue
+    fake_slurm.respond("squeue")  # an empty queue
     assert json.loads(toolkit.ok("status", run.run_id, "--json"))["state"] == "unknown"
     said = toolkit("resume", run.run_id)
     assert said.code == 1

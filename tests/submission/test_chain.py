@@ -183,10 +183,10 @@ def test_a_damaged_run_of_a_tree_is_named_and_keeps_what_else_is_known_of_it(too
     assert (len(root["damage"]), len(root["children"][0]["damage"])) == (1, 2)
 
 
-def test_a_child_whose_parent_failed_says_so(toolkit, squeue, chain):
+def test_a_child_whose_parent_failed_says_so(toolkit, fake_slurm, squeue, chain):
     parent, child, _ = chain
-    assert f"afterok:7 (run {parent.run_id}) is open" in explained_dependency(toolkit, squeue, child, "afterok:7")
-    of_a_task = explained_dependency(toolkit, squeue, child, "after:6+10(unfulfilled),afterok:7_12(failed)")
+    assert f"afterok:7 (run {parent.run_id}) is open" in explained_dependency(toolkit, fake_slurm, child, "afterok:7")
+    of_a_task = explained_dependency(toolkit, fake_slurm, child, "after:6+10(unfulfilled),afterok:7_12(failed)")
     assert f"after:6 is open, afterok:7_12 (run {parent.run_id}) has become impossible" in of_a_task
     end(parent, "failed")
     squeue(("8", "CANCELLED", "DependencyNeverSatisfied"))
@@ -196,16 +196,12 @@ def test_a_child_whose_parent_failed_says_so(toolkit, squeue, chain):
     assert f"toolkit resume {child.run_id} --after {parent.run_id}" in told["actions"][1]
 
 
-def explained_dependency(toolkit, squeue, run, dependency):
-    squeue(("7", "RUNNING", "None"), ("8", "PENDING", "Dependency"))
-    program = (toolkit.folder / "bin" / "squeue").read_text()
-    columns = '"N/A", "0", *6 * ["(null)"]'
-    assert columns in program
-    changed = program.replace(columns, f'"N/A", "0", *4 * ["(null)"], "(null)", "{dependency}"')
-    (toolkit.folder / "bin" / "squeue").write_text(changed)
-    said = toolkit.ok("explain", run.run_id)
-    (toolkit.folder / "bin" / "squeue").write_text(program)
-    return said
+def explained_dependency(toolkit, fake_slurm, run, dependency):
+    rows = (("7", "RUNNING", "None"), ("8", "PENDING", "Dependency"))
+    fake_slurm.queue(*rows, dependency=dependency)
+    explanation = toolkit.ok("explain", run.run_id)
+    fake_slurm.queue(*rows)
+    return explanation
 
 
 def test_a_resume_follows_a_parent_again(toolkit, squeue, sbatch, chain):

@@ -18,20 +18,19 @@ pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
         ("resume last", 1),
     ],
 )
-def test_every_question_to_slurm_is_printed(toolkit, squeue, tmp_path, words, code):
+def test_every_question_to_slurm_is_printed(toolkit, fake_slurm, words, code):
     run = submitted(toolkit, "7", "sample")
     claim(run)
-    calls = squeue(("7", "RUNNING", "None"))
+    fake_slurm.queue(("7", "RUNNING", "None"))
     for command in ("scontrol", "scancel"):
-        program = tmp_path / "bin" / command
-        program.write_text(f'#!/bin/sh\necho "{command} $*" >> {tmp_path}/bin/calls\n')
-        program.chmod(0o755)
+        fake_slurm.respond(command)
     run.attempt(0).path.mkdir()
     run.attempt(0).heartbeat.write_text('{"step": 1}')
     said = toolkit(*words.split(), "--print-cmd")
     assert said.code == code, said
     printed = [line for line in said.err.splitlines() if line.startswith("+ ")]
-    assert calls() and len(printed) == len(calls()), (said.err, calls())
+    calls = fake_slurm.calls()
+    assert calls and len(printed) == len(calls), (said.err, calls)
 
 
 def test_what_follows_a_run_prints_its_questions(toolkit, squeue, clock):

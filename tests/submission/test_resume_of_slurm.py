@@ -14,14 +14,14 @@ pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
 
 @pytest.mark.parametrize("words", [(), ("--here",), ("--from", "10")])
-def test_a_refused_resume_leaves_the_run_as_it_was(toolkit, squeue, sbatch, tmp_path, words):
+def test_a_refused_resume_leaves_the_run_as_it_was(toolkit, squeue, sbatch, fake_slurm, words):
     """Cancelled in the queue, which only `control/cancel` knows, with a supervisor that vanished before that."""
     run = submitted(toolkit, "8", "again")
     claim(run, job_id="7")
     (run.control / "cancel").write_text("2026-11-21T02:48:01.000Z\n")
     for step in (10, 20):
         make_whole_checkpoint(run.checkpoints, step)
-    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2; exit 1\n")
+    fake_slurm.respond("sbatch", stderr="sbatch: error: Invalid account\n", code=1)
     squeue()
     seen = [toolkit.ok("status", run.run_id), toolkit.ok("explain", run.run_id), files_of(run)]
     assert "cancelled" in seen[0]
@@ -30,14 +30,14 @@ def test_a_refused_resume_leaves_the_run_as_it_was(toolkit, squeue, sbatch, tmp_
     assert [toolkit.ok("status", run.run_id), toolkit.ok("explain", run.run_id), files_of(run)] == seen
 
 
-def test_a_refused_resume_of_a_task_leaves_it_as_it_was(toolkit, squeue, sbatch, tmp_path):
+def test_a_refused_resume_of_a_task_leaves_it_as_it_was(toolkit, squeue, sbatch, fake_slurm):
     run = submitted(toolkit, "7", "many", array="0-1")
     task = make_task(run, 1)
     claim(task, job_id="7_1")
     (task.control / "cancel").touch()
     for step in (10, 20):
         make_whole_checkpoint(task.checkpoints, step)
-    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: Invalid account' >&2; exit 1\n")
+    fake_slurm.respond("sbatch", stderr="sbatch: error: Invalid account\n", code=1)
     squeue()
     seen = [toolkit.ok("status", run.run_id, "--json"), files_of(run)]
     assert toolkit("resume", f"{run.run_id}_1", "--from", "10").code == 3

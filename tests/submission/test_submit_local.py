@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 from functools import partial
 from pathlib import Path
@@ -93,14 +92,10 @@ def test_nothing_waits_for_a_run_that_was_only_rendered(toolkit, command: list[s
 
 @pytest.mark.usefixtures("dev_cluster_conf")
 @pytest.mark.parametrize(("answer", "left"), [("echo no >&2; exit 1", 0), ("echo nothing known", 1)])
-def test_a_refused_run_leaves_nothing(toolkit, monkeypatch, answer: str, left: int) -> None:
+def test_a_refused_run_leaves_nothing(toolkit, fake_slurm, monkeypatch, answer: str, left: int) -> None:
     """Unless nobody knows whether sbatch took it: then the job would need its folder."""
-    programs = toolkit.folder / "bin"
-    programs.mkdir()
-    for name in ("sbatch", "srun", "squeue", "sacct"):
-        (programs / name).write_text(f"#!/bin/sh\n{answer}\n")
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for command in ("sbatch", "srun", "squeue", "sacct"):
+        fake_slurm.script(command, answer)
     monkeypatch.setattr(executors, "submit_once", partial(executors.submit_once, patience_s=0))
     said = toolkit("submit", toolkit.job("true"), "--site", "devcluster")
     assert said.code == 3

@@ -213,16 +213,12 @@ def test_patience_leaves_time_for_the_requeue(supervisor):
 
 
 @pytest.fixture
-def sinfo(tmp_path, monkeypatch):
-    """A sinfo that says one thing; the other commands of Slurm's are there, and fail."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-
-    def write(said):
-        for command, body in (("sinfo", f"echo '{said}'"), ("squeue", "exit 1"), ("scontrol", "exit 1")):
-            (tmp_path / command).write_text(f"#!/bin/bash\n{body}\n")
-            (tmp_path / command).chmod(0o755)
-
-    return write
+def sinfo(fake_slurm, monkeypatch):
+    """Set what sinfo prints; squeue and scontrol fail."""
+    monkeypatch.setenv("PATH", f"{fake_slurm.folder}:/bin")
+    for command in ("squeue", "scontrol"):
+        fake_slurm.respond(command, code=1)
+    return lambda text: fake_slurm.respond("sinfo", f"{text}\n")
 
 
 @pytest.mark.parametrize("cause", [Cause.LAUNCH_FAILED, Cause.CRASHED])

@@ -22,15 +22,14 @@ AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failu
 
 
 @pytest.fixture
-def supervisor(run_directory, tmp_path, monkeypatch):
-    """A supervisor in an allocation, with commands of Slurm's as shell scripts."""
+def supervisor(run_directory, fake_slurm, tmp_path, monkeypatch):
+    """A supervisor in an allocation whose commands of Slurm run lines of shell."""
     monkeypatch.setattr("toolkit.supervise.attempt.MARKER_PATIENCE_S", 0.1)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setenv("PATH", f"{fake_slurm.folder}:/bin")
 
     def make(*, left_s=3600.0, **commands):
-        for name, body in ({"sinfo": "", "scontrol": ""} | commands).items():
-            (tmp_path / name).write_text(f"#!/bin/bash\ncd {tmp_path}\n{body}\n")
-            (tmp_path / name).chmod(0o755)
+        for command, body in ({"sinfo": "", "scontrol": ""} | commands).items():
+            fake_slurm.script(command, f"cd {tmp_path}\n{body}")
         claim_start(run_directory, first=0, job_id="7", host="n1", pid=1, process_started=1)
         allocation = Allocation("7", 1, in_slurm=True, is_batch=True, ends_at=time.time() + left_s, node_list="n1")
         return Supervisor(run_directory, JOB, 0, allocation, Shape.of(1, 1), run_directory.script(0), StopRequest())

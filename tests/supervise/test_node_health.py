@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from toolkit.rundir.bad_nodes import bad_nodes, runs_of
 from toolkit.rundir.files import write_json
@@ -127,7 +128,12 @@ def test_clocks_and_silent_nodes_are_judged_from_outside() -> None:
     ],
 )
 def test_the_policy_decides_and_bad_nodes_are_noted(
-    run_directory: RunDirectory, tmp_path: Path, policy: str, faulty: list[str], given_up: list[str], noted: list[str]
+    run_directory: RunDirectory,
+    fake_slurm: FakeSlurm,
+    policy: str,
+    faulty: list[str],
+    given_up: list[str],
+    noted: list[str],
 ) -> None:
     """A stand-in of srun answers for two nodes."""
     answers = [
@@ -135,11 +141,10 @@ def test_the_policy_decides_and_bad_nodes_are_noted(
         for node in ("node1", "node2")
     ]
     lines = "\n".join(map(json.dumps, answers))
-    (tmp_path / "srun").write_text(f"#!/bin/sh\ncat <<'END'\nsome plugin's chatter\n{lines}\nEND\n")
-    (tmp_path / "srun").chmod(0o755)
+    fake_slurm.respond("srun", f"some plugin's chatter\n{lines}\n")
     job = {"job": {"gpus_per_node": 0}, "restart": {"health": policy}, "site": {"name": "ours"}, "paths": {}}
     allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
-    unfit = unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest())
+    unfit = unfit_nodes(run_directory, job, 0, allocation, {"PATH": os.environ["PATH"]}, StopRequest())
     assert [one.node for one in unfit] == given_up
     assert [one.node for one in bad_nodes(runs_of(run_directory), "ours")] == noted
     assert nodes_to_exclude(run_directory, {**job, "job": {"exclude": "node9"}}) == ",".join(["node9", *noted])
@@ -149,11 +154,10 @@ def test_the_policy_decides_and_bad_nodes_are_noted(
 
 
 def test_a_check_that_cannot_run_accuses_nobody(
-    run_directory: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_directory: RunDirectory, fake_slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "srun").write_text("#!/bin/sh\necho 'srun: error: Unable to create step' >&2; exit 1\n")
-    (tmp_path / "srun").chmod(0o755)
+    fake_slurm.respond("srun", stderr="srun: error: Unable to create step\n", code=1)
     job = {"job": {}, "restart": {"health": "requeue"}, "site": {"name": "ours"}, "paths": {}}
     allocation = Allocation("7", 2, True, True, 0.0, None, "node[1-2]")
-    assert unfit_nodes(run_directory, job, 0, allocation, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, StopRequest()) == []
+    assert unfit_nodes(run_directory, job, 0, allocation, {"PATH": os.environ["PATH"]}, StopRequest()) == []
     assert "health is unknown: srun: error: Unable to create step" in capsys.readouterr().out

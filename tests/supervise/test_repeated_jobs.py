@@ -92,14 +92,12 @@ def test_only_the_last_job_ends_the_run_at_its_walltime(run_directory, number, f
 
 
 @pytest.mark.parametrize(("body", "said"), [("true", "cancelling"), ("echo no >&2; exit 1", "as soon as it starts")])
-def test_the_jobs_that_wait_leave_the_queue_at_the_end(tmp_path, monkeypatch, capsys, body, said):
-    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n{body}\n')
-    (tmp_path / "scancel").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+def test_the_jobs_that_wait_leave_the_queue_at_the_end(fake_slurm, capsys, body, said):
+    fake_slurm.script("scancel", body)
     cancel_later_turns(Turn(5, 5, "9"))
-    assert not (tmp_path / "called").exists()
+    assert fake_slurm.calls("scancel") == []
     cancel_later_turns(Turn(2, 5, "9"))
-    assert (tmp_path / "called").read_text().split() == ["--state=PENDING", "9"]
+    assert fake_slurm.calls("scancel") == ["scancel --state=PENDING 9"]
     assert said in capsys.readouterr().out
 
 

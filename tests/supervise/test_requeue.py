@@ -16,26 +16,15 @@ PENDING = "Job is pending execution for job 7"
 
 
 @pytest.fixture
-def scontrol(tmp_path, monkeypatch):
-    """Write a scontrol that gives these answers one after the other, the last one again and again; "" is a yes."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def scontrol(fake_slurm, monkeypatch):
+    """Set the errors of the next calls of scontrol, the last one for all later calls; "" is a success."""
     monkeypatch.setattr(continuation, "_PAUSES_S", (0.05, 0.1))
 
-    def write(*answers):
-        folder = tmp_path / "answers"
-        folder.mkdir()
-        for number, answer in enumerate(answers, start=1):
-            (folder / str(number)).write_text(answer)
-        path = tmp_path / "scontrol"
-        path.write_text(
-            f'#!/bin/bash\necho "$*" >> {tmp_path}/calls\nat=$(wc -l < {tmp_path}/calls)\n'
-            f"said=$(cat {folder}/$((at < {len(answers)} ? at : {len(answers)})))\n"
-            '[ "$said" ] || exit 0\necho "$said" >&2\nexit 1\n'
-        )
-        path.chmod(0o755)
-        return lambda: (tmp_path / "calls").read_text().splitlines()
+    def set_answers(*answers):
+        fake_slurm.respond_in_turn("scontrol", *(answer and f"{answer}\n" for answer in answers))
+        return lambda: fake_slurm.calls("scontrol")
 
-    return write
+    return set_answers
 
 
 def requeue(request):

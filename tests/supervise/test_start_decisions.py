@@ -37,16 +37,15 @@ def supervisor(run_directory):
 
 
 @pytest.fixture
-def slurm_says(tmp_path, monkeypatch):
-    """A squeue and a scontrol that say one thing; a real Slurm cannot be made to say these on demand."""
+def slurm_says(fake_slurm, monkeypatch):
+    """Set what squeue and scontrol do; a real Slurm cannot be made to answer so on demand."""
+    monkeypatch.setenv("PATH", f"{fake_slurm.folder}:/bin")
 
-    def write(body):
+    def set_answer(body):
         for command in ("squeue", "scontrol"):
-            (tmp_path / command).write_text(f"#!/bin/bash\n{body}\n")
-            (tmp_path / command).chmod(0o755)
+            fake_slurm.script(command, body)
 
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
-    return write
+    return set_answer
 
 
 @pytest.mark.parametrize(

@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from launch import job, launch, said_by
+from tiny_training import BATCH, STEPS, Model, config_of, initialise, note, samples_at, saved_every, train
 from torch import nn
 
 from toolkit.errors import ToolkitError
 from toolkit.jobs import train_lm
-from toolkit.metrics.training import read_train_log
 from toolkit.metrics.validation import read_validations
 from toolkit.parallel.materialise import _seed_of
-from toolkit.parallel.outline import Outline
 
-STEPS, BATCH = 12, 4
 BAD = 29  # a sample of step 8
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
-        self.last = nn.Linear(8, 1)
-
-    def forward(self, stream):
-        for block in self.blocks:
-            stream = stream + torch.tanh(block(stream))
-        return self.last(stream)
-
-
-def initialise(name: str, tensor: torch.Tensor) -> None:
-    nn.init.normal_(tensor, std=0.1)
-
-
-def samples_at(samples: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs = torch.stack([torch.randn(8, generator=torch.Generator().manual_seed(one)) for one in samples])
-    return inputs, inputs.sum(1, keepdim=True)
 
 
 def with_a_bad_one(samples: range) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,44 +27,6 @@ def with_a_bad_one(samples: range) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, targets
 
 
-def measure(model: nn.Module, samples: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
-    inputs, targets = samples
-    return {"loss": (model(inputs) - targets).square().flatten()}
-
-
-class Held:
-    """A source of `count` samples."""
-
-    most_workers = 0
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def take(self, positions):
-        return samples_at(positions.tolist())
-
-    def finished(self, batch):
-        return batch
-
-    def drain_skips(self):
-        return []
-
-
-def trained(world, config, take_samples=samples_at, callbacks=(), held_out=10, loss_of=nn.functional.mse_loss):
-    """Train on the global samples themselves, in no other order."""
-    from toolkit.train.held_out import HeldOut
-    from toolkit.train.trainer import Task, Trainer
-
-    task = Task(
-        Model, initialise, Outline(blocks="blocks"), loss_of, Held(1000),
-        held_out=HeldOut(Held(held_out), measure) if held_out else None,
-    )  # fmt: skip
-    trainer = Trainer(world, config, task, callbacks)
-    trainer.loader.take_samples = take_samples
-    trainer.train()
-    return trainer
-
-
 def with_the_bad_sample(world, config) -> None:
     read: list[int] = []
 
@@ -97,31 +34,18 @@ def with_the_bad_sample(world, config) -> None:
         read.extend(samples)
         return with_a_bad_one(samples)
 
-    trainer = trained(world, config, take_samples)
+    trainer = train(world, config, take_samples)
     finite = all(bool(parameter.isfinite().all()) for parameter in trainer.model.module.parameters())
-    found = {"finite": finite, "read": read, "step": trainer.state.step, "samples": trainer.state.samples}
-    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps(found))
+    note(world, finite=finite, read=read, step=trainer.state.step, samples=trainer.state.samples)
 
 
-def config_of(**settings):
-    return job(steps=STEPS, batch=BATCH, micro_batch=1, warmup_steps=0, schedule="constant", **settings)
-
-
-def saved_every(steps: int, config):
-    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": steps})})
-
-
-def found_by(run_dir: Path, rank: int) -> dict:
-    return json.loads((run_dir / f"found-{rank}.json").read_text())
-
-
-def test_a_bad_loss_is_skipped_and_said(tmp_path):
-    launch(with_the_bad_sample, 2, tmp_path, config_of(guard="skip"))
+def test_a_bad_loss_is_skipped_and_said(tmp_path, tiny_training):
+    tiny_training.launch(with_the_bad_sample, 2, config_of(guard="skip"))
     assert "step 8: the loss is nan (samples 28 to 31; bad step 1 of 10 allowed): its update is skipped" in said_by(
         tmp_path, 0
     )
-    assert [found_by(tmp_path, rank)["finite"] for rank in (0, 1)] == [True, True]
-    assert found_by(tmp_path, 0)["samples"] == STEPS * BATCH
+    assert [tiny_training.findings(rank)["finite"] for rank in (0, 1)] == [True, True]
+    assert tiny_training.findings(0)["samples"] == STEPS * BATCH
 
 
 MARK = 1000.0  # of a target whose gradient is bad, and whose loss is not
@@ -146,9 +70,9 @@ def with_a_bad_gradient(world, config, kind: str) -> None:
         inputs, targets = samples_at(samples)
         return inputs, targets + MARK * (bad in samples)
 
-    trainer = trained(world, config, take_samples, loss_of=loss_with_a_bad_gradient(kind))
+    trainer = train(world, config, take_samples, loss_of=loss_with_a_bad_gradient(kind))
     finite = all(bool(parameter.isfinite().all()) for parameter in trainer.model.module.parameters())
-    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"finite": finite}))
+    note(world, finite=finite)
 
 
 @pytest.mark.parametrize(
@@ -158,24 +82,24 @@ def with_a_bad_gradient(world, config, kind: str) -> None:
         ("spike", "step 12: the gradient's norm is ", {"parallel": {"shard": 2, "zero": 2}}),
     ],
 )
-def test_a_bad_gradient_behind_a_good_loss_is_skipped_and_said(tmp_path, kind, said, settings):
-    launch(with_a_bad_gradient, 2, tmp_path, config_of(guard="skip", **settings), kind)
+def test_a_bad_gradient_behind_a_good_loss_is_skipped_and_said(tmp_path, tiny_training, kind, said, settings):
+    tiny_training.launch(with_a_bad_gradient, 2, config_of(guard="skip", **settings), kind)
     assert said in said_by(tmp_path, 0) and said_by(tmp_path, 0).count("its update is left out") == 1
-    assert [found_by(tmp_path, rank)["finite"] for rank in (0, 1)] == [True, True]
-    records = read_train_log(tmp_path / "metrics" / "train.jsonl")
+    assert [tiny_training.findings(rank)["finite"] for rank in (0, 1)] == [True, True]
+    records = tiny_training.records()
     assert all(math.isfinite(record.loss) and record.loss < 100 for record in records), "no loss shows it"
 
 
-def test_a_bad_loss_rolls_back_and_goes_past_its_samples(tmp_path):
+def test_a_bad_loss_rolls_back_and_goes_past_its_samples(tmp_path, tiny_training):
     config = saved_every(5, config_of(guard="roll_back"))
-    launch(with_the_bad_sample, 2, tmp_path, config)
+    tiny_training.launch(with_the_bad_sample, 2, config)
     assert "back to the checkpoint of step 5, and on from sample 32" in said_by(tmp_path, 0)
-    found = [found_by(tmp_path, rank) for rank in (0, 1)]
+    found = [tiny_training.findings(rank) for rank in (0, 1)]
     assert all(one["finite"] and one["step"] == STEPS for one in found)
     # Steps 6 and 7 were taken twice, with other samples: 20 to 27 are lost with the bad step's own, 28 to 31.
     assert found[0]["samples"] == 32 + (STEPS - 5) * BATCH
     assert (found[0]["read"] + found[1]["read"]).count(BAD) == 1
-    records = read_train_log(tmp_path / "metrics" / "train.jsonl")
+    records = tiny_training.records()
     assert [record.step for record in records] == list(range(1, STEPS + 1))
     assert all(math.isfinite(record.loss) for record in records)
 
@@ -183,23 +107,22 @@ def test_a_bad_loss_rolls_back_and_goes_past_its_samples(tmp_path):
 def refused(world, config) -> None:
     """Note the mistake that a training ends with."""
     with pytest.raises(ToolkitError) as caught:
-        trained(world, config, with_a_bad_one)
+        train(world, config, with_a_bad_one)
     error = caught.value
-    found = {"message": error.message, "where": error.where, "fix": error.fix}
-    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps(found))
+    note(world, message=error.message, where=error.where, fix=error.fix)
 
 
-def test_a_roll_back_before_the_first_checkpoint_ends_the_run_on_all_ranks(tmp_path):
-    launch(refused, 2, tmp_path, saved_every(10, config_of(guard="roll_back")))
-    told = found_by(tmp_path, 0)
-    assert told == found_by(tmp_path, 1)
+def test_a_roll_back_before_the_first_checkpoint_ends_the_run_on_all_ranks(tiny_training):
+    tiny_training.launch(refused, 2, saved_every(10, config_of(guard="roll_back")))
+    told = tiny_training.findings(0)
+    assert told == tiny_training.findings(1)
     assert told["message"].startswith("step 8: the loss is nan (samples 28 to 31; ")
     assert told["message"].endswith(": there is no checkpoint yet to go back to")
     assert told["where"] == "train.guard" and "checkpoint.every_steps" in told["fix"]
 
 
 @pytest.mark.parametrize("every_steps", [0, STEPS, 100])
-def test_a_roll_back_for_which_no_checkpoint_can_be_there_is_refused_at_the_start(tmp_path, every_steps):
+def test_a_roll_back_for_which_no_checkpoint_can_be_there_is_refused_at_the_start(tmp_path, tiny_training, every_steps):
     from toolkit.config.combinations import check_roll_back
 
     config = saved_every(every_steps, config_of(guard="roll_back"))
@@ -212,15 +135,15 @@ def test_a_roll_back_for_which_no_checkpoint_can_be_there_is_refused_at_the_star
     with pytest.raises(ToolkitError, match="without a run directory"):
         check_roll_back(config.train, None, has_one=False)
     if every_steps == 100:
-        launch(refused, 1, tmp_path, config)
-        assert found_by(tmp_path, 0)["where"] == "train.guard"
+        tiny_training.launch(refused, 1, config)
+        assert tiny_training.findings(0)["where"] == "train.guard"
         assert not (tmp_path / "metrics" / "train.jsonl").exists(), "no step was made"
 
 
 def test_validation_counts_every_sample_once_and_takes_the_average(tmp_path):
     settings = {"validate_every": 4, "average_decay": 0.8}
     for ranks in (1, 2):
-        launch(trained, ranks, tmp_path / str(ranks), config_of(**settings))
+        launch(train, ranks, tmp_path / str(ranks), config_of(**settings))
     one, two = (read_validations(tmp_path / str(ranks) / "metrics" / "validation.jsonl") for ranks in (1, 2))
     assert [(record.step, record.samples, record.average) for record in two] == [
         (4, 10, True),
@@ -229,14 +152,14 @@ def test_validation_counts_every_sample_once_and_takes_the_average(tmp_path):
     ]
     for alone, together in zip(one, two, strict=True):
         assert together.means["loss"] == pytest.approx(alone.means["loss"], rel=1e-5)
-    launch(trained, 1, tmp_path / "own", config_of(validate_every=4))
+    launch(train, 1, tmp_path / "own", config_of(validate_every=4))
     own = read_validations(tmp_path / "own" / "metrics" / "validation.jsonl")
     assert own[0].means["loss"] != pytest.approx(one[0].means["loss"], rel=1e-3), "of the weights themselves"
 
 
-def test_a_run_that_gets_no_better_ends_early_with_a_checkpoint(tmp_path):
+def test_a_run_that_gets_no_better_ends_early_with_a_checkpoint(tmp_path, tiny_training):
     settings = {"validate_every": 2, "early_stop_patience": 2, "early_stop_min_delta": 1e9}
-    launch(trained, 2, tmp_path, config_of(**settings))
+    tiny_training.launch(train, 2, config_of(**settings))
     stopped = "the last 2 validations were not better by more than 1e+09 than "
     said = said_by(tmp_path, 0)
     assert f"stopped early at step 6: {stopped}" in said and " at step 2\n" in said
@@ -244,12 +167,12 @@ def test_a_run_that_gets_no_better_ends_early_with_a_checkpoint(tmp_path):
     validations = read_validations(tmp_path / "metrics" / "validation.jsonl")
     assert [bool(record.stopped) for record in validations] == [False, False, True]
     assert validations[-1].stopped.startswith(stopped)
-    launch(trained, 2, tmp_path, config_of(**settings), attempt=1)
+    tiny_training.launch(train, 2, config_of(**settings), attempt=1)
     said = said_by(tmp_path, 0, 1)
     assert "the run has stopped early, and makes no step: the last 2 validations" in said
     assert "it goes on with train.early_stop_patience = 3 or more" in said
-    assert read_train_log(tmp_path / "metrics" / "train.jsonl")[-1].step == 6
-    launch(trained, 2, tmp_path, config_of(**settings | {"early_stop_patience": 3}), attempt=2)
+    assert tiny_training.records()[-1].step == 6
+    tiny_training.launch(train, 2, config_of(**settings | {"early_stop_patience": 3}), attempt=2)
     assert "stopped early at step 8: the last 3 validations" in said_by(tmp_path, 0, 2)
 
 
@@ -264,11 +187,11 @@ def _with_the_best_validation(world, config) -> None:
         return plain(self)
 
     Validations.measure = measure_counted
-    trained(world, config)
-    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"made": len(made)}))
+    train(world, config)
+    note(world, made=len(made))
 
 
-def test_the_best_validation_is_looked_at_once_where_one_is_due_anyway(tmp_path):
+def test_the_best_validation_is_looked_at_once_where_one_is_due_anyway(tmp_path, tiny_training):
     config = config_of(validate_every=4)
     best = {"best": "validation_loss", "best_every_steps": 6, "every_steps": 0}
     launch(
@@ -276,7 +199,7 @@ def test_the_best_validation_is_looked_at_once_where_one_is_due_anyway(tmp_path)
         config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=best)}),
     )  # fmt: skip
     # Due after 4, 8 and 12, looked at after 6 and 12.
-    assert found_by(tmp_path, 0)["made"] == 4
+    assert tiny_training.findings(0)["made"] == 4
     kept = read_validations(tmp_path / "metrics" / "validation.jsonl")[-1].means["loss"]
     saved = json.loads((tmp_path / "metrics" / "checkpoints.jsonl").read_text().splitlines()[-1])
     assert (saved["step"], saved["metric"]) == (12, pytest.approx(kept))
@@ -305,26 +228,25 @@ def _with_broken_samples(world, config) -> None:
     trainer = Trainer(world, config, task)
     with pytest.raises(ToolkitError) as caught:
         trainer.train()
-    found = {"message": caught.value.message, "where": caught.value.where, "step": trainer.state.step}
-    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps(found))
+    note(world, message=caught.value.message, where=caught.value.where, step=trainer.state.step)
 
 
 @pytest.mark.parametrize("parallel", [{}, {"tp": 2}])
-def test_broken_samples_are_judged_over_all_ranks_and_end_them_together(tmp_path, parallel):
+def test_broken_samples_are_judged_over_all_ranks_and_end_them_together(tiny_training, parallel):
     """Of 1000 samples 6 may be broken: two ranks have 4 each after two steps, or both have the same 8."""
     config = config_of(parallel=parallel)
     config = config.model_copy(update={"data": config.data.model_copy(update={"broken_limit": 0.006})})
-    launch(_with_broken_samples, 2, tmp_path, config)
+    tiny_training.launch(_with_broken_samples, 2, config)
     for rank in (0, 1):
-        told = found_by(tmp_path, rank)
+        told = tiny_training.findings(rank)
         assert told["message"].startswith("8 of 8 samples read are broken, more than a share of 0.006; the last: file:")
         assert (told["where"], told["step"]) == ("data.broken_limit", 1)
 
 
-def test_fp16_leaves_out_a_step_that_overflows_and_goes_on_with_half_the_scale(tmp_path):
-    launch(_in_fp16, 2, tmp_path, config_of(precision="fp16"))
-    found = found_by(tmp_path, 0)
-    assert found_by(tmp_path, 1) == found
+def test_fp16_leaves_out_a_step_that_overflows_and_goes_on_with_half_the_scale(tiny_training):
+    tiny_training.launch(_in_fp16, 2, config_of(precision="fp16"))
+    found = tiny_training.findings(0)
+    assert tiny_training.findings(1) == found
     weights, scales = found["weights"], found["scales"]
     assert scales[7] == scales[8] == 2 * scales[9] == 2 * scales[10]
     assert weights[7] != weights[8] == weights[9] != weights[10]
@@ -351,8 +273,8 @@ def _in_fp16(world, config) -> None:
         return inputs, targets * (1e6 if 34 in samples else 0.01)
 
     module.Trainer.train = train
-    trained(world, config, take_samples, held_out=0)
-    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"weights": weights, "scales": scales}))
+    train(world, config, take_samples, held_out=0)
+    note(world, weights=weights, scales=scales)
 
 
 def _with_callbacks(world, config) -> None:
@@ -378,16 +300,16 @@ def _with_callbacks(world, config) -> None:
             self.seen.append(f"end {stopped}")
 
     noting = Noting()
-    trained(world, config, callbacks=[noting])
-    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"seen": noting.seen}))
+    train(world, config, callbacks=[noting])
+    note(world, seen=noting.seen)
 
 
-def test_callbacks_hear_of_every_step_on_all_ranks(tmp_path):
-    launch(_with_callbacks, 2, tmp_path, config_of(validate_every=12))
+def test_callbacks_hear_of_every_step_on_all_ranks(tiny_training):
+    tiny_training.launch(_with_callbacks, 2, config_of(validate_every=12))
     wanted = ["begin", *(f"step {number}" for number in range(1, 13)), "validation 12"]
     wanted.insert(9, "save 8 step-00000008")
     wanted += ["save 12 step-00000012", "end False"]
-    assert found_by(tmp_path, 0)["seen"] == found_by(tmp_path, 1)["seen"] == wanted
+    assert tiny_training.findings(0)["seen"] == tiny_training.findings(1)["seen"] == wanted
 
 
 def _noting_parts(world, config) -> None:
@@ -402,12 +324,11 @@ def _noting_parts(world, config) -> None:
         plain(self, part_squares, mean_square, parts)
 
     AdaScale.observe = observe
-    trainer = trained(world, config, held_out=0)
-    found = {"shown": shown, "gain": trainer.schedule.gain(), "step": trainer.state.step}
-    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps(found))
+    trainer = train(world, config, held_out=0)
+    note(world, shown=shown, gain=trainer.schedule.gain(), step=trainer.state.step)
 
 
-def test_adascale_is_shown_the_gradients_of_single_micro_batches(tmp_path):
+def test_adascale_is_shown_the_gradients_of_single_micro_batches(tiny_training):
     settings = {
         "lr_scaling": "adaptive",
         "lr_reference_batch": 1,
@@ -415,9 +336,9 @@ def test_adascale_is_shown_the_gradients_of_single_micro_batches(tmp_path):
         "optimizer": "sgd",
         "momentum": 0.0,
     }
-    launch(_noting_parts, 2, tmp_path, config_of(**settings))
-    found = found_by(tmp_path, 0)
-    assert found["shown"] == found_by(tmp_path, 1)["shown"]
+    tiny_training.launch(_noting_parts, 2, config_of(**settings))
+    found = tiny_training.findings(0)
+    assert found["shown"] == tiny_training.findings(1)["shown"]
     assert 1.0 < found["gain"] <= BATCH
     assert found["step"] < STEPS, "steps that are worth more end the run sooner"
     model = Model()
@@ -437,15 +358,15 @@ def test_adascale_is_shown_the_gradients_of_single_micro_batches(tmp_path):
 
 def _read_alike(world, config) -> None:
     """All ranks have the same samples, and all micro-batches, so that there is no noise among them."""
-    trainer = trained(world, config, lambda samples: samples_at(range(2)), held_out=0)
-    (world.run_dir / f"found-{world.rank}.json").write_text(json.dumps({"gain": trainer.schedule.gain()}))
+    trainer = train(world, config, lambda samples: samples_at(range(2)), held_out=0)
+    note(world, gain=trainer.schedule.gain())
 
 
-def test_the_gain_of_copies_that_agree_is_one(tmp_path):
+def test_the_gain_of_copies_that_agree_is_one(tiny_training):
     settings = {"lr_scaling": "adaptive", "lr_reference_batch": 2, "optimizer": "sgd", "momentum": 0.0}
     config = job(steps=6, batch=4, micro_batch=2, warmup_steps=0, schedule="constant", **settings)
-    launch(_read_alike, 2, tmp_path, config)
-    assert found_by(tmp_path, 0)["gain"] == found_by(tmp_path, 1)["gain"] == pytest.approx(1.0, abs=1e-4)
+    tiny_training.launch(_read_alike, 2, config)
+    assert tiny_training.findings(0)["gain"] == tiny_training.findings(1)["gain"] == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -472,6 +393,6 @@ def train_from_other_seeds(world: Any, config: Any) -> None:
     train_lm.main(world, config)
 
 
-def test_tensor_parallel_ranks_drop_alike_from_the_rehearsal_on(tmp_path):
-    launch(train_from_other_seeds, 2, tmp_path, job(args={"dropout": 0.1}, parallel={"tp": 2}, steps=2))
-    assert len(list(read_train_log(tmp_path / "metrics" / "train.jsonl"))) == 2
+def test_tensor_parallel_ranks_drop_alike_from_the_rehearsal_on(tiny_training):
+    tiny_training.launch(train_from_other_seeds, 2, job(args={"dropout": 0.1}, parallel={"tp": 2}, steps=2))
+    assert len(tiny_training.records()) == 2

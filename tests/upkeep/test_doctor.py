@@ -17,11 +17,8 @@ pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
+def slurm(fake_slurm):
     """Write Slurm's commands; `say` takes what each prints."""
-    folder = tmp_path / "bin"
-    folder.mkdir(exist_ok=True)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
     def say(
         version="slurm-wlm 22.05.8",
@@ -36,9 +33,8 @@ def slurm(tmp_path, monkeypatch):
             "squeue": queue, "munge": 'test "$*" = "-n -S /run/own.socket" && echo credential', "unmunge": f"read it && {munge}",
         }  # fmt: skip
         for name in (*doctor.NEEDED, *doctor.USEFUL, "munge", "unmunge"):
-            (folder / name).write_text(f"#!/bin/sh\n{scripts.get(name, 'true')}\n")
-            (folder / name).chmod(0o755)
-        return folder
+            fake_slurm.script(name, scripts.get(name, "true"))
+        return fake_slurm.folder
 
     say()
     return say

@@ -30,13 +30,9 @@ def age(run, days):
 
 
 @pytest.fixture
-def comments(squeue, tmp_path):
-    """Answer for `squeue --me` with comments: nothing, or some lines of it."""
-
-    def say(*rows):
-        (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
-
-    return say
+def comments(fake_slurm):
+    """Set what squeue prints for every query, line by line."""
+    return lambda *lines: fake_slurm.respond("squeue", "".join(f"{line}\n" for line in lines))
 
 
 def ended(toolkit, job_id, name, **more):
@@ -81,11 +77,11 @@ def test_what_ended_within_the_hour_stays_and_is_counted(toolkit, squeue):
     assert toolkit("gc", "--older-than", "1d", "--yes").err == ""  # it is younger than was asked
 
 
-def test_what_was_given_to_sbatch_by_hand_stays(toolkit, comments, tmp_path):
+def test_what_was_given_to_sbatch_by_hand_stays(toolkit, comments, fake_slurm):
     run = age(rendered(toolkit, "by_hand"), 1)
     comments(f"7{_SEPARATOR}{token_of(run.run_id, 0)}")
     assert going(toolkit) == set()
-    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error' >&2; exit 1\n")
+    fake_slurm.respond("squeue", stderr="slurm_load_jobs error\n", code=1)
     said = toolkit("gc", "--dry-run")
     assert (
         said.out.startswith("0 bytes in 0 folders")

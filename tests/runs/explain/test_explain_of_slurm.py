@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,40 +16,23 @@ pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
 SAMPLES = Path(__file__).parents[3] / "docs" / "samples"
 OUT_OF_MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.batch"
-# A row for each job: id, state, reason, nodes, required nodes, restarts.
-SQUEUE = """
-import json, re, sys
-answer = json.load(open({answer!r}))
-if isinstance(answer, str):
-    sys.exit(answer)
-mark = answer and re.search("--Format=JobArrayID:([^,]*),", " ".join(sys.argv))[1]
-for job, state, reason, nodes, required, restarts in answer:
-    row = (job, state, reason, nodes, "1:00", "N/A", "N/A", restarts, "(null)", "main", "1", "5:00", "N/A", "(null)", required, job)
-    print("".join(cell + mark for cell in row))
-"""
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """Answers for squeue; sinfo and sacct know nothing."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    answer = folder / "answer.json"
-    programs = {
-        "squeue": f"#!{sys.executable}\n" + SQUEUE.format(answer=str(answer)),
-        "sacct": "#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n",
-        "sinfo": "#!/bin/sh\necho 'sinfo: error: Access denied' >&2; exit 1\n",
-    }
-    for name, text in programs.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+def slurm(fake_slurm):
+    """Set the queue to rows of (id, state, reason, nodes, required nodes, restarts), or make squeue fail with `silent`."""
+    fake_slurm.respond("sinfo", stderr="sinfo: error: Access denied\n", code=1)
+    defaults = {"nodes": "(null)", "required_nodes": "(null)", "restarts": "0", "time_limit": "5:00",
+                "partition": "main", "node_count": "1", "end_time": "N/A"}  # fmt: skip
 
-    def say(*rows, silent=""):
-        full = [(*row, *("", "(null)", "(null)", "0")[len(row) - 2 :]) for row in rows]
-        answer.write_text(json.dumps(silent or full))
+    def set_queue(*rows, silent=""):
+        if silent:
+            fake_slurm.respond("squeue", stderr=f"{silent}\n", code=1)
+            return
+        columns = ("job_id", "state", "reason", "nodes", "required_nodes", "restarts")
+        fake_slurm.queue(*(dict(zip(columns, row, strict=False)) for row in rows), **defaults)
 
-    return say
+    return set_queue
 
 
 def submitted(toolkit, job_id, *argv, name="work") -> RunDirectory:
@@ -359,11 +341,9 @@ def test_a_rehearsal_explains_its_own_attempt_and_the_next_one_while_it_lives(to
     assert not is_quoted()
 
 
-def test_a_job_that_may_not_be_requeued_is_not_put_to_slurm(toolkit, slurm, tmp_path):
+def test_a_job_that_may_not_be_requeued_is_not_put_to_slurm(toolkit, slurm, fake_slurm):
     run = submitted(toolkit, "8", "--set", "job.requeue=false")
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text("#!/bin/sh\nexit 0\n")
-    scontrol.chmod(0o755)
+    fake_slurm.respond("scontrol")
     slurm(("8", "RUNNING", "None", "node1"))
     said = toolkit("requeue", run.run_id)
     assert (said.code, "job.requeue is false" in said.err, f"`toolkit stop {run.run_id}`" in said.err) == (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
 from queued_runs import claim, submitted
@@ -14,28 +13,21 @@ pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Slurm's commands: squeue knows no more than it is told to print; what scancel was called with."""
-    folder, log = tmp_path / "bin", tmp_path / "calls"
-    folder.mkdir()
-    log.touch()
-    (folder / "queue").touch()
-    for name, text in (
-        ("squeue", f"cat {folder}/queue"), ("scancel", f'echo "$*" >> {log}'), ("sacct", "exit 1"),
-    ):  # fmt: skip
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return log
+def slurm(fake_slurm):
+    """A Slurm with an empty queue, which accepts every scancel."""
+    fake_slurm.respond("squeue")
+    fake_slurm.respond("scancel")
+    fake_slurm.respond("sacct", code=1)
+    return fake_slurm
 
 
 @pytest.mark.parametrize("damaged", ["attempts/000/start.json", "record.json", "submitted-000.json"])
-def test_the_job_of_a_damaged_run_is_named_and_can_be_cancelled(toolkit, calls, damaged) -> None:
+def test_the_job_of_a_damaged_run_is_named_and_can_be_cancelled(toolkit, slurm, damaged) -> None:
     run = submitted(toolkit, "44", "torn")
     claim(run, job_id="44")
     (run.attempts / "000").mkdir()
     (run.path / damaged).write_text("x{")
-    (toolkit.folder / "bin" / "queue").write_text(f"44\x1f44\x1fRUNNING\x1ftoolkit:{run.run_id}:0\n")
+    slurm.comments(("44", "44", "RUNNING", f"toolkit:{run.run_id}:0"))
     for command in ("status", "explain", "timeline", "watch"):
         said = toolkit(command, "44")
         assert said.code == 2 and f"{damaged}: invalid JSON" in said.err, command
@@ -45,14 +37,13 @@ def test_the_job_of_a_damaged_run_is_named_and_can_be_cancelled(toolkit, calls, 
     assert told["site"] == ("" if damaged == "record.json" else "devcluster")
     assert told["reason"] == f"{damaged} is damaged: `toolkit status {run.run_id}` says how to go on"
     assert f"({damaged} is damaged, so `scancel 44` was done at once)" in toolkit.ok("cancel", "44")
-    assert calls.read_text() == "--full 44\n" and run.is_asked("cancel")
+    assert slurm.calls("scancel") == ["scancel --full 44"] and run.is_asked("cancel")
 
 
-def test_a_run_whose_cluster_is_gone_goes_on_elsewhere_when_its_user_says_so(toolkit, calls) -> None:
+def test_a_run_whose_cluster_is_gone_goes_on_elsewhere_when_its_user_says_so(toolkit, slurm) -> None:
     run = submitted(toolkit, "7", "moved")
     claim(run)
-    program = toolkit.folder / "bin" / "squeue"
-    program.write_text("#!/bin/sh\necho 'Unable to contact slurm controller (connect failure)' >&2; exit 1\n")
+    slurm.respond("squeue", stderr="Unable to contact slurm controller (connect failure)\n", code=1)
     refused = toolkit("resume", run.run_id, "--site", "local")
     assert refused.code == 1 and f"`toolkit resume {run.run_id} --site OTHER --job-gone`" in refused.err
     elsewhere = ("resume", run.run_id, "--site", "local", "--job-gone")

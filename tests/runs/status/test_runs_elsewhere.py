@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from queued_runs import claim, end_attempt
@@ -18,38 +16,19 @@ from toolkit.submission.allocation import check_here, cluster_here
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
-# On cluster far job 7 is held; on the site's own it runs.
-SQUEUE = f"""#!{sys.executable}
-import re, sys
-argv = " ".join(sys.argv)
-mark = re.search("--Format=JobArrayID:([^,]*),", argv)[1]
-state, reason = ("PENDING", "JobHeldUser") if "--clusters=far" in argv else ("RUNNING", "None")
-print("".join(cell + mark for cell in ("7", state, reason, "n1", "1:00", "N/A", "N/A", "0", *6 * ["(null)"], "N/A", "7")))
-"""
 UNKNOWN = """echo "'$1' can't be reached now, or it is an invalid entry for --cluster." >&2; exit 1"""
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Programs for Slurm's commands; what they were called with."""
-    folder, log = tmp_path / "bin", tmp_path / "calls"
-    folder.mkdir()
-    log.touch()
-    programs = {
-        "squeue": SQUEUE,
-        "sacctmgr": "#!/bin/sh\necho near\n",
-        "scontrol": f"#!/bin/sh\n{UNKNOWN}\n",
-        "sbatch": "#!/bin/sh\necho '8;far'\n",
-        **dict.fromkeys(("scancel", "srun", "sacct"), "#!/bin/sh\n"),
-    }
-    for name, text in programs.items():
-        first, _, rest = text.partition("\n")
-        note = f"open({str(log)!r}, 'a').write({name!r} + ' ' + ' '.join(__import__('sys').argv[1:]) + '\\n')"
-        note = note if "python" in first else f'echo "{name} $*" >> {log}'
-        (folder / name).write_text(f"{first}\n{note}\n{rest}")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-    return lambda: log.read_text().splitlines()
+def slurm(fake_slurm):
+    """Two clusters: on cluster far job 7 is held, on the site's own cluster it runs."""
+    fake_slurm.queue_by_cluster(far=("7", "PENDING", "JobHeldUser"), near=("7", "RUNNING", "None"))
+    fake_slurm.respond("sacctmgr", "near\n")
+    fake_slurm.script("scontrol", UNKNOWN)
+    fake_slurm.respond("sbatch", "8;far\n")
+    for command in ("scancel", "srun", "sacct"):
+        fake_slurm.respond(command)
+    return fake_slurm
 
 
 def run_on(toolkit, cluster: str, name: str) -> RunDirectory:
@@ -67,24 +46,24 @@ def test_the_script_says_where_it_goes(toolkit) -> None:
     assert "--clusters" not in toolkit.ok("render", toolkit.job("true"), "--site", "devcluster")
 
 
-def test_each_run_is_asked_for_on_its_own_cluster(toolkit, calls) -> None:
+def test_each_run_is_asked_for_on_its_own_cluster(toolkit, slurm) -> None:
     away, home = run_on(toolkit, "far", "away"), run_on(toolkit, "", "home")
     told = {one["job_name"]: one for one in json.loads(toolkit.ok("history", "--json"))}
     assert (told["away"]["state"], told["away"]["cluster"], told["away"]["job_id"]) == ("pending", "far", "7")
     assert "held until `scontrol -M far release 7`" in told["away"]["reason"]
     assert (told["home"]["state"], told["home"]["cluster"]) == ("running", "")
-    assert sum(call.startswith("squeue") for call in calls()) == 2, "one question to each cluster"
+    assert len(slurm.calls("squeue")) == 2, "one question to each cluster"
     assert "7;far " in toolkit.ok("status", away.run_id)
     assert "`scontrol -M far release 7`" in toolkit.ok("explain", away.run_id)
     assert toolkit.ok("status", "7;far", "--json") == toolkit.ok("status", away.run_id, "--json")
     assert json.loads(toolkit.ok("status", "7;devcluster", "--json"))["run_id"] == home.run_id
     toolkit.ok("cancel", "7;far")
-    assert "scancel --clusters=far --full 7" in calls()
+    assert "scancel --clusters=far --full 7" in slurm.calls()
     toolkit.ok("cancel", home.run_id)
-    assert "scancel --full 7" in calls()
+    assert "scancel --full 7" in slurm.calls()
 
 
-def test_no_cluster_waits_for_anothers_job(toolkit, calls) -> None:
+def test_no_cluster_waits_for_anothers_job(toolkit, slurm) -> None:
     parent = run_on(toolkit, "far", "parent")
     child = ("render", toolkit.job("true"), "--site", "devcluster", "--after", parent.run_id)
     said = toolkit(*child)
@@ -94,18 +73,18 @@ def test_no_cluster_waits_for_anothers_job(toolkit, calls) -> None:
     assert "afterok:7" in toolkit.ok(*child, "-M", "far")
 
 
-def test_a_cluster_that_is_not_there_is_refused_before_the_submission(toolkit, calls) -> None:
+def test_a_cluster_that_is_not_there_is_refused_before_the_submission(toolkit, slurm) -> None:
     said = toolkit("submit", toolkit.job("true"), "--site", "devcluster", "-M", "fra")
     assert said.code == 2
     assert (
         "-M fra:job.cluster: cluster 'fra' not found in this Slurm's accounting. Fix: choose one with -M: near"
         in said.err
     )
-    assert not list(toolkit.runs.glob("*/*")) and not any(call.startswith("sbatch") for call in calls())
+    assert not list(toolkit.runs.glob("*/*")) and not slurm.calls("sbatch")
 
 
-def test_a_resume_goes_where_the_run_was_or_elsewhere(toolkit, calls) -> None:
-    (toolkit.folder / "bin" / "scontrol").write_text("#!/bin/sh\n")  # both clusters are up
+def test_a_resume_goes_where_the_run_was_or_elsewhere(toolkit, slurm) -> None:
+    slurm.respond("scontrol")  # both clusters are up
     run = run_on(toolkit, "far", "moved")
     claim(run)
     end_attempt(run, state="failed", cause="crashed", exit_code=1)
@@ -113,7 +92,7 @@ def test_a_resume_goes_where_the_run_was_or_elsewhere(toolkit, calls) -> None:
     assert not count._has_moved(run, recorded_job(run))
     said = toolkit.ok("resume", run.run_id, "-M", "near", "--force")
     assert f"run {run.run_id} is job 8;near, in {run.path}" in said
-    assert any(call.startswith("sbatch --clusters=near --parsable") for call in calls())
+    assert any(call.startswith("sbatch --clusters=near --parsable") for call in slurm.calls())
     assert recorded_job(run).job.cluster == "near"
     # sacct of one cluster knows nothing of the other's lives, and may know another job of that number.
     assert count._has_moved(run, recorded_job(run))

@@ -14,15 +14,10 @@ RUN = "20261120-142233-9f3a"
 
 
 @pytest.fixture
-def queue(squeue, tmp_path, monkeypatch):
-    """A function that says which jobs are in the queue: (array's id, own id, state, comment)."""
+def queue(fake_slurm, monkeypatch):
+    """Set the queue to rows of (id of the array, own id, state, comment)."""
     monkeypatch.setenv("TOOLKIT_SITE", "devcluster")
-
-    def say(*rows):
-        lines = "".join("\\037".join(row) + "\\n" for row in rows)
-        (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\nprintf '{lines}'\n")
-
-    return say
+    return fake_slurm.comments
 
 
 @pytest.mark.parametrize("command", ["status", "cancel", "logs", "explain", "wait", "watch", "resume"])

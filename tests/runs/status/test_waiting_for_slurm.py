@@ -121,7 +121,7 @@ def test_an_array_ends_with_the_code_of_its_first_task_that_failed(toolkit, sque
 
 
 @pytest.mark.parametrize("array", ["", "0-1"])
-def test_a_cancel_while_sbatch_has_not_answered(toolkit, squeue, tmp_path, array):
+def test_a_cancel_while_sbatch_has_not_answered(toolkit, squeue, fake_slurm, array):
     """Nobody knows the job's id; what it becomes finds the request."""
     run = submitted(toolkit, "7", "open", array=array)
     task = make_task(run, 1) if array else run
@@ -131,9 +131,8 @@ def test_a_cancel_while_sbatch_has_not_answered(toolkit, squeue, tmp_path, array
     now = {"token": "t", "pid": 1, "process_started": 1, "host": "elsewhere", "time": utc_now()}
     write_json(run.submitting(1), now)
     write_json(run.resumed(1), json.loads(run.record.read_text()))
-    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\n")  # it knows no job with the comment
-    (tmp_path / "bin" / "scancel").write_text("#!/bin/sh\necho 'scancel: error: Invalid job id' >&2; exit 1\n")
-    (tmp_path / "bin" / "scancel").chmod(0o755)
+    fake_slurm.respond("squeue")  # it knows no job with the comment
+    fake_slurm.respond("scancel", stderr="scancel: error: Invalid job id\n", code=1)
     said = toolkit.ok("cancel", run.run_id)
     assert f"run {run.run_id} was asked to save and end (start 1 is being submitted" in said
     assert "ends before its first rank" in said
@@ -142,28 +141,24 @@ def test_a_cancel_while_sbatch_has_not_answered(toolkit, squeue, tmp_path, array
     assert task.is_asked("cancel") and run.task(0).is_asked("cancel")
 
 
-def test_a_cancel_says_what_follows(toolkit, squeue, tmp_path, clock):
+def test_a_cancel_says_what_follows(toolkit, squeue, fake_slurm, clock):
     run = submitted(toolkit, "9", "many", array="0-1")
-    calls = tmp_path / "bin" / "cancelled"
-    (tmp_path / "bin" / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{calls}\n')
-    (tmp_path / "bin" / "scancel").chmod(0o755)
+    fake_slurm.respond("scancel")
     squeue(("9_0", "RUNNING", "None"), ("9_[1]", "PENDING", "None"))
     one, name = f"{run.run_id}_0", run.run_id
     assert toolkit.ok("cancel", name, "--task", "0") == (
         f"run {one} was asked to save and end; `toolkit wait {one}` waits for it\n"
     )
     assert toolkit.ok("cancel", name) == f"run {name} was asked to save and end; `toolkit wait {name}` waits for it\n"
-    assert calls.read_text() == "--full 9_0\n--full 9\n"
+    assert fake_slurm.calls("scancel") == ["scancel --full 9_0", "scancel --full 9"]
     squeue(("9_[0-1]", "CANCELLED", "None"))
     assert [toolkit("wait", each).code for each in (name, one, f"{name}_1")] == [143, 143, 143]
     assert toolkit.ok("status", name).count("cancelled") == 2  # its state and its reason
 
 
-def test_several_runs_are_cancelled_and_one_that_cannot_be_keeps_no_other_from_it(toolkit, squeue, tmp_path):
+def test_several_runs_are_cancelled_and_one_that_cannot_be_keeps_no_other_from_it(toolkit, squeue, fake_slurm):
     runs = [submitted(toolkit, job_id, f"run{job_id}") for job_id in ("7", "8")]
-    calls = tmp_path / "bin" / "cancelled"
-    (tmp_path / "bin" / "scancel").write_text(f'#!/bin/sh\necho "$@" >>{calls}\n')
-    (tmp_path / "bin" / "scancel").chmod(0o755)
+    fake_slurm.respond("scancel")
     squeue(("7", "RUNNING", "None"), ("8", "RUNNING", "None"))
     first, second = (run.run_id for run in runs)
     said = toolkit("cancel", first, "nobody", second, "nothing", first)
@@ -173,7 +168,7 @@ def test_several_runs_are_cancelled_and_one_that_cannot_be_keeps_no_other_from_i
     )
     refused = said.err.splitlines()
     assert len(refused) == 2 and "'nobody'" in refused[0] and "'nothing'" in refused[1], said
-    assert calls.read_text() == "--full 7\n--full 8\n"
+    assert fake_slurm.calls("scancel") == ["scancel --full 7", "scancel --full 8"]
     assert (toolkit("cancel").code, toolkit("cancel", first, second, "--task", 0).code) == (2, 2)
 
 
@@ -207,13 +202,11 @@ def test_what_was_cancelled_in_the_queue_is_not_said_to_wait(toolkit, squeue):
         assert said.code == 4 and "none will come, since the run was cancelled before it wrote one" in said.err, options
 
 
-def test_a_cancel_that_slurm_does_not_hear_says_what_stands(toolkit, squeue):
+def test_a_cancel_that_slurm_does_not_hear_says_what_stands(toolkit, fake_slurm, squeue):
     run = submitted(toolkit, "7", "unheard")
     claim(run)
     squeue(("7", "RUNNING", "None"))
-    program = toolkit.folder / "bin" / "scancel"
-    program.write_text("#!/bin/sh\necho 'slurm_load_jobs error: Socket timed out' >&2; exit 1\n")
-    program.chmod(0o755)
+    fake_slurm.respond("scancel", stderr="slurm_load_jobs error: Socket timed out\n", code=1)
     said = toolkit("cancel", run.run_id)
     assert said.code == 3 and run.is_asked("cancel")
     assert (

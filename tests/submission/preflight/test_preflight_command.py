@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from queued_runs import end_attempt, submitted
@@ -19,31 +18,29 @@ PARTITION = (
     "MaxTime=10:00:00 MinNodes=0 MaxCPUsPerNode=UNLIMITED Nodes=n[1-2] OverSubscribe=NO State=UP TotalCPUs=16 TotalNodes=2 "
     "DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRESBillingWeights=CPU=2.0\n"
 )
-PROGRAMS = {
-    "scontrol": f"print({CONFIG!r} if 'config' in sys.argv else {PARTITION!r}, end='')",
-    "sinfo": "mark = re.search('~[0-9a-f]{12}~', ' '.join(sys.argv))[0]\n"
-    "print(''.join(cell + mark for cell in ('n[1-2]', '2', '8', '16000', 'gpu:4', '(null)', 'idle', 'n[1-2]')))",
-}
+NODES = "n[1-2]@2@8@16000@gpu:4@(null)@idle@n[1-2]@\n"
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """A cluster that answers, and runs that its nodes see; each command can be broken."""
-    folder = tmp_path / "bin"
-    for name, text in PROGRAMS.items():
-        (folder / name).write_text(
-            f"#!{sys.executable}\nimport re, sys\nopen({str(folder / 'asked')!r}, 'a').write(sys.argv[0] + '\\n')\n{text}\n"
-        )
-        (folder / name).chmod(0o755)
+def slurm(fake_slurm, monkeypatch):
+    """A cluster that answers, and runs that its nodes see; a call with a command's name makes that command fail."""
+    fake_slurm.script(
+        "scontrol", f"case \"$*\" in *config*) cat <<'END'\n{CONFIG}END\n;; *) cat <<'END'\n{PARTITION}END\nesac"
+    )
+    fake_slurm.respond_marked("sinfo", NODES)
     monkeypatch.setattr(storage, "mount_of", lambda path: Mount(path, "lustre", "fs"))
     monkeypatch.setattr(storage, "_PRIVATE", ())
-    monkeypatch.setattr(cluster, "PATIENCE_S", 60.0)  # small programs of Python begin slowly on a busy machine
+    monkeypatch.setattr(cluster, "PATIENCE_S", 60.0)  # programs begin slowly on a busy machine
 
-    def breaks(name):
-        (folder / name).write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
+    def fail(command):
+        fake_slurm.respond(command, stderr="Unable to contact slurm controller\n", code=1)
 
-    breaks.asked = folder / "asked"
-    return breaks
+    return fail
+
+
+def queries(fake_slurm) -> list[str]:
+    """The calls that ask what the cluster has."""
+    return [*fake_slurm.calls("scontrol"), *fake_slurm.calls("sinfo")]
 
 
 def call(toolkit, command, *argv):
@@ -103,10 +100,10 @@ def test_force_submits_and_says_what_it_passed_over(toolkit, slurm):
     assert call(toolkit, "submit", "-c", 9, "--force").code == 0
 
 
-def test_force_is_offered_and_helps_where_there_is_a_cluster_alone(toolkit, slurm, tmp_path):
+def test_force_is_offered_and_helps_where_there_is_a_cluster_alone(toolkit, slurm, fake_slurm):
     said = "it is down, can't be reached now, or it is an invalid entry for --cluster"
     for name in ("scontrol", "sinfo"):
-        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho "{name}: error: {said}" >&2; exit 1\n')
+        fake_slurm.respond(name, stderr=f"{name}: error: {said}\n", code=1)
     refused = call(toolkit, "submit", "-M", "foo")
     forced = call(toolkit, "submit", "-M", "foo", "--force")
     assert (refused.code, refused.err.count("\n"), "-M foo:job.cluster" in refused.err) == (2, 1, True), refused
@@ -115,10 +112,8 @@ def test_force_is_offered_and_helps_where_there_is_a_cluster_alone(toolkit, slur
     assert call(toolkit, "render", "-M", "foo").code == 0
 
 
-def test_a_session_that_can_never_start_is_refused(toolkit, slurm, tmp_path):
-    salloc = tmp_path / "bin" / "salloc"
-    salloc.write_text("#!/bin/sh\necho 'salloc: error: it was asked' >&2; exit 1\n")
-    salloc.chmod(0o755)
+def test_a_session_that_can_never_start_is_refused(toolkit, slurm, fake_slurm):
+    fake_slurm.respond("salloc", stderr="salloc: error: it was asked\n", code=1)
     said = toolkit("session", "start", "--site", "devcluster", "-N", 3)
     what = "-N 3:job.nodes: 3 nodes, but partition main has 2. Fix: nodes = 2"
     assert (said.code, said.err) == (2, f"toolkit: {what}; --force requests them all the same\n")
@@ -169,9 +164,9 @@ def test_a_cluster_that_does_not_answer_is_said_and_gone_past(toolkit, slurm):
     assert "toolkit: not looked at, the cluster: scontrol: Unable to contact slurm controller" in said.err
 
 
-def test_few_questions_are_asked(toolkit, slurm):
+def test_few_questions_are_asked(toolkit, fake_slurm, slurm):
     call(toolkit, "preflight")
-    assert len(slurm.asked.read_text().splitlines()) == 3
+    assert len(queries(fake_slurm)) == 3
 
 
 def test_a_resume_is_looked_at_too_and_leaves_the_run_as_it_was(toolkit, slurm):
@@ -184,6 +179,6 @@ def test_a_resume_is_looked_at_too_and_leaves_the_run_as_it_was(toolkit, slurm):
     assert toolkit("resume", run.run_id, "-N", 3, "--force").code == 0
 
 
-def test_a_local_site_is_asked_nothing(toolkit, slurm):
+def test_a_local_site_is_asked_nothing(toolkit, fake_slurm, slurm):
     said = toolkit("preflight", toolkit.job("true"), "--site", "local", "--json")
-    assert (said.code, json.loads(said.out)["cost"], slurm.asked.exists()) == (0, None, False)
+    assert (said.code, json.loads(said.out)["cost"], queries(fake_slurm)) == (0, None, [])

@@ -1,7 +1,6 @@
 """Arrays that one Slurm array cannot hold: small programs stand for Slurm's commands."""
 
 import json
-import sys
 
 import pytest
 
@@ -12,48 +11,37 @@ from toolkit.submission.sweep.split import Slice, slices_of
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 
 
-@pytest.fixture
-def cluster(toolkit, squeue):
-    """MaxArraySize is 4, and the scripts' arrays are larger. sbatch counts its jobs from 21, and refuses once `refuse_from`
-    have been taken.
-    """
-    folder = toolkit.folder / "bin"
-    calls, limit = folder / "sbatch.calls", folder / "limit"
-    calls.touch()
-    sbatch = f"""#!{sys.executable}
-import json, pathlib, sys
-calls = pathlib.Path({str(calls)!r})
-number = len(calls.read_text().splitlines())
-refuse, limit = pathlib.Path({str(folder / "refuse_from")!r}), pathlib.Path({str(limit)!r})
-if limit.exists() and "|9" in limit.read_text():
-    sys.exit("sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)")
-if not any(word.startswith("--array") for word in sys.argv):
-    sys.exit("sbatch: error: Batch job submission failed: Invalid job array specification")
-if refuse.exists() and number >= int(refuse.read_text()):
-    sys.exit("sbatch: error: Batch job submission failed: no")
-with calls.open("a") as file:
-    file.write(json.dumps(sys.argv[1:]) + chr(10))
-print(21 + number)
+SBATCH = """\
+refuse() { echo "sbatch: error: Batch job submission failed: $1" >&2; exit 1; }
+cd "$(dirname "$0")"
+number=$(($(cat accepted 2>/dev/null || echo 0)))
+grep -qs '|9' limit && refuse 'Job violates accounting/QOS policy (job submit limit)'
+case "$*" in *--array*) ;; *) refuse 'Invalid job array specification';; esac
+[ -e refuse_from ] && [ $number -ge $(cat refuse_from) ] && refuse no
+echo $((number + 1)) > accepted
+echo $((21 + number))
 """
-    programs = {
-        "sbatch": sbatch,
-        "srun": "#!/bin/sh\nexit 1\n",
-        "scontrol": "#!/bin/sh\nprintf 'ClusterName = devcluster\\nMaxArraySize            = 4\\n'\n",
-        "sacctmgr": f"#!/bin/sh\ntest -e {limit} && cat {limit}\n",
-        "scancel": f'#!/bin/sh\necho "$@" > {folder}/cancelled\n',
-    }
-    usual = (folder / "squeue").read_text()
-    programs["squeue"] = usual.replace(
-        "import json, re, sys", "import json, re, sys\nif '--array' in sys.argv: sys.exit()"
-    )
-    for name, text in programs.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    return folder
+
+
+@pytest.fixture
+def cluster(toolkit, fake_slurm):
+    """A cluster whose MaxArraySize of 4 is smaller than the arrays of the tests.
+
+    sbatch counts its jobs from 21 and refuses jobs after the number in the file `refuse_from`. sacctmgr prints `limit`.
+    """
+    fake_slurm.comments()
+    fake_slurm.script("sbatch", SBATCH)
+    fake_slurm.respond("srun", code=1)
+    fake_slurm.respond("scontrol", "ClusterName = devcluster\nMaxArraySize            = 4\n")
+    limit = fake_slurm.folder / "limit"
+    fake_slurm.script("sacctmgr", f"test -e {limit} && cat {limit}")
+    fake_slurm.respond("scancel")
+    return fake_slurm
 
 
 def submissions(cluster):
-    return [json.loads(line) for line in (cluster / "sbatch.calls").read_text().splitlines()]
+    """The arguments of each call of sbatch."""
+    return [call.split()[1:] for call in cluster.calls("sbatch")]
 
 
 @pytest.mark.parametrize(
@@ -91,9 +79,9 @@ def test_many_tasks_are_several_arrays_of_one_run(toolkit, cluster, squeue):
     ]  # fmt: skip
     assert json.loads(toolkit.ok("status", "22_3", "--json"))["run_id"] == f"{run.run_id}_7"
     toolkit.ok("cancel", run.run_id)
-    assert (cluster / "cancelled").read_text().split() == ["--full", "21", "22", "23"]
+    assert cluster.calls("scancel") == ["scancel --full 21 22 23"]
     toolkit.ok("cancel", f"{run.run_id}_9")
-    assert (cluster / "cancelled").read_text().split() == ["--full", "23_1"]
+    assert cluster.calls("scancel")[1:] == ["scancel --full 23_1"]
 
 
 def test_a_limit_on_tasks_at_a_time_holds_over_all_arrays(toolkit, cluster):
@@ -104,10 +92,10 @@ def test_a_limit_on_tasks_at_a_time_holds_over_all_arrays(toolkit, cluster):
 
 
 def test_a_refused_part_takes_the_others_back(toolkit, cluster):
-    (cluster / "refuse_from").write_text("2")
+    (cluster.folder / "refuse_from").write_text("2")
     refused = toolkit("submit", toolkit.job("true"), "--site", "devcluster", "-a", "0-9")
     assert refused.code == 3
-    assert (cluster / "cancelled").read_text().split() == ["--full", "21", "22"]
+    assert cluster.calls("scancel") == ["scancel --full 21 22"]
     assert not list(toolkit.runs.glob("*/*"))
 
 
@@ -115,7 +103,7 @@ def test_a_refused_part_takes_the_others_back(toolkit, cluster):
     ("association", "limit", "fits"), [("a|main", 9, False), ("a|", "", True), ("b|other", 2, True), ("a|", 10, True)]
 )
 def test_more_tasks_than_a_user_may_have_are_refused_with_those_that_fit(toolkit, cluster, association, limit, fits):
-    (cluster / "limit").write_text(f"devcluster|{association}||||{limit}{7 * '|'}\n")
+    (cluster.folder / "limit").write_text(f"devcluster|{association}||||{limit}{7 * '|'}\n")
     said = toolkit("submit", toolkit.job("true"), "--site", "devcluster", "-a", "0-9", "-p", "main")
     assert said.code == (0 if fits else 3), said
     if not fits:
@@ -129,12 +117,7 @@ def test_a_submission_that_broke_off_finds_its_parts_again(toolkit, cluster, squ
     opened = {"start": 0, "token": f"toolkit:{run.run_id}:0", "host": "elsewhere", "pid": 1, "process_started": 1,
               "time": "2026-11-21T02:48:01.000Z", "parts": [{**part, "job_id": ""} for part in record["parts"]]}  # fmt: skip
     run.submitting(0).write_text(json.dumps(opened))
-    rows = "\n".join(f"{21 + part}\x1ftoolkit:{run.run_id}:0{suffix}" for part, suffix in enumerate(("", ".1")))
-    usual = (cluster / "squeue").read_text()
-    answer = usual.replace(
-        "import json, re, sys", f"import json, re, sys\nif '--me' in sys.argv: print({rows!r}); sys.exit()"
-    )
-    (cluster / "squeue").write_text(answer)
+    cluster.comments(*((str(21 + part), f"toolkit:{run.run_id}:0{suffix}") for part, suffix in enumerate(("", ".1"))))
     squeue(*((f"{job}_{number}", "PENDING", "None") for job in (21, 22) for number in range(4)))
     states = [task["state"] for task in json.loads(toolkit.ok("status", run.run_id, "--json"))["tasks"]]
     assert states == ["pending"] * 8 + ["lost"] * 2
