@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -156,12 +156,16 @@ def test_a_lost_node_that_comes_back_ends_no_run(here: Site) -> None:
     """Its old step may live on while the next start begins; a launch that fails of it is tried again."""
     here.await_empty()
     job, enough = here.stepping("nodes = 3\nranks_per_node = 1", time="0:10:00")
-    _, run = here.submit(job, "-w", "node[2-4]")
+    job_id, run = here.submit(job, "-w", "node[2-4]")
     wait_for(is_stepping(run, 0), 60)
     devcluster.fail(here.cluster.layout, "node3")
     try:
         wait_for(lambda: here.status(run)["state"] == "pending", 150)
-        time.sleep(15)  # a requeued job is held for 11 s; then it begins as soon as the node is back
+        # A requeued job is held for some seconds; after that it begins as soon as the node is back.
+        held_until = here.command(
+            ["squeue", "--noheader", f"--jobs={job_id}", "--Format=EligibleTime:30"]
+        ).stdout.strip()
+        wait_for(lambda: datetime.now() > datetime.fromisoformat(held_until), 60)
     finally:
         devcluster.restore(here.cluster.layout, "node3")
     assert exit_of(run, 0)["cause"] == "node_lost"

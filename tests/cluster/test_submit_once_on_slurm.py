@@ -31,11 +31,13 @@ def here(cluster: Any, shared_path: Path) -> Site:
 
 
 def start_submit(here: Site, **variables: str) -> subprocess.Popen[str]:
+    """Start `toolkit submit`, whose messages go to the file `submit.err`."""
     environment = {**here.cluster.env, "TOOLKIT_SITE": str(here.file), "TOOLKIT_RUNS": str(here.folder / "runs")}
-    return subprocess.Popen(
-        [*TOOLKIT, "submit", str(here.job("true"))], env={**environment, **variables}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    with (here.folder / "submit.err").open("w") as messages:
+        return subprocess.Popen(
+            [*TOOLKIT, "submit", str(here.job("true"))], env={**environment, **variables}, text=True,
+            stdout=subprocess.PIPE, stderr=messages,
+        )  # fmt: skip
 
 
 def the_run(here: Site) -> RunDirectory:
@@ -52,10 +54,10 @@ def test_a_submit_that_times_out_ends_with_its_one_job(here: Site) -> None:
     with stopped_slurmctld(here.cluster):
         submit = start_submit(here)
         wait_for(lambda: list((here.folder / "runs").glob("work/*/submitting-000.json")))
-        time.sleep(4)  # sbatch has given up
-    out, said = submit.communicate(timeout=60)
-    assert submit.returncode == 0, said
-    assert "Socket timed out" in said
+        messages = here.folder / "submit.err"
+        wait_for(lambda: "Socket timed out" in messages.read_text())  # sbatch has given up
+    out, _ = submit.communicate(timeout=60)
+    assert submit.returncode == 0, messages.read_text()
     run = the_run(here)
     (job_id,) = jobs_of(here, run)
     assert f"is job {job_id}," in out

@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from math import log2
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,6 +24,26 @@ from toolkit.comm.reductions import OPS
 PAGE = (Path(__file__).parents[2] / "docs" / "collectives.md").read_text(encoding="utf-8")
 ROWS = {row[0]: row[1:] for row in re.findall(r"^\| `([a-z -]+)` \| (.*) \| (.*) \| (.*) \|$", PAGE, re.MULTILINE)}
 ELEMENTS = 8 * 1024
+
+
+class Layout(NamedTuple):
+    """The letters of the page's formulas: p ranks on N nodes with L each, S bytes."""
+
+    p: int
+    N: int
+    L: int
+    S: int
+
+
+# Every formula of the page for bytes, as a function.
+FORMULAS: dict[str, Callable[[Layout], float]] = {
+    "2 * (p - 1) / p * S": lambda x: 2 * (x.p - 1) / x.p * x.S,
+    "log2(p) * S": lambda x: log2(x.p) * x.S,
+    "log2(N) * S": lambda x: log2(x.N) * x.S,
+    "2 * L * (N - 1) / N * S": lambda x: 2 * x.L * (x.N - 1) / x.N * x.S,
+    "(2 * (N - 1) / N + log2(L)) * S": lambda x: (2 * (x.N - 1) / x.N + log2(x.L)) * x.S,
+    "2 * (N - 1) / N * S": lambda x: 2 * (x.N - 1) / x.N * x.S,
+}
 
 
 @pytest.fixture
@@ -82,7 +104,7 @@ def sent_by(state, name):
 def test_the_formulas_are_what_ranks_send(ranks, size, name):
     sent = ranks(size).run(sent_by, name)
     on_node = LAYOUTS[size][0]
-    names = {"p": size, "N": len(LAYOUTS[size]), "L": on_node, "S": 4 * ELEMENTS, "log2": log2}
+    layout = Layout(p=size, N=len(LAYOUTS[size]), L=on_node, S=4 * ELEMENTS)
     busiest = max(sum(one.values()) for one in sent)
     leaving = Counter()
     for source, one in enumerate(sent):
@@ -90,7 +112,7 @@ def test_the_formulas_are_what_ranks_send(ranks, size, name):
             if source // on_node != target // on_node:
                 leaving[source // on_node] += count
     _, by_rank, by_node = (cell.strip("`") for cell in ROWS[name])
-    assert (busiest, max(leaving.values())) == (eval(by_rank, names), eval(by_node, names))
+    assert (busiest, max(leaving.values())) == (FORMULAS[by_rank](layout), FORMULAS[by_node](layout))
 
 
 def test_the_tables_name_every_algorithm_op_and_operation():

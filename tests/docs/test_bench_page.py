@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ PAGE, STEP_PAGE = re.split(
     r"(?=^# Where)", (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8"), flags=re.MULTILINE
 )
 SMALL_STEP = " --set args.layers=1 --set args.width=32 --set args.context=16 --set args.max_bytes=100000 -n 1"
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "2 * (n - 1) / n": lambda n: 2 * (n - 1) / n,
+    "(n - 1) / n": lambda n: (n - 1) / n,
+    "1": lambda n: 1.0,
+}
 SMALL = " --sizes 64..512 --factor 8 --iterations 1 --warmup 0"
 
 
@@ -39,22 +45,58 @@ def run(line: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(400)
-def test_the_commands_work_as_written(tmp_path: Path) -> None:
-    """Those that measure with sizes of the test's own and on two ranks; what is submitted goes to this machine, which is one node."""
-    assert len(commands_of(PAGE)) == 6
-    ran = []
-    for line in commands_of(PAGE):
-        if " submit " in line:
-            line = line.replace("-N 4", "--site local --wait --set args.sizes=256..256 --set args.iterations=1")
-        elif "bench" in line and "--result" not in line:
-            command, into, file = line.partition(" > ")
-            line = command.replace("--ranks 4", "--ranks 2") + SMALL + into + file
-        ran.append(run(line, tmp_path))
+def shortened(line: str) -> str:
+    """A command of the page with small sizes, on two ranks or one; a submission goes to this machine, which is one node."""
+    if "--result" in line:
+        return line
+    command, into, file = line.partition(" > ")
+    if " submit " in command:
+        return command.replace("-N 4", "--site local --wait --set args.sizes=256..256 --set args.iterations=1")
+    if "collectives" in command:
+        return command.replace("--ranks 4", "--ranks 2") + SMALL + into + file
+    return (
+        command
+        + SMALL_STEP
+        + (" --steps 3 --warmup 1" if "bench" in command else " --set train.steps=25")
+        + into
+        + file
+    )
+
+
+def test_a_table_is_measured_as_written(tmp_path: Path) -> None:
+    line = commands_of(PAGE)[1]
+    assert line == "toolkit bench collectives --json > table.json"
+    run(shortened(line), tmp_path)
     assert json.loads((tmp_path / "table.json").read_text())["series"][0]["operation"] == "all_reduce"
-    assert "# Collective test starting: sendrecv_perf" in ran[3]
-    assert "# Collective test starting: sendrecv_perf" in ran[5], "what was submitted before"
+
+
+def test_a_step_is_measured_as_written(tmp_path: Path) -> None:
+    line = commands_of(STEP_PAGE)[0]
+    assert line == "toolkit bench step"
+    assert run(shortened(line), tmp_path).startswith("steps 2 to 4 on 1 x cpu")
+
+
+@pytest.mark.evidence  # each command imports torch, most of them on several ranks
+@pytest.mark.timeout(400)
+def test_all_commands_about_collectives_work_as_written(tmp_path: Path) -> None:
+    lines = commands_of(PAGE)
+    assert len(lines) == 6
+    outputs = [run(shortened(line), tmp_path) for line in lines]
+    assert json.loads((tmp_path / "table.json").read_text())["series"][0]["operation"] == "all_reduce"
+    assert "# Collective test starting: sendrecv_perf" in outputs[3]
+    assert "# Collective test starting: sendrecv_perf" in outputs[5], "what the command before submitted"
     assert {"all_reduce.svg", "picture.svg"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.evidence
+@pytest.mark.timeout(400)
+def test_all_commands_about_steps_work_as_written(tmp_path: Path) -> None:
+    """On one rank, because each rank imports torch; tests/cli/test_bench_step.py has two."""
+    lines = commands_of(STEP_PAGE)
+    assert len(lines) == 5
+    outputs = [run(shortened(line), tmp_path) for line in lines]
+    assert outputs[0].startswith("steps 2 to 4 on 1 x cpu") and outputs[2].startswith("steps 2 to 4 on 1 x cpu")
+    assert outputs[4].startswith("steps 5 to 24 on 1 x cpu")
 
 
 def words(text: str) -> set[str]:
@@ -86,22 +128,7 @@ def test_the_factors_of_the_page_are_those_that_are_used() -> None:
     factors = {name: formula for names, formula in rows for name in words(names)}
     assert set(factors) == set(OPERATIONS)
     for name, formula in factors.items():
-        assert OPERATIONS[name].bus_factor(7) == pytest.approx(eval(formula, {"n": 7}))
-
-
-@pytest.mark.timeout(400)
-def test_the_commands_about_steps_work_as_written(tmp_path: Path) -> None:
-    """On one rank, since each imports torch; tests/cli/test_bench_step.py has two."""
-    lines = commands_of(STEP_PAGE)
-    assert len(lines) == 5
-    ran = []
-    for line in lines:
-        command, into, file = line.partition(" > ")
-        if "--result" not in line:
-            command += SMALL_STEP + (" --steps 3 --warmup 1" if "bench" in line else " --set train.steps=25")
-        ran.append(run(command + into + file, tmp_path))
-    assert ran[0].startswith("steps 2 to 4 on 1 x cpu") and ran[2].startswith("steps 2 to 4 on 1 x cpu")
-    assert ran[4].startswith("steps 5 to 24 on 1 x cpu")
+        assert OPERATIONS[name].bus_factor(7) == pytest.approx(BUS_FACTORS[formula](7))
 
 
 def test_every_key_of_a_step_is_on_the_page_and_no_other() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
-from launch import launch
+from launch import results_of
 from tensor_cases import job, laid, micro_batches, step_of, take_steps
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -57,16 +59,13 @@ def peeked() -> Tensor:
     return following
 
 
-def watch_draws(world, config) -> None:
-    """What each call of dropout and attention would draw, of this rank and the other ranks of tp."""
+def draws_of(world, config) -> dict[str, Any]:
+    """What each call of dropout and attention would draw on this rank, and the rank's place on the mesh."""
     from toolkit.jobs import train_lm
 
     model = laid(world, config)
     step = step_of(model, config)
-    group = model.mesh.group("tp")
-    number, count = model.stream
-    assert count == model.mesh.data_size and number == model.mesh.data_rank
-    seed_rank(config.train.seed, 0, number)
+    seed_rank(config.train.seed, 0, model.stream[0])
     drawn: dict[str, list[Tensor]] = {"dropout": [], "attention": []}
     functional = train_lm.nn.functional
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
@@ -82,31 +81,45 @@ def watch_draws(world, config) -> None:
     functional.scaled_dot_product_attention = watched("attention", attention)
     step.take(micro_batches(model, config, 0))
     functional.dropout, functional.scaled_dot_product_attention = dropout, attention
-    for kind, own in drawn.items():
-        parts = [torch.empty(len(own), 4) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, torch.stack(own), group=group)
-        same = kind == "dropout" and not config.parallel.sequence
-        different = {tuple(values) for part in parts for values in part.tolist()}
-        assert len(different) == (len(own) if same else len(own) * len(parts)), kind
-    if config.parallel.replicate == 2:
-        everybody = [torch.empty(4) for _ in range(world.size)]
-        dist.all_gather(everybody, peeked())
-        assert len({tuple(values.tolist()) for values in everybody}) == model.mesh.data_size
+    return {
+        "drawn": {kind: [draw.tolist() for draw in draws] for kind, draws in drawn.items()},
+        "following": peeked().tolist(),
+        "stream": tuple(model.stream),
+        "data": (model.mesh.data_rank, model.mesh.data_size),
+        "tp": dist.get_process_group_ranks(model.mesh.group("tp")),
+    }
 
 
-def watch_all(world, configs) -> None:
+def draws_and_steps(world, configs) -> list[dict[str, Any]]:
+    """The draws with each job, after which all ranks of tp must hold the same parameters."""
+    found = []
     for config in configs:
-        watch_draws(world, config)
-        take_steps(world, config)  # its parameters must stay the same on all ranks of tp
+        found.append(draws_of(world, config))
+        take_steps(world, config)
+    return found
+
+
+def check_draws(config, by_rank: list[dict[str, Any]]) -> None:
+    """Ranks of tp draw alike exactly where they hold the same values, and each data rank has its own stream."""
+    for own in by_rank:
+        assert own["stream"] == own["data"]
+        for kind, draws in own["drawn"].items():
+            parts = [by_rank[rank]["drawn"][kind] for rank in own["tp"]]
+            is_same = kind == "dropout" and not config.parallel.sequence
+            different = {tuple(draw) for part in parts for draw in part}
+            assert len(different) == (len(draws) if is_same else len(draws) * len(parts)), kind
 
 
 def test_dropout_is_one_on_the_stream_and_apart_on_heads_and_on_pieces_of_the_sequence(tmp_path):
     args = {"dropout": 0.3}
-    launch(watch_all, 2, tmp_path, [job({"tp": 2}, args), job({"tp": 2, "sequence": True}, args)])
+    configs = [job({"tp": 2}, args), job({"tp": 2, "sequence": True}, args)]
+    by_rank = results_of(draws_and_steps, 2, tmp_path, configs)
+    for number, config in enumerate(configs):
+        check_draws(config, [results[number] for results in by_rank])
 
 
-def recompute(world, configs) -> None:
-    """Blocks that are run again for their backward pass draw the masks that they drew."""
+def changed_by_recomputing(world, configs) -> list[list[str]]:
+    """The values of each job that change when blocks are run again for their backward pass."""
     from toolkit.jobs import train_lm
 
     def forward(model, text: Tensor) -> Tensor:
@@ -116,35 +129,43 @@ def recompute(world, configs) -> None:
         return model.head(model.norm(stream))
 
     plain = train_lm.GPT.forward
+    changed = []
     for config in configs:
         train_lm.GPT.forward = plain
         kept = take_steps(world, config)
         train_lm.GPT.forward = forward
         again = take_steps(world, config)
-        assert [name for name in kept if not torch.equal(kept[name], again[name])] == []
+        changed.append([name for name in kept if not torch.equal(kept[name], again[name])])
+    return changed
 
 
 def test_blocks_that_are_run_again_drop_the_same(tmp_path):
     args = {"dropout": 0.3}
-    launch(recompute, 2, tmp_path, [job({"tp": 2}, args), job({"tp": 2, "sequence": True}, args)])
+    configs = [job({"tp": 2}, args), job({"tp": 2, "sequence": True}, args)]
+    assert results_of(changed_by_recomputing, 2, tmp_path, configs) == [[[], []], [[], []]]
 
 
-def seed_by_rank(world, config) -> None:
+def error_of_seeds_by_rank(world, config) -> str:
+    """The error of a step whose ranks of tp were seeded differently."""
     model = laid(world, config)
     step = step_of(model, config)
     step.rehearse(micro_batches(model, config, 0)[0])
     seed_rank(config.train.seed, 0, world.rank)
-    with pytest.raises(
-        ToolkitError, match=r"each has another gradient of it\. Fix: seed the ranks by DistributedModel\.stream"
-    ):
+    with pytest.raises(ToolkitError) as refused:
         step.take(micro_batches(model, config, 0))
+    return str(refused.value)
 
 
 def test_ranks_that_drop_differently_what_they_have_alike_are_refused(tmp_path):
-    launch(seed_by_rank, 2, tmp_path, job({"tp": 2}, {"dropout": 0.1}))
+    errors = results_of(error_of_seeds_by_rank, 2, tmp_path, job({"tp": 2}, {"dropout": 0.1}))
+    message = "each has another gradient of it. Fix: seed the ranks by DistributedModel.stream"
+    assert [message in error for error in errors] == [True, True], errors
 
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_shares_of_the_batch_draw_apart(tmp_path, sequence):
     config = job({"tp": 2, "replicate": 2, "sequence": sequence}, {"dropout": 0.3})
-    launch(watch_draws, 4, tmp_path, config)
+    by_rank = results_of(draws_of, 4, tmp_path, config)
+    check_draws(config, by_rank)
+    assert {own["data"][1] for own in by_rank} == {2}
+    assert len({tuple(own["following"]) for own in by_rank}) == 2

@@ -5,6 +5,7 @@ The tests' fork server has imported torch and the job, so that a rank costs a fo
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import socket
@@ -72,6 +73,16 @@ def launch(
                 process.join()
     said = "".join(said_by(run_dir, rank, attempt) for rank in range(ranks))
     assert codes == [0] * ranks, f"exit codes of the ranks: {codes}\n{said}"
+
+
+def results_of(function: Callable[..., Any], ranks: int, run_dir: Path, *given: Any) -> list[Any]:
+    """What `function(world, *given)` returns on each rank, as JSON holds it; fails as `launch` does."""
+    launch(_write_result, ranks, run_dir, function, given)
+    return [json.loads((run_dir / f"result-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def _write_result(world: World, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    (world.run_dir / f"result-{world.rank}.json").write_text(json.dumps(function(world, *given)))
 
 
 def said_by(run_dir: Path, rank: int, attempt: int = 0) -> str:

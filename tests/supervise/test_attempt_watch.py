@@ -118,14 +118,15 @@ def test_the_ranks_are_asked_although_the_disk_is_full(run_directory, capsys, mo
 
 
 def test_ranks_hear_of_a_signal_while_a_look_hangs(run_directory, monkeypatch):
-    """A hard mount does not say that its server is away: a look at a file does not come back."""
+    """A hard mount does not report that its server is away: a look at a file does not return."""
     request = StopRequest()
     reasons = FakeReasons()
-    monkeypatch.setattr(reasons, "refuse_superseded", lambda: time.sleep(4))
+    ranks = FakeRanks()
+    # The look returns after the ranks were asked, or too late for the last assertion.
+    monkeypatch.setattr(reasons, "refuse_superseded", lambda: ranks.was_asked.wait(4))
     watch = AttemptWatch(
         run_directory, claim_attempt(run_directory), Shape.of(1, 1), request, reasons, stall_s=900, is_unmanaged=False
     )
-    ranks = FakeRanks()
     came_at = time.monotonic() + 0.5
     threading.Timer(0.5, request.ask, [Cause.WALLTIME]).start()
     watch.follow(ranks)
@@ -185,6 +186,9 @@ class FakeRanks:
     killed = False
     asked = False
 
+    def __init__(self):
+        self.was_asked = threading.Event()
+
     def exit_code(self):
         return -9 if self.killed else None
 
@@ -194,6 +198,7 @@ class FakeRanks:
     def forward_stop(self):
         self.asked = True
         self.asked_at = time.monotonic()
+        self.was_asked.set()
         return True
 
     def ask_for_stacks(self):
