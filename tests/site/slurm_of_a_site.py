@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from fake_slurm import FakeSlurm
+
 CONFIG = """Configuration data as of 2026-11-22T15:00:00
 AccountingStorageType   = accounting_storage/slurmdbd
 ClusterName             = ours
@@ -52,9 +54,9 @@ SINFO = (
 )
 
 
-def install(folder: Path) -> None:
+def install(folder: Path) -> FakeSlurm:
     """Put scontrol, srun, sinfo, sbatch and sacctmgr into `folder`, which goes on PATH."""
-    folder.mkdir(exist_ok=True)
+    slurm = FakeSlurm(folder)
     answers = {"config": CONFIG, "node": NODES, "partition": PARTITIONS}
     for thing, text in answers.items():
         (folder / f"{thing}.txt").write_text(text)
@@ -65,17 +67,14 @@ def install(folder: Path) -> None:
         "sbatch": "exit 1",
     }
     for name, script in scripts.items():
-        _write(folder / name, f"#!/bin/sh\n{script}\n")
+        slurm.script(name, script)
     rows = " ".join(f'"{" ".join(row)}"' for row in SINFO)
-    _write(
-        folder / "sinfo",
-        "#!/bin/bash\nfor word; do case $word in --format=*) form=${word#--format=};; esac; done\n"
+    slurm.script(
+        "sinfo",
+        "for word; do case $word in --format=*) form=${word#--format=};; esac; done\n"
         "mark=${form#%R}; mark=${mark%%\\%*}\n"
         f"for row in {rows}; do\n  set -- $row\n"
-        '  for cell in "$1" "$2" "$3" "$4" "$5" 1-infinite "$1"; do printf "%s%s" "$cell" "$mark"; done; echo\ndone\n',
+        '  for cell in "$1" "$2" "$3" "$4" "$5" 1-infinite "$1"; do printf "%s%s" "$cell" "$mark"; done; echo\ndone',
+        "/bin/bash",
     )
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
+    return slurm

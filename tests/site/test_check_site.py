@@ -29,11 +29,8 @@ account_required = true
 def ours(toolkit, sites, tmp_path, monkeypatch):
     """A site whose sbatch refuses every job."""
     environ = sites(ours=SITE)
-    install(tmp_path / "bin")
-    refusing = tmp_path / "bin/sbatch"
-    refusing.write_text(
-        "#!/bin/sh\necho 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2\nexit 1\n"
-    )
+    refusal = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
+    install(tmp_path / "bin").respond("sbatch", stderr=refusal, code=1)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.setenv("TOOLKIT_SITES", environ["TOOLKIT_SITES"])
     monkeypatch.delenv("SLURM_CONF", raising=False)

@@ -4,6 +4,7 @@ import platform
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from toolkit.config.layers import resolve_job
 from toolkit.config.origins import Origin
@@ -19,12 +20,11 @@ def no_slurm_of_this_machine(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def scheduler(tmp_path):
-    """Put an sbatch on PATH; it is only looked for, never run."""
-    command = tmp_path / "bin" / "sbatch"
-    command.parent.mkdir()
-    command.write_text("#!/bin/sh\n")
-    command.chmod(0o755)
+def scheduler(tmp_path) -> FakeSlurm:
+    """A Slurm with sbatch alone, which toolkit looks for and never calls."""
+    slurm = FakeSlurm(tmp_path / "bin")
+    slurm.respond("sbatch")
+    return slurm
 
 
 def cluster(path: Path, name: str) -> Path:
@@ -64,9 +64,7 @@ def test_where_the_cluster_name_is_looked_for(sites, scheduler, tmp_path):
     assert detect_site(environ | {"SLURM_CLUSTER_NAME": "cc"}).reason == "ClusterName cc (SLURM_CLUSTER_NAME)"
     conf = cluster(tmp_path / "own.conf", "cc")
     assert detect_site(environ | {"SLURM_CONF": str(conf)}).reason == f"ClusterName cc ({conf})"
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text("#!/bin/sh\necho 'ClusterName             = cc'\n")
-    scontrol.chmod(0o755)
+    scheduler.respond("scontrol", "ClusterName             = cc\n")
     assert detect_site(environ).reason == "ClusterName cc (scontrol show config)"
 
 
@@ -125,11 +123,9 @@ def test_an_exported_slurm_conf_is_the_detected_sites(sites, scheduler, tmp_path
 
 
 def test_an_exported_slurm_conf_that_is_not_there_is_named_at_once(sites, scheduler, tmp_path):
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")  # the real one waits for the file
-    scontrol.chmod(0o755)
+    scheduler.respond("scontrol")  # the real one waits for the file
     environ = sites(c=MEANS["c"]) | {"SLURM_CONF": str(tmp_path / "away.conf")}
     with pytest.raises(ToolkitError, match="file not found") as error:
         detect_site(environ)
     assert error.value.where == f"SLURM_CONF={tmp_path}/away.conf"
-    assert not (tmp_path / "asked").exists()
+    assert scheduler.calls("scontrol") == []

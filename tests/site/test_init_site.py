@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from fake_slurm import FakeSlurm
 from slurm_of_a_site import CONFIG, install
 
 from toolkit.config.layers import resolve_job
@@ -118,9 +119,8 @@ def test_an_older_slurm_counts_gpus_by_gres(toolkit, ours):
 
 
 def test_slurm_that_does_not_answer_is_said(toolkit, ours):
-    (ours / "usr/bin/scontrol").write_text(
-        "#!/bin/sh\necho 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2\nexit 1\n"
-    )
+    silence = "slurm_load_ctl_conf error: Unable to contact slurm controller\n"
+    FakeSlurm(ours / "usr/bin").respond("scontrol", stderr=silence, code=1)
     refused = toolkit("site", "init")
     assert refused.code == 3 and "Unable to contact slurm controller" in refused.err
     assert not Path(ours / ".config").exists()

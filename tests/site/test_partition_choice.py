@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fake_slurm import FakeSlurm
 from slurm_of_a_site import install
 
 from toolkit.site.partitions import Candidate
@@ -97,7 +98,8 @@ def test_a_partition_that_is_down_is_passed_by(toolkit, ours, tmp_path):
     sinfo = tmp_path / "bin/sinfo"
     sinfo.write_text(sinfo.read_text().replace("debug up", "debug down"))
     assert partition_of(toolkit, ours)[0] == "cpu"
-    sinfo.write_text("#!/bin/sh\necho 'sinfo: error: Unable to contact slurm controller' >&2\nexit 1\n")
+    silence = "sinfo: error: Unable to contact slurm controller\n"
+    FakeSlurm(tmp_path / "bin").respond("sinfo", stderr=silence, code=1)
     name, told = partition_of(toolkit, ours)
     assert name == "debug" and "; idle nodes are unknown: sinfo: Unable to contact slurm controller" in told
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_slurm import FakeSlurm
 
 from toolkit.errors import OwnFailureError
 from toolkit.rundir.claims import SupersededError
@@ -86,18 +87,15 @@ def test_what_cannot_be_staged_is_refused(
     assert error.value.where == "env.stage" and "remove env.stage" in error.value.fix
 
 
+SRUN = 'while case "$1" in --*) ;; *) false; esac; do shift; done; exec "$@"'  # drops options
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
     """The disk of one node; `srun` and `sbcast` are stand-ins that work on it."""
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    programs = {
-        "srun": 'while case "$1" in --*) ;; *) false; esac; do shift; done; exec "$@"',
-        "sbcast": 'exec cp "$2" "$3"',
-    }
-    for name, text in programs.items():
-        (bin_folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (bin_folder / name).chmod(0o755)
+    slurm = FakeSlurm(tmp_path / "bin")
+    slurm.script("srun", SRUN)
+    slurm.script("sbcast", 'exec cp "$2" "$3"')
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     return scratch
@@ -175,10 +173,8 @@ def test_a_disk_where_everybody_may_rename_is_refused(run_directory: RunDirector
 def test_half_of_an_environment_does_not_stay(
     run_directory: RunDirectory, venv: Path, node: Path, failing: str
 ) -> None:
-    program = node.parent / "bin" / failing
     half = {"sbcast": 'cp "$2" "$3"', "tar": '/bin/tar "$@"'}[failing]
-    program.write_text(f"#!/bin/sh\n{half}; echo 'node1: No space left on device' >&2; exit 1\n")
-    program.chmod(0o755)
+    FakeSlurm(node.parent / "bin").script(failing, f"{half}; echo 'node1: No space left on device' >&2; exit 1")
     with pytest.raises(OwnFailureError) as error:
         stage_to(node, run_directory, venv)
     assert error.value.message == "the environment could not be copied to every node: node1: No space left on device"
@@ -195,8 +191,7 @@ def test_removal_leaves_time_for_the_requeue(
     removed: bool,
 ) -> None:
     staged = stage_to(node, run_directory, venv)
-    slow = node.parent / "bin" / "srun"
-    slow.write_text(slow.read_text().replace("exec", "sleep 1; exec"))
+    FakeSlurm(node.parent / "bin").script("srun", SRUN.replace("exec", "sleep 1; exec"))
     capsys.readouterr()
     unstage(staged, replace(IN_SLURM, ends_at=time.time() + left_s), environ_of(node))
     assert staged.folder.exists() is not removed
@@ -207,7 +202,7 @@ def test_a_removal_that_hangs_is_given_up_in_time(
     run_directory: RunDirectory, venv: Path, node: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     staged = stage_to(node, run_directory, venv)
-    (node.parent / "bin" / "srun").write_text("#!/bin/sh\nexec sleep 60\n")
+    FakeSlurm(node.parent / "bin").script("srun", "exec sleep 60")
     began = time.monotonic()
     unstage(staged, replace(IN_SLURM, ends_at=time.time() + LAST_S + 2), environ_of(node))
     assert time.monotonic() - began < 5
