@@ -35,7 +35,7 @@ def two_steps(folder: Path) -> Path:
 
 
 def typed(*words: object, unprivileged: bool = False) -> subprocess.CompletedProcess[str]:
-    """`toolkit ckpt WORDS` in a process of its own, perhaps as somebody whom modes of files keep out."""
+    """`toolkit ckpt WORDS` in a process of its own, without the right to ignore file modes if `unprivileged`."""
     command = [sys.executable, "-c", MAIN, "ckpt", *map(str, words)]
     if unprivileged and os.geteuid() == 0:
         # Still root, who may read this checkout wherever it lies, but without the right to pass over modes.

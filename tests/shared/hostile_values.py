@@ -1,4 +1,4 @@
-"""Texts that somebody's shell, template, parser, terminal or scheduler would take for more than a text.
+"""Strings that a shell, template, parser, terminal or scheduler would treat as more than a plain string.
 
 Each of them would make a file CANARY if any shell ever read it as a command.
 """
@@ -42,7 +42,7 @@ VALUES = {
     "globs": "* ? [a-z] {a,b} !(a) **/*",
     "history": "!! !$ ^a^b^",
     "home": "~",
-    "somebody's home": "~root/x",
+    "home of root": "~root/x",
     "path out": "../../../../etc/passwd",
     "option": "-x",
     "long option": "--help",
@@ -103,7 +103,7 @@ print(json.dumps({
 
 
 def toml(value: str) -> str:
-    """A text as TOML writes it; every letter that is not plain as its number."""
+    """`value` as a TOML string, with an escape for every character that is not an ASCII letter or digit."""
     return '"' + "".join(letter if letter.isalnum() and letter.isascii() else f"\\U{ord(letter):08x}" for letter in value) + '"'  # fmt: skip
 
 
