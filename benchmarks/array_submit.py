@@ -32,7 +32,7 @@ TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 JOB = '[job]\nname = "array_submit"\nentry = ["true"]\ntime = "5"\nsbatch = [{options}]\n[restart]\ncrashes = 0\n'
 OURS = """
 import sys, time
-from toolkit.submission import excluded_nodes as bad_nodes
+from toolkit.submission import script as bad_nodes
 from toolkit.submission import chain
 from toolkit.submission import executors
 from toolkit.submission import submit_run as submission

@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.config.amend import amend_job, move_job
-from toolkit.config.origins import Flag, Origin
+from toolkit.config.document import Flag, Origin
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from toolkit.config.amend import amend_job
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
+from toolkit.config.layers import site_of_record
 from toolkit.config.request import JobRequest
-from toolkit.config.site_values import site_of_record
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site
 from toolkit.site.partitions import candidates, needs_choice

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from toolkit.config.amend import amend_job
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site

@@ -6,7 +6,7 @@ import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.config.lines import key_lines, line_of
+from toolkit.config.document import key_lines, line_of
 
 TEXT = '''\
 top = 1

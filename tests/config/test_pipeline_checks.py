@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from toolkit.config.checks import check_request
+from toolkit.config.document import Flag
 from toolkit.config.layers import resolve_job
-from toolkit.config.origins import Flag
-from toolkit.config.parallel import ParallelTable
-from toolkit.config.pipeline import no_micro_batches
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
+from toolkit.config.train import ParallelTable, no_micro_batches
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site
 

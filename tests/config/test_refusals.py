@@ -2,7 +2,7 @@
 
 import pytest
 
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.errors import NotFoundError, ToolkitError
 
 

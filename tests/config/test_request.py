@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.config.request import JobRequest, resolve, with_rank_flags
 from toolkit.errors import ToolkitError
 

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from toolkit.config.parallel import ParallelTable
+from toolkit.config.train import ParallelTable
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from launch import launch, said_by
 
+from toolkit.config.document import Flag
 from toolkit.config.layers import resolve_job
-from toolkit.config.origins import Flag
 from toolkit.config.shipped import shipped_jobs
 from toolkit.metrics.training import read_train_log
 

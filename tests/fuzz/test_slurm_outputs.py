@@ -15,10 +15,8 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.run_files import FolderFiles, RecordedJob, RecordedScheduler, RunFiles
 from toolkit.rundir.states import RunState
 from toolkit.runs.status.state_table import Situation, report_state
-from toolkit.slurm.job_facts import of_jobs, outlived, read_sacct, read_squeue
-from toolkit.slurm.records import UnreadableError
-from toolkit.slurm.show_fields import show_fields
-from toolkit.slurm.states import run_state
+from toolkit.slurm.job_facts import of_jobs, outlived, read_sacct, read_squeue, run_state
+from toolkit.slurm.records import UnreadableError, show_fields
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
 FIRST_KEYS = {

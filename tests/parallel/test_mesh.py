@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from toolkit.config.parallel import ParallelTable
+from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.parallel import mesh as mesh_module
 from toolkit.parallel.mesh import Mesh, make_mesh

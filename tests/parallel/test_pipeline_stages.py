@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from toolkit.config.parallel import ParallelTable
+from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.jobs import train_lm
 from toolkit.parallel.materialise import materialise

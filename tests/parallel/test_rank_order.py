@@ -11,7 +11,7 @@ from clusters_of_ranks import in_turn, topology_of_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.config.parallel import ParallelTable
+from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.parallel.rank_order import order_ranks
 from toolkit.topology.facts import Topology, unknown

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from toolkit.config.parallel import ParallelTable
+from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.jobs.train_lm import GPT, OUTLINE, Arguments
 from toolkit.parallel.tensor_plan import Split, tensor_plan

@@ -7,10 +7,9 @@ import pytest
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.claims import claim_start, end_start
 from toolkit.rundir.files import write_json
-from toolkit.rundir.find import find_run, runs_folder
+from toolkit.rundir.find import find_run, refuse_part, runs_folder
 from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import create_run
-from toolkit.rundir.run_names import refuse_part
 
 RECORD = {"job": {"job": {"array": ""}, "site": {"name": "sunway"}}, "host": "n1"}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from fake_slurm import FakeSlurm
 
+from toolkit.config.document import Origin
 from toolkit.config.layers import resolve_job
-from toolkit.config.origins import Origin
 from toolkit.errors import ToolkitError
 from toolkit.site import detect
 from toolkit.site.detect import choose_site, detect_site

@@ -9,7 +9,7 @@ from toolkit.config.site import PartitionTable, Site
 from toolkit.site.findings import Probe, judge_limits, judge_reports
 from toolkit.slurm.cluster import node_of
 from toolkit.slurm.limits import limits_of
-from toolkit.slurm.show_fields import show_fields
+from toolkit.slurm.records import show_fields
 
 PROBE = Probe("gpu", 2, 2, 2, "token", "/scratch")
 GOOD = [

@@ -7,8 +7,8 @@ import pytest
 
 from toolkit.slurm.cluster import closed_by, mpi_plugins_in
 from toolkit.slurm.limits import limits_of
-from toolkit.slurm.show_fields import show_fields
-from toolkit.slurm.tres import gpus_of
+from toolkit.slurm.records import show_fields
+from toolkit.slurm.sbatch_options import gpus_of
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from toolkit.slurm.associations import QueuedJob, associations_of, default_accou
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.limits import cluster_settings, every_partition, node_shapes, reservations
 from toolkit.slurm.records import UnreadableError
-from toolkit.slurm.tres import gpus_of, memory_mib, parse_tres, parse_weights
+from toolkit.slurm.sbatch_options import gpus_of, memory_mib, parse_tres, parse_weights
 
 PARTITIONS = """\
 PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=00:10:00 DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime=1-00:00:00 MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED Nodes=node[1-2] PriorityJobFactor=1 PriorityTier=10 RootOnly=NO ReqResv=NO OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP TotalCPUs=16 TotalNodes=2 SelectTypeParameters=NONE JobDefaults=(null) DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=16,mem=32000M,node=2,billing=16,gres/gpu=8

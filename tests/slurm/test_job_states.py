@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.rundir.states import RunState
-from toolkit.slurm.states import base_state, run_state
+from toolkit.slurm.job_facts import base_state, run_state
 
 # squeue(1), "JOB STATE CODES", and sacct(1), in the order of the manual of Slurm 24.11.
 MANUAL = """BOOT_FAIL CANCELLED COMPLETED CONFIGURING COMPLETING DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PENDING

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from toolkit.slurm.clusters import cluster_of_allocation, for_cluster, in_words
-from toolkit.slurm.commands import Slurm, UnknownClusterError
+from toolkit.slurm.commands import Slurm, UnknownClusterError, cluster_of_allocation, for_cluster, in_words
 
 # As 22.05 says it of any command.
 NO_ADDRESS = (

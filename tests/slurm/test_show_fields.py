@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.errors import ToolkitError
-from toolkit.slurm.show_fields import show_fields
+from toolkit.slurm.records import show_fields
 
 JOB = """\
 JobId=9 HetJobId=9 HetJobOffset=0 JobName=my job a=b

@@ -10,7 +10,7 @@ from toolkit.config.layers import resolve_job
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
-from toolkit.runs.record.request import request_of
+from toolkit.runs.record.job import request_of
 from toolkit.site.load import load_site
 from toolkit.submission.allocation import check_here
 from toolkit.submission.cost import cost_of, in_words, together

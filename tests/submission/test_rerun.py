@@ -137,7 +137,7 @@ def test_changes_that_git_did_not_tell_in_time_are_refused_not_left_out(
     (repository / "helper.py").write_text("WORD = 'not committed'\n")
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(slow.parent), prepend=":")
-        patch.setattr("toolkit.runs.record.repository.ANSWER_S", 1.0)
+        patch.setattr("toolkit.runs.record.code_snapshot.ANSWER_S", 1.0)
         run = made("submit", repository / "work.toml", "--set", "job.snapshot=none")
     said = toolkit("rerun", run.run_id)
     assert said.code == 1 and "were not kept (git did not answer in" in said.err

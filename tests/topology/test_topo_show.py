@@ -13,7 +13,7 @@ import pytest
 from machine_fakes import h100_pair
 
 from toolkit.cli import topo_show
-from toolkit.config.parallel import ParallelTable
+from toolkit.config.train import ParallelTable
 from toolkit.observe.pictures.topology_drawing import Box, Drawing, draw
 from toolkit.parallel.rank_order import order_ranks
 from toolkit.topology.facts import Claimed, Fact, Hardware, LinkFact, NodeFacts, Topology, unknown

@@ -123,7 +123,7 @@ def test_a_roll_back_before_the_first_checkpoint_ends_the_run_on_all_ranks(tiny_
 
 @pytest.mark.parametrize("every_steps", [0, STEPS, 100])
 def test_a_roll_back_for_which_no_checkpoint_can_be_there_is_refused_at_the_start(tmp_path, tiny_training, every_steps):
-    from toolkit.config.combinations import check_roll_back
+    from toolkit.config.layout_checks import check_roll_back
 
     config = saved_every(every_steps, config_of(guard="roll_back"))
     with pytest.raises(ToolkitError, match=f"checkpoint.every_steps is {every_steps}, train.steps 12") as told:
@@ -379,7 +379,7 @@ def test_the_gain_of_copies_that_agree_is_one(tiny_training):
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(ranks, parallel, settings, where):
-    from toolkit.config.combinations import check_combinations
+    from toolkit.config.layout_checks import check_combinations
 
     config = job(steps=STEPS, batch=BATCH, micro_batch=1, parallel={**parallel, "replicate": 0}, **settings)
     with pytest.raises(ToolkitError) as refused:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.job_request import request_of
-from toolkit.cli.options import echo_log, job_options, runs_option
+from toolkit.cli.options import echo_log, job_options, request_of, runs_option
 from toolkit.cli.param_types import JOB, RUN, SITE
 from toolkit.cli.places import find
 from toolkit.errors import ToolkitError

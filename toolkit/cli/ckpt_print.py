@@ -58,8 +58,8 @@ def reading_bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from toolkit.terminal.character_set import is_plain
     from toolkit.terminal.plain_bar import PlainBarColumn
+    from toolkit.terminal.printable import is_plain
 
     drawn = PlainBarColumn() if is_plain() else BarColumn()
     columns = ("{task.description}", drawn, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())

@@ -63,7 +63,7 @@ def _remembered() -> Path:
     import hashlib
     import platform
 
-    from toolkit.site.files import site_files
+    from toolkit.config.shipped import site_files
 
     files = [(str(path), path.stat().st_mtime_ns) for path in site_files().values()]
     settings = [os.environ.get(name) for name in ("TOOLKIT_SITE", "SLURM_CONF", "SLURM_CLUSTER_NAME", "PATH", "USER")]
@@ -117,7 +117,7 @@ def shipped(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
 
 def sites(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     """Names of sites; also the path of a site file."""
-    from toolkit.site.files import site_files
+    from toolkit.config.shipped import site_files
 
     return _plain(site_files(), incomplete) or [CompletionItem(incomplete, type="file")]
 
@@ -131,8 +131,8 @@ def sessions(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
 
 def partitions(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     """The partitions that the named site's file has; where none is named or it has none, those of this cluster."""
+    from toolkit.config.shipped import partitions_in
     from toolkit.errors import ToolkitError
-    from toolkit.site.files import partitions_in
     from toolkit.slurm.commands import Slurm
 
     named = ctx.params.get("site") or os.environ.get("TOOLKIT_SITE")

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.job_request import request_of
-from toolkit.cli.options import print_command_option
+from toolkit.cli.options import print_command_option, request_of
 from toolkit.cli.param_types import JOB, SITE
 from toolkit.talk import say
 
 if TYPE_CHECKING:
-    from toolkit.config.origins import Origin
+    from toolkit.config.document import Origin
 
 
 @click.group()
@@ -61,7 +60,7 @@ def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: b
 
 def print_values(values: Iterable[tuple[str, Any]], origins: Mapping[str, Origin], *, with_origin: bool) -> None:
     """Print one line a key, in columns, so that `grep` and `diff` work on it."""
-    from toolkit.config.origins import Origin
+    from toolkit.config.document import Origin
     from toolkit.config.resolved import as_json
     from toolkit.config.secrets import shown, shown_origin
 

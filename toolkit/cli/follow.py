@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from toolkit.cli.ages import Moment
-from toolkit.cli.batch_errors import for_each, refuse_at_last
 from toolkit.cli.options import echo_log, json_option, print_command_option, runs_option
 from toolkit.cli.param_types import RUN
-from toolkit.cli.places import find, folder_of_runs
+from toolkit.cli.places import find, folder_of_runs, for_each, refuse_at_last
 from toolkit.errors import InterruptedWaitError, ToolkitError
 from toolkit.rundir.states import RunState
 from toolkit.talk import say
-from toolkit.terminal.character_set import is_plain
+from toolkit.terminal.printable import is_plain
 from toolkit.terminal.table import print_table
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _table(statuses: Sequence[RunStatus]) -> None:
 def _table_of_tasks(statuses: Sequence[RunStatus]) -> None:
     """A line for each task of the arrays among some runs."""
     from toolkit.rundir.sweep import in_words
-    from toolkit.slurm.clusters import named
+    from toolkit.slurm.commands import named
 
     rows = []
     for status in statuses:

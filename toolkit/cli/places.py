@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from toolkit.errors import ToolkitError, all_of
+from toolkit.rundir.files import permissions_in_words
 
 if TYPE_CHECKING:
     from toolkit.rundir.layout import RunDirectory
@@ -35,9 +39,46 @@ def folder_of_runs(named: Path | None) -> Path:
 
 def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
     """The run directory that RUN names. A verb, `to`="cancel", is not for what names less than a run or a task."""
-    from toolkit.rundir.run_names import refuse_part
+    from toolkit.rundir.find import refuse_part
     from toolkit.submission.named_run import find_named
 
     if to:
         refuse_part(run, to)
     return find_named(run, site_runs(runs))
+
+
+Result = TypeVar("Result")
+
+
+def for_each(names: Iterable[str], do: Callable[[str], Result]) -> tuple[list[Result], list[ToolkitError]]:
+    """Return the results of `do` for each distinct name, and the errors of the names that it refused.
+
+    Raises:
+        OSError: stdout was closed, as by `| head -1`; raised after all names were processed.
+    """
+    results: list[Result] = []
+    refused: list[ToolkitError] = []
+    stdout_error: OSError | None = None
+    for name in dict.fromkeys(names):
+        try:
+            with permissions_in_words():
+                results.append(do(name))
+        except ToolkitError as error:
+            refused.append(error)
+        except OSError as error:
+            if error.filename is not None:  # a file's
+                raise
+            stdout_error = error
+    if stdout_error is not None:
+        raise stdout_error
+    return results, refused
+
+
+def refuse_at_last(refused: Sequence[ToolkitError]) -> None:
+    """Raise the collected errors, if any, after all names were processed.
+
+    Raises:
+        ToolkitError: the first error, with the others attached.
+    """
+    if refused:
+        raise all_of(refused)

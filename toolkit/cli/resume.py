@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from toolkit.cli.job_request import after_option, request_of
-from toolkit.cli.options import job_options, print_command_option, runs_option
+from toolkit.cli.options import after_option, job_options, print_command_option, request_of, runs_option
 from toolkit.cli.param_types import CHECKPOINT, RUN, SITE
 from toolkit.cli.run_foreground import live_here
 from toolkit.cli.submit import announce, follow, force_option, parsable_option, wait_option

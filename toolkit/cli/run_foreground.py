@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from toolkit.cli.job_request import asks_for_job
-from toolkit.cli.options import echo_log, print_command_option
+from toolkit.cli.options import asks_for_job, echo_log, print_command_option
 from toolkit.cli.param_types import SESSION
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from typing import Any
 
 import click
 
-from toolkit.cli.batch_errors import for_each, refuse_at_last
-from toolkit.cli.job_request import request_of
-from toolkit.cli.options import job_options, json_option, print_command_option
+from toolkit.cli.options import job_options, json_option, print_command_option, request_of
 from toolkit.cli.param_types import JOB, SESSION, SITE
+from toolkit.cli.places import for_each, refuse_at_last
 from toolkit.slurm.silence import prints_commands
 from toolkit.talk import say
 

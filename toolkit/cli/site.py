@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.job_request import request_of
-from toolkit.cli.options import job_options, json_option, print_command_option, runs_option
+from toolkit.cli.options import job_options, json_option, print_command_option, request_of, runs_option
 from toolkit.cli.param_types import JOB, PARTITION, SITE
 from toolkit.cli.places import site_runs
 from toolkit.talk import say
@@ -259,7 +258,7 @@ def bad_nodes_command(runs: Path | None, node: str | None, as_json: bool) -> Non
 
     from toolkit.errors import NotFoundError
     from toolkit.rundir.bad_nodes import bad_nodes, forget_bad_node, sites_with_bad_nodes
-    from toolkit.submission.excluded_nodes import describe
+    from toolkit.submission.script import describe
 
     folder = site_runs(runs)
     sites = sites_with_bad_nodes(folder)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.job_request import after_option, asks_for_job, sweep_options
-from toolkit.cli.options import json_option, print_command_option
+from toolkit.cli.options import after_option, asks_for_job, json_option, print_command_option, sweep_options
 from toolkit.errors import CHECK_FAILED
 from toolkit.talk import say
-from toolkit.terminal.character_set import is_plain
+from toolkit.terminal.printable import is_plain
 
 if TYPE_CHECKING:
     from toolkit.config.request import JobRequest
@@ -26,7 +25,7 @@ force_option = click.option("--force", is_flag=True, help="Submit what `toolkit 
 
 def announce(run: Run, *, parsable: bool) -> None:
     """Report which job a run has become; on stderr if stdout is closed, since the job is submitted all the same."""
-    from toolkit.slurm.clusters import named
+    from toolkit.slurm.commands import named
 
     whole = run.directory.whole
     message = f"run {whole.run_id} is job {named(run.submitted_job, run.cluster)}, in {whole.path}"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.job_request import request_of
-from toolkit.cli.options import mesh_options
+from toolkit.cli.options import mesh_options, request_of
 from toolkit.cli.param_types import JOB
 from toolkit.cli.topo_check import check
 from toolkit.cli.topo_plot import plot
@@ -63,7 +62,7 @@ def groups(
     toolkit topo groups train_lm.toml --machine dgx-a100 -N 8 --leaves 4,4 --explain
     """
     from toolkit.cli.topo_traffic import job_step, read_model, traffic_of_job
-    from toolkit.config.component_checks import refuse_components
+    from toolkit.config.layout_checks import refuse_components
     from toolkit.config.request import resolve
     from toolkit.topology.groups_shown import groups_as_json
     from toolkit.topology.placement import as_launched, place

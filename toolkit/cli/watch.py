@@ -14,7 +14,7 @@ from toolkit.cli.param_types import RUN
 from toolkit.cli.places import find, folder_of_runs
 from toolkit.errors import InterruptedWaitError
 from toolkit.talk import say
-from toolkit.terminal.character_set import has_unicode, is_plain
+from toolkit.terminal.printable import has_unicode, is_plain
 
 if TYPE_CHECKING:
     from toolkit.runs.follow.progress import Progress

@@ -9,17 +9,13 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from toolkit.config.checks import check_arguments, check_request
-from toolkit.config.derive import derive, derive_parallel
-from toolkit.config.document import leaves
+from toolkit.config.document import Flag, KeyPath, Origin, dotted, leaves
 from toolkit.config.entry import check_entry
-from toolkit.config.layers import Setting, from_command_line, merge
-from toolkit.config.lines import KeyPath, dotted
-from toolkit.config.metric import check_metric
-from toolkit.config.origins import Flag, Origin
+from toolkit.config.layers import Setting, from_command_line, merge, origins_of_site, values_of_site
+from toolkit.config.needs import check_metric
 from toolkit.config.refusal import refusal, table_model
-from toolkit.config.resolved import JobFile, ResolvedJob
+from toolkit.config.resolved import JobFile, ResolvedJob, derive, derive_parallel
 from toolkit.config.site import Site
-from toolkit.config.site_values import origins_of_site, values_of_site
 
 _OF_A_METRIC = frozenset({"checkpoint.best", "train.validate_every"})
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toolkit.config.component_checks import check_components
-from toolkit.config.derive import is_elsewhere
-from toolkit.config.layout_checks import check_layout
+from toolkit.config.document import no_start, no_text, no_word
+from toolkit.config.layout_checks import check_components, check_layout
 from toolkit.config.needs import check_needs
 from toolkit.config.refusal import refuse
-from toolkit.config.resolved import ResolvedJob
+from toolkit.config.resolved import ResolvedJob, is_elsewhere
 from toolkit.config.site import PartitionTable, Site
 from toolkit.config.table import nearest
-from toolkit.config.values import no_start, no_text, no_word
 from toolkit.errors import ToolkitError, all_of, counted
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time

@@ -1,16 +1,15 @@
-"""A TOML file as values, with the line of each key."""
+"""TOML documents as values with the line of each key, the limits of a value, and the origin of a setting."""
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from toolkit.config.lines import KeyPath, key_lines, line_of
-from toolkit.config.values import DEEPEST, parts
 from toolkit.errors import NotFoundError, ToolkitError
 
 
@@ -85,3 +84,192 @@ def _where_tomllib_stopped(message: str, text: str) -> tuple[int, str]:
         return 1, message
     line = int(match[2]) if match[2] else max(1, len(text.splitlines()))
     return line, match[1]
+
+
+LARGEST_INTEGER = 2**63 - 1  # TOML's limit that every reader must support
+DEEPEST = 100  # levels of tables and lists; JSON writers fail soon after 200
+LONGEST_WORD_BYTES = 131_071  # execve(2): MAX_ARG_STRLEN is 32 pages, including the final NUL
+MOST_BYTES = 1_000_000  # half of the usual limit of all arguments and variables; the rest is the site's
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def no_text(text: str) -> str:
+    """Why a string cannot be written to a file; "" if it can."""
+    if match := _SURROGATE.search(text):
+        return f"contains a byte that is not UTF-8 ({match.group()!a})"
+    return ""
+
+
+def no_line(text: str) -> str:
+    """Why a string cannot be part of one line of a script: a newline in a #SBATCH line would start a command."""
+    if match := _CONTROL.search(text):
+        return f"contains the control character {match.group()!r}"
+    return no_text(text)
+
+
+def no_word(text: str) -> str:
+    """Why a string can be neither an argument nor a variable's value; "" if it can."""
+    return "contains a NUL, which ends a string in system calls" if "\0" in text else no_text(text)
+
+
+def no_json(value: object) -> str:
+    """Why a single value would change in JSON; "" if it would not."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"is {value}, which JSON does not support"
+    return no_text(value) if isinstance(value, str) else ""
+
+
+def parts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, int]]:
+    """Yield every key and every single value inside `value`, with its path and depth; lists do not count in paths."""
+    below: list[tuple[KeyPath, Any, int]] = [(path, value, 0)]
+    while below:
+        path, value, depth = below.pop()
+        if depth > DEEPEST:
+            yield path, value, depth  # deeper levels are not checked
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                yield (*path, name), name, depth
+                below.append(((*path, name), inner, depth + 1))
+        elif isinstance(value, list):
+            below += [(path, inner, depth + 1) for inner in value]
+        else:
+            yield path, value, depth
+
+
+def no_start(arguments: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Why the system would not start a program with these arguments and variables; "" if it would."""
+    pairs = [f"{name}={value}" for name, value in variables.items()]
+    sizes = {part: len(part.encode("utf-8", "surrogateescape")) for part in (*arguments, *pairs)}
+    for part, size in sizes.items():
+        if size > LONGEST_WORD_BYTES:
+            return f"{part[:40]!r}... has {size} bytes, but the system accepts at most {LONGEST_WORD_BYTES} per string"
+    if sum(sizes.values()) > MOST_BYTES:
+        return f"arguments and variables have {sum(sizes.values())} bytes together, more than {MOST_BYTES}"
+    return ""
+
+
+KeyPath = tuple[str, ...]
+
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
+_KEY_PART = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[A-Za-z0-9_-]+)\s*""")
+# One step through a value: a string, a bracket, a comment, a line's end, or any other character.
+_VALUE_STEP = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|[\[{]|[\]}]|#[^\n]*|\n|.', re.DOTALL
+)
+
+
+def key_lines(text: str) -> dict[KeyPath, int]:
+    """Return the line, counted from 1, of every table header and key in `text`, which tomllib has accepted.
+
+    Keys inside an inline table have their table's line. Each table of an array has its number, counted from 0, in the
+    paths of its keys; for the array itself the first line counts.
+    """
+    lines: dict[KeyPath, int] = {}
+    table: KeyPath = ()
+    counts: dict[KeyPath, int] = {}  # the number of tables of each array
+    position = _skip(text, 0)
+    while position < len(text):
+        line = text.count("\n", 0, position) + 1
+        if text[position] == "[":
+            opening = 2 if text.startswith("[[", position) else 1
+            table, position = _key_path(text, position + opening)
+            table = _numbered(table, counts, begins=opening == 2)
+            path, position = table, position + opening
+        else:
+            key, position = _key_path(text, position)
+            path, position = table + key, _value_end(text, position + 1)
+        for depth in range(1, len(path) + 1):
+            lines.setdefault(path[:depth], line)
+        position = _skip(text, position)
+    return lines
+
+
+def _numbered(header: KeyPath, counts: dict[KeyPath, int], *, begins: bool) -> KeyPath:
+    """A header's path with the number of each array's table that contains it, or that it starts."""
+    path: KeyPath = ()
+    for depth, part in enumerate(header, start=1):
+        path = (*path, part)
+        if begins and depth == len(header):
+            counts[path] = counts.get(path, -1) + 1
+        if path in counts:
+            path = (*path, str(counts[path]))
+    return path
+
+
+def dotted(path: KeyPath) -> str:
+    """A key as error messages print it: `train.steps`, `component[1].nodes`."""
+    if path[0] == "component" and len(path) > 1:
+        return ".".join([f"component[{path[1]}]", *path[2:]])
+    return ".".join(path)
+
+
+def line_of(lines: dict[KeyPath, int], path: KeyPath) -> int:
+    """Return the line of `path`, or of the innermost table around it; 1 if none is known."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path, 1)
+
+
+def _skip(text: str, position: int) -> int:
+    match = _BLANK.match(text, position)
+    assert match is not None  # The pattern matches the empty string.
+    return match.end()
+
+
+def _key_path(text: str, position: int) -> tuple[KeyPath, int]:
+    parts: list[str] = []
+    while match := _KEY_PART.match(text, position):
+        part = match[1]
+        parts.append(next(iter(tomllib.loads(f"{part} = 0"))) if part[0] in "\"'" else part)
+        position = match.end()
+        if text[position : position + 1] != ".":
+            break
+        position += 1
+    assert parts, "the text was accepted by tomllib"
+    return tuple(parts), position
+
+
+def _value_end(text: str, position: int) -> int:
+    depth = 0
+    while match := _VALUE_STEP.match(text, position):
+        position = match.end()
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
+        if match[0] == "\n" and depth == 0:
+            break
+    return position
+
+
+# Lowest to highest; a derived value is computed from others after all layers are read.
+Layer = Literal["built-in", "site", "environment", "job", "SBATCH_*", "TOOLKIT_*", "flag", "derived"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """`detail` is file:line, a variable, a flag as typed, or the keys that a derived value depends on."""
+
+    layer: Layer
+    detail: str = ""
+
+    def place(self, key: str) -> str:
+        """Return `where` for an error about `key`."""
+        return f"{self.detail}:{key}" if self.detail else key
+
+
+@dataclass(frozen=True)
+class OriginInComponent(Origin):
+    """The origin of a component's value that replaces [job]'s: an error names the component's key."""
+
+    number: int = 0
+
+    def place(self, key: str) -> str:
+        return super().place(key.replace("job.", f"component[{self.number}].", 1))
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One value of the command line and the flag's name, such as "-N". A string is read by the key's type."""
+
+    value: Any
+    name: str

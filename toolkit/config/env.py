@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import field_validator, model_validator
 
@@ -127,3 +127,83 @@ class EnvTable(Table):
     def secrets_of_shell(self) -> list[str]:
         """The secrets whose values are in the submitting shell."""
         return [name for name, reference in self.secrets.items() if reference == "env"]
+
+
+_ADDRESS = re.compile(r"[^\s,;<>\"'\\]+")
+_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:[/~].*")
+
+MailEvent = Literal[
+    "BEGIN", "END", "FAIL", "REQUEUE", "TIME_LIMIT", "TIME_LIMIT_80", "TIME_LIMIT_90", "ARRAY_TASKS", "ALL"
+]
+WebhookEvent = Literal["end", "failure", "preemption", "stall"]
+
+
+class NotifyTable(Table):
+    """Slurm sends mail; the supervisor calls a webhook, which never delays the run."""
+
+    mail: list[str] = key(
+        None,
+        "Addresses that Slurm sends mail to.",
+        form='a list of addresses such as ["me@example.org"]',
+        default_factory=list,
+    )
+    mail_on: list[MailEvent] = key(
+        None,
+        "The events, as in sbatch's --mail-type.",
+        form='a list of BEGIN, END, FAIL, REQUEUE, TIME_LIMIT, ARRAY_TASKS such as ["END", "FAIL"]',
+        default_factory=lambda: ["END", "FAIL", "REQUEUE"],
+    )
+    webhook: str = key(
+        "",
+        "Reference to the URL that JSON is posted to; with the URL, anyone can post. `file:PATH` is a file that only you may "
+        "read, `env:NAME` a variable of the submitting shell.",
+        form='a reference such as "file:~/.config/toolkit/webhook" or "env:TEAM_WEBHOOK"; the URL itself is a secret',
+    )
+    webhook_on: list[WebhookEvent] = key(
+        None,
+        "The events of the webhook.",
+        form='a list of end, failure, preemption, stall such as ["end", "failure"]',
+        default_factory=lambda: ["end", "failure", "preemption", "stall"],
+    )
+
+    @field_validator("mail")
+    @classmethod
+    def _check_addresses(cls, mail: list[str]) -> list[str]:
+        for address in mail:
+            if not _ADDRESS.fullmatch(address):
+                raise refuse_value((), f"{address!r} is not a valid address")
+        return mail
+
+    @field_validator("webhook")
+    @classmethod
+    def _check_reference(cls, webhook: str) -> str:
+        if webhook and not _REFERENCE.fullmatch(webhook):
+            raise refuse_value((), "not a valid reference")  # not quoted: it may be the URL itself
+        return webhook
+
+    @property
+    def webhook_variable(self) -> str:
+        """The variable of the submitting shell that contains the URL; "" if there is none."""
+        kind, _, name = self.webhook.partition(":")
+        return name if kind == "env" else ""
+
+
+class RestartTable(Table):
+    """Each budget counts its own cause."""
+
+    crashes: int = key(2, "Restarts after a crash of a rank; -1 is unlimited.", ge=-1)
+    walltimes: int = key(-1, "Requeues at walltime; -1 is unlimited.", ge=-1)
+    preemptions: int = key(-1, "Requeues after preemption; -1 is unlimited.", ge=-1)
+    warn_s: int = key(120, "Seconds before walltime at which the ranks are signalled to save.", ge=1, le=65535)
+    stall_s: int = key(900, "Seconds without a step after which the attempt counts as stalled.", ge=1)
+    collective_timeout_s: int = key(
+        1800,
+        "Seconds that a rank of a function waits in a collective for the others before it fails. A smaller `stall_s` takes "
+        "effect first.",
+        ge=1,
+    )
+    health: Literal["requeue", "warn", "off"] = key(
+        "requeue",
+        "A check of the nodes before a start's first attempt. A node that fails it is excluded for a day; `requeue` also "
+        "ends this start and begins another one without the node, from the budget of `crashes`.",
+    )

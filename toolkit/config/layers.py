@@ -15,19 +15,16 @@ from pydantic import ValidationError
 
 from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.checks import check_arguments, check_request
-from toolkit.config.derive import derive
-from toolkit.config.document import Document, leaves, read_document
+from toolkit.config.document import Document, Flag, KeyPath, Origin, dotted, leaves, read_document
 from toolkit.config.entry import check_entry
 from toolkit.config.job import is_job_name
-from toolkit.config.lines import KeyPath, dotted
-from toolkit.config.metric import check_metric
-from toolkit.config.origins import Flag, Origin
+from toolkit.config.needs import check_metric
 from toolkit.config.refusal import refusal
-from toolkit.config.resolved import JobFile, ResolvedJob
-from toolkit.config.site import Site
-from toolkit.config.site_values import origins_of_site, values_of_site
+from toolkit.config.resolved import JobFile, ResolvedJob, derive
+from toolkit.config.site import DetectTable, PathsTable, Site, SiteIdentity
 from toolkit.config.texts import TABLES, read_text
 from toolkit.errors import ToolkitError
+from toolkit.rundir.find import typed_path
 from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
 
 
@@ -212,3 +209,82 @@ def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]
             table = table.setdefault(part, {})
         table[path[-1]] = setting.value
     return values, {".".join(path): setting.origin for path, setting in kept.items()}
+
+
+def values_of_site(site: Site, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the site's tables by the fields of a resolved job.
+
+    Raises:
+        ToolkitError: a path of the site has a variable that `environ` lacks.
+    """
+    return {
+        "site": SiteIdentity(**{name: getattr(site, name) for name in SiteIdentity.model_fields}),
+        "scheduler": site.scheduler,
+        "launcher": site.launcher,
+        "gpu": site.gpu,
+        "site_env": site.env,
+        "network": site.network,
+        "paths": expand_paths(site, environ),
+        "site_container": site.container,
+    }
+
+
+def site_of_record(job: ResolvedJob) -> Site:
+    """The site of a resolved job, as far as the job contains it: only the job's own partitions."""
+    limits = job.partition_limits
+    partitions = {job.job.partition: limits.model_copy(update={"default": True})} if limits else {}
+    detect = DetectTable(cluster_name=job.job.cluster if limits else "")  # whose partitions these are
+    return Site(
+        **dict(job.site), scheduler=job.scheduler, launcher=job.launcher, gpu=job.gpu, env=job.site_env,
+        network=job.network, paths=job.paths, container=job.site_container, partitions=partitions, detect=detect,
+    )  # fmt: skip
+
+
+def origins_of_site(site: Site) -> dict[str, Origin]:
+    """Return the origins of the site's values under their names in the resolved job."""
+    renamed: dict[str, Origin] = {}
+    for name, origin in site.origins.items():
+        first = name.partition(".")[0]
+        if first in ("env", "container"):  # a job has tables of these names, too
+            renamed[f"site_{name}"] = origin
+        elif "." not in name:
+            renamed[f"site.{name}"] = origin
+        elif first not in ("partitions", "detect"):
+            renamed[name] = origin
+    return renamed
+
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+
+
+def expand_paths(site: Site, environ: Mapping[str, str]) -> PathsTable:
+    """Return the site's paths, with the variables that must be known at submission expanded.
+
+    `local_scratch` is not expanded: its variables are the node's.
+
+    Raises:
+        ToolkitError: a variable is not set.
+    """
+    expanded = {key: expand_path(site, key, environ) for key in ("runs", "scratch")}
+    return site.paths.model_copy(update=expanded)
+
+
+def expand_path(site: Site, key: str, environ: Mapping[str, str]) -> str:
+    """Return one path of `[paths]`, expanded.
+
+    Raises:
+        ToolkitError: a variable is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in environ:
+            raise ToolkitError(
+                f"${name} is not set",
+                where=site.origins.get(f"paths.{key}", Origin("built-in")).place(f"paths.{key}"),
+                fix=f"export {name}, or write the path without it",
+            )
+        return environ[name]
+
+    text: str = getattr(site.paths, key)
+    return str(typed_path(_VARIABLE.sub(value, text))) if text else ""

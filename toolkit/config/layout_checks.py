@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toolkit.config.combinations import check_combinations
-from toolkit.config.pipeline import SEVERAL_STAGES, micro_batch_fix, no_micro_batches
+from toolkit.config.checkpoint import CheckpointTable
 from toolkit.config.refusal import refuse
 from toolkit.config.resolved import ResolvedJob
+from toolkit.config.train import SEVERAL_STAGES, ParallelTable, TrainTable, micro_batch_fix, no_micro_batches
 from toolkit.errors import ToolkitError, counted
 
 
@@ -214,3 +214,145 @@ def _multiples_around(number: int, step: int) -> Iterator[int]:
     if below:
         yield below
     yield below + step
+
+
+_OVER_THE_FILE = ("SBATCH_*", "TOOLKIT_*", "flag")
+SHAPE = ("nodes", "ranks_per_node")  # each component may set its own
+
+
+def check_components(resolved: ResolvedJob) -> None:
+    """Check that Slurm can start a job with components as one step.
+
+    Raises:
+        ToolkitError: another key contradicts them; the message contains the fix.
+    """
+    if not resolved.component:
+        return
+    _check_flags(resolved)
+    if resolved.scheduler.kind == "local":
+        raise refuse(
+            resolved, "component", f"site {resolved.site.name} has no scheduler to allocate nodes of several shapes",
+            "--site with the name of a cluster, or remove the components",
+        )  # fmt: skip
+    if resolved.launcher.kind not in ("auto", "srun"):
+        raise refuse(
+            resolved, "component", f"only srun starts ranks in several components, but the launcher of site "
+            f"{resolved.site.name} is {resolved.launcher.kind}",
+            'launcher.kind = "srun" in the site file, or remove the components',
+        )  # fmt: skip
+    if resolved.job.array:
+        raise refuse(resolved, "job.array", "Slurm does not support arrays of heterogeneous jobs", "remove it")
+    if resolved.job.repeat > 1:
+        raise refuse(
+            resolved, "job.repeat", "repeated jobs are an array, but Slurm does not support arrays of heterogeneous jobs",
+            "repeat = 1",
+        )  # fmt: skip
+    _check_nodes(resolved)
+
+
+def refuse_components(resolved: ResolvedJob, message: str, fix: str) -> None:
+    """Reject a job with components where toolkit supports only one shape.
+
+    Raises:
+        ToolkitError: the job has components.
+    """
+    if resolved.component:
+        raise refuse(resolved, "component", message, fix)
+
+
+def _check_flags(resolved: ResolvedJob) -> None:
+    """Reject a flag over a key that components set themselves: it applies to [job], so they would ignore it."""
+    for name in type(resolved.component[0]).model_fields:
+        origin = resolved.origin(f"job.{name}")
+        saying = [number for number, table in enumerate(resolved.component) if name in table.stated]
+        if origin.layer in _OVER_THE_FILE and (saying or name in SHAPE):
+            raise ToolkitError(
+                f"the job has {len(resolved.component)} components, and each of them sets {name}",
+                where=origin.place(f"job.{name}"),
+                fix=f"remove it, and set component[{saying[0] if saying else 0}].{name} in the job file",
+            )
+
+
+def _check_nodes(resolved: ResolvedJob) -> None:
+    for number, one in enumerate(resolved.components):
+        if one.job.min_nodes != one.job.max_nodes:
+            raise refuse(
+                resolved, "job.nodes", f"component[{number}] does not set nodes, and {one.job.nodes} is a range",
+                f"nodes = {one.job.min_nodes}, or nodes = ... in each [[component]]",
+            )  # fmt: skip
+    if resolved.job.nodelist and sum("nodelist" not in table.stated for table in resolved.component) > 1:
+        raise refuse(
+            resolved, "job.nodelist", "the nodes of one component cannot be in another", "set nodelist in its [[component]]",
+        )  # fmt: skip
+
+
+def check_combinations(train: TrainTable, parallel: ParallelTable) -> None:
+    """Reject settings that the trainer does not support on such a mesh.
+
+    Raises:
+        ToolkitError: the message names the two settings.
+    """
+    if train.recompute == "selective" and parallel.pp > 1 and parallel.schedule == "zero_bubble":
+        raise ToolkitError(
+            'recompute = "selective" releases its activations in a single backward pass, but zero_bubble splits the backward pass in two',
+            where="train.recompute",
+            fix='use "every", or schedule = "interleaved"',
+        )
+    if train.compile and (parallel.tp > 1 or parallel.pp > 1):
+        name = "tp" if parallel.tp > 1 else "pp"
+        raise ToolkitError(
+            f"{name} = {getattr(parallel, name)} and torch.compile cannot be combined: hooks break the graphs",
+            where="train.compile",
+            fix=f"set train.compile = false, or {name} = 1",
+        )
+    if train.lr_scaling == "adaptive":
+        _check_adaptive(train, parallel)
+
+
+def _check_adaptive(train: TrainTable, parallel: ParallelTable) -> None:
+    if max(parallel.shard, parallel.tp, parallel.pp, parallel.cp) > 1:
+        raise ToolkitError(
+            "AdaScale reads the whole gradient of each micro-batch, which ranks with parts of a model do not have",
+            where="train.lr_scaling",
+            fix='use "linear" or "square_root", or only replicate the model',
+        )
+    if train.precision == "fp16":
+        raise ToolkitError(
+            "AdaScale reads the gradient of each micro-batch, which fp16 scales",
+            where="train.lr_scaling",
+            fix='use precision = "bf16"',
+        )
+    if train.batch < train.lr_reference_batch:
+        raise ToolkitError(
+            f"AdaScale requires a batch of at least lr_reference_batch = {train.lr_reference_batch}, got {train.batch}",
+            where="train.lr_reference_batch",
+            fix=f"set it to {train.batch} or less",
+        )
+
+
+def check_roll_back(train: TrainTable, checkpoint: CheckpointTable | None, *, has_one: bool) -> None:
+    """Reject `guard = "roll_back"` if there would be no checkpoint to return to.
+
+    Args:
+        checkpoint: when the run saves; None if it cannot.
+        has_one: whether the run has a checkpoint already.
+
+    Raises:
+        ToolkitError: the run saves no checkpoint before its end.
+    """
+    if train.guard != "roll_back" or has_one:
+        return
+    if checkpoint is None:
+        raise ToolkitError(
+            '"roll_back" returns to a checkpoint, but there is none without a run directory',
+            where="train.guard",
+            fix='start the job with `toolkit run` or `toolkit submit`, or set train.guard = "skip"',
+        )
+    saved_by = [checkpoint.every_steps, checkpoint.best_every_steps if checkpoint.best else 0]
+    if checkpoint.every_s == 0 and not any(0 < steps < train.steps for steps in saved_by):
+        raise ToolkitError(
+            f'"roll_back" returns to a checkpoint, but none is scheduled before the last step: checkpoint.every_steps is '
+            f"{checkpoint.every_steps}, train.steps {train.steps}",
+            where="train.guard",
+            fix=f'set checkpoint.every_steps from 1 to {train.steps - 1}, or train.guard = "skip"',
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.errors import ToolkitError
 
 __all__ = ["flags_of_ranks", "needs_nodes"]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from toolkit.config.lines import KeyPath, dotted
+from toolkit.config.document import KeyPath, dotted
 from toolkit.config.table import Table, form_of, nearest
 from toolkit.errors import ToolkitError, all_of
 from toolkit.slurm.sbatch_options import COMPONENTS_ELSEWHERE, COMPONENTS_FIX

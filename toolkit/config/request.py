@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from toolkit.config.document import Flag
 from toolkit.config.layers import resolve_job
-from toolkit.config.origins import Flag
 from toolkit.config.rank_count import flags_of_ranks, needs_nodes
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import find_job

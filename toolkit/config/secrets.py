@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from toolkit.config.origins import Origin
+from toolkit.config.document import Origin
 from toolkit.config.resolved import ResolvedJob
 
 HIDDEN = "***"

@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import PrivateAttr, StringConstraints, field_validator
 
 from toolkit.config.container import ContainerTable
-from toolkit.config.document import leaves
+from toolkit.config.document import Origin, leaves
 from toolkit.config.env import check_variable_names
-from toolkit.config.origins import Origin
 from toolkit.config.table import Table, key, refuse_value
 from toolkit.slurm.sbatch_options import (
     COMPONENTS_ELSEWHERE,

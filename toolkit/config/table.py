@@ -16,8 +16,7 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from toolkit.config.lines import KeyPath
-from toolkit.config.values import LARGEST_INTEGER, no_line, no_word, parts
+from toolkit.config.document import LARGEST_INTEGER, KeyPath, no_line, no_word, parts
 
 _LIMITS = {
     "multiple_of": "a multiple of", "ge": "at least", "gt": "more than", "le": "at most", "lt": "less than",

@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from toolkit.config.lines import KeyPath
+from toolkit.config.document import KeyPath
 from toolkit.config.refusal import field_named, key_names, table_model
 from toolkit.config.resolved import JobFile
 from toolkit.config.table import form_of, nearest

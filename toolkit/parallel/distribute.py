@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import loss_parallel
 
 from toolkit.comm.sharding import choose_sharding_collectives
-from toolkit.config.parallel import ParallelTable
 from toolkit.config.resolved import ResolvedJob
+from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
 from toolkit.parallel.clipping import clip_gradients

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from toolkit.comm.agreement import from_rank_zero
-from toolkit.config.parallel import ParallelTable
+from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.parallel.balance import Costs, cut_evenly
 from toolkit.parallel.layer_costs import Trial, even_costs, kept_or_measured_seconds, parameter_counts

@@ -29,8 +29,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.tensor import DTensor
 
-from toolkit.config.parallel import ParallelTable
-from toolkit.config.pipeline import SEVERAL_STAGES, micro_batch_fix, no_micro_batches
+from toolkit.config.train import SEVERAL_STAGES, ParallelTable, micro_batch_fix, no_micro_batches
 from toolkit.errors import ToolkitError
 from toolkit.metrics.phases import Profile
 from toolkit.metrics.step_profile import BACKWARD, FORWARD

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.comm.gradient import find_reduction
-from toolkit.config.parallel import DDP_BUCKET_MB
 from toolkit.config.resolved import ResolvedJob
+from toolkit.config.train import DDP_BUCKET_MB
 from toolkit.metrics.phases import Profile
 from toolkit.parallel.mesh import Mesh
 from toolkit.parallel.passes import Heard, MicroBatch, PartOf, PassesInTurn

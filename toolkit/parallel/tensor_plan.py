@@ -26,8 +26,8 @@ from math import gcd
 
 from torch import nn
 
-from toolkit.config.parallel import ParallelTable
 from toolkit.config.table import nearest
+from toolkit.config.train import ParallelTable
 from toolkit.errors import ToolkitError
 from toolkit.parallel.outline import Outline
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config.amend import with_values
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.secrets import shown, shown_origin, shown_tables
 from toolkit.metrics.training import last_record

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from os import environ as os_environ
 from typing import Any
 
-from toolkit.config.component_checks import refuse_components
+from toolkit.config.layout_checks import refuse_components
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, InterruptedWaitError, NotFoundError, SchedulerRefusedError, ToolkitError
@@ -19,13 +19,11 @@ from toolkit.rundir.find import typed_path
 from toolkit.rundir.states import RunState
 from toolkit.runs.record.job import site_of, slurm_of, uses_slurm
 from toolkit.session.files import Session, find_session, new_session, session_file
-from toolkit.slurm.clusters import has_no_address
-from toolkit.slurm.commands import NoAnswerError, Slurm
+from toolkit.slurm.commands import NoAnswerError, Slurm, has_no_address
 from toolkit.slurm.hostlist import expand_hostlist
-from toolkit.slurm.job_facts import JobFacts
+from toolkit.slurm.job_facts import JobFacts, run_state
 from toolkit.slurm.reasons import CanStart, pending_reason
 from toolkit.slurm.refusals import refusal_of
-from toolkit.slurm.states import run_state
 from toolkit.slurm.submit import without_job
 from toolkit.slurm.times import printed_limit_s
 from toolkit.submission.script import allocation_options

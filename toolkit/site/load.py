@@ -12,15 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from toolkit.config.document import Document, leaves, read_document
-from toolkit.config.lines import KeyPath
-from toolkit.config.origins import Origin
+from toolkit.config.document import Document, KeyPath, Origin, leaves, read_document
 from toolkit.config.refusal import refusal
+from toolkit.config.shipped import site_files
 from toolkit.config.site import Site
 from toolkit.config.table import nearest
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.find import typed_path
-from toolkit.site.files import site_files
 
 
 def list_sites(environ: Mapping[str, str] = os.environ) -> tuple[list[Site], list[ToolkitError]]:

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from toolkit.config.checks import beyond_limits
-from toolkit.config.derive import is_elsewhere
-from toolkit.config.origins import Flag, Origin
+from toolkit.config.document import Flag, Origin
 from toolkit.config.refusal import refuse
 from toolkit.config.request import JobRequest, resolve, with_rank_flags
-from toolkit.config.resolved import ResolvedJob
+from toolkit.config.resolved import ResolvedJob, is_elsewhere
 from toolkit.config.site import AUTO, Site
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
 from toolkit.site.commands import slurm_of_site
-from toolkit.slurm.partitions import partition_rows
+from toolkit.slurm.limits import partition_rows
 from toolkit.slurm.times import format_slurm_time
 
 __all__ = ["Candidate", "candidates", "resolve_in_allocation", "resolve_on"]

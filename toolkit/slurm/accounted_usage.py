@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.records import new_mark, read_records, whole_number
-from toolkit.slurm.tres import memory_mib, parse_tres
+from toolkit.slurm.sbatch_options import memory_mib, parse_tres
 
 _COLUMNS = (
     "JobID",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.records import UnreadableError, new_mark, read_records, whole_number
+from toolkit.slurm.sbatch_options import parse_tres
 from toolkit.slurm.times import printed_limit_s
-from toolkit.slurm.tres import parse_tres
 
 _LIMITS = ("MaxWall", "MaxTRES", "MaxTRESPerNode", "MaxTRESMins", "GrpTRES", "GrpJobs", "GrpSubmitJobs")
 _OF_ASSOCIATION = ("Cluster", "Account", "Partition", "QOS", "DefaultQOS", "MaxJobs", "MaxSubmitJobs", *_LIMITS)
@@ -19,7 +19,7 @@ _OF_QOS = ("Name", "Flags", "MinTRES", "MaxTRESPerUser", "MaxJobsPerUser", "MaxS
 class Limits:
     """The limits of one job, or of all jobs of a user or a group together; None and {} mean no limit.
 
-    Resources have the names of `toolkit.slurm.tres`; `most_for_job_minutes` are such resources times minutes.
+    Resources have the names of `toolkit.slurm.sbatch_options`; `most_for_job_minutes` are such resources times minutes.
     """
 
     longest_s: int | None = None

@@ -13,9 +13,8 @@ from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.slurm.associations import associations_of, default_account
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.limits import PartitionLimits, blocks_of, cluster_settings, shown_partitions
-from toolkit.slurm.records import NOTHING, whole_number
-from toolkit.slurm.show_fields import Block
-from toolkit.slurm.tres import gpus_of
+from toolkit.slurm.records import NOTHING, Block, whole_number
+from toolkit.slurm.sbatch_options import gpus_of
 
 _PLUGIN = re.compile(r"^(?:srun: )?\s*([a-z]\w*)\s*$", re.MULTILINE)
 

@@ -13,7 +13,6 @@ from functools import lru_cache
 from toolkit.rundir.states import RunState
 from toolkit.slurm.array import parse_array
 from toolkit.slurm.records import UnreadableError, read_records
-from toolkit.slurm.states import run_state
 
 # squeue's --Format types and sacct's --format fields, in the order of the columns.
 _QUEUE = (
@@ -187,3 +186,45 @@ def outlived(facts: JobFacts) -> JobFacts:
     if run_state(facts.state).final:
         return facts
     return replace(facts, state="", reason=f"accounting reports {facts.state}, but squeue no longer lists the job")
+
+
+# Source: slurm.schedmd.com/squeue.html and sacct.html, "JOB STATE CODES", Slurm 22.05 to 24.11.
+STATES: dict[str, RunState] = {
+    "PENDING": RunState.PENDING,
+    "CONFIGURING": RunState.PENDING,
+    "REQUEUED": RunState.PENDING,
+    "REQUEUE_FED": RunState.PENDING,
+    "REQUEUE_HOLD": RunState.PENDING,
+    "RESV_DEL_HOLD": RunState.PENDING,
+    "SPECIAL_EXIT": RunState.PENDING,
+    "RUNNING": RunState.RUNNING,
+    "COMPLETING": RunState.RUNNING,
+    "SIGNALING": RunState.RUNNING,
+    "STAGE_OUT": RunState.RUNNING,
+    "STOPPED": RunState.RUNNING,
+    "SUSPENDED": RunState.RUNNING,
+    "RESIZING": RunState.RUNNING,
+    "COMPLETED": RunState.COMPLETED,
+    "CANCELLED": RunState.CANCELLED,
+    "FAILED": RunState.FAILED,
+    "BOOT_FAIL": RunState.FAILED,
+    "LAUNCH_FAILED": RunState.FAILED,
+    "RECONFIG_FAIL": RunState.FAILED,
+    "NODE_FAIL": RunState.FAILED,
+    "OUT_OF_MEMORY": RunState.FAILED,
+    "REVOKED": RunState.FAILED,
+    "TIMEOUT": RunState.TIMEOUT,
+    "DEADLINE": RunState.TIMEOUT,
+    "PREEMPTED": RunState.PREEMPTED,
+}
+
+
+def base_state(text: str) -> str:
+    """The state without its details: `CANCELLED by 1000` and `CANCELLED+` are CANCELLED."""
+    words = text.split()
+    return words[0].rstrip("+").upper() if words else ""
+
+
+def run_state(slurm_state: str) -> RunState:
+    """The meaning of a Slurm state for a run; UNKNOWN if Slurm's manual does not list it."""
+    return STATES.get(base_state(slurm_state), RunState.UNKNOWN)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import secrets
+from dataclasses import dataclass, field
 
-from toolkit.errors import SchedulerRefusedError
+from toolkit.errors import CheckFailedError, SchedulerRefusedError
 
 # What Slurm's commands print for a missing value.
 NOTHING = frozenset({"", "(null)", "None", "NONE", "none", "N/A", "Unknown", "None assigned"})
@@ -61,3 +62,129 @@ def read_records(
             raise UnreadableError(command, " ".join(record))
         records.append(["" if cell in NOTHING else cell for cell in record])
     return records
+
+
+# Keys with free text as value, up to the next known key or the end of the line.
+FREE_TEXT = frozenset(
+    "JobName Name Comment AdminComment SystemComment Extra Reason OS Command WorkDir StdErr StdIn StdOut SubmitLine".split()  # noqa: SIM905
+)
+# Every key of scontrol's jobs, nodes and partitions, Slurm 17.11 to 24.11, that may follow free text.
+KNOWN = FREE_TEXT | frozenset(
+    """JobId ArrayJobId ArrayTaskId ArrayTaskThrottle HetJobId HetJobIdSet HetJobOffset PackJobId PackJobOffset UserId GroupId
+    MCS_label Priority Nice Account QOS WCKey JobState Requeue Restarts BatchFlag Reboot ExitCode DerivedExitCode RunTime
+    TimeLimit TimeMin SubmitTime EligibleTime AccrueTime ResizeTime StartTime EndTime Deadline PreemptEligibleTime
+    PreemptTime SuspendTime SecsPreSuspend LastSchedEval Scheduler Partition AllocNode:Sid ReqNodeList ExcNodeList NodeList
+    SchedNodeList BatchHost FedOrigin FedViableSiblings FedActiveSiblings NumNodes NumCPUs NumTasks CPUs/Task ReqB:S:C:T TRES ReqTRES
+    AllocTRES Socks/Node NtasksPerN:B:S:C CoreSpec ThreadSpec JOB_GRES Nodes CPU_IDs Mem GRES MinCPUsNode MinMemoryNode
+    MinMemoryCPU MinTmpDiskNode Features Gres Reservation DelayBoot OverSubscribe Contiguous Licenses LicensesAlloc Network
+    BurstBuffer Power MailUser MailType CpusPerTres MemPerTres TresBind TresFreq TresPerJob TresPerNode TresPerSocket
+    TresPerTask NtasksPerTRES KillOInInvalidDependent KillOnInvalidDep Shared Switches StepMgrEnabled SegmentSize Container
+    ContainerID Cluster
+    NodeName Arch CoresPerSocket CPUAlloc CPUErr CPUEfctv CPUTot CPULoad AvailableFeatures ActiveFeatures GresDrain GresUsed
+    NodeAddr NodeHostName Port Version RealMemory AllocMem FreeMem Sockets Boards State ThreadsPerCore TmpDisk Weight Owner
+    Partitions ResumeAfterTime CfgTRES CapWatts CurrentWatts AveWatts LowestJoules ConsumedJoules ExtSensorsJoules
+    ExtSensorsWatts ExtSensorsTemp CoreSpecCount CPUSpecList MemSpecLimit NextState ReservationName InstanceId InstanceType
+    BcastAddr DynamicNorm GpuSpec TopologyStr
+    PartitionName AllowGroups AllowAccounts DenyAccounts AllowQos DenyQos AllocNodes Alternate Default QoS DefaultTime
+    DisableRootJobs ExclusiveUser ExclusiveTopo GraceTime Hidden MaxNodes MaxTime MinNodes LLN MaxCPUsPerNode MaxCPUsPerSocket
+    NodeSets PriorityJobFactor PriorityTier RootOnly ReqResv OverTimeLimit PreemptMode TotalCPUs TotalNodes
+    SelectTypeParameters JobDefaults DefMemPerNode DefMemPerCPU MaxMemPerNode MaxMemPerCPU TRESBillingWeights ResumeTimeout
+    SuspendTimeout PowerDownOnIdle Topology""".split()  # noqa: SIM905
+)
+KEYS_ON_ONE_LINE = 10  # no line of the long form has as many
+# One for each node, or each group of nodes, below `scontrol show job -d`.
+REPEATED = frozenset({"Nodes", "CPU_IDs", "Mem", "GRES"})
+_KEY = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z0-9_:/()-]*)=")
+
+
+@dataclass
+class Block:
+    """One object of scontrol's output. `values` as printed, without surrounding spaces; `lines` are their line numbers."""
+
+    line: int
+    values: dict[str, str] = field(default_factory=dict)
+    contested: set[str] = field(default_factory=set)  # keys with two values, which therefore have none
+
+    def get(self, *keys: str) -> str | None:
+        """The value of the first key that occurs."""
+        return next((self.values[key] for key in keys if key in self.values), None)
+
+    def add(self, key: str, value: str) -> None:
+        """Keep a value; a key with two values has none."""
+        if key in REPEATED and key in self.values:
+            return
+        if key in self.contested or self.values.get(key, value) != value:
+            self.contested.add(key)
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+
+    def go_on(self, key: str, text: str) -> None:
+        """Append a further line of a value."""
+        if key in self.values:
+            self.values[key] += "\n" + text
+
+
+def show_fields(text: str, first: str) -> tuple[list[Block], tuple[str, ...]]:
+    """Every block that starts with the key `first`, in order, and warnings that name the damaged lines.
+
+    Raises:
+        CheckFailedError: no block starts with that key.
+    """
+    blocks: list[Block] = []
+    warnings: list[str] = []
+    last = ""  # the key whose value continues on a line without a key
+    on_one_line = False
+    for number, line in enumerate(_lines_of(text), 1):
+        before, fields = _fields(line)
+        keys = [key for key, _ in fields]
+        if keys[:1] == [first] and not before:
+            blocks.append(Block(number))
+            on_one_line |= len(keys) >= KEYS_ON_ONE_LINE
+        elif first in keys and not before and not (last in FREE_TEXT and blocks and not on_one_line):
+            warnings.append(f"line {number}: {first} is not first")
+            blocks.append(Block(number))
+        elif on_one_line and len(keys) >= KEYS_ON_ONE_LINE:
+            warnings.append(f"line {number}: a record without {first}; ignored")
+            continue
+        if before and blocks and last in FREE_TEXT:
+            blocks[-1].go_on(last, before)
+        elif before or (fields and not blocks):
+            warnings.append(f"line {number}: does not belong to a key or a block: {line.strip()[:60]!r}")
+        if blocks:
+            strange = [key for key in keys if key[0].islower() and last not in FREE_TEXT]
+            warnings += [f"line {number}: unknown key {key[:60]}" for key in strange]
+            for key, value in fields:
+                blocks[-1].add(key, value)
+            last = keys[-1] if keys else last
+        if not line.strip():
+            last = ""
+    if not blocks:
+        shown = next((line.strip() for line in _lines_of(text) if line.strip()), "")
+        raise CheckFailedError(f"no block that begins with {first}=: {shown[:60]!r}", where="line 1")
+    for block in blocks:
+        for key in sorted(block.contested):
+            warnings.append(f"line {block.line}: {key} has two values, so both are ignored")
+    return blocks, tuple(warnings)
+
+
+def _lines_of(text: str) -> list[str]:
+    """Lines as a terminal shows them: `str.splitlines` would also break at separators that values may contain."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _fields(line: str) -> tuple[str, list[tuple[str, str]]]:
+    """The string before a line's first key, and its keys with their values."""
+    before, fields, key, begin = "", list[tuple[str, str]](), "", 0
+    for match in _KEY.finditer(line):
+        if key in FREE_TEXT and match[1] not in KNOWN:
+            continue  # part of the value
+        if key:
+            fields.append((key, line[begin : match.start()].strip()))
+        else:
+            before = line[: match.start()].strip()
+        key, begin = match[1], match.end()
+    if not key:
+        return line.strip(), fields
+    return before, [*fields, (key, line[begin:].strip())]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from toolkit.config.component_checks import refuse_components
+from toolkit.config.layout_checks import refuse_components
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError, counted
 from toolkit.runs.record.job import uses_slurm
-from toolkit.slurm.clusters import cluster_of_allocation
+from toolkit.slurm.commands import cluster_of_allocation
 
 __all__ = [
     "check_here",

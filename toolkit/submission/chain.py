@@ -14,7 +14,7 @@ from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
 from toolkit.runs.record.parents import KINDS, Parent
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
-from toolkit.slurm.clusters import named
+from toolkit.slurm.commands import named
 from toolkit.submission.named_run import find_named
 from toolkit.talk import say
 

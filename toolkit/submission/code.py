@@ -15,6 +15,8 @@ from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.record.code_snapshot import (
     Snapshot,
+    check_out,
+    code_state,
     differences,
     list_of,
     read_snapshot,
@@ -22,7 +24,6 @@ from toolkit.runs.record.code_snapshot import (
     repeat_snapshot,
     take_snapshot,
 )
-from toolkit.runs.record.repository import check_out, code_state
 from toolkit.talk import say
 
 __all__ = ["NewCode", "is_rerun", "keep_code", "repeat_code"]

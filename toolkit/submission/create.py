@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.config.request import JobRequest
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
@@ -77,8 +77,7 @@ def preflight(request: JobRequest) -> Preflight:
     Raises:
         ToolkitError: the request is wrong, or its ranks could not start.
     """
-    from toolkit.submission.entry_checks import check_beginning
-    from toolkit.submission.secrets import check_secrets
+    from toolkit.submission.entry_checks import check_beginning, check_secrets
 
     planned = _plan(request)
     check_beginning(planned.job, planned.sbatch_options)

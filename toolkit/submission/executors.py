@@ -20,8 +20,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import SchedulerRefusedError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
-from toolkit.rundir.parts import Part
-from toolkit.rundir.submissions import open_submission
+from toolkit.rundir.parts import Part, open_submission
 from toolkit.runs.logs.job_log import last_directive
 from toolkit.runs.record.job import sbatch_words
 from toolkit.slurm.commands import NoAnswerError, Slurm

@@ -20,7 +20,7 @@ def site_runs(runs: Path | None) -> Path:
 
 def runs_of_site() -> str:
     """Return RUNS of the detected site; "" if the site names none."""
-    from toolkit.config.expand import expand_path  # heavy, and mostly not needed
+    from toolkit.config.layers import expand_path  # heavy, and mostly not needed
     from toolkit.site.detect import detect_site
 
     try:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from toolkit.config.amend import nodes_after
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.config.rank_count import flags_of_ranks, needs_nodes
 from toolkit.config.request import JobRequest
 from toolkit.config.resolved import ResolvedJob

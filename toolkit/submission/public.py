@@ -108,7 +108,7 @@ def request_of(job: str | Path, options: JobOptions | Mapping[str, Any], **field
     Raises:
         ToolkitError: there is no such option, or its value has the wrong form.
     """
-    from toolkit.config.origins import Flag
+    from toolkit.config.document import Flag
     from toolkit.config.request import JobRequest
 
     given: dict[str, Any] = {**options}

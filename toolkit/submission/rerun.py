@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 from toolkit.config.amend import amend_job, move_job
-from toolkit.config.layers import from_command_line
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
+from toolkit.config.layers import from_command_line, site_of_record
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
-from toolkit.config.site_values import site_of_record
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.sweep import read_sweep

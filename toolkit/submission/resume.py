@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config.amend import amend_job, move_job
+from toolkit.config.document import Flag
 from toolkit.config.entry import files_of_entry
-from toolkit.config.origins import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
@@ -36,14 +36,13 @@ from toolkit.submission.entry_checks import (
     check_codec,
     check_data,
     check_guard,
+    check_secrets,
     check_source,
     check_whole,
 )
-from toolkit.submission.excluded_nodes import nodes_to_exclude
 from toolkit.submission.resumable import check_components, check_site, check_tasks
 from toolkit.submission.resume_checks import check_steps_left
-from toolkit.submission.script import render_script
-from toolkit.submission.secrets import check_secrets
+from toolkit.submission.script import nodes_to_exclude, render_script
 from toolkit.submission.sweep.sweep import resolve_again
 from toolkit.talk import say
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site

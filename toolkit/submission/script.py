@@ -6,9 +6,11 @@ import json
 import re
 import shlex
 import sys
+import time
 import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -16,13 +18,16 @@ import jinja2
 from toolkit.config.job import JobTable
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import OWN_FAILURE, ToolkitError
+from toolkit.rundir.bad_nodes import BadNode, bad_nodes
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.record.job import sbatch_words
+from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.sbatch_options import excluded_nodes, value_of
 from toolkit.slurm.sbatch_table import LONG_OPTIONS
 from toolkit.slurm.submit import comment_of, token_of
+from toolkit.talk import say
 
-__all__ = ["allocation_options", "render_script"]
+__all__ = ["allocation_options", "describe", "nodes_to_exclude", "render_script"]
 
 # Shell patterns of the variables that a job inherits; everything else comes from the site and the job.
 KEPT = (
@@ -217,3 +222,24 @@ def _refuse_control(text: str, what: str) -> str:
     if any(unicodedata.category(letter) == "Cc" for letter in text):
         raise ToolkitError(f"{what} holds a control character: {text!a}", fix="remove it")
     return text
+
+
+def nodes_to_exclude(job: ResolvedJob, runs: Path) -> list[str]:
+    """Return the bad nodes of the job's site, each reported on stderr; those that the job requests are kept."""
+    known = bad_nodes(runs, job.site.name)
+    wanted = set(expand_hostlist(job.job.nodelist)) if known else set()  # else Slurm alone judges the list
+    excluded = []
+    for bad in known:
+        if bad.node in wanted:
+            say(f"{describe(bad)}; kept because the job requests it")
+        else:
+            clear = f"toolkit site bad-nodes --clear {bad.node}"
+            say(f"{describe(bad)}; excluded (`{clear}` forgets this)")
+            excluded.append(bad.node)
+    return excluded
+
+
+def describe(bad: BadNode) -> str:
+    """Return the description of one bad node."""
+    hours = max(0.0, bad.expires - time.time()) / 3600
+    return f"{bad.node} was bad for run {bad.run_id} ({bad.reason}), remembered for {hours:.0f} h more"

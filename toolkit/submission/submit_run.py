@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolkit.config.document import no_line
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.secrets import shown_arguments
-from toolkit.config.values import no_line
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import cannot_write, read_json, utc_now, write_json, write_text
 from toolkit.rundir.layout import RunDirectory, create_run, discard_run
-from toolkit.rundir.submissions import open_submission
+from toolkit.rundir.parts import open_submission
 from toolkit.rundir.sweep import write_sweep
 from toolkit.runs.record.job import sbatch_words, slurm_of, uses_slurm
 from toolkit.runs.record.parents import Parent, dependency_options, record_of
@@ -26,10 +26,8 @@ from toolkit.runs.status.reconcile_submission import close_submission
 from toolkit.site.detect import check_exported_conf
 from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
 from toolkit.submission.code import keep_code, repeat_code
-from toolkit.submission.entry_checks import check_beginning
-from toolkit.submission.excluded_nodes import nodes_to_exclude
-from toolkit.submission.script import render_script
-from toolkit.submission.secrets import check_secrets, warn_of_likely_secrets
+from toolkit.submission.entry_checks import check_beginning, check_secrets, warn_of_likely_secrets
+from toolkit.submission.script import nodes_to_exclude, render_script
 from toolkit.submission.sweep.sweep import ResolvedSweep
 from toolkit.supervise.allocation import process_start_ticks
 from toolkit.talk import say

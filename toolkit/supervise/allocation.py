@@ -13,11 +13,10 @@ from pathlib import Path
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.states import Cause, Next
-from toolkit.slurm.clusters import cluster_of_allocation
-from toolkit.slurm.commands import Slurm, TimedOutError
+from toolkit.slurm.commands import Slurm, TimedOutError, cluster_of_allocation
 from toolkit.slurm.hostlist import expand_hostlist
+from toolkit.slurm.job_facts import base_state
 from toolkit.slurm.records import NOTHING
-from toolkit.slurm.states import base_state
 from toolkit.supervise.log import say
 
 ANSWER_S = 10.0  # for one query to Slurm

@@ -14,8 +14,8 @@ from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError, 
 from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.files import read_lines, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.rundir.parts import open_submission, write_submission
 from toolkit.rundir.states import ENDINGS, NEXT_START_BEGAN, Cause, Next
-from toolkit.rundir.submissions import open_submission, write_submission
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import UnsettledError, comment_of, is_unsettled, submit_once, token_of
 from toolkit.supervise.allocation import Allocation, process_start_ticks

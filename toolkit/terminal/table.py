@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import click
 
-from toolkit.terminal.character_set import has_unicode
-from toolkit.terminal.printable import clean
+from toolkit.terminal.printable import clean, has_unicode
 
 _BETWEEN = "  "
 _LEAST_LAST = 12  # minimum width of the last column, whose strings have any length

@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from toolkit.config.expand import expand_path
+from toolkit.config.layers import expand_path
 from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
 from toolkit.rundir.disk_space import mount_of

@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolkit.config.expand import expand_path
-from toolkit.config.layers import resolve_job
-from toolkit.config.origins import Flag
-from toolkit.config.shipped import find_job
+from toolkit.config.document import Flag
+from toolkit.config.layers import expand_path, resolve_job
+from toolkit.config.shipped import find_job, site_files
 from toolkit.config.site import PartitionTable, Site
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.rundir.find import runs_folder
@@ -26,7 +25,6 @@ from toolkit.runs.follow.follow import Follower
 from toolkit.runs.requests.cancel import cancel_run
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.site.commands import slurm_of_site
-from toolkit.site.files import site_files
 from toolkit.site.findings import BAD, Finding, Probe, Report, judge_limits, judge_reports
 from toolkit.site.proof import Proof, make_proof
 from toolkit.slurm.cluster import ClusterFacts, closed_by, cluster_facts

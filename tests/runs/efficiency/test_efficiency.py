@@ -20,7 +20,7 @@ from toolkit.runs.efficiency.rendering import _cpu_time, _line
 from toolkit.runs.efficiency.report import Share
 from toolkit.runs.efficiency.samples import usage_of
 from toolkit.runs.efficiency.steps import steps_made
-from toolkit.runs.record.request import request_of
+from toolkit.runs.record.job import request_of
 from toolkit.site.load import load_site
 from toolkit.slurm.accounted_usage import AccountedLife
 

@@ -17,8 +17,7 @@ from toolkit.rundir.states import RunState
 from toolkit.runs.status.reconcile_submission import close_submission
 from toolkit.runs.status.state_table import recorded_state
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.job_facts import JobFacts
-from toolkit.slurm.states import STATES
+from toolkit.slurm.job_facts import STATES, JobFacts
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 

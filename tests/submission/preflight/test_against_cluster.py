@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from toolkit.runs.record.request import request_of
+from toolkit.runs.record.job import request_of
 from toolkit.site.load import load_site
 from toolkit.slurm.associations import Association, Limits, QueuedJob
 from toolkit.slurm.limits import NodeShape, Reservation

@@ -12,7 +12,7 @@ import pytest
 
 from toolkit.rundir.disk_space import Mount, mount_of
 from toolkit.rundir.layout import create_run
-from toolkit.runs.record.request import request_of
+from toolkit.runs.record.job import request_of
 from toolkit.submission.preflight import storage
 from toolkit.submission.preflight.files import check_files
 from toolkit.submission.preflight.shape import check_shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.runs.record.request import request_of
+from toolkit.runs.record.job import request_of
 from toolkit.submission.preflight.components import check_dependency, check_sums
 from toolkit.submission.preflight.nodes import against_nodes
 

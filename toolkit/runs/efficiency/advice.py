@@ -14,7 +14,7 @@ from toolkit.slurm.times import format_slurm_time
 
 if TYPE_CHECKING:
     from toolkit.config.resolved import ResolvedJob
-    from toolkit.runs.record.request import Request
+    from toolkit.runs.record.job import Request
 
 # Below these shares less is worth asking for; what is asked for then leaves so much above what was used.
 _LOW, _ROOM = 0.5, 1.3

@@ -15,8 +15,7 @@ from toolkit.runs.efficiency.advice import advice_for
 from toolkit.runs.efficiency.report import Efficiency, GpuUsage, Share, StepsMade, TaskUsage
 from toolkit.runs.efficiency.samples import Life, Part, part_of
 from toolkit.runs.efficiency.steps import steps_made
-from toolkit.runs.record.job import jobs_of_starts, recorded_job, slurm_of, uses_slurm
-from toolkit.runs.record.request import Request, request_of
+from toolkit.runs.record.job import Request, jobs_of_starts, recorded_job, request_of, slurm_of, uses_slurm
 from toolkit.runs.status.state import run_status
 from toolkit.slurm.accounted_usage import AccountedLife, accounted_usage
 from toolkit.talk import say

@@ -13,7 +13,7 @@ from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.task_files import read_usage
-from toolkit.runs.record.request import Request
+from toolkit.runs.record.job import Request
 from toolkit.supervise.shape import Shape, shape_of_job
 from toolkit.talk import say
 

@@ -24,9 +24,8 @@ from toolkit.runs.logs.job_log import JobLog, job_log, last_life_begun, of_last_
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.slurm.commands import Slurm
-from toolkit.slurm.job_facts import JobFacts
-from toolkit.slurm.partitions import UnusableNode, unusable_nodes
-from toolkit.slurm.states import base_state
+from toolkit.slurm.job_facts import JobFacts, base_state
+from toolkit.slurm.limits import UnusableNode, unusable_nodes
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.symptoms import OUT_OF_MEMORY, Symptom, SymptomMatch, match_symptom, symptom_named
 from toolkit.terminal.printable import clean

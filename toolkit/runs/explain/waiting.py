@@ -18,12 +18,10 @@ from toolkit.runs.record.job import recorded_job, slurm_of
 from toolkit.runs.record.parents import parents_of
 from toolkit.runs.requests.control import requeue_asked_at
 from toolkit.runs.status.run_status import RunStatus
-from toolkit.slurm.clusters import in_words
-from toolkit.slurm.commands import Slurm
-from toolkit.slurm.job_facts import JobFacts, base_of
-from toolkit.slurm.partitions import PartitionRow, UnusableNode, partition_rows, unusable_nodes
+from toolkit.slurm.commands import Slurm, in_words
+from toolkit.slurm.job_facts import JobFacts, base_of, run_state
+from toolkit.slurm.limits import PartitionRow, UnusableNode, partition_rows, unusable_nodes
 from toolkit.slurm.reasons import CanStart, pending_reason, reason_name
-from toolkit.slurm.states import run_state
 
 _NODES_SHOWN = 4
 

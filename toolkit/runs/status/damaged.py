@@ -15,8 +15,7 @@ from toolkit.rundir.states import RunState
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.unknown_names import slurm_here
-from toolkit.slurm.clusters import in_words
-from toolkit.slurm.commands import Slurm
+from toolkit.slurm.commands import Slurm, in_words
 from toolkit.slurm.marked import marked_jobs
 
 

@@ -15,8 +15,7 @@ from toolkit.rundir.claims import read_claim
 from toolkit.rundir.files import read_json_or_none, write_json
 from toolkit.rundir.find import array_in, newest_record
 from toolkit.rundir.layout import RunDirectory, start_of
-from toolkit.rundir.parts import Part, parts_in, slurm_id
-from toolkit.rundir.submissions import write_submission
+from toolkit.rundir.parts import Part, parts_in, slurm_id, write_submission
 from toolkit.slurm.array import parse_array
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token, token_of

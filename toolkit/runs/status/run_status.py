@@ -11,7 +11,7 @@ from toolkit.metrics.validation import ValidationRecord
 from toolkit.metrics.validation import in_words as validation_in_words
 from toolkit.rundir.states import RunState
 from toolkit.rundir.sweep import Values, in_words
-from toolkit.slurm.clusters import named
+from toolkit.slurm.commands import named
 
 __all__ = ["RunStatus", "TaskStatus", "summarize_tasks"]
 

@@ -15,11 +15,9 @@ from toolkit.rundir.attempt_records import reason_of
 from toolkit.rundir.claims import StartClaim
 from toolkit.rundir.run_files import FolderFiles, RunFiles
 from toolkit.rundir.states import Next, RunState
-from toolkit.slurm.clusters import in_words
-from toolkit.slurm.commands import Answer
-from toolkit.slurm.job_facts import JobFacts
+from toolkit.slurm.commands import Answer, in_words
+from toolkit.slurm.job_facts import JobFacts, base_state, run_state
 from toolkit.slurm.reasons import CanStart, pending_reason
-from toolkit.slurm.states import base_state, run_state
 
 __all__ = [
     "RECORD_SOURCE",

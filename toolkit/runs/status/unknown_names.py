@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.rundir.find import parse_run_name
 from toolkit.rundir.layout import RunDirectory
-from toolkit.rundir.run_names import parse_run_name
 from toolkit.rundir.session_names import session_names
 from toolkit.site.commands import slurm_of_site
 from toolkit.site.detect import detect_site
-from toolkit.slurm.clusters import in_words, named
-from toolkit.slurm.commands import Slurm
+from toolkit.slurm.commands import Slurm, in_words, named
+from toolkit.slurm.job_facts import run_state
 from toolkit.slurm.marked import MarkedJob, marked_jobs
-from toolkit.slurm.states import run_state
 
 _QUESTION_S = 10.0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import counted
-from toolkit.runs.record.request import Request
+from toolkit.runs.record.job import Request
 from toolkit.slurm.associations import Association, Limits
 from toolkit.slurm.times import format_slurm_time
 from toolkit.submission.preflight.cluster import Accounting, Cluster, default_qos

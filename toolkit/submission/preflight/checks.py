@@ -12,8 +12,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.layout import RunDirectory
-from toolkit.runs.record.job import slurm_of, uses_slurm
-from toolkit.runs.record.request import Request, request_of
+from toolkit.runs.record.job import Request, request_of, slurm_of, uses_slurm
 from toolkit.slurm.commands import UnknownClusterError
 from toolkit.submission.cost import Cost, cost_of, together
 from toolkit.submission.preflight.accounts import against_accounts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
-from toolkit.runs.record.request import Request
+from toolkit.runs.record.job import Request
 from toolkit.slurm.associations import (
     Association,
     Limits,

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import counted
-from toolkit.runs.record.job import sbatch_words
-from toolkit.runs.record.request import Request
+from toolkit.runs.record.job import Request, sbatch_words
 from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.submission.preflight.cluster import Cluster
 from toolkit.submission.preflight.finding import About, Finding

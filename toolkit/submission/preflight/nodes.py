@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError, counted
-from toolkit.runs.record.request import Request
+from toolkit.runs.record.job import Request
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.limits import NodeShape
-from toolkit.slurm.tres import memory_mib
+from toolkit.slurm.sbatch_options import memory_mib
 from toolkit.submission.preflight.cluster import Cluster
 from toolkit.submission.preflight.finding import About, Finding
 from toolkit.submission.preflight.partitions import cpu_fix, in_gib

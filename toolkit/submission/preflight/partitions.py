@@ -12,7 +12,7 @@ from datetime import datetime
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.table import nearest
 from toolkit.errors import counted
-from toolkit.runs.record.request import Request
+from toolkit.runs.record.job import Request
 from toolkit.slurm.limits import PartitionLimits, Reservation
 from toolkit.slurm.times import format_slurm_time
 from toolkit.submission.preflight.cluster import Cluster

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import counted
-from toolkit.runs.record.request import Request
+from toolkit.runs.record.job import Request
 from toolkit.slurm.records import whole_number
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
 from toolkit.submission.preflight.finding import About, Finding

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.config.document import Document, leaves, read_document
-from toolkit.config.origins import Flag
+from toolkit.config.document import Document, Flag, leaves, read_document
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.files import json_reason
 from toolkit.submission.sweep.rows import Row, check_key, check_keys, product, read_value, refuse_twice

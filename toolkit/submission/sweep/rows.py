@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.config.texts import TABLES, read_text
 from toolkit.errors import ToolkitError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config.amend import vary_job
-from toolkit.config.origins import Flag
+from toolkit.config.document import Flag
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.config.texts import TABLES

@@ -14,7 +14,7 @@ from torch import Tensor
 from toolkit.checkpoint.advice import warning_line
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.comm.agreement import RanksLostError, from_rank_zero
-from toolkit.config.metric import TRAINING_LOSS
+from toolkit.config.needs import TRAINING_LOSS
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
 from toolkit.talk import say_beside
