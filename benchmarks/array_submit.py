@@ -32,16 +32,12 @@ TOOLKIT = str(Path(sys.executable).with_name("toolkit"))
 JOB = '[job]\nname = "array_submit"\nentry = ["true"]\ntime = "5"\nsbatch = [{options}]\n[restart]\ncrashes = 0\n'
 OURS = """
 import sys, time
-from toolkit.submission import script as bad_nodes
-from toolkit.submission import chain
-from toolkit.submission import executors
-from toolkit.submission import submit_run as submission
-from toolkit.submission.preflight import checks as look
+from toolkit.submission import chain, create, executors, script
+from toolkit.submission.preflight import checks
 from toolkit.submission.sweep import sweep
-from toolkit.cli import preflight
 from toolkit.cli import submit
 from toolkit.cli.main import cli
-from toolkit.site import detect
+from toolkit.site import load
 
 began = time.monotonic()
 cli.main(sys.argv[1:], standalone_mode=False)

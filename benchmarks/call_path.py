@@ -163,7 +163,8 @@ def measure(checkout: Path) -> dict[str, list[str]]:
         (folder / "ours.toml").write_text(f'name = "ours"\nextends = "devcluster"\n[scheduler]\nconf = "{conf}"\n')
         (folder / "work.toml").write_text("[job]\nentry = ['true']\ntime = '5'\n")
         found = {"toolkit submit JOB, to sbatch": follow(checkout, folder, "submit", "submit", "work.toml")}
-        found["toolkit status RUN"] = follow(checkout, folder, "status", "status", "last")
+        run_id = next(path.name for path in (folder / "runs" / "work").iterdir())
+        found["toolkit status RUN"] = follow(checkout, folder, "status", "status", run_id)
         found["Checkpointer.save"] = follow(checkout, folder, "save")
     return found
 

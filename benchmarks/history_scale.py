@@ -20,12 +20,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import RunDirectory, new_run_id
 from toolkit.rundir.states import Cause, Next, RunState
 from toolkit.site.load import load_site
-from toolkit.submission.submit_run import make_run
+from toolkit.submission.create import make_run
 
 RUNS_PER_JOB = 100_000
 LINKS_PER_FILE = 20_000  # ext4 takes 65,000

@@ -30,7 +30,7 @@ import torch.multiprocessing
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.jobs import train_lm
 from toolkit.metrics.training import TrainLog
 from toolkit.rundir.layout import RunDirectory, create_run

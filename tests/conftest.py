@@ -77,7 +77,7 @@ def run_directory(tmp_path: Path) -> RunDirectory:
 @pytest.fixture
 def local_job(tmp_path: Path):
     """Resolve a job for the site `local`: the dict that the supervisor reads. `files` lie beside the job file."""
-    from toolkit.config.layers import resolve_job
+    from toolkit.config.request import resolve_job
     from toolkit.site.load import load_site
 
     def resolve(entry, *, ranks=2, launcher="local", files=None, restart="crashes = 0"):

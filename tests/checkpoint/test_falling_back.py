@@ -20,8 +20,8 @@ from toolkit.checkpoint import Checkpointer, checkpointer
 from toolkit.checkpoint.folder.writer_lock import WRITER, Writer
 from toolkit.checkpoint.loading import falling_back, one_checkpoint
 from toolkit.errors import ToolkitError
+from toolkit.rundir.claims import process_start_ticks
 from toolkit.rundir.files import utc_now
-from toolkit.supervise.allocation import process_start_ticks
 
 
 def x(value: float) -> dict[str, torch.Tensor]:

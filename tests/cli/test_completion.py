@@ -118,7 +118,7 @@ def test_the_sites_folder_of_runs_is_remembered_while_its_file_stays(
         runs.append(run.run_id)
         assert tab("toolkit status ") == ["last", run.run_id]
     with monkeypatch.context() as patch:
-        patch.setattr("toolkit.cli.places.runs_of_site", lambda: pytest.fail("it is known"))
+        patch.setattr("toolkit.runs.named_runs.runs_of_site", lambda: pytest.fail("it is known"))
         assert tab("toolkit status ") == ["last", runs[-1]]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.site.load import load_site
 
 SITE = """

@@ -8,8 +8,7 @@ import pytest
 
 from toolkit.config.amend import amend_job
 from toolkit.config.document import Flag
-from toolkit.config.layers import site_of_record
-from toolkit.config.request import JobRequest
+from toolkit.config.request import JobRequest, site_of_record
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site
 from toolkit.site.partitions import candidates, needs_choice

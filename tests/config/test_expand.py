@@ -2,7 +2,7 @@
 
 import pytest
 
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site
 

@@ -3,7 +3,7 @@
 import pytest
 
 import toolkit.jobs
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.shipped import find_job
 from toolkit.errors import NotFoundError, ToolkitError
 

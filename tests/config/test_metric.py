@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.config.amend import amend_job
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.shipped import shipped_jobs
 from toolkit.errors import ToolkitError
 from toolkit.site.load import load_site

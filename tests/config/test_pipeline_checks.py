@@ -8,7 +8,7 @@ import pytest
 
 from toolkit.config.checks import check_request
 from toolkit.config.document import Flag
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.config.train import ParallelTable, no_micro_batches

@@ -180,7 +180,7 @@ def test_a_file_that_is_not_utf8(tmp_path, resolve):
 
 
 def test_no_file(tmp_path):
-    from toolkit.config.layers import resolve_job
+    from toolkit.config.request import resolve_job
 
     with pytest.raises(NotFoundError, match="file not found") as caught:
         resolve_job(tmp_path / "none.toml", site=None, environ={})

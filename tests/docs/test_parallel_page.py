@@ -11,7 +11,7 @@ import pytest
 from launch import launch, said_by
 
 from toolkit.config.document import Flag
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.shipped import shipped_jobs
 from toolkit.metrics.training import read_train_log
 

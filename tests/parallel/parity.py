@@ -13,7 +13,7 @@ from toolkit.checkpoint.contents.differences import tensor_differences
 from toolkit.checkpoint.contents.stored_tensors import StoredTensors
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.config.document import Flag
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.metrics.training import read_train_log

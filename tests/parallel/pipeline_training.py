@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from toolkit.config.document import Flag
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.jobs import train_lm

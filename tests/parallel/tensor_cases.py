@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from toolkit.config.document import Flag
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.parallel.distribute import Design, DistributedModel, distribute

@@ -6,8 +6,8 @@ import pytest
 
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.claims import claim_start, end_start
-from toolkit.rundir.files import write_json
-from toolkit.rundir.find import find_run, refuse_part, runs_folder
+from toolkit.rundir.files import runs_folder, write_json
+from toolkit.rundir.find import find_run, refuse_part
 from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import create_run
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config.document import Flag
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.shipped import shipped_jobs
 from toolkit.world.facts import World

@@ -7,16 +7,16 @@ import pytest
 from fake_slurm import FakeSlurm
 
 from toolkit.config.document import Origin
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.errors import ToolkitError
-from toolkit.site import detect
-from toolkit.site.detect import choose_site, detect_site
+from toolkit.site import load
+from toolkit.site.load import choose_site, detect_site
 
 
 @pytest.fixture(autouse=True)
 def no_slurm_of_this_machine(monkeypatch, tmp_path):
     """The tests bring their own slurm.conf."""
-    monkeypatch.setattr(detect, "SLURM_CONF_PATHS", (tmp_path / "slurm.conf",))
+    monkeypatch.setattr(load, "SLURM_CONF_PATHS", (tmp_path / "slurm.conf",))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from fake_slurm import FakeSlurm
 from slurm_of_a_site import CONFIG, install
 
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.shipped import find_job
 from toolkit.site import host
 from toolkit.site.load import load_site

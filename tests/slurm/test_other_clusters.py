@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from toolkit.slurm.commands import Slurm, UnknownClusterError, cluster_of_allocation, for_cluster, in_words
+from toolkit.slurm.commands import Slurm, UnknownClusterError
+from toolkit.slurm.records import cluster_of_allocation, for_cluster, with_cluster_option
 
 # As 22.05 says it of any command.
 NO_ADDRESS = (
@@ -37,8 +38,8 @@ def test_each_command_that_can_be_is_told_the_cluster(command) -> None:
 
 def test_the_commands_in_a_text_are_for_the_cluster() -> None:
     said = "`toolkit logs last` says why; then `scontrol release 7`"
-    assert in_words(said, "far") == "`toolkit logs last` says why; then `scontrol -M far release 7`"
-    assert in_words(said, "") == said
+    assert with_cluster_option(said, "far") == "`toolkit logs last` says why; then `scontrol -M far release 7`"
+    assert with_cluster_option(said, "") == said
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
-from toolkit.slurm import silence
+from toolkit.slurm import commands
 from toolkit.slurm.commands import NoAnswerError, Slurm
 
 
@@ -239,7 +239,7 @@ def test_an_accounting_that_cannot_be_read_makes_no_job_lost(command):
 
 
 def test_a_slurm_that_does_not_answer_is_told_with_how_long_it_is_waited_for(command, monkeypatch, capfd):
-    monkeypatch.setattr(silence, "SLOW_S", 0.05)
+    monkeypatch.setattr(commands, "SLOW_S", 0.05)
     command("squeue", "sleep 0.3")
     Slurm(timeout_s=20.0).call(["squeue"])
     assert capfd.readouterr().err == "toolkit: Slurm has not responded to squeue yet; waiting up to 20 s\n"
@@ -252,7 +252,7 @@ def test_a_silent_controller_is_asked_once_by_a_command_and_again_later(command,
     silent = f"echo x >> {tmp_path}/asked; echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1"
     for name in ("squeue", "scancel", "sbatch"):
         command(name, silent)
-    slurm = Slurm(silences=silence.Silences())
+    slurm = Slurm(silences=commands.Silences())
     for asked in (["squeue"], ["scancel", "1"], ["squeue"]):
         with pytest.raises(SchedulerRefusedError, match="Unable to contact"):
             slurm.call(asked)
@@ -262,7 +262,7 @@ def test_a_silent_controller_is_asked_once_by_a_command_and_again_later(command,
         with pytest.raises(SchedulerRefusedError):
             caller.call(words)
     assert asked.read_text() == "x\n" * 3
-    monkeypatch.setattr(silence, "REMEMBERED_S", 0.0)
+    monkeypatch.setattr(commands, "REMEMBERED_S", 0.0)
     with pytest.raises(SchedulerRefusedError):
         slurm.call(["squeue"])
     assert asked.read_text() == "x\n" * 4
@@ -270,7 +270,7 @@ def test_a_silent_controller_is_asked_once_by_a_command_and_again_later(command,
 
 def test_a_refusal_is_no_silence(command):
     command("squeue", "echo 'Invalid user' >&2; exit 1")
-    slurm = Slurm(silences=silence.Silences())
+    slurm = Slurm(silences=commands.Silences())
     with pytest.raises(SchedulerRefusedError):
         slurm.call(["squeue"])
     command("squeue", "echo 7")

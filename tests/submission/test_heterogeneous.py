@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.record.job import request_of
 from toolkit.site.load import load_site
 from toolkit.submission.allocation import check_here
-from toolkit.submission.cost import cost_of, in_words, together
+from toolkit.submission.preflight.cost import cost_of, in_words, together
 from toolkit.submission.script import directives
 
 JOB = """

@@ -11,7 +11,7 @@ from projects import git
 
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.sweep import read_sweep
-from toolkit.submission.submit_run import Submitted
+from toolkit.submission.create import Submitted
 
 # Ranks are not started here: what they would start from stands in the run.
 

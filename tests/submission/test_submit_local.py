@@ -173,7 +173,7 @@ def test_code_of_a_repository_is_recorded(toolkit) -> None:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        ("toolkit.submission.submit_run", "make_record"),  # in the middle of the making
+        ("toolkit.submission.create", "make_record"),  # in the middle of the making
         ("toolkit.submission.executors", "LocalScriptExecutor"),  # the run is made, and nobody has its script
     ],
 )

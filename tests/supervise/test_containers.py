@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import toolkit as package
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.site.load import load_site

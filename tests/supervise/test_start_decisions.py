@@ -9,11 +9,11 @@ import pytest
 
 from toolkit.errors import ToolkitError
 from toolkit.metrics.training import TrainLog, TrainRecord
-from toolkit.rundir.claims import claim_attempt
+from toolkit.rundir.claims import claim_attempt, process_start_ticks
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.states import Cause, Next
 from toolkit.supervise import continuation
-from toolkit.supervise.allocation import Allocation, drop_memory, find_allocation, process_start_ticks, why_terminated
+from toolkit.supervise.allocation import Allocation, drop_memory, find_allocation, why_terminated
 from toolkit.supervise.ending import earlier_ends, judge
 from toolkit.supervise.environment import rank_environment
 from toolkit.supervise.failures import AttemptEnd

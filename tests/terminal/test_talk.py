@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from toolkit.supervise import log
-from toolkit.talk import say, say_beside
+from toolkit.terminal.talk import say, say_beside
 
 HOSTILE = "a\x1b[2Jb\nc\x9b31m"
 

@@ -12,7 +12,7 @@ import pytest
 from launch import launch
 
 from toolkit.config.document import Flag
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.jobs import train_image
 from toolkit.metrics.training import read_train_log
 from toolkit.metrics.validation import read_validations

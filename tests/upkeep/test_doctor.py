@@ -9,8 +9,8 @@ import resource
 
 import pytest
 
-from toolkit.rundir.disk_space import Mount
 from toolkit.slurm.commands import Slurm
+from toolkit.submission.preflight.storage import Mount
 from toolkit.upkeep import doctor
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")

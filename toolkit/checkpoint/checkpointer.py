@@ -35,7 +35,7 @@ from toolkit.checkpoint.tensors import written_by
 from toolkit.comm.agreement import Ranks, RanksLostError
 from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import ToolkitError
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 from toolkit.world.facts import World
 
 _DELETIONS_S = 60.0  # all ranks wait at most this long, far less than the time-out of a collective

@@ -112,9 +112,9 @@ def _wrong(found: Measurement) -> int:
 
 def _stored(result: str, runs: Path | None) -> Measurement:
     """What a run, or a file, has."""
-    from toolkit.cli.places import find
     from toolkit.metrics.collectives import FILE, read_measurement
-    from toolkit.rundir.find import typed_path
+    from toolkit.rundir.files import typed_path
+    from toolkit.runs.named_runs import find
 
     path = typed_path(result)
     return read_measurement(path if path.is_file() else find(result, runs).metrics / FILE)

@@ -13,8 +13,8 @@ import click
 
 from toolkit.cli.options import echo_log, job_options, request_of, runs_option
 from toolkit.cli.param_types import JOB, RUN, SITE
-from toolkit.cli.places import find
 from toolkit.errors import ToolkitError
+from toolkit.runs.named_runs import find
 
 if TYPE_CHECKING:
     from toolkit.config.request import JobRequest
@@ -59,7 +59,7 @@ def step(
 def _stored(result: str, runs: Path | None) -> StepProfile:
     """What a run, or a file, has."""
     from toolkit.metrics.step_profile import FILE, read_profile
-    from toolkit.rundir.find import typed_path
+    from toolkit.rundir.files import typed_path
 
     path = typed_path(result)
     return read_profile(path if path.is_file() else find(result, runs).metrics / FILE)

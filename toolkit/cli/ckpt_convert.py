@@ -12,7 +12,7 @@ from toolkit.cli.ckpt_places import manifest_for_export, naming_other_steps, one
 from toolkit.cli.options import runs_option
 from toolkit.cli.param_types import RUN_OR_STEP
 from toolkit.errors import ToolkitError
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.convert.selection import Selection

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.cli.places import site_runs
 from toolkit.errors import NotFoundError, OwnFailureError, ToolkitError
-from toolkit.talk import say
+from toolkit.runs.named_runs import site_runs
+from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.errors import CorruptCheckpointError
@@ -159,7 +159,8 @@ def with_step(named: str, step: int | None = None) -> tuple[str, int | None]:
 
 def folder_of(named: str, runs: Path | None) -> Path:
     """The folder of RUN: a path, or a run below `runs`."""
-    from toolkit.rundir.find import find_run, typed_path
+    from toolkit.rundir.files import typed_path
+    from toolkit.rundir.find import find_run
 
     refuse_empty("RUN", named)
     path = typed_path(named)

@@ -15,7 +15,7 @@ from toolkit.cli.ckpt_print import size
 from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.cli.param_types import RUN_OR_STEP
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
-from toolkit.talk import plain, say
+from toolkit.terminal.talk import plain, say
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.folder.prune import CompletenessCheck, Removal

@@ -16,7 +16,7 @@ from toolkit.cli.ckpt_print import print_out, reading_bar, shortened, size
 from toolkit.cli.options import json_option, runs_option
 from toolkit.cli.param_types import RUN_OR_STEP
 from toolkit.errors import CHECK_FAILED, CheckFailedError
-from toolkit.talk import plain
+from toolkit.terminal.talk import plain
 
 if TYPE_CHECKING:
     from rich.text import Text

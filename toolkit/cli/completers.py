@@ -45,8 +45,8 @@ def runs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
 
 def _folder_of_runs(ctx: click.Context) -> Path:
     """RUNS as of the command. Which the site's is takes long to find out, and is remembered while no site file changes."""
-    from toolkit.cli.places import runs_of_site
-    from toolkit.rundir.find import runs_folder
+    from toolkit.rundir.files import runs_folder
+    from toolkit.runs.named_runs import runs_of_site
 
     named = ctx.params.get("runs")
     if named or os.environ.get("TOOLKIT_RUNS"):
@@ -94,7 +94,7 @@ def _steps(ctx: click.Context, run: str, typed: str, *, before: str = "") -> lis
 
 def jobs(ctx: click.Context, incomplete: str) -> list[CompletionItem]:
     """Names of shipped jobs, and job files. The shell itself goes into folders, and quotes what must be."""
-    from toolkit.rundir.find import typed_path
+    from toolkit.rundir.files import typed_path
 
     typed, slash, name = incomplete.rpartition("/")
     found = [] if slash else shipped(ctx, incomplete)

@@ -10,7 +10,7 @@ import click
 
 from toolkit.cli.options import print_command_option, request_of
 from toolkit.cli.param_types import JOB, SITE
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
     from toolkit.config.document import Origin
@@ -38,8 +38,8 @@ def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: b
     \b
     toolkit config show train_lm --origin
     """
-    from toolkit.config.secrets import shown_job, shown_tables
-    from toolkit.site.detect import choose_site
+    from toolkit.config.resolved import shown_job, shown_tables
+    from toolkit.site.load import choose_site
     from toolkit.site.partitions import resolve_on
 
     chosen = choose_site(site).site
@@ -61,8 +61,7 @@ def show(job: str | None, site: str | None, settings: tuple[str, ...], origin: b
 def print_values(values: Iterable[tuple[str, Any]], origins: Mapping[str, Origin], *, with_origin: bool) -> None:
     """Print one line a key, in columns, so that `grep` and `diff` work on it."""
     from toolkit.config.document import Origin
-    from toolkit.config.resolved import as_json
-    from toolkit.config.secrets import shown, shown_origin
+    from toolkit.config.resolved import as_json, shown, shown_origin
 
     rows = [(key, as_json(shown(key, value))) for key, value in values]
     key_width = max(len(key) for key, _ in rows)

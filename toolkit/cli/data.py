@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from toolkit.cli.options import json_option
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 _UNKNOWN_VOCABULARY = (
     "the file does not state its vocabulary, and train_lm cannot train on it. Fix: pack it with --vocabulary N, the "

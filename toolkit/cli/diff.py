@@ -11,7 +11,7 @@ import click
 
 from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.cli.param_types import RUN
-from toolkit.cli.places import find
+from toolkit.runs.named_runs import find
 
 if TYPE_CHECKING:
     from toolkit.runs.compare import Comparison, Row
@@ -34,7 +34,7 @@ def diff(a: str, b: str, runs: Path | None, as_json: bool, with_code: bool) -> N
     toolkit diff last_3 last_4
     """
     from toolkit.runs.compare import changed_lines, compare_runs, job_of
-    from toolkit.terminal.printable import clean
+    from toolkit.terminal.printing import clean
 
     one, other = find(a, runs), find(b, runs)
     if with_code:

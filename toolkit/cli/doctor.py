@@ -9,7 +9,7 @@ import click
 
 from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.cli.param_types import SITE
-from toolkit.cli.places import site_runs
+from toolkit.runs.named_runs import site_runs
 
 
 @click.command()
@@ -25,7 +25,7 @@ def doctor(site: str | None, runs: Path | None, as_json: bool) -> int:
     toolkit doctor --json
     """
     from toolkit.errors import CHECK_FAILED
-    from toolkit.terminal.printable import clean
+    from toolkit.terminal.printing import clean
     from toolkit.upkeep.doctor import ERROR, OK, examine
 
     signs = []

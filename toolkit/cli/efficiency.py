@@ -9,7 +9,7 @@ import click
 
 from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.cli.param_types import RUN
-from toolkit.cli.places import find
+from toolkit.runs.named_runs import find
 
 
 @click.command()

@@ -14,16 +14,15 @@ import click
 from toolkit.cli.ages import Moment
 from toolkit.cli.options import echo_log, json_option, print_command_option, runs_option
 from toolkit.cli.param_types import RUN
-from toolkit.cli.places import find, folder_of_runs, for_each, refuse_at_last
 from toolkit.errors import InterruptedWaitError, ToolkitError
 from toolkit.rundir.states import RunState
-from toolkit.talk import say
-from toolkit.terminal.printable import is_plain
-from toolkit.terminal.table import print_table
+from toolkit.runs.named_runs import find, folder_of_runs, for_each, refuse_at_last
+from toolkit.terminal.printing import is_plain, print_table
+from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
     from toolkit.rundir.layout import RunDirectory
-    from toolkit.runs.status.run_status import RunStatus
+    from toolkit.runs.status.state_table import RunStatus
 
 
 STATE = click.Choice([state.value for state in RunState])
@@ -62,7 +61,7 @@ def _table(statuses: Sequence[RunStatus]) -> None:
 def _table_of_tasks(statuses: Sequence[RunStatus]) -> None:
     """A line for each task of the arrays among some runs."""
     from toolkit.rundir.sweep import in_words
-    from toolkit.slurm.commands import named
+    from toolkit.slurm.records import named
 
     rows = []
     for status in statuses:
@@ -230,7 +229,7 @@ def cancel(run: tuple[str, ...], runs: Path | None, task: int | None) -> None:
 def _cancel(directory: RunDirectory) -> str:
     """Ask a run, or a task, to end; what follows."""
     from toolkit.runs.requests.cancel import cancel_run, cancel_task, what_follows
-    from toolkit.terminal.printable import clean
+    from toolkit.terminal.printing import clean
 
     number, whole = directory.task_number, directory.whole
     status = cancel_run(whole) if number is None else cancel_task(whole, number)

@@ -13,7 +13,7 @@ import click
 
 from toolkit.cli.ages import Age
 from toolkit.cli.options import json_option, print_command_option, runs_option
-from toolkit.cli.places import folder_of_runs
+from toolkit.runs.named_runs import folder_of_runs
 
 if TYPE_CHECKING:
     from toolkit.upkeep.leftovers import Leftover
@@ -58,7 +58,7 @@ def gc(
 def _print(found: Sequence[Leftover], folder: Path) -> None:
     from toolkit.cli.ckpt_print import size
     from toolkit.errors import counted
-    from toolkit.talk import plain
+    from toolkit.terminal.talk import plain
 
     for one in found:
         click.echo(plain(f"{size(one.size_bytes):>9}  {one.path.relative_to(folder)}  {one.why}"))
@@ -80,7 +80,7 @@ def _ask(found: Sequence[Leftover], *, yes: bool) -> None:
 def _remove(found: Sequence[Leftover]) -> int:
     """Remove each sequentially; 1 if one could not be removed, which is printed."""
     from toolkit.errors import CHECK_FAILED, ToolkitError
-    from toolkit.talk import say
+    from toolkit.terminal.talk import say
     from toolkit.upkeep.leftovers import remove
 
     left = 0

@@ -16,8 +16,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, DamagedFileError, ToolkitError
-from toolkit.slurm.silence import one_command
-from toolkit.talk import say
+from toolkit.slurm.commands import one_command
+from toolkit.terminal.talk import say
 from toolkit.version import VERSION
 
 # name: (module, attribute, one-line help)

@@ -113,7 +113,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Machine-read
 
 
 def _print_commands(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    from toolkit.slurm.silence import printed_commands
+    from toolkit.slurm.commands import printed_commands
 
     if value:
         ctx.find_root().with_resource(printed_commands())

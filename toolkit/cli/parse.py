@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from toolkit.errors import CheckFailedError, ToolkitError
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 
 class Kind(NamedTuple):

@@ -13,8 +13,8 @@ import click
 
 from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.cli.param_types import RUN
-from toolkit.cli.places import find
-from toolkit.talk import say
+from toolkit.runs.named_runs import find
+from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
     from toolkit.rundir.layout import RunDirectory

@@ -17,9 +17,9 @@ import click
 
 from toolkit.cli.options import job_options, json_option, print_command_option, request_of
 from toolkit.cli.param_types import JOB, SESSION, SITE
-from toolkit.cli.places import for_each, refuse_at_last
-from toolkit.slurm.silence import prints_commands
-from toolkit.talk import say
+from toolkit.runs.named_runs import for_each, refuse_at_last
+from toolkit.slurm.commands import prints_commands
+from toolkit.terminal.talk import say
 
 
 @click.group()
@@ -51,11 +51,11 @@ def start(
 
     from toolkit.session.files import check_name
     from toolkit.session.session import await_grant, check_request, ending_of, request_session
-    from toolkit.site.detect import choose_site
+    from toolkit.site.load import choose_site
     from toolkit.site.partitions import resolve_on
+    from toolkit.submission.create import check_sbatch_options
     from toolkit.submission.preflight.checks import look
     from toolkit.submission.preflight.report import FORCED, report_cost, require_good
-    from toolkit.submission.submit_run import check_sbatch_options
 
     check_name(name)
     if job is None:
@@ -91,7 +91,7 @@ def list_sessions(as_json: bool) -> None:
     from toolkit.session.files import all_sessions
     from toolkit.session.session import ending_of, states_of
     from toolkit.slurm.times import format_slurm_time
-    from toolkit.terminal.table import print_table
+    from toolkit.terminal.printing import print_table
 
     known = states_of(all_sessions())
     if as_json:

@@ -10,9 +10,9 @@ import click
 
 from toolkit.cli.options import job_options, json_option, print_command_option, request_of, runs_option
 from toolkit.cli.param_types import JOB, PARTITION, SITE
-from toolkit.cli.places import site_runs
-from toolkit.talk import say
-from toolkit.terminal.table import print_table
+from toolkit.runs.named_runs import site_runs
+from toolkit.terminal.printing import print_table
+from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
     from toolkit.site.partitions import Candidate
@@ -88,7 +88,7 @@ def detect(as_json: bool) -> None:
     \b
     toolkit site detect
     """
-    from toolkit.site.detect import detect_site
+    from toolkit.site.load import detect_site
 
     found = detect_site()
     if as_json:
@@ -162,7 +162,7 @@ def check(
     from dataclasses import asdict
 
     from toolkit.errors import CHECK_FAILED
-    from toolkit.site.detect import choose_site
+    from toolkit.site.load import choose_site
     from toolkit.site.proof import save_proof
     from toolkit.upkeep.site_check import Wanted, check_site
 
@@ -212,7 +212,7 @@ def partitions_command(
     """
     from dataclasses import asdict
 
-    from toolkit.site.detect import choose_site
+    from toolkit.site.load import choose_site
     from toolkit.site.partitions import candidates
 
     request = request_of(job, values, settings=settings)

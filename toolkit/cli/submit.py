@@ -10,8 +10,8 @@ import click
 
 from toolkit.cli.options import after_option, asks_for_job, json_option, print_command_option, sweep_options
 from toolkit.errors import CHECK_FAILED
-from toolkit.talk import say
-from toolkit.terminal.printable import is_plain
+from toolkit.terminal.printing import is_plain
+from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
     from toolkit.config.request import JobRequest
@@ -25,7 +25,7 @@ force_option = click.option("--force", is_flag=True, help="Submit what `toolkit 
 
 def announce(run: Run, *, parsable: bool) -> None:
     """Report which job a run has become; on stderr if stdout is closed, since the job is submitted all the same."""
-    from toolkit.slurm.commands import named
+    from toolkit.slurm.records import named
 
     whole = run.directory.whole
     message = f"run {whole.run_id} is job {named(run.submitted_job, run.cluster)}, in {whole.path}"
@@ -98,8 +98,8 @@ def preflight(request: JobRequest, as_json: bool) -> None:
     toolkit preflight train_lm
     toolkit preflight my_job.toml -N 4 -t 2:00:00 --json
     """
-    from toolkit.submission.cost import in_words
     from toolkit.submission.create import preflight as look_at
+    from toolkit.submission.preflight.cost import in_words
 
     found = look_at(request)
     if as_json:

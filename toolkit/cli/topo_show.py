@@ -63,7 +63,7 @@ def _add(tree: Tree, branch: Branch) -> None:
 def _text(branch: Branch) -> Text:
     from rich.text import Text
 
-    from toolkit.talk import plain
+    from toolkit.terminal.talk import plain
 
     text = Text(plain(branch.name), "bold")
     unknown = branch.text.startswith("unknown")

@@ -11,10 +11,10 @@ import click
 
 from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.cli.param_types import RUN
-from toolkit.cli.places import find, folder_of_runs
 from toolkit.errors import InterruptedWaitError
-from toolkit.talk import say
-from toolkit.terminal.printable import has_unicode, is_plain
+from toolkit.runs.named_runs import find, folder_of_runs
+from toolkit.terminal.printing import has_unicode, is_plain
+from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
     from toolkit.runs.follow.progress import Progress

@@ -10,10 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from toolkit.config.checks import check_arguments, check_request
 from toolkit.config.document import Flag, KeyPath, Origin, dotted, leaves
-from toolkit.config.entry import check_entry
-from toolkit.config.layers import Setting, from_command_line, merge, origins_of_site, values_of_site
-from toolkit.config.needs import check_metric
+from toolkit.config.entry import check_entry, check_metric
 from toolkit.config.refusal import refusal, table_model
+from toolkit.config.request import Setting, from_command_line, merge, origins_of_site, values_of_site
 from toolkit.config.resolved import JobFile, ResolvedJob, derive, derive_parallel
 from toolkit.config.site import Site
 

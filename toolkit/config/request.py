@@ -1,19 +1,30 @@
-"""A request for a job as the user stated it, and the job that it resolves to on a site."""
+"""A request for a job, and the resolved job: the job file, the site, variables and flags, layer over layer."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from toolkit.config.document import Flag
-from toolkit.config.layers import resolve_job
+from pydantic import ValidationError
+
+from toolkit.config.checkpoint import CheckpointTable
+from toolkit.config.checks import check_arguments, check_request
+from toolkit.config.document import Document, Flag, KeyPath, Origin, dotted, leaves, read_document
+from toolkit.config.entry import check_entry, check_metric
+from toolkit.config.job import is_job_name
 from toolkit.config.rank_count import flags_of_ranks, needs_nodes
-from toolkit.config.resolved import ResolvedJob
+from toolkit.config.refusal import refusal
+from toolkit.config.resolved import JobFile, ResolvedJob, derive
 from toolkit.config.shipped import find_job
-from toolkit.config.site import Site
+from toolkit.config.site import DetectTable, PathsTable, Site, SiteIdentity
+from toolkit.config.texts import TABLES, read_text
+from toolkit.errors import ToolkitError
+from toolkit.rundir.files import typed_path
+from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
 
 __all__ = ["JobRequest", "resolve", "with_rank_flags"]
 
@@ -82,3 +93,265 @@ def with_rank_flags(request: JobRequest, environ: Mapping[str, str] = os.environ
     if needs_nodes(request.ranks, nodes, each):
         nodes = resolve(replace(request, ranks=None), None, environ=environ).nodes
     return replace(request.with_flags(flags_of_ranks(request.ranks, nodes, each)), ranks=None)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value for a key of the job, with its origin."""
+
+    path: KeyPath
+    value: Any
+    origin: Origin
+
+
+def resolve_job(
+    job_file: Path,
+    *,
+    site: Site | None,
+    environ: Mapping[str, str],
+    settings: Sequence[str] = (),
+    flags: Mapping[str, Flag] | None = None,
+    argv: Sequence[str] = (),
+    limits: bool = True,
+) -> ResolvedJob:
+    """Read a job file, merge all layers, and check the result against the site.
+
+    Args:
+        site: None resolves without a site: no partitions are known, and none are checked.
+        environ: where SBATCH_* and TOOLKIT_<TABLE>_<KEY> are looked up.
+        settings: strings TABLE.KEY=VALUE, as in --set.
+        flags: flags by the dotted key that they set.
+        argv: the arguments after `--`; the entry gets them unchanged.
+        limits: False leaves the partition's limits to a query to the cluster.
+
+    Raises:
+        ToolkitError: a value is wrong or the site cannot serve the request; the message names the place and the fix.
+        NotFoundError: the job file does not exist.
+    """
+    document = read_document(job_file.absolute())
+    values, origins = merge(
+        [
+            Setting(("job", "name"), document.path.stem, Origin("derived", f"the name of {document.path}")),
+            *_from_document(document),
+            *_from_sbatch(environ),
+            *_from_toolkit(environ),
+            *from_command_line(settings, flags or {}),
+        ]
+    )
+
+    origins |= _origins_of_components(document)
+
+    def place(path: KeyPath) -> str:
+        around = (origins.get(dotted(path[:depth])) for depth in range(len(path), 0, -1))
+        origin = next(filter(None, around), None)  # the keys of `--set env.vars={...}` have no own origin
+        return origin.detail if origin else document.place(path)
+
+    _check_file_name(document.path, origins)
+    try:
+        tables = JobFile.model_validate(values)
+    except ValidationError as error:
+        raise refusal(error, JobFile, place) from error
+    any_site = site or Site(name="none")
+    resolved = derive(_join(tables, any_site, environ, document.path, argv, origins), any_site)
+    check_entry(resolved)
+    check_metric(resolved)
+    check_arguments(resolved)
+    if site is not None:
+        check_request(resolved, site, limits=limits)
+    return resolved
+
+
+def _check_file_name(path: Path, origins: Mapping[str, Origin]) -> None:
+    """Check the name of a job file that gives the job its name, since it may contain invalid characters."""
+    origin = origins.get("job.name")
+    if origin is not None and origin.layer == "derived" and not is_job_name(path.stem):
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-")[:64] or "job"
+        raise ToolkitError(
+            f"{path.stem!r} is not a valid job name, and [job] does not set one",
+            where=str(path),
+            fix=f'write name = "{name}" in [job], or use -J {name}',
+        )
+
+
+def _join(
+    tables: JobFile,
+    site: Site,
+    environ: Mapping[str, str],
+    job_file: Path,
+    argv: Sequence[str],
+    origins: dict[str, Origin],
+) -> ResolvedJob:
+    own = {name: getattr(tables, name) for name in JobFile.model_fields}
+    own["checkpoint"] = _with_lasting_source(tables.checkpoint, origins)
+    return ResolvedJob(
+        job_file=job_file,
+        job_directory=job_file.parent,
+        argv=list(argv),
+        **own,
+        **values_of_site(site, environ),
+        origins=origins | origins_of_site(site),
+    )
+
+
+def _with_lasting_source(table: CheckpointTable, origins: Mapping[str, Origin]) -> CheckpointTable:
+    """The table with an absolute `source`: a later start runs in another folder than the flag was written for."""
+    origin = origins.get("checkpoint.source") or origins.get("checkpoint")
+    if not table.source or origin is None or origin.layer == "job":
+        return table
+    return table.model_copy(update={"source": str(Path.cwd() / table.source)})
+
+
+def _from_document(document: Document) -> Iterator[Setting]:
+    for path, value in leaves(document.values):
+        yield Setting(path, value, Origin("job", document.place(path)))
+
+
+def _origins_of_components(document: Document) -> dict[str, Origin]:
+    """The origin of each key of each component; as a value, their list is a single one."""
+    tables = document.values.get("component")
+    paths = [
+        ("component", str(number), name)
+        for number, table in enumerate(tables if isinstance(tables, list) else ())
+        for name in (table if isinstance(table, dict) else ())
+    ]
+    return {dotted(path): Origin("job", document.place(path)) for path in paths}
+
+
+def _from_sbatch(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for name, path in KEYS_OF_VARIABLES.items():
+        if environ.get(name):
+            yield Setting(path, read_text(path, environ[name], where=name), Origin("SBATCH_*", name))
+    for name, value in SWITCH_VARIABLES.items():
+        if name in environ:
+            yield Setting(("job", "requeue"), value, Origin("SBATCH_*", name))
+
+
+def _from_toolkit(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for name in sorted(environ):
+        table, _, key = name.removeprefix("TOOLKIT_").lower().partition("_")
+        if not name.startswith("TOOLKIT_") or table not in TABLES or not key:
+            continue  # TOOLKIT_SITE, TOOLKIT_RUNS and the like are read elsewhere.
+        path = (table, key)
+        yield Setting(path, read_text(path, environ[name], where=name), Origin("TOOLKIT_*", name))
+
+
+def from_command_line(settings: Iterable[str], flags: Mapping[str, Flag]) -> Iterator[Setting]:
+    """Yield the values of --set and of the flags, the flags last."""
+    yield from _from_settings(settings)
+    yield from _from_flags(flags)
+
+
+def _from_settings(settings: Iterable[str]) -> Iterator[Setting]:
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        where = f"--set {setting}"
+        path = tuple(part.strip() for part in key.split("."))
+        if not equals or len(path) < 2 or not all(path):
+            raise ToolkitError(
+                f"expected TABLE.KEY=VALUE, got {setting!r}", where="--set", fix="write --set train.steps=100"
+            )
+        yield Setting(path, read_text(path, text, where=where), Origin("flag", where))
+
+
+def _from_flags(flags: Mapping[str, Flag]) -> Iterator[Setting]:
+    for key, flag in flags.items():
+        path = tuple(key.split("."))
+        where = f"{flag.name} {flag.value}"
+        value = read_text(path, flag.value, where=where) if isinstance(flag.value, str) else flag.value
+        yield Setting(path, value, Origin("flag", where))
+
+
+def merge(layered: Iterable[Setting]) -> tuple[dict[str, Any], dict[str, Origin]]:
+    """The values and origins of all settings; a later one replaces those that it covers."""
+    kept: dict[KeyPath, Setting] = {}
+    for setting in layered:
+        path = setting.path
+        for other in [old for old in kept if old[: len(path)] == path or path[: len(old)] == old]:
+            del kept[other]
+        kept[path] = setting
+    values: dict[str, Any] = {}
+    for path, setting in kept.items():
+        table = values
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+        table[path[-1]] = setting.value
+    return values, {".".join(path): setting.origin for path, setting in kept.items()}
+
+
+def values_of_site(site: Site, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the site's tables by the fields of a resolved job.
+
+    Raises:
+        ToolkitError: a path of the site has a variable that `environ` lacks.
+    """
+    return {
+        "site": SiteIdentity(**{name: getattr(site, name) for name in SiteIdentity.model_fields}),
+        "scheduler": site.scheduler,
+        "launcher": site.launcher,
+        "gpu": site.gpu,
+        "site_env": site.env,
+        "network": site.network,
+        "paths": expand_paths(site, environ),
+        "site_container": site.container,
+    }
+
+
+def site_of_record(job: ResolvedJob) -> Site:
+    """The site of a resolved job, as far as the job contains it: only the job's own partitions."""
+    limits = job.partition_limits
+    partitions = {job.job.partition: limits.model_copy(update={"default": True})} if limits else {}
+    detect = DetectTable(cluster_name=job.job.cluster if limits else "")  # whose partitions these are
+    return Site(
+        **dict(job.site), scheduler=job.scheduler, launcher=job.launcher, gpu=job.gpu, env=job.site_env,
+        network=job.network, paths=job.paths, container=job.site_container, partitions=partitions, detect=detect,
+    )  # fmt: skip
+
+
+def origins_of_site(site: Site) -> dict[str, Origin]:
+    """Return the origins of the site's values under their names in the resolved job."""
+    renamed: dict[str, Origin] = {}
+    for name, origin in site.origins.items():
+        first = name.partition(".")[0]
+        if first in ("env", "container"):  # a job has tables of these names, too
+            renamed[f"site_{name}"] = origin
+        elif "." not in name:
+            renamed[f"site.{name}"] = origin
+        elif first not in ("partitions", "detect"):
+            renamed[name] = origin
+    return renamed
+
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+
+
+def expand_paths(site: Site, environ: Mapping[str, str]) -> PathsTable:
+    """Return the site's paths, with the variables that must be known at submission expanded.
+
+    `local_scratch` is not expanded: its variables are the node's.
+
+    Raises:
+        ToolkitError: a variable is not set.
+    """
+    expanded = {key: expand_path(site, key, environ) for key in ("runs", "scratch")}
+    return site.paths.model_copy(update=expanded)
+
+
+def expand_path(site: Site, key: str, environ: Mapping[str, str]) -> str:
+    """Return one path of `[paths]`, expanded.
+
+    Raises:
+        ToolkitError: a variable is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in environ:
+            raise ToolkitError(
+                f"${name} is not set",
+                where=site.origins.get(f"paths.{key}", Origin("built-in")).place(f"paths.{key}"),
+                fix=f"export {name}, or write the path without it",
+            )
+        return environ[name]
+
+    text: str = getattr(site.paths, key)
+    return str(typed_path(_VARIABLE.sub(value, text))) if text else ""

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from toolkit.errors import NotFoundError, ToolkitError
-from toolkit.rundir.find import typed_path
+from toolkit.rundir.files import typed_path
 
 
 def shipped_jobs() -> dict[str, Path]:

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.files import is_unwritable, json_reason, tail_text
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 
 
 class Record(Protocol):

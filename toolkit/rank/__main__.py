@@ -9,7 +9,7 @@ from pathlib import Path
 from toolkit.errors import ToolkitError
 from toolkit.rank.guard import guard, rank_by_launcher
 from toolkit.rundir.layout import RunDirectory
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 
 def _body(rank: int) -> int:

@@ -24,7 +24,7 @@ from toolkit.rundir.layout import AttemptDirectory
 from toolkit.supervise.parent_death import signal_on_parent_death
 from toolkit.supervise.shared_memory import remove_left_behind
 from toolkit.supervise.usage import usage_of_node
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 
 STACKS_PATIENCE_S = 2.0
 FILE_SYSTEM_PATIENCE_S = 600.0  # as the supervisor's: only this process knows that the rank is done

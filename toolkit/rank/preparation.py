@@ -15,7 +15,7 @@ from typing import Any
 
 from toolkit.rank.processors import PROCESS_ROOT, SYSTEM_ROOT, cpu_quota, numa_node_of_gpu, read_processors
 from toolkit.supervise.shape import shape_of_job
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 from toolkit.world.binding import Binding, RankOfNode, bind, unbound
 from toolkit.world.cpu_lists import cpu_list
 from toolkit.world.facts import World

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.rundir.files import is_unwritable, utc_now, write_text
 from toolkit.rundir.layout import RunDirectory
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 __all__ = ["reason_not_json", "store_result"]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from toolkit.errors import NotFoundError, ToolkitError
 from toolkit.rundir.attempt_records import AttemptRecord
-from toolkit.rundir.files import read_json_or_none
+from toolkit.rundir.claims import all_parts, task_of
+from toolkit.rundir.files import read_json_or_none, typed_path
 from toolkit.rundir.index import RunName
 from toolkit.rundir.jobs import job_ids, start_of_job
 from toolkit.rundir.known import KnownRuns, is_over, known_runs
 from toolkit.rundir.layout import RunDirectory, start_of
-from toolkit.rundir.parts import all_parts, task_of
 
 
 class NoRunError(NotFoundError):
@@ -28,17 +28,6 @@ class NoRunError(NotFoundError):
 _NEAR = 500  # the newest runs, which are searched for names similar to a mistyped one
 MOST_NAMED = 3  # runs that a message lists
 MOST_ALIKE = 10  # the same for runs with one job id, which only this list distinguishes
-
-
-def runs_folder(flag: str | Path | None, environ: Mapping[str, str], site_runs: str = "") -> Path:
-    """The folder of all runs: `--runs` > `TOOLKIT_RUNS` > the site's > `./runs`, absolute."""
-    chosen = flag or environ.get("TOOLKIT_RUNS") or site_runs or "runs"
-    return typed_path(chosen).absolute()
-
-
-def typed_path(text: str | Path) -> Path:
-    """A path as the user typed it: `~` is a home folder, but `~name` of an unknown user is an ordinary name."""
-    return Path(os.path.expanduser(text))  # noqa: PTH111  pathlib's version raises an error for an unknown user
 
 
 def listed(runs: Path) -> list[RunName]:
@@ -122,10 +111,12 @@ def find_run(run: str, runs: Path) -> Path:
     if (found := _at_path(run)) is not None:
         return found
     name = parse_run_name(run)
-    with known_runs(runs) as known:
-        entry = _named(run, name, known)
-        if entry is None:
-            raise _not_found(run, name, known, runs)
+    entry = _by_id(name.run, runs) if name is not None else None
+    if entry is None:
+        with known_runs(runs) as known:
+            entry = _named(run, name, known)
+            if entry is None:
+                raise _not_found(run, name, known, runs)
     if name is None or name.task is None or run in job_ids(entry):  # repeated jobs, 123_1 and 123_2, are not tasks
         return entry.path
     return _task(entry, task_of(all_parts(entry), name.job_id, name.task))
@@ -147,6 +138,13 @@ def _at_path(text: str) -> Path | None:
         fix = "name the folder that contains record.json; `toolkit history --json` prints the path of each run"
         raise NotFoundError("expected a run directory", where=text, fix=fix)
     return None
+
+
+def _by_id(text: str, runs: Path) -> RunDirectory | None:
+    """The run with this complete id, found without the index: each folder of RUNS is one job's."""
+    if not _WHOLE_ID.fullmatch(text):
+        return None
+    return next((run for run in map(RunDirectory, runs.glob(f"*/{text}")) if run.may_be_run()), None)
 
 
 def _named(text: str, name: NameParts | None, known: KnownRuns) -> RunDirectory | None:
@@ -279,6 +277,8 @@ _JOB_ID = re.compile(
 )
 # Digits alone are a job id, so a run id needs at least its day and the dash.
 _RUN_ID = re.compile(r"(?P<run>last|(?:[^/]+/)?\d{8}-[\da-f-]*)(?:_(?P<task>\d+)(?P<step>\.\w+)?)?")
+
+_WHOLE_ID = re.compile(r"\d{8}-\d{6}-[\da-f]{4}")
 
 
 @dataclass(frozen=True)

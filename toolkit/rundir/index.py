@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from toolkit.rundir.layout import AGAIN
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 # How long to wait for another process that writes the index; it needs only an instant.
 LOCKED_S = 2.0

@@ -7,10 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 from toolkit.errors import DamagedFileError
-from toolkit.rundir.claims import read_claim
+from toolkit.rundir.claims import newest_parts, parts_in, read_claim, slurm_id
 from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.layout import RunDirectory, start_of
-from toolkit.rundir.parts import newest_parts, parts_in, slurm_id
 
 
 def job_ids(run: RunDirectory) -> list[str]:

@@ -15,7 +15,7 @@ from toolkit.rundir.files import permissions_in_words
 from toolkit.rundir.index import PAGE, RunIndex, RunName
 from toolkit.rundir.jobs import job_ids, readable_job_ids
 from toolkit.rundir.layout import RunDirectory
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 FEW = 1000
 SLOW_S = 1.0  # longer searches are reported
@@ -32,7 +32,7 @@ class KnownRuns:
         for page in self.index.newest(first=10):
             for entry in page:
                 run = self._run(entry.name)
-                if may_be_run(run) and _can_be_read(run):
+                if run.may_be_run() and _can_be_read(run):
                     yield run
 
     def called(self, text: str) -> RunDirectory | None:
@@ -47,7 +47,7 @@ class KnownRuns:
         for page in self.index.newest(beginning=text, job=job):
             for entry in page:
                 run = self._run(entry.name)
-                if may_be_run(run):
+                if run.may_be_run():
                     yield run
 
     def of_job(self, job_id: str) -> Iterator[RunDirectory]:
@@ -70,7 +70,7 @@ class KnownRuns:
                     continue
                 if ids and is_over(run):
                     finished.append((name, ids))
-                if job_id in ids and may_be_run(run):
+                if job_id in ids and run.may_be_run():
                     yield run
                 if len(finished) >= PAGE:
                     self.index.keep_jobs(finished)
@@ -98,14 +98,6 @@ def known_runs(runs: Path) -> Iterator[KnownRuns]:
         index = RunIndex(runs)
     with closing(index):
         yield KnownRuns(index)
-
-
-def may_be_run(run: RunDirectory) -> bool:
-    """True if a folder has a record, or if this user may not read it."""
-    try:
-        return run.record.exists()
-    except PermissionError:
-        return True
 
 
 def _can_be_read(run: RunDirectory) -> bool:

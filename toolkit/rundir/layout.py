@@ -59,6 +59,13 @@ class RunDirectory:
     def record(self) -> Path:
         return self.whole.path / "record.json"
 
+    def may_be_run(self) -> bool:
+        """True if the folder has a record, or if this user may not read it."""
+        try:
+            return self.record.exists()
+        except PermissionError:
+            return True
+
     def code(self, start: int) -> Path:
         """The copy of the job's folder for the ranks of start `start`, and of those after it."""
         return self.whole.path / ("code" if start == 0 else f"code-{start:03}")

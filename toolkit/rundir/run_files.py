@@ -11,10 +11,9 @@ from typing import Any
 
 from toolkit.errors import DamagedFileError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
-from toolkit.rundir.claims import StartClaim, read_claim
+from toolkit.rundir.claims import Part, StartClaim, parts_in, read_claim, slurm_id
 from toolkit.rundir.files import read_json, read_json_or_none
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.parts import Part, parts_in, slurm_id
 from toolkit.rundir.sweep import Sweep, read_sweep
 
 __all__ = [
@@ -227,7 +226,10 @@ def read_folder(directory: RunDirectory, *, with_step: bool = False) -> FolderFi
     submissions, parts = {}, {}
     for start in sorted(numbered["submitted"]):
         recorded = read_json_or_none(directory.submitted(start)) or {}
-        submissions[start], parts[start] = str(recorded.get("job_id", "")), tuple(parts_in(recorded))
+        submissions[start], parts[start] = (
+            str(recorded.get("job_id", "")),
+            tuple(parts_in(recorded)) if "parts" in recorded else (),
+        )
     opened = max(numbered["submitting"], default=-1)
     attempts = tuple(directory.attempt_numbers())
     return FolderFiles(

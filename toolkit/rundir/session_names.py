@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolkit.rundir.find import typed_path
+from toolkit.rundir.files import typed_path
 
 
 def sessions_folder() -> Path:

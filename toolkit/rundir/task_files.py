@@ -15,9 +15,8 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
-from toolkit.rundir.files import read_json, write_json
+from toolkit.rundir.files import check_kept_usage, read_json, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.records import check_kept_usage
 
 _OF_THE_ATTEMPT = ("start.json", "heartbeat", "rendezvous.json", "stop", "ends_at")
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from toolkit.config.amend import with_values
 from toolkit.config.document import Flag
-from toolkit.config.resolved import ResolvedJob
-from toolkit.config.secrets import shown, shown_origin, shown_tables
+from toolkit.config.resolved import ResolvedJob, shown, shown_origin, shown_tables
 from toolkit.metrics.training import last_record
 from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.files import read_json

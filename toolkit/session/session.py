@@ -14,20 +14,20 @@ from toolkit.config.layout_checks import refuse_components
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.errors import CheckFailedError, InterruptedWaitError, NotFoundError, SchedulerRefusedError, ToolkitError
-from toolkit.rundir.files import open_append
-from toolkit.rundir.find import typed_path
+from toolkit.rundir.files import open_append, typed_path
 from toolkit.rundir.states import RunState
 from toolkit.runs.record.job import site_of, slurm_of, uses_slurm
 from toolkit.session.files import Session, find_session, new_session, session_file
-from toolkit.slurm.commands import NoAnswerError, Slurm, has_no_address
+from toolkit.slurm.commands import NoAnswerError, Slurm
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.job_facts import JobFacts, run_state
 from toolkit.slurm.reasons import CanStart, pending_reason
+from toolkit.slurm.records import has_no_address
 from toolkit.slurm.refusals import refusal_of
 from toolkit.slurm.submit import without_job
 from toolkit.slurm.times import printed_limit_s
 from toolkit.submission.script import allocation_options
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 __all__ = [
     "SessionState",

@@ -11,7 +11,7 @@ from toolkit.errors import OwnFailureError, ToolkitError, counted
 from toolkit.rundir.files import open_append, tail_text
 from toolkit.runs.record.job import slurm_of
 from toolkit.session.session import SessionState
-from toolkit.slurm.commands import for_cluster
+from toolkit.slurm.records import for_cluster
 from toolkit.slurm.submit import without_job
 
 __all__ = ["begin_step", "lasting_shell", "node_of", "shell_argv", "step_argv", "step_environment"]

@@ -15,8 +15,7 @@ from tomlkit.items import Table
 
 from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import write_text
-from toolkit.rundir.find import typed_path
+from toolkit.rundir.files import typed_path, write_text
 from toolkit.site.host import Host, look_at_host
 from toolkit.site.mpi import ANY
 from toolkit.slurm.cluster import ClusterFacts, Node, closed_by, cluster_facts

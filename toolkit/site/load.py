@@ -1,12 +1,16 @@
-"""Load site files: merge those that extend another one, and validate them as a Site.
-
-Anything with a slash or ending in .toml is a path, else a name that `files` searches.
-"""
+"""Which site this is, and what its file says."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,9 @@ from toolkit.config.shipped import site_files
 from toolkit.config.site import Site
 from toolkit.config.table import nearest
 from toolkit.errors import NotFoundError, ToolkitError
-from toolkit.rundir.find import typed_path
+from toolkit.rundir.files import typed_path
+from toolkit.slurm.commands import prints_commands
+from toolkit.terminal.talk import say
 
 
 def list_sites(environ: Mapping[str, str] = os.environ) -> tuple[list[Site], list[ToolkitError]]:
@@ -117,3 +123,165 @@ def _check_partitions(site: Site, place: Any) -> None:
             where=f"{place(key)}:{'.'.join(key)}",
             fix="keep `default = true` at only one partition",
         )
+
+
+# Where Slurm's commands look without SLURM_CONF; the second is the copy that a configless host keeps.
+SLURM_CONF_PATHS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
+SCONTROL_TIMEOUT_S = 10
+_CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """The site, and what it was known by."""
+
+    site: Site
+    reason: str
+
+
+def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ) -> Detection:
+    """Return the site that --site names, else that TOOLKIT_SITE names, else the detected one.
+
+    Raises:
+        ToolkitError: no site or several match.
+        NotFoundError: there is no site of this name.
+    """
+    found = Detection(load_site(name, environ), "--site") if name else detect_site(environ)
+    own, exported = found.site.scheduler.conf, environ.get("SLURM_CONF", "")
+    if own and exported and typed_path(own).resolve() != typed_path(exported).resolve():
+        say(f"SLURM_CONF={exported} is not used: site {found.site.name} has {own}")
+    return found
+
+
+def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
+    """Find the site of this machine; TOOLKIT_SITE overrides the detection.
+
+    Raises:
+        ToolkitError: there is a scheduler, and no site or several match, or SLURM_CONF names no file.
+    """
+    if named := environ.get("TOOLKIT_SITE"):
+        return Detection(load_site(named, environ), f"TOOLKIT_SITE={named}")
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        return Detection(load_site("local", environ), "no scheduler command (sbatch) on PATH")
+    sites, wrong = list_sites(environ)
+    for error in wrong:
+        say(f"ignoring this site file: {error}")
+    sites = [site for site in sites if site.scheduler.kind != "local"]
+    ambient = _ambient_cluster(environ)
+    host = platform.node()
+    means: Sequence[Callable[[Site], str]] = (
+        lambda site: _by_environment(site, environ),
+        lambda site: _by_cluster(site, ambient),
+        lambda site: _by_host(site, host),
+        _by_file,
+    )
+    for matches in means:
+        found = [Detection(site, reason) for site in sites if (reason := matches(site))]
+        if len(found) == 1:
+            return _with_exported_conf(found[0], environ)
+        if found:
+            both = "; ".join(f"{one.site.name}: {one.reason}" for one in found)
+            raise ToolkitError(f"several sites match ({both})", fix="choose with --site or TOOLKIT_SITE")
+    check_exported_conf(environ)
+    cluster = f", ClusterName {ambient[0]} ({ambient[1]})" if ambient else ""
+    raise ToolkitError(
+        f"this machine has a scheduler and no site file matches it (host {host}{cluster})",
+        fix="`toolkit site init` writes one from this cluster; `toolkit site list` shows those that --site takes",
+    )
+
+
+def _with_exported_conf(found: Detection, environ: Mapping[str, str]) -> Detection:
+    """Clusters of one name may be several: the exported slurm.conf says which of them is meant."""
+    wanted, exported = found.site.detect.cluster_name, environ.get("SLURM_CONF", "")
+    if not wanted or not exported or _cluster_in(Path(exported)) != wanted:
+        return found
+    return Detection(found.site.with_conf(Path(exported).absolute(), "SLURM_CONF"), found.reason)
+
+
+def check_exported_conf(environ: Mapping[str, str]) -> None:
+    """Slurm's commands would look for a minute for a file that is not there.
+
+    Raises:
+        ToolkitError: SLURM_CONF names such a file.
+    """
+    exported = environ.get("SLURM_CONF", "")
+    if exported and not Path(exported).exists():
+        raise ToolkitError(
+            "there is no such file", where=f"SLURM_CONF={exported}", fix="export the path of a slurm.conf, or unset it"
+        )
+
+
+def _by_environment(site: Site, environ: Mapping[str, str]) -> str:
+    for name, pattern in site.detect.environment.items():
+        if name in environ and fnmatchcase(environ[name], pattern):
+            return f"{name}={environ[name]} in the environment"
+    return ""
+
+
+def _by_cluster(site: Site, ambient: tuple[str, str] | None) -> str:
+    """Compare the machine's own cluster; only a machine without one is asked for the site's own slurm.conf."""
+    wanted = site.detect.cluster_name
+    if not wanted:
+        return ""
+    if ambient is not None:
+        return f"ClusterName {wanted} ({ambient[1]})" if ambient[0] == wanted else ""
+    conf = typed_path(site.scheduler.conf) if site.scheduler.conf else None
+    if conf is not None and _cluster_in(conf) == wanted:
+        return f"ClusterName {wanted} ({conf})"
+    return ""
+
+
+def _by_host(site: Site, host: str) -> str:
+    for pattern in site.detect.hostnames:
+        if fnmatchcase(host, pattern):
+            return f"host {host} matches {pattern}"
+    return ""
+
+
+def _by_file(site: Site) -> str:
+    return next((f"{path} exists" for path in site.detect.files if Path(path).exists()), "")
+
+
+def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the name of the cluster that Slurm's commands reach from here, and who said so."""
+    if name := environ.get("SLURM_CLUSTER_NAME"):
+        return name, "SLURM_CLUSTER_NAME"
+    paths = [Path(environ["SLURM_CONF"])] if environ.get("SLURM_CONF") else SLURM_CONF_PATHS
+    for path in paths:
+        if name := _cluster_in(path):
+            return name, str(path)
+    if environ.get("SLURM_CONF") and not paths[0].exists():
+        return None  # scontrol would only wait for it
+    name = _cluster_from_scontrol(environ)
+    return (name, "scontrol show config") if name else None
+
+
+def _cluster_in(conf: Path) -> str:
+    try:
+        text = conf.read_text(errors="replace")
+    except OSError:
+        return ""  # No configuration here, so it names no cluster.
+    match = _CLUSTER_NAME.search(text)
+    return match[1] if match else ""
+
+
+def _cluster_from_scontrol(environ: Mapping[str, str]) -> str:
+    """Query Slurm itself, for hosts that receive their configuration over the network."""
+    scontrol = shutil.which("scontrol", path=environ.get("PATH"))
+    if scontrol is None:
+        return ""
+    if prints_commands():
+        sys.stderr.write("+ scontrol show config\n")
+    try:
+        answer = subprocess.run(
+            [scontrol, "show", "config"],
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            timeout=SCONTROL_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ""  # A controller that does not answer names no cluster; the other means are still tried.
+    match = _CLUSTER_NAME.search(answer.stdout)
+    return match[1] if match else ""

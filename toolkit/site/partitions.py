@@ -15,7 +15,7 @@ from toolkit.config.request import JobRequest, resolve, with_rank_flags
 from toolkit.config.resolved import ResolvedJob, is_elsewhere
 from toolkit.config.site import AUTO, Site
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
-from toolkit.site.commands import slurm_of_site
+from toolkit.slurm.commands import slurm_of_site
 from toolkit.slurm.limits import partition_rows
 from toolkit.slurm.times import format_slurm_time
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
-from toolkit.rundir.files import write_text
-from toolkit.rundir.find import typed_path
+from toolkit.rundir.files import typed_path, write_text
 from toolkit.site.findings import BAD, Finding
 from toolkit.version import VERSION
 

@@ -6,6 +6,7 @@ SBATCH_* would override the script: those that correspond to a key are in the sc
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shlex
@@ -13,11 +14,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
+from toolkit.rundir.files import typed_path
 from toolkit.slurm.job_facts import (
     JobFacts,
     base_of,
@@ -30,10 +37,9 @@ from toolkit.slurm.job_facts import (
     squeue_argv,
     unreadable_end,
 )
-from toolkit.slurm.records import UnreadableError, new_mark
+from toolkit.slurm.records import UnreadableError, for_cluster, has_no_address, new_mark, with_cluster_option
 from toolkit.slurm.refusals import refusal_of
-from toolkit.slurm.silence import Controller, Silences
-from toolkit.talk import plain
+from toolkit.terminal.talk import plain, say
 
 _SCRUBBED = (
     "SBATCH_", "SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_BITSTR_LEN", "SCONTROL_",
@@ -139,13 +145,13 @@ class Slurm:
         except subprocess.TimeoutExpired as error:
             raise TimedOutError(
                 f"{argv[0]} did not respond within {self.timeout_s:.0f} s",
-                fix=in_words("`scontrol ping` shows whether Slurm is up", self.cluster),
+                fix=with_cluster_option("`scontrol ping` shows whether Slurm is up", self.cluster),
             ) from error
         if done.returncode:
             if self.cluster and has_no_address(done.stderr):
                 raise self.unknown_cluster(refusal_of(done.stderr)[0])
             refused = _failure(argv[0], done)
-            refused.fix = in_words(refused.fix, self.cluster)
+            refused.fix = with_cluster_option(refused.fix, self.cluster)
             raise refused
         return done.stdout
 
@@ -299,41 +305,105 @@ def _failure(command: str, done: subprocess.CompletedProcess[str]) -> SchedulerR
     return NoAnswerError(f"{command} {problem}" + (f": {message}" if message else ""), fix=fix)
 
 
-# Slurm's commands with an option --clusters.
-_WITH_CLUSTER = ("sbatch", "salloc", "srun", "squeue", "scancel", "scontrol", "sinfo", "sacct")
-_COMMAND = re.compile(rf"`({'|'.join(_WITH_CLUSTER)}) ")
-# What they print for a cluster without an address, in 22.05 to 24.11.
-_NO_ADDRESS = re.compile(
-    r"can't be reached now, or it is an invalid entry for --cluster|problem talking to the database"
+class SchedulerSettings(Protocol):
+    """What Slurm's commands need of a site's [scheduler]."""
+
+    @property
+    def conf(self) -> str: ...
+
+    @property
+    def cluster(self) -> str: ...
+
+
+def slurm_of_site(scheduler: SchedulerSettings, *, cluster: str = "") -> Slurm:
+    """With the site's slurm.conf, for `cluster`, else for the one that the site names."""
+    conf = scheduler.conf
+    return Slurm(
+        configuration=str(typed_path(conf)) if conf else "",
+        cluster=cluster or scheduler.cluster,
+        echo=prints_commands(),
+        silences=silences_of_this_command(),
+    )
+
+
+SLOW_S = 2.0  # longer waits are reported
+REMEMBERED_S = (
+    5.0  # longer than one toolkit command needs between two queries; a command that waits for Slurm queries again
 )
+_PATTERNS = ("unable to contact slurm controller", "timed out", "did not answer", "did not respond")
+# These query slurmctld, and toolkit can do without an answer; sbatch is always run.
+_ASKING = ("squeue", "sinfo", "scontrol", "scancel")
+
+# PATH, the configuration and the cluster: they decide which slurmctld a command queries.
+Controller = tuple[str, str, str]
 
 
-def for_cluster(argv: Sequence[str], cluster: str) -> list[str]:
-    """A Slurm command with the option for another cluster; any other command unchanged."""
-    option = [f"--clusters={cluster}"] if cluster and argv[0] in _WITH_CLUSTER else []
-    return [argv[0], *option, *argv[1:]]
+class Silences:
+    """The slurmctlds that recently did not respond to one toolkit command."""
+
+    def __init__(self) -> None:
+        self._silent: dict[Controller, tuple[float, SchedulerRefusedError]] = {}
+        self._reported_at = float("-inf")
+
+    @contextmanager
+    def report_when_slow(self, command: str, timeout_s: float) -> Iterator[None]:
+        """Report on stderr after `SLOW_S` that a command is waiting for Slurm, and for how long it may."""
+        timer = threading.Timer(SLOW_S, self._tell, [command, timeout_s])
+        timer.daemon = True
+        if timeout_s > 2 * SLOW_S:  # a shorter wait is not worth a message
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _tell(self, command: str, timeout_s: float) -> None:
+        if time.monotonic() - self._reported_at >= SLOW_S:  # several queries at a time are one message
+            self._reported_at = time.monotonic()
+            say(f"Slurm has not responded to {command} yet; waiting up to {timeout_s:.0f} s")
+
+    def of(self, controller: Controller, argv: Sequence[str]) -> SchedulerRefusedError | None:
+        """The recent failure of a slurmctld that a command would query again; None otherwise."""
+        when, error = self._silent.get(controller, (float("-inf"), None))
+        return copy.copy(error) if argv[0] in _ASKING and time.monotonic() - when < REMEMBERED_S else None
+
+    def remember(self, controller: Controller, argv: Sequence[str], error: SchedulerRefusedError) -> None:
+        """Record a failure if slurmctld did not respond; an error message is a response."""
+        if argv[0] in _ASKING and any(pattern in error.message.lower() for pattern in _PATTERNS):
+            self._silent[controller] = (time.monotonic(), error)
 
 
-def in_words(text: str, cluster: str) -> str:
-    """A message in which each Slurm command has the option for another cluster."""
-    return _COMMAND.sub(rf"`\1 -M {cluster} ", text) if cluster else text
+_OF_THIS_COMMAND: ContextVar[Silences | None] = ContextVar("silences of this command", default=None)
 
 
-def named(job_id: str, cluster: str) -> str:
-    """A job id in sbatch's form for another cluster, `123;cluster`."""
-    return f"{job_id};{cluster}" if job_id and cluster else job_id
+@contextmanager
+def one_command() -> Iterator[None]:
+    """Inside, the queries of one toolkit command share their record; programs that call toolkit's functions have none."""
+    before = _OF_THIS_COMMAND.set(Silences())
+    try:
+        yield
+    finally:
+        _OF_THIS_COMMAND.reset(before)
 
 
-def has_no_address(output: str) -> bool:
-    """True if a command failed because accounting has no address of the cluster."""
-    return _NO_ADDRESS.search(output) is not None
+_PRINTS_COMMANDS: ContextVar[bool] = ContextVar("--print-cmd was given", default=False)
 
 
-def cluster_of_allocation(environ: Mapping[str, str]) -> str:
-    """The cluster of this process's allocation, if Slurm's commands here use another one by default.
+@contextmanager
+def printed_commands() -> Iterator[None]:
+    """Within, each Slurm command is printed on stderr before it runs."""
+    before = _PRINTS_COMMANDS.set(True)
+    try:
+        yield
+    finally:
+        _PRINTS_COMMANDS.reset(before)
 
-    This is the case in the shell of a `salloc -M`, which runs on the login node; on a node of the allocation they use its own.
-    """
-    if "SLURM_JOB_ID" not in environ or "SLURMD_NODENAME" in environ:
-        return ""
-    return environ.get("SLURM_WORKING_CLUSTER", "").partition(":")[0] or environ.get("SLURM_CLUSTERS", "")
+
+def prints_commands() -> bool:
+    """Whether the command that this is part of prints the Slurm commands that it runs."""
+    return _PRINTS_COMMANDS.get()
+
+
+def silences_of_this_command() -> Silences | None:
+    """The record of the current command; None outside of one."""
+    return _OF_THIS_COMMAND.get()

@@ -18,7 +18,7 @@ from pathlib import Path
 from toolkit.errors import NotFoundError, OwnFailureError, SchedulerRefusedError, ToolkitError
 from toolkit.slurm.commands import NoAnswerError, Slurm
 from toolkit.slurm.sbatch_options import last_value_of
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 PATIENCE_S = 120.0  # in total: sbatch, the queries and the pauses between them
 SETTLE_S = 10.0  # between two answers without the job, before it is sent again

@@ -9,7 +9,7 @@ from toolkit.config.layout_checks import refuse_components
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError, counted
 from toolkit.runs.record.job import uses_slurm
-from toolkit.slurm.commands import cluster_of_allocation
+from toolkit.slurm.records import cluster_of_allocation
 
 __all__ = [
     "check_here",

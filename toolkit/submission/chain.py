@@ -7,16 +7,16 @@ from pathlib import Path
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, ToolkitError, all_of
+from toolkit.rundir.claims import newest_parts
 from toolkit.rundir.layout import RunDirectory
-from toolkit.rundir.parts import newest_parts
 from toolkit.rundir.states import RunState
+from toolkit.runs.named_runs import find_named
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
 from toolkit.runs.record.parents import KINDS, Parent
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
-from toolkit.slurm.commands import named
-from toolkit.submission.named_run import find_named
-from toolkit.talk import say
+from toolkit.runs.status.state_table import RunStatus
+from toolkit.slurm.records import named
+from toolkit.terminal.talk import say
 
 __all__ = ["find_parents"]
 

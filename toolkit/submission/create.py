@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from toolkit.config.document import Flag
+from toolkit.config.document import Flag, no_line
 from toolkit.config.request import JobRequest
-from toolkit.config.resolved import ResolvedJob
+from toolkit.config.resolved import ResolvedJob, shown_arguments
 from toolkit.config.site import Site
-from toolkit.rundir.find import runs_folder
-from toolkit.rundir.layout import RunDirectory, discard_run
-from toolkit.runs.record.job import uses_slurm
-from toolkit.site.detect import choose_site
+from toolkit.errors import NotFoundError, ToolkitError
+from toolkit.rundir.claims import open_submission, process_start_ticks
+from toolkit.rundir.files import cannot_write, read_json, runs_folder, utc_now, write_json, write_text
+from toolkit.rundir.layout import RunDirectory, create_run, discard_run
+from toolkit.rundir.sweep import write_sweep
+from toolkit.runs.record.job import sbatch_words, slurm_of, uses_slurm
+from toolkit.runs.record.parents import Parent, dependency_options, record_of
+from toolkit.runs.status.reconcile_submission import close_submission
+from toolkit.site.load import check_exported_conf, choose_site
 from toolkit.site.partitions import resolve_on
+from toolkit.slurm.submit import SETTLE_S, UnsettledError, token_of
+from toolkit.submission.preflight.beginning import check_beginning
 from toolkit.submission.preflight.checks import Preflight, look
 from toolkit.submission.preflight.report import FORCED, RENDERED, report_cost, require_good
+from toolkit.submission.preflight.secrets import check_secrets, warn_of_likely_secrets
 from toolkit.submission.run_handle import Run
-from toolkit.submission.submit_run import check_sbatch_options, make_run, submit_new
-from toolkit.talk import say
+from toolkit.submission.script import keep_code, nodes_to_exclude, render_script, repeat_code
+from toolkit.submission.sweep.sweep import ResolvedSweep
+from toolkit.terminal.talk import say
+from toolkit.version import VERSION
 
 if TYPE_CHECKING:
     from toolkit.runs.record.parents import Parent
     from toolkit.submission.sweep.rows import Row
     from toolkit.submission.sweep.sweep import ResolvedSweep
 
-__all__ = ["create", "parents_of", "preflight", "render", "script_of"]
+__all__ = [
+    "HandoverInterruptedError",
+    "Submitted",
+    "check_sbatch_options",
+    "create",
+    "make_record",
+    "make_run",
+    "parents_of",
+    "preflight",
+    "render",
+    "script_of",
+    "submit",
+    "submit_new",
+]
 
 
 @dataclass(frozen=True)
@@ -77,7 +104,8 @@ def preflight(request: JobRequest) -> Preflight:
     Raises:
         ToolkitError: the request is wrong, or its ranks could not start.
     """
-    from toolkit.submission.entry_checks import check_beginning, check_secrets
+    from toolkit.submission.preflight.beginning import check_beginning
+    from toolkit.submission.preflight.secrets import check_secrets
 
     planned = _plan(request)
     check_beginning(planned.job, planned.sbatch_options)
@@ -139,3 +167,194 @@ def _make(planned: _Planned, request: JobRequest, *, instead: str) -> RunDirecto
     )  # fmt: skip
     report_cost(cost)
     return run
+
+
+_ENVIRONMENT = ("CONDA_DEFAULT_ENV", "HOSTNAME", "LANG", "LOADEDMODULES", "USER", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run whose start `start` was submitted as `job_id`, to another cluster if one is named."""
+
+    run: RunDirectory
+    start: int
+    job_id: str
+    cluster: str = ""
+
+
+class HandoverInterruptedError(KeyboardInterrupt):
+    """Ctrl-C during a submission: the job may exist, and needs the folder."""
+
+
+def check_sbatch_options(options: Sequence[str], *, for_sbatch: bool) -> Sequence[str]:
+    """Return options that follow the job's own, so that for sbatch they override those.
+
+    Raises:
+        ToolkitError: an option cannot be a line of the script, or no sbatch will read it.
+    """
+    for option in options:
+        if reason := no_line(option):
+            raise ToolkitError(reason, where=option, fix="remove it")
+        if not for_sbatch:
+            raise ToolkitError(
+                "is for sbatch, and no sbatch starts this run",
+                where=option,
+                fix="leave it out, or `toolkit submit` to a cluster",
+            )
+    return options
+
+
+def make_run(
+    job: ResolvedJob, runs: Path, *, here: bool = False, extra_sbatch_options: Sequence[str] = (), sweep: ResolvedSweep | None = None,
+    after: Sequence[Parent] = (), repeats: RunDirectory | None = None, calls: Mapping[str, Any] | None = None,
+) -> RunDirectory:  # fmt: skip
+    """Make the run directory of a new run, with its code, its script and its record.
+
+    `here` means that the nodes are allocated already; `extra_sbatch_options` are options of sbatch for this submission alone;
+    `sweep` has the values of each task; `after` are the runs that this one follows; the code is that of the run that this one
+    `repeats`; `calls` are the function and the arguments of an executor's tasks.
+
+    Raises:
+        ToolkitError, OSError: the ranks could not start, read or save as the job says, the script cannot be rendered, or
+            the folder cannot be written; no run remains.
+    """
+    check_beginning(job, extra_sbatch_options)
+    check_secrets(job, os.environ)
+    warn_of_likely_secrets(job)
+    run = create_run(runs, job.job.name, access=job.paths.access)
+    try:
+        job, code = keep_code(job, run, runs) if repeats is None else repeat_code(job, run, repeats)
+        excluded = [] if here else nodes_to_exclude(job, runs)
+        task_overrides = sweep.task_overrides if sweep is not None else None
+        options = [*extra_sbatch_options]
+        if after:
+            options += dependency_options(after, [*sbatch_words(job), *extra_sbatch_options])
+        write_text(
+            run.script(0),
+            render_script(job, run, 0, excluded=excluded, extra_sbatch_options=options, task_overrides=task_overrides),
+            mode=0o700,
+        )
+        file = job.job_file if repeats is None else repeats.job_file
+        write_text(run.job_file, file.read_text(encoding="utf-8"))
+        if sweep is not None:
+            write_sweep(run, sweep.sweep)
+        if calls is None and repeats is not None and repeats.calls.exists():
+            calls = read_json(repeats.calls)
+        if calls is not None:
+            write_json(run.calls, calls, mode=0o600)
+        record = make_record(job, command=sys.argv, code=code, rerun_of=repeats.run_id if repeats else "")
+        if after:
+            record |= record_of(after)
+        write_json(run.record, record)  # last: a folder with a record is a run
+    except BaseException:  # Ctrl-C as well: nothing was submitted
+        discard_run(run)
+        raise
+    return run
+
+
+def make_record(job: ResolvedJob, *, command: list[str], code: dict[str, Any], rerun_of: str = "") -> dict[str, Any]:
+    """Return the record of a new run; the environment by allow-list, so that it contains no secret."""
+    return {
+        "schema": 1,
+        "created": utc_now(),
+        "command": shown_arguments(command),
+        "working_directory": str(Path.cwd()),
+        "toolkit": VERSION,
+        "python": platform.python_version(),
+        "interpreter": sys.executable,
+        "host": platform.node(),
+        "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        "code": code,
+        "job": job.model_dump(mode="json", by_alias=True),
+        **({"rerun_of": rerun_of} if rerun_of else {}),
+    }
+
+
+def submit(run: RunDirectory, job: ResolvedJob, start: int) -> Submitted:
+    """Submit the script of a run to Slurm, or start it in the background without Slurm.
+
+    Raises:
+        SchedulerRefusedError: sbatch refused it.
+        ToolkitError: the run directory cannot be written; nothing was submitted.
+        UnsettledError: toolkit cannot determine whether Slurm accepted the job; `status` and `resume` query again.
+    """
+    from toolkit.submission.executors import LocalScriptExecutor  # submitit is heavy
+
+    script = run.script(start)
+    if not uses_slurm(job):
+        executor = LocalScriptExecutor(run, script)
+        with _handing_over(f"the start was interrupted; `toolkit status {run.run_id}` says whether it lives"):
+            job_id = executor.submit_script().job_id
+            close_submission(run, start, job_id)
+        return Submitted(run, start, job_id)
+    if shutil.which("srun") is None:
+        raise NotFoundError("srun and sbatch are not on PATH", fix="load Slurm's module, or use --site local")
+    if not job.scheduler.conf:
+        check_exported_conf(os.environ)
+    _warn_of_variables()
+    with _handing_over(f"sbatch was interrupted; `toolkit status {run.run_id}` finds its job"):
+        job_id = _submit_to_slurm(run, job, start)
+    return Submitted(run, start, job_id, job.job.cluster)
+
+
+@contextmanager
+def _handing_over(words: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        say(words)
+        raise HandoverInterruptedError from interrupt
+
+
+def _submit_to_slurm(run: RunDirectory, job: ResolvedJob, start: int) -> str:
+    from toolkit.submission.executors import submit_to_slurm  # submitit is heavy
+
+    token = token_of(run.run_id, start)
+    try:
+        opened = open_submission(run, start, token, process_started=process_start_ticks(os.getpid()))
+    except OSError as error:
+        raise cannot_write(error) from error
+    try:
+        job_id, parts = submit_to_slurm(run, job, start, slurm_of(job))
+    except UnsettledError as error:
+        raise UnsettledError(
+            error.message,
+            where=str(run.path),
+            fix=f"the run is kept: ask `toolkit status {run.run_id}` twice, {SETTLE_S:.0f} s apart; where Slurm has no "
+            f"such job, `toolkit resume {run.run_id}` submits it",
+        ) from error
+    except ToolkitError:
+        opened.unlink(missing_ok=True)
+        raise
+    close_submission(run, start, job_id, parts)
+    return job_id
+
+
+def submit_new(run: RunDirectory, job: ResolvedJob) -> Submitted:
+    """Submit a run that was just created; if it is refused, nothing of it remains.
+
+    Raises:
+        as `submit`.
+    """
+    try:
+        return submit(run, job, 0)
+    except UnsettledError:
+        raise  # the job may be in the queue, and needs its folder
+    except ToolkitError:
+        discard_run(run)
+        raise
+    except HandoverInterruptedError:
+        raise
+    except KeyboardInterrupt:  # nothing was submitted yet
+        discard_run(run)
+        raise
+
+
+def _warn_of_variables() -> None:
+    """Warn of sbatch's variables without a key: they would override the script, so toolkit removes them."""
+    from toolkit.slurm.sbatch_table import KEYS_OF_VARIABLES, SWITCH_VARIABLES
+
+    known = {*KEYS_OF_VARIABLES, *SWITCH_VARIABLES}
+    for name in sorted(name for name in os.environ if name.startswith("SBATCH_") and name not in known):
+        option = "--" + name.removeprefix("SBATCH_").lower().replace("_", "-")
+        say(f"{name} is not used; write {option}={os.environ[name]} into job.sbatch")

@@ -84,7 +84,7 @@ class AutoExecutor:
         return whole.tasks()
 
     def _has_scheduler(self) -> bool:
-        from toolkit.site.detect import choose_site
+        from toolkit.site.load import choose_site
 
         return choose_site(self.parameters.get("site")).site.scheduler.kind == "slurm"
 

@@ -19,14 +19,13 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import SchedulerRefusedError, ToolkitError
+from toolkit.rundir.claims import Part, open_submission, process_start_ticks
 from toolkit.rundir.layout import RunDirectory
-from toolkit.rundir.parts import Part, open_submission
 from toolkit.runs.logs.job_log import last_directive
 from toolkit.runs.record.job import sbatch_words
 from toolkit.slurm.commands import NoAnswerError, Slurm
 from toolkit.slurm.submit import comment_of, submit_once, token_of, without_job
 from toolkit.submission.sweep.split import Slice, slices_instead
-from toolkit.supervise.allocation import process_start_ticks
 
 __all__ = ["LocalScriptExecutor", "ignore_interrupts", "start_local", "submit_to_slurm"]
 

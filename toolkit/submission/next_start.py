@@ -12,19 +12,18 @@ from toolkit.config.request import JobRequest
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.layout import RunDirectory
+from toolkit.runs.named_runs import find_named, site_runs
 from toolkit.runs.record.job import first_job, recorded_job, uses_slurm
-from toolkit.site.detect import choose_site
+from toolkit.site.load import choose_site
 from toolkit.slurm.commands import NoAnswerError
 from toolkit.submission.allocation import check_here
-from toolkit.submission.create import parents_of
-from toolkit.submission.named_run import find_named, site_runs
+from toolkit.submission.create import check_sbatch_options, make_run, parents_of, submit, submit_new
 from toolkit.submission.preflight.checks import look
 from toolkit.submission.preflight.report import FORCED, report_cost, require_good
 from toolkit.submission.rerun import job_to_repeat, sweep_to_repeat
 from toolkit.submission.resume import Changes, NextStart, prepare_resume, undo_resume
 from toolkit.submission.run_handle import Run
 from toolkit.submission.run_here import flags_of_allocation
-from toolkit.submission.submit_run import check_sbatch_options, make_run, submit, submit_new
 
 __all__ = ["prepare_next", "rerun", "resume", "submit_next"]
 

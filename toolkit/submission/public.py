@@ -93,7 +93,7 @@ def list_runs(
 ) -> list[Run]:  # fmt: skip
     """Return the runs, newest first; `since` is an age such as "7d", a date, or a time."""
     from toolkit.runs.history.listing import list_runs as statuses
-    from toolkit.submission.named_run import site_runs
+    from toolkit.runs.named_runs import site_runs
 
     states = [_state(one) for one in ([state] if isinstance(state, str) else state)]
     first = "" if since == "" else f"{_moment(since):%Y%m%d-%H%M%S}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from toolkit.config.amend import amend_job, move_job
 from toolkit.config.document import Flag
-from toolkit.config.layers import from_command_line, site_of_record
+from toolkit.config.request import from_command_line, site_of_record
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
 from toolkit.errors import ToolkitError

@@ -26,25 +26,24 @@ from toolkit.runs.record.code_snapshot import remove_snapshot
 from toolkit.runs.record.job import recorded_job, sbatch_words, site_of
 from toolkit.runs.record.parents import Parent, dependency_options, record_of
 from toolkit.runs.status.reconcile_submission import tasks_in
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import require_submitted, run_status
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.submit import SETTLE_S
-from toolkit.submission.code import NewCode, is_rerun
-from toolkit.submission.entry_checks import (
+from toolkit.submission.preflight.beginning import (
     check_arguments,
     check_bench,
     check_codec,
     check_data,
     check_guard,
-    check_secrets,
     check_source,
     check_whole,
 )
+from toolkit.submission.preflight.secrets import check_secrets
 from toolkit.submission.resumable import check_components, check_site, check_tasks
 from toolkit.submission.resume_checks import check_steps_left
-from toolkit.submission.script import nodes_to_exclude, render_script
+from toolkit.submission.script import NewCode, is_rerun, nodes_to_exclude, render_script
 from toolkit.submission.sweep.sweep import resolve_again
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 __all__ = ["Changes", "NextStart", "prepare_resume", "undo_resume"]
 

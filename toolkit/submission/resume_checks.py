@@ -9,7 +9,7 @@ from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, ToolkitError, counted
 from toolkit.metrics.training import last_record
 from toolkit.rundir.layout import RunDirectory
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest

@@ -14,7 +14,7 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 
 if TYPE_CHECKING:
-    from toolkit.runs.status.run_status import RunStatus
+    from toolkit.runs.status.state_table import RunStatus
 
 __all__ = ["Run", "RunFailedError"]
 

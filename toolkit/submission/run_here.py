@@ -11,9 +11,9 @@ from toolkit.config.document import Flag
 from toolkit.config.request import JobRequest, resolve
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.site import Site
-from toolkit.rundir.find import runs_folder
+from toolkit.rundir.files import runs_folder
 from toolkit.rundir.layout import RunDirectory
-from toolkit.site.detect import choose_site
+from toolkit.site.load import choose_site
 from toolkit.site.partitions import resolve_in_allocation
 from toolkit.submission.allocation import (
     check_here,
@@ -23,7 +23,7 @@ from toolkit.submission.allocation import (
     refuse_shapes,
     tasks_per_node,
 )
-from toolkit.submission.submit_run import check_sbatch_options, make_run
+from toolkit.submission.create import check_sbatch_options, make_run
 
 __all__ = ["flags_of_allocation", "follow_here", "make_here", "resolve_here"]
 

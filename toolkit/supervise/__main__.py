@@ -12,7 +12,7 @@ from pathlib import Path
 from toolkit.errors import OWN_FAILURE, ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.supervise.start import supervise
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 
 def main() -> int:

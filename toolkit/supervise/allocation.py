@@ -9,14 +9,13 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.states import Cause, Next
-from toolkit.slurm.commands import Slurm, TimedOutError, cluster_of_allocation
+from toolkit.slurm.commands import Slurm, TimedOutError
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.slurm.job_facts import base_state
-from toolkit.slurm.records import NOTHING
+from toolkit.slurm.records import NOTHING, cluster_of_allocation
 from toolkit.supervise.log import say
 
 ANSWER_S = 10.0  # for one query to Slurm
@@ -27,22 +26,6 @@ _ENDED = {
     "NODE_FAIL": Cause.NODE_LOST, "COMPLETED": Cause.STOPPED,
 }  # fmt: skip
 STOP_GRACE_S = 22.0  # if KillWait is unknown: the part of its default of 30 s that ranks may use
-
-
-def process_start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot (proc(5), stat field 22); it distinguishes a reused pid.
-
-    Raises:
-        ProcessLookupError: the process does not exist, or is a zombie.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        raise ProcessLookupError(f"no process {pid}") from None
-    fields = text.rpartition(")")[2].split()
-    if fields[0] in "ZX":
-        raise ProcessLookupError(f"process {pid} has exited")
-    return int(fields[19])
 
 
 @dataclass

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from toolkit.errors import OWN_FAILURE, OwnFailureError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.claims import open_submission, process_start_ticks, write_submission
 from toolkit.rundir.files import read_lines, utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.parts import open_submission, write_submission
 from toolkit.rundir.states import ENDINGS, NEXT_START_BEGAN, Cause, Next
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import UnsettledError, comment_of, is_unsettled, submit_once, token_of
-from toolkit.supervise.allocation import Allocation, process_start_ticks
+from toolkit.supervise.allocation import Allocation
 from toolkit.supervise.log import say
 from toolkit.supervise.progress import last_step
 from toolkit.supervise.requests import StopRequest

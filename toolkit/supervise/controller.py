@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Callable
 
-from toolkit.slurm.commands import Slurm, for_cluster
+from toolkit.slurm.commands import Slurm
+from toolkit.slurm.records import for_cluster
 from toolkit.slurm.submit import is_silence
 from toolkit.supervise.allocation import ANSWER_S, Allocation
 from toolkit.supervise.commands import run_command

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.rundir.files import is_unwritable
-from toolkit.talk import plain
+from toolkit.terminal.talk import plain
 
 
 def say(text: str) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.errors import NotFoundError, counted
-from toolkit.rundir.claims import SupersededError, claim_start
+from toolkit.rundir.claims import SupersededError, claim_start, process_start_ticks
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.sweep import in_words, values_of_task
-from toolkit.supervise.allocation import drop_memory, find_allocation, process_start_ticks, stop_grace_s
+from toolkit.supervise.allocation import drop_memory, find_allocation, stop_grace_s
 from toolkit.supervise.continuation import close_unfinished
 from toolkit.supervise.log import say
 from toolkit.supervise.repeated_jobs import cancel_later_turns, code_of_ended_run, start_of_turn, take_turn

@@ -14,8 +14,8 @@ from torch import nn
 from toolkit.checkpoint import Checkpointer
 from toolkit.checkpoint.folder.retention import Retention
 from toolkit.comm.agreement import from_rank_zero
+from toolkit.config.entry import VALIDATION_LOSS
 from toolkit.config.layout_checks import check_combinations, check_roll_back
-from toolkit.config.needs import VALIDATION_LOSS
 from toolkit.config.resolved import ResolvedJob
 from toolkit.config.train import TrainTable
 from toolkit.errors import ToolkitError

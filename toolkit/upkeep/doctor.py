@@ -22,15 +22,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from toolkit.config.layers import expand_path
+from toolkit.config.request import expand_path
 from toolkit.config.site import Site
 from toolkit.errors import ToolkitError
-from toolkit.rundir.disk_space import mount_of
-from toolkit.site.commands import slurm_of_site
-from toolkit.site.detect import choose_site
+from toolkit.site.load import choose_site
 from toolkit.site.proof import checked_in_words
-from toolkit.slurm.commands import Slurm, TimedOutError
+from toolkit.slurm.commands import Slurm, TimedOutError, slurm_of_site
 from toolkit.slurm.limits import cluster_settings
+from toolkit.submission.preflight.storage import mount_of
 from toolkit.units import format_bytes_in
 
 OK, WARNING, ERROR = "ok", "warning", "error"

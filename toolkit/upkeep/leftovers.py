@@ -22,14 +22,13 @@ from toolkit.checkpoint.format.layout import aside_of
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError, counted
 from toolkit.rundir.files import read_json
 from toolkit.rundir.find import listed, run_named
-from toolkit.rundir.known import may_be_run
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.runs.history.listing import list_runs
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.state import run_status
 from toolkit.slurm.submit import find_by_token, token_of
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 QUIET_S = 3600.0
 # A removal renames the folder to this first, so that half a run is never read as a run.
@@ -137,7 +136,7 @@ def _half_made(runs: Path) -> Iterator[Leftover]:
     """Folders of runs whose making broke off: without a record, and nothing has begun in them."""
     for name in listed(runs):
         run = run_named(runs, name)
-        if not _RUN_ID.fullmatch(name.run_id) or may_be_run(run) or _quiet_s(run) < QUIET_S:
+        if not _RUN_ID.fullmatch(name.run_id) or run.may_be_run() or _quiet_s(run) < QUIET_S:
             continue
         if not run.start_numbers() and not run.attempt_numbers():
             yield _leftover(run.path, name.run_id, "its making broke off")

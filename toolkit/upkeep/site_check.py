@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.config.document import Flag
-from toolkit.config.layers import expand_path, resolve_job
+from toolkit.config.request import expand_path, resolve_job
 from toolkit.config.shipped import find_job, site_files
 from toolkit.config.site import PartitionTable, Site
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
-from toolkit.rundir.find import runs_folder
+from toolkit.rundir.files import runs_folder
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.runs.explain.explain import explain_run
 from toolkit.runs.follow.follow import Follower
 from toolkit.runs.requests.cancel import cancel_run
-from toolkit.runs.status.run_status import RunStatus
-from toolkit.site.commands import slurm_of_site
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.site.findings import BAD, Finding, Probe, Report, judge_limits, judge_reports
 from toolkit.site.proof import Proof, make_proof
 from toolkit.slurm.cluster import ClusterFacts, closed_by, cluster_facts
+from toolkit.slurm.commands import slurm_of_site
 from toolkit.slurm.limits import PartitionLimits
 from toolkit.slurm.times import format_slurm_time
-from toolkit.submission.submit_run import make_run, submit_new
+from toolkit.submission.create import make_run, submit_new
 
 LINE = "site-probe: "  # what jobs/site_probe.py puts before its report
 NODES, RANKS_PER_NODE = 2, 2

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 from toolkit.world.device import choose_device
 from toolkit.world.facts import World
 from toolkit.world.mpi_library import check_library, pin_library

@@ -10,7 +10,7 @@ from types import FrameType
 
 from toolkit.rundir.files import utc_now, write_json
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 
 # The request of a rank. The sum over fewer ranks than STOP, like the largest, still tells all three apart.
 GO_ON, SAVE, STOP = 0, 1, 1 << 24

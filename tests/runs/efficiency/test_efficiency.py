@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.metrics.checkpoints import SaveRecord
 from toolkit.metrics.training import TrainRecord
 from toolkit.rundir.claims import claim_attempt

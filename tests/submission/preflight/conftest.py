@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.config.resolved import ResolvedJob
 from toolkit.site.load import load_site
 from toolkit.slurm.limits import NodeShape, PartitionLimits

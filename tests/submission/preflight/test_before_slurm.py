@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.rundir.disk_space import Mount, mount_of
 from toolkit.rundir.layout import create_run
 from toolkit.runs.record.job import request_of
 from toolkit.submission.preflight import storage
 from toolkit.submission.preflight.files import check_files
 from toolkit.submission.preflight.shape import check_shape
-from toolkit.submission.preflight.storage import check_room, check_shared
+from toolkit.submission.preflight.storage import Mount, check_room, check_shared, mount_of
 
 
 def shape(job):

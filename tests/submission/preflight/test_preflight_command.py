@@ -7,8 +7,8 @@ import json
 import pytest
 from queued_runs import end_attempt, submitted
 
-from toolkit.rundir.disk_space import Mount
 from toolkit.submission.preflight import cluster, storage
+from toolkit.submission.preflight.storage import Mount
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf", "sbatch")
 

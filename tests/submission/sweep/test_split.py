@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from toolkit.rundir.parts import Part, all_parts, slurm_id, task_of
+from toolkit.rundir.claims import Part, all_parts, slurm_id, task_of
 from toolkit.slurm.array import parse_array
 from toolkit.submission.sweep.split import Slice, slices_of
 

@@ -28,7 +28,7 @@ from toolkit.checkpoint.format.layout import (
 from toolkit.checkpoint.format.manifest_file import read_manifest
 from toolkit.errors import OwnFailureError, ToolkitError
 from toolkit.rundir.files import make_folder, sync
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 
 
 def make_checkpoints_folder(directory: Path) -> None:

@@ -12,7 +12,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 
 LAST_DELETIONS_S = 5.0  # at the exit of a rank; launchers kill ranks that run much longer than the others
 _THREAD = "checkpoint deletion"

@@ -19,7 +19,7 @@ from toolkit.checkpoint.format import jsonvalues
 from toolkit.checkpoint.format.layout import MANIFEST, committed_steps
 from toolkit.checkpoint.format.manifest_file import read_body
 from toolkit.errors import OwnFailureError, ToolkitError
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 
 METRIC = "metric"  # in a manifest's `state`: {"metric": {"name": "loss", "value": 1.23}}
 

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 
 from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.rundir.claims import process_start_ticks
 from toolkit.rundir.files import mode_of_files_in, utc_now
 from toolkit.rundir.layout import RunDirectory
-from toolkit.supervise.allocation import process_start_ticks
 
 WRITER = ".writer"
 _SIGNING_S = 1.0  # between the creation of the file and its one write; a kill or a power failure may leave it empty

@@ -16,7 +16,7 @@ from toolkit.checkpoint.loading.start_values import StartValues
 from toolkit.comm.agreement import Ranks
 from toolkit.comm.rank_failure import RankFailure
 from toolkit.errors import ToolkitError
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 
 _START_AGAIN = "start again: the damaged checkpoint was renamed, so that the next attempt starts cleanly"
 

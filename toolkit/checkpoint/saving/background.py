@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from weakref import WeakSet
 
 from toolkit.errors import OwnFailureError
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 _ALL: WeakSet[Background] = WeakSet()
 

@@ -18,7 +18,7 @@ from toolkit.runs.efficiency.steps import steps_made
 from toolkit.runs.record.job import Request, jobs_of_starts, recorded_job, request_of, slurm_of, uses_slurm
 from toolkit.runs.status.state import run_status
 from toolkit.slurm.accounted_usage import AccountedLife, accounted_usage
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 
 def efficiency_of(run: RunDirectory) -> Efficiency:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.state_table import RunStatus
 
 
 @dataclass(frozen=True)

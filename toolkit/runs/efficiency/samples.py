@@ -15,7 +15,7 @@ from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.task_files import read_usage
 from toolkit.runs.record.job import Request
 from toolkit.supervise.shape import Shape, shape_of_job
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from toolkit.rundir.sweep import Values, common_values, in_words
 from toolkit.runs.explain.causes import cause_in_words
 from toolkit.runs.explain.model import Evidence, Explanation, quote_file
 from toolkit.runs.explain.waiting import explain_waiting
-from toolkit.runs.status.run_status import RunStatus, TaskStatus
+from toolkit.runs.status.state_table import RunStatus, TaskStatus
 
 FAILURES_SHOWN = 3
 

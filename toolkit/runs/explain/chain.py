@@ -6,9 +6,8 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.runs.explain.model import Evidence, Explanation
 from toolkit.runs.record.parents import Parent, parents_of
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
-from toolkit.runs.status.state_table import RECORD_SOURCE
+from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus
 
 
 def explain_broken_chain(run: RunDirectory, status: RunStatus) -> Explanation | None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
 from toolkit.rundir.claims import read_claim
-from toolkit.rundir.disk_space import why_full
-from toolkit.rundir.files import tail_text
+from toolkit.rundir.files import tail_text, why_full
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log
 from toolkit.rundir.states import ENDINGS, Cause, RunState
@@ -22,13 +21,13 @@ from toolkit.runs.explain.causes import cause_in_words
 from toolkit.runs.explain.model import Evidence, Explanation, quote_file
 from toolkit.runs.logs.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
-from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts, base_state
 from toolkit.slurm.limits import UnusableNode, unusable_nodes
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.symptoms import OUT_OF_MEMORY, Symptom, SymptomMatch, match_symptom, symptom_named
-from toolkit.terminal.printable import clean
+from toolkit.terminal.printing import clean
 
 LINES_SHOWN = 4
 # What the supervisor logs before a record that it could not write, as earlier and present releases word it.

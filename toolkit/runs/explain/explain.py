@@ -19,10 +19,10 @@ from toolkit.runs.explain.model import Evidence, Explanation, Waiting, quote_fil
 from toolkit.runs.explain.running import explain_unfinished
 from toolkit.runs.explain.waiting import explain_waiting
 from toolkit.runs.record.job import recorded_job
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.reasons import CanStart
-from toolkit.terminal.printable import clean
+from toolkit.terminal.printing import clean
 
 LAST_EVENTS = 5
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.rundir.layout import RunDirectory
-from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.reasons import CanStart
-from toolkit.terminal.printable import clean
+from toolkit.terminal.printing import clean
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from toolkit.runs.explain.model import Evidence, Explanation, quote_file
 from toolkit.runs.record.job import recorded_job, uses_slurm
 from toolkit.runs.requests.control import requeue_asked_at
 from toolkit.runs.status.restarts import FOLLOWS
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import host_of_local_run
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.supervise.launch import is_unmanaged
 
 QUIET_S = 60.0  # a step that takes longer is worth a word

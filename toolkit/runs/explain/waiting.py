@@ -17,11 +17,12 @@ from toolkit.runs.explain.running import between_attempts
 from toolkit.runs.record.job import recorded_job, slurm_of
 from toolkit.runs.record.parents import parents_of
 from toolkit.runs.requests.control import requeue_asked_at
-from toolkit.runs.status.run_status import RunStatus
-from toolkit.slurm.commands import Slurm, in_words
+from toolkit.runs.status.state_table import RunStatus
+from toolkit.slurm.commands import Slurm
 from toolkit.slurm.job_facts import JobFacts, base_of, run_state
 from toolkit.slurm.limits import PartitionRow, UnusableNode, partition_rows, unusable_nodes
 from toolkit.slurm.reasons import CanStart, pending_reason, reason_name
+from toolkit.slurm.records import with_cluster_option
 
 _NODES_SHOWN = 4
 
@@ -74,7 +75,7 @@ def _pending(slurm: Slurm, run: RunDirectory, waits: JobFacts) -> Explanation:
     start = _as_utc(waits.start_time)
     names = {"job": base_of(waits.job_id), "run": run.run_id, "partition": waits.partition}
     actions = [*detail.actions, *([reason.fix.format(**names)] if reason.fix else [])]
-    actions = [in_words(action, waits.cluster) for action in actions]
+    actions = [with_cluster_option(action, waits.cluster) for action in actions]
     words = f"{reason.words}: {detail.words}" if detail.words else reason.words
     return Explanation(
         f"pending_{name}",

@@ -16,12 +16,11 @@ from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import ENDINGS, RunState
 from toolkit.runs.status.restarts import RestartNews
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
-from toolkit.runs.status.state_table import RECORD_SOURCE
+from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus
 from toolkit.terminal.cursor import given_back
 from toolkit.terminal.plain_bar import WIDTH, PlainBarColumn
-from toolkit.terminal.printable import clean
+from toolkit.terminal.printing import clean
 
 # How often the files of the run directory are looked at.
 MARKER_PERIOD_S = 0.5

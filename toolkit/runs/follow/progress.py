@@ -22,9 +22,9 @@ from toolkit.rundir.states import RunState
 from toolkit.rundir.tail import last_lines
 from toolkit.runs.logs.log_choice import LogChoice, choose_logs
 from toolkit.runs.logs.logs import for_terminal
-from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.job_facts import JobFacts
-from toolkit.terminal.printable import clean
+from toolkit.terminal.printing import clean
 
 RECENT_RECORDS = 30  # over which the rate is taken
 CURVE_POINTS = 40

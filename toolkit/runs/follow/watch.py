@@ -14,7 +14,6 @@ from toolkit.runs.follow.follow import settle_s
 from toolkit.runs.follow.progress import Progress, progress_of
 from toolkit.runs.history.listing import unfinished_runs
 from toolkit.runs.status.damaged import unreadable
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import (
     ids_to_ask,
     query_clusters,
@@ -24,6 +23,7 @@ from toolkit.runs.status.state import (
     slurm_of_run,
     status_of_files,
 )
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.commands import Answer, Slurm
 
 SLURM_PERIOD_S = 10.0  # between two questions to a cluster

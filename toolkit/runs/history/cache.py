@@ -12,8 +12,7 @@ from toolkit.metrics.validation import ValidationRecord
 from toolkit.rundir.index import Ended, Entry, RunName
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
-from toolkit.runs.status.run_status import RunStatus, TaskStatus
-from toolkit.runs.status.state_table import RECORD_SOURCE
+from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus, TaskStatus
 
 # What another version of the toolkit remembered may lack something that this one tells: it is read anew.
 _FORM = zlib.crc32(

@@ -13,12 +13,11 @@ from toolkit.rundir.files import not_permitted
 from toolkit.rundir.find import has_begun, run_named
 from toolkit.rundir.index import PAGE, Entry, RunIndex
 from toolkit.rundir.jobs import job_ids
-from toolkit.rundir.known import may_be_run
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.runs.history.cache import changed_ns, end_of, status_of
-from toolkit.runs.status.run_status import RunStatus
-from toolkit.talk import say
+from toolkit.runs.status.state_table import RunStatus
+from toolkit.terminal.talk import say
 
 SLOW_S = 1.0  # what takes longer is reported
 
@@ -106,7 +105,7 @@ class _Walk:
 
     def _read(self, run: RunDirectory) -> RunStatus | None:
         """The status of a run whose own files tell it; None of one that may live, or is none."""
-        if not may_be_run(run):
+        if not run.may_be_run():
             return None
         self.read += 1
         from toolkit.runs.status.damaged import unreadable

@@ -13,8 +13,8 @@ from toolkit.rundir.find import newest_record
 from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.states import RunState
 from toolkit.runs.record.parents import parents_in
-from toolkit.runs.status.run_status import RunStatus
-from toolkit.terminal.printable import clean
+from toolkit.runs.status.state_table import RunStatus
+from toolkit.terminal.printing import clean
 
 Found = TypeVar("Found")
 

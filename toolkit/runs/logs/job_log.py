@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit.rundir.claims import newest_parts, parts_in, slurm_id
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.jobs import job_ids
 from toolkit.rundir.layout import RunDirectory, start_of
-from toolkit.rundir.parts import newest_parts, parts_in, slurm_id
 from toolkit.rundir.tail import last_lines
 from toolkit.slurm.sbatch_options import last_value_of
 

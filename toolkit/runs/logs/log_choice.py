@@ -8,10 +8,10 @@ from pathlib import Path
 
 from toolkit.errors import NotFoundError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
+from toolkit.rundir.claims import all_parts, task_of
 from toolkit.rundir.files import read_json_or_none
 from toolkit.rundir.jobs import job_ids, newest_job_id
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory, rank_of
-from toolkit.rundir.parts import all_parts, task_of
 from toolkit.rundir.rank_logs import find_log, is_shared, label_of, labelled_rank, line_of, node_logs
 from toolkit.rundir.states import RunState
 from toolkit.runs.logs.job_log import job_log, own_job_id

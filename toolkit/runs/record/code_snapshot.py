@@ -23,7 +23,7 @@ from toolkit.config.entry import files_of_entry
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import CheckFailedError, ToolkitError
 from toolkit.rundir.files import make_folder, mode_of_files_in, read_json_or_none, write_json
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 MOST_FILES = 5000  # copies and links, which take a second on a slow file system
 MOST_BYTES = 100 * 2**20

@@ -19,10 +19,9 @@ from toolkit.rundir.find import newest_record
 from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.run_files import damaged_record
 from toolkit.runs.status.unknown_names import vanished
-from toolkit.site.commands import slurm_of_site
 from toolkit.site.load import load_site
 from toolkit.slurm.array import ArrayTasks
-from toolkit.slurm.commands import Slurm
+from toolkit.slurm.commands import Slurm, slurm_of_site
 from toolkit.slurm.sbatch_options import excluded_nodes, gpus_of, last_value_of, memory_mib
 
 

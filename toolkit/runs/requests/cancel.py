@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from toolkit.errors import CheckFailedError, DamagedFileError, NotFoundError, SchedulerRefusedError
+from toolkit.rundir.claims import newest_parts
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.find import newest_record
 from toolkit.rundir.jobs import newest_job_id
 from toolkit.rundir.known import is_over
 from toolkit.rundir.layout import RunDirectory, make_task
-from toolkit.rundir.parts import newest_parts
 from toolkit.rundir.states import RunState
 from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of
 from toolkit.runs.status.damaged import cancel_in_queue
 from toolkit.runs.status.reconcile_submission import last_open_start, tasks_in
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
+from toolkit.runs.status.state_table import RunStatus
 
 
 def cancel_run(run: RunDirectory) -> RunStatus:

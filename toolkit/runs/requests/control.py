@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from toolkit.errors import CheckFailedError
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
+from toolkit.rundir.claims import newest_parts
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.parts import newest_parts
 from toolkit.rundir.states import Cause, RunState
 from toolkit.runs.record.job import is_interactive, recorded_job, slurm_of, uses_slurm
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.supervise.launch import is_unmanaged
 
 

@@ -13,10 +13,11 @@ from toolkit.rundir.known import is_over
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
-from toolkit.runs.status.run_status import RunStatus
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.runs.status.unknown_names import slurm_here
-from toolkit.slurm.commands import Slurm, in_words
+from toolkit.slurm.commands import Slurm
 from toolkit.slurm.marked import marked_jobs
+from toolkit.slurm.records import with_cluster_option
 
 
 def unreadable(run: RunDirectory, error: ToolkitError) -> RunStatus:
@@ -40,7 +41,7 @@ def with_way_out(error: DamagedFileError) -> DamagedFileError:
         return error
     ends = f"`toolkit cancel {run.run_id}`"
     if not job_id.startswith("local-"):
-        ends += in_words(f" or `scancel {job_id}`", home_of(run, job_id)[0])
+        ends += with_cluster_option(f" or `scancel {job_id}`", home_of(run, job_id)[0])
     error.fix += f"; job {job_id} may live on, and {ends} ends it"
     return error
 

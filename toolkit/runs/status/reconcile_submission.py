@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
-from toolkit.rundir.claims import read_claim
+from toolkit.rundir.claims import Part, parts_in, process_start_ticks, read_claim, slurm_id, write_submission
 from toolkit.rundir.files import read_json_or_none, write_json
 from toolkit.rundir.find import array_in, newest_record
 from toolkit.rundir.layout import RunDirectory, start_of
-from toolkit.rundir.parts import Part, parts_in, slurm_id, write_submission
 from toolkit.slurm.array import parse_array
 from toolkit.slurm.commands import Slurm
 from toolkit.slurm.submit import PATIENCE_S, SETTLE_S, find_by_token, token_of
-from toolkit.supervise.allocation import process_start_ticks
 
 
 @dataclass(frozen=True)

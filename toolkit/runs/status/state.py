@@ -10,19 +10,24 @@ from dataclasses import dataclass
 from toolkit.errors import CheckFailedError, NotFoundError, ToolkitError
 from toolkit.metrics.training import last_record
 from toolkit.metrics.validation import ValidationRecord, last_validation
-from toolkit.rundir.disk_space import why_full
-from toolkit.rundir.files import permissions_in_words
+from toolkit.rundir.claims import process_start_ticks, slurm_id
+from toolkit.rundir.files import permissions_in_words, why_full
 from toolkit.rundir.find import has_begun
 from toolkit.rundir.layout import RunDirectory, step_of
-from toolkit.rundir.parts import slurm_id
 from toolkit.rundir.run_files import FolderFiles, RunFiles, has_changed, read_run
-from toolkit.runs.status.run_status import RunStatus, TaskStatus, summarize_tasks
-from toolkit.runs.status.state_table import RECORD_SOURCE, HostFacts, Situation, StateReport, report_state
+from toolkit.runs.status.state_table import (
+    RECORD_SOURCE,
+    HostFacts,
+    RunStatus,
+    Situation,
+    StateReport,
+    TaskStatus,
+    report_state,
+    summarize_tasks,
+)
 from toolkit.runs.status.unknown_names import vanished
-from toolkit.site.commands import slurm_of_site
 from toolkit.slurm.array import parse_array, write_array
-from toolkit.slurm.commands import Answer, Slurm
-from toolkit.supervise.allocation import process_start_ticks
+from toolkit.slurm.commands import Answer, Slurm, slurm_of_site
 
 __all__ = [
     "Progress", "decide_state", "host_of_local_run", "ids_to_ask", "own_status", "query_clusters", "read_files", "read_files_of", "read_processes",

@@ -9,11 +9,11 @@ from toolkit.errors import NotFoundError, SchedulerRefusedError, ToolkitError
 from toolkit.rundir.find import parse_run_name
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.session_names import session_names
-from toolkit.site.commands import slurm_of_site
-from toolkit.site.detect import detect_site
-from toolkit.slurm.commands import Slurm, in_words, named
+from toolkit.site.load import detect_site
+from toolkit.slurm.commands import Slurm, slurm_of_site
 from toolkit.slurm.job_facts import run_state
 from toolkit.slurm.marked import MarkedJob, marked_jobs
+from toolkit.slurm.records import named, with_cluster_option
 
 _QUESTION_S = 10.0
 
@@ -73,4 +73,4 @@ def _found(job: MarkedJob, cluster: str, runs: Path) -> NotFoundError:
     else:
         what += " is in the queue, but toolkit did not submit it"
         fix = f"`scancel {job.job_id}` ends it; `scontrol show job {job.job_id}` shows it"
-    return NotFoundError(what, where=str(runs), fix=in_words(fix, cluster))
+    return NotFoundError(what, where=str(runs), fix=with_cluster_option(fix, cluster))

@@ -10,8 +10,8 @@ from typing import Any
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.runs.record.parents import parents_of
-from toolkit.runs.status.run_status import RunStatus
 from toolkit.runs.status.state import run_status
+from toolkit.runs.status.state_table import RunStatus
 from toolkit.runs.timeline.life import Mark, Piece, Span, What, life_of
 
 MOST_PARENTS = 50

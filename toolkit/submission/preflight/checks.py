@@ -14,10 +14,10 @@ from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.record.job import Request, request_of, slurm_of, uses_slurm
 from toolkit.slurm.commands import UnknownClusterError
-from toolkit.submission.cost import Cost, cost_of, together
 from toolkit.submission.preflight.accounts import against_accounts
 from toolkit.submission.preflight.cluster import Cluster, ask_cluster
 from toolkit.submission.preflight.components import check_dependency, check_sums
+from toolkit.submission.preflight.cost import Cost, cost_of, together
 from toolkit.submission.preflight.files import check_files
 from toolkit.submission.preflight.finding import About, Finding, Severity
 from toolkit.submission.preflight.nodes import against_nodes

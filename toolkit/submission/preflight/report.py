@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolkit.errors import ToolkitError, all_of
-from toolkit.submission.cost import Cost, in_words
 from toolkit.submission.preflight.checks import Preflight
+from toolkit.submission.preflight.cost import Cost, in_words
 from toolkit.submission.preflight.finding import Finding
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 __all__ = ["FORCED", "RENDERED", "report_cost", "require_good"]
 

@@ -9,17 +9,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import ToolkitError
-from toolkit.rundir.disk_space import Mount, mount_of
 from toolkit.rundir.layout import RunDirectory
 from toolkit.slurm.hostlist import expand_hostlist
 from toolkit.submission.preflight.cluster import Cluster
 from toolkit.submission.preflight.finding import About, Finding
 
-__all__ = ["check_room", "check_shared"]
+__all__ = ["Mount", "check_room", "check_shared", "mount_of"]
 
 # Folders that each host has for itself, by convention and by most sites' configuration.
 _PRIVATE = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/run", "/var/run")))
@@ -152,3 +152,35 @@ def _quota(about: About, folder: Path) -> Iterator[Finding]:
 
 def _in_gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
+
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """The file system that a path lies on."""
+
+    point: Path
+    kind: str
+    device: str
+
+
+def mount_of(path: Path) -> Mount | None:
+    """The file system that holds a path, or would; None where /proc does not tell."""
+    try:
+        text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    held = path.resolve()
+    found = None
+    for line in text.splitlines():
+        fields, _, rest = line.partition(" - ")
+        point, kind_and_device = Path(_unescaped(fields.split()[4])), rest.split()
+        if held.is_relative_to(point) and (found is None or point.is_relative_to(found.point)):
+            found = Mount(point, kind_and_device[0], _unescaped(kind_and_device[1]))
+    return found
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

@@ -19,11 +19,11 @@ from toolkit.config.site import Site
 from toolkit.config.texts import TABLES
 from toolkit.errors import ToolkitError, counted
 from toolkit.rundir.sweep import Sweep, in_words
-from toolkit.submission.entry_checks import check_arguments, check_guard
+from toolkit.submission.preflight.beginning import check_arguments, check_guard
 from toolkit.submission.sweep.grid import read_grid
 from toolkit.submission.sweep.rows import Row, overlap, product, rows_of_option
 from toolkit.supervise.launch import is_unmanaged
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 
 __all__ = ["ResolvedSweep", "array_of", "read_sweep_options", "resolve_again", "resolve_sweep", "warn_of_unread"]
 

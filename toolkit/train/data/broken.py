@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import ToolkitError
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 from toolkit.train.data.source import Collate
 
 Broken = Literal["fail", "skip"]

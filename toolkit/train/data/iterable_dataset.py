@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from toolkit.errors import ToolkitError
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 from toolkit.train.data.broken import Broken, BrokenRecordError, RecordSource, broken_by
 from toolkit.train.data.source import Collate
 from toolkit.train.data.stacking import stack

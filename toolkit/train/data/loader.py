@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from toolkit.errors import ToolkitError
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 from toolkit.train.data.broken import SkipCount, check_share
 from toolkit.train.data.loader_settings import LoaderSettings, choose_loader_settings
 from toolkit.train.data.reading import Answer, BatchReader, Plan, ReadAhead, Request

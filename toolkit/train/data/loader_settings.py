@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 from toolkit.train.data.reading import BatchReader, Plan, ReadAhead
 
 CANDIDATES = (0, 1, 2, 4)

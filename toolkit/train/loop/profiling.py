@@ -31,7 +31,7 @@ from toolkit.metrics.step_profile import (
 from toolkit.metrics.trace import ThreadTrace, spans_of_a_rank, traces_of, write_trace
 from toolkit.parallel.overlap import OverlapMeter
 from toolkit.rundir.files import utc_now
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 from toolkit.train.loop.device_clock import DeviceClock
 from toolkit.train.loop.step import OptimizerStep
 from toolkit.world.facts import World

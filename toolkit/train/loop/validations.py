@@ -12,7 +12,7 @@ import numpy as np
 
 from toolkit.metrics.validation import ValidationLog, ValidationRecord
 from toolkit.parallel.distribute import DistributedModel
-from toolkit.talk import say
+from toolkit.terminal.talk import say
 from toolkit.train.average import WeightAverage
 from toolkit.train.data.broken import SkipCount
 from toolkit.train.data.travel import each_tensor

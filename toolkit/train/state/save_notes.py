@@ -9,7 +9,7 @@ from pathlib import Path
 from toolkit.checkpoint.format.layout import step_folder
 from toolkit.metrics.checkpoints import SaveLog, SaveRecord
 from toolkit.rundir.files import utc_now
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 from toolkit.world.facts import World
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from toolkit.checkpoint.advice import warning_line
 from toolkit.checkpoint.checkpointer import Checkpointer
 from toolkit.comm.agreement import RanksLostError, from_rank_zero
-from toolkit.config.needs import TRAINING_LOSS
+from toolkit.config.entry import TRAINING_LOSS
 from toolkit.config.table import nearest
 from toolkit.errors import ToolkitError
-from toolkit.talk import say_beside
+from toolkit.terminal.talk import say_beside
 from toolkit.train.state.save_notes import SaveNotes
 from toolkit.train.state.training_state import TrainingState
 from toolkit.world.facts import World

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.config.layers import resolve_job
+from toolkit.config.request import resolve_job
 from toolkit.runs.record.job import request_of
 from toolkit.site.load import load_site
-from toolkit.submission.cost import billing_of, cost_of, in_words
+from toolkit.submission.preflight.cost import billing_of, cost_of, in_words
 
 
 @pytest.fixture

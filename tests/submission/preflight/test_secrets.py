@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.config.secrets import looks_secret, shown_arguments
+from toolkit.config.resolved import looks_secret, shown_arguments
 
 WORD = "s3cret-w0rd"
 

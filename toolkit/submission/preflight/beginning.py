@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,10 @@ from toolkit.config.data import matches
 from toolkit.config.entry import script_of
 from toolkit.config.layout_checks import check_roll_back
 from toolkit.config.resolved import ResolvedJob
-from toolkit.config.secrets import likely_secrets, looks_secret, shown_origin
 from toolkit.config.shipped import shipped_jobs
-from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.errors import ToolkitError
 from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.supervise.launch import is_unmanaged
-from toolkit.supervise.secrets import read_secret_file, read_url
-from toolkit.talk import say
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.format.manifest import Manifest
@@ -30,10 +27,8 @@ __all__ = [
     "check_codec",
     "check_data",
     "check_guard",
-    "check_secrets",
     "check_source",
     "check_whole",
-    "warn_of_likely_secrets",
 ]
 
 
@@ -251,43 +246,3 @@ def _waits(job: ResolvedJob, options: Sequence[str]) -> bool:
 
 def _has_image(job: ResolvedJob) -> bool:
     return bool(job.container.image or job.site_container.image)
-
-
-def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
-    """Check that what [env] secrets and the webhook of [notify] refer to exists. The batch host runs the commands.
-
-    Raises:
-        ToolkitError: the submitting shell lacks one, a file is missing or open to others, or the webhook is not a URL.
-    """
-    for name, reference in job.env.secrets.items():
-        where = job.origin(f"env.secrets.{name}").place(f"env.secrets.{name}")
-        if reference == "env" and not environ.get(name):
-            raise ToolkitError(
-                f"{name} is not set in this shell",
-                where=where,
-                fix=f'export {name}, or write {name} = "file:~/.{name.lower()}"',
-            )
-        if reference.startswith("file:"):
-            try:
-                read_secret_file(reference.removeprefix("file:"), where=where)
-            except OwnFailureError as error:
-                raise ToolkitError(error.message, where=where, fix=error.fix) from error
-    if job.notify.webhook:
-        try:
-            read_url(job.notify.webhook, environ)
-        except OwnFailureError as error:
-            where = job.origin("notify.webhook").place("notify.webhook")
-            raise ToolkitError(error.message, where=where, fix=error.fix) from error
-
-
-def warn_of_likely_secrets(job: ResolvedJob) -> None:
-    """Warn of values that look like secrets: the run's script and record contain them."""
-    for key in likely_secrets(job):
-        name = key.rpartition(".")[2]
-        fix = (
-            f'write {name} = "env" or "file:PATH" into [env.secrets]' if key.startswith("env.") else "see [env] secrets"
-        )
-        place = shown_origin(key, job.origin(key)).place(key)
-        say(f"{place}: looks like a secret, and is kept in the run's files. Fix: {fix}")
-    if any(looks_secret("", word) for word in job.argv):
-        say("a word behind -- looks like a secret, and is kept in the run's files. Fix: see [env] secrets")

@@ -1,36 +1,61 @@
-"""Where runs are: the folder RUNS, and a run by its name."""
+"""The runs that a user names: the folder of all runs, one run, and an action on several."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from toolkit.errors import ToolkitError, all_of
-from toolkit.rundir.files import permissions_in_words
+from toolkit.errors import NotFoundError, ToolkitError, all_of
+from toolkit.rundir.files import permissions_in_words, runs_folder
+from toolkit.rundir.find import NoRunError, find_run, refuse_part
+from toolkit.rundir.layout import RunDirectory
 
-if TYPE_CHECKING:
-    from toolkit.rundir.layout import RunDirectory
+__all__ = ["find", "find_named", "folder_of_runs", "for_each", "refuse_at_last", "runs_of_site", "site_runs"]
+
+Result = TypeVar("Result")
 
 
 def site_runs(runs: Path | None) -> Path:
     """Return RUNS for commands on existing runs: --runs > TOOLKIT_RUNS > the site's > ./runs."""
-    from toolkit.submission.named_run import site_runs as folder
-
-    return folder(runs)
+    is_named = runs is not None or os.environ.get("TOOLKIT_RUNS")
+    return runs_folder(runs, os.environ, "" if is_named else runs_of_site())
 
 
 def runs_of_site() -> str:
     """Return RUNS of the detected site; "" if the site names none."""
-    from toolkit.submission.named_run import runs_of_site as folder
+    from toolkit.config.request import expand_path  # heavy, and mostly not needed
+    from toolkit.site.load import detect_site
 
-    return folder()
+    try:
+        site = detect_site().site
+    except ToolkitError:  # no site is known here; the runs in this folder can still be read
+        return ""
+    return expand_path(site, "runs", os.environ)
+
+
+def find_named(run: str, folder: Path) -> RunDirectory:
+    """Return the run, or the task, that a name such as `last`, a run id or a Slurm job id means.
+
+    Raises:
+        NotFoundError: there is no such run or task.
+    """
+    try:
+        found = RunDirectory(find_run(run, folder))
+    except NoRunError as error:
+        from toolkit.runs.status.unknown_names import known_otherwise
+
+        raise known_otherwise(run, folder) or error from None
+    if found.task_number is not None:
+        from toolkit.runs.status.state import require_task
+
+        require_task(found)
+    return found
 
 
 def folder_of_runs(named: Path | None) -> Path:
     """RUNS. One that --runs names must be there; the others come with the first run."""
-    from toolkit.errors import NotFoundError
-
     folder = site_runs(named)
     if named is not None and not folder.is_dir():
         raise NotFoundError("there is no such folder", where=str(folder), fix="name the folder of all runs with --runs")
@@ -39,15 +64,9 @@ def folder_of_runs(named: Path | None) -> Path:
 
 def find(run: str, runs: Path | None, *, to: str = "") -> RunDirectory:
     """The run directory that RUN names. A verb, `to`="cancel", is not for what names less than a run or a task."""
-    from toolkit.rundir.find import refuse_part
-    from toolkit.submission.named_run import find_named
-
     if to:
         refuse_part(run, to)
     return find_named(run, site_runs(runs))
-
-
-Result = TypeVar("Result")
 
 
 def for_each(names: Iterable[str], do: Callable[[str], Result]) -> tuple[list[Result], list[ToolkitError]]:

@@ -1,0 +1,50 @@
+"""Secrets: where a job's come from, and what in its files only looks like one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from toolkit.config.resolved import ResolvedJob, likely_secrets, looks_secret, shown_origin
+from toolkit.errors import OwnFailureError, ToolkitError
+from toolkit.supervise.secrets import read_secret_file, read_url
+from toolkit.terminal.talk import say
+
+
+def check_secrets(job: ResolvedJob, environ: Mapping[str, str]) -> None:
+    """Check that what [env] secrets and the webhook of [notify] refer to exists. The batch host runs the commands.
+
+    Raises:
+        ToolkitError: the submitting shell lacks one, a file is missing or open to others, or the webhook is not a URL.
+    """
+    for name, reference in job.env.secrets.items():
+        where = job.origin(f"env.secrets.{name}").place(f"env.secrets.{name}")
+        if reference == "env" and not environ.get(name):
+            raise ToolkitError(
+                f"{name} is not set in this shell",
+                where=where,
+                fix=f'export {name}, or write {name} = "file:~/.{name.lower()}"',
+            )
+        if reference.startswith("file:"):
+            try:
+                read_secret_file(reference.removeprefix("file:"), where=where)
+            except OwnFailureError as error:
+                raise ToolkitError(error.message, where=where, fix=error.fix) from error
+    if job.notify.webhook:
+        try:
+            read_url(job.notify.webhook, environ)
+        except OwnFailureError as error:
+            where = job.origin("notify.webhook").place("notify.webhook")
+            raise ToolkitError(error.message, where=where, fix=error.fix) from error
+
+
+def warn_of_likely_secrets(job: ResolvedJob) -> None:
+    """Warn of values that look like secrets: the run's script and record contain them."""
+    for key in likely_secrets(job):
+        name = key.rpartition(".")[2]
+        fix = (
+            f'write {name} = "env" or "file:PATH" into [env.secrets]' if key.startswith("env.") else "see [env] secrets"
+        )
+        place = shown_origin(key, job.origin(key)).place(key)
+        say(f"{place}: looks like a secret, and is kept in the run's files. Fix: {fix}")
+    if any(looks_secret("", word) for word in job.argv):
+        say("a word behind -- looks like a secret, and is kept in the run's files. Fix: see [env] secrets")
