@@ -11,7 +11,7 @@ from toolkit.rundir.claims import claim_attempt
 from toolkit.rundir.files import read_json, write_json
 from toolkit.rundir.states import Cause
 from toolkit.supervise.failures import first_failure, silent_end
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from toolkit.terminal.printing import print_table
+from toolkit.terminal.talk import print_table
 
 ROWS = [("7_1", "a b", "all is well"), (123, "\x1b[2Jx\ny", "")]
 
@@ -47,7 +47,7 @@ def test_a_narrow_terminal_sheds_the_least_needed_columns_first(
 def test_forty_columns_show_the_run_and_its_state(toolkit, monkeypatch: pytest.MonkeyPatch) -> None:
     run = toolkit.submit(toolkit.job("true"), "--wait")
     (run.checkpoints / "step-00000200").mkdir()
-    monkeypatch.setattr("toolkit.terminal.printing.shutil.get_terminal_size", lambda: os.terminal_size((40, 24)))
+    monkeypatch.setattr("toolkit.terminal.talk.shutil.get_terminal_size", lambda: os.terminal_size((40, 24)))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     for words in (["status"], ["history"]):
         header, line = toolkit.ok(*words).splitlines()

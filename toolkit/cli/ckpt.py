@@ -20,8 +20,7 @@ from toolkit.cli.ckpt_show import show
 from toolkit.cli.options import json_option, runs_option
 from toolkit.cli.param_types import RUN_OR_STEP
 from toolkit.errors import CHECK_FAILED, OWN_FAILURE, ToolkitError
-from toolkit.terminal.printing import print_table
-from toolkit.terminal.talk import plain
+from toolkit.terminal.talk import plain, print_table
 
 if TYPE_CHECKING:
     from toolkit.checkpoint.folder.listing import Summary

@@ -59,7 +59,7 @@ def reading_bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     from toolkit.terminal.plain_bar import PlainBarColumn
-    from toolkit.terminal.printing import is_plain
+    from toolkit.terminal.talk import is_plain
 
     drawn = PlainBarColumn() if is_plain() else BarColumn()
     columns = ("{task.description}", drawn, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())

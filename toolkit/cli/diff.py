@@ -34,7 +34,7 @@ def diff(a: str, b: str, runs: Path | None, as_json: bool, with_code: bool) -> N
     toolkit diff last_3 last_4
     """
     from toolkit.runs.compare import changed_lines, compare_runs, job_of
-    from toolkit.terminal.printing import clean
+    from toolkit.terminal.talk import clean
 
     one, other = find(a, runs), find(b, runs)
     if with_code:

@@ -25,7 +25,7 @@ def doctor(site: str | None, runs: Path | None, as_json: bool) -> int:
     toolkit doctor --json
     """
     from toolkit.errors import CHECK_FAILED
-    from toolkit.terminal.printing import clean
+    from toolkit.terminal.talk import clean
     from toolkit.upkeep.doctor import ERROR, OK, examine
 
     signs = []

@@ -17,8 +17,7 @@ from toolkit.cli.param_types import RUN
 from toolkit.errors import InterruptedWaitError, ToolkitError
 from toolkit.rundir.states import RunState
 from toolkit.runs.named_runs import find, folder_of_runs, for_each, refuse_at_last
-from toolkit.terminal.printing import is_plain, print_table
-from toolkit.terminal.talk import say
+from toolkit.terminal.talk import is_plain, print_table, say
 
 if TYPE_CHECKING:
     from toolkit.rundir.layout import RunDirectory
@@ -229,7 +228,7 @@ def cancel(run: tuple[str, ...], runs: Path | None, task: int | None) -> None:
 def _cancel(directory: RunDirectory) -> str:
     """Ask a run, or a task, to end; what follows."""
     from toolkit.runs.requests.cancel import cancel_run, cancel_task, what_follows
-    from toolkit.terminal.printing import clean
+    from toolkit.terminal.talk import clean
 
     number, whole = directory.task_number, directory.whole
     status = cancel_run(whole) if number is None else cancel_task(whole, number)

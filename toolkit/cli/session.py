@@ -91,7 +91,7 @@ def list_sessions(as_json: bool) -> None:
     from toolkit.session.files import all_sessions
     from toolkit.session.session import ending_of, states_of
     from toolkit.slurm.times import format_slurm_time
-    from toolkit.terminal.printing import print_table
+    from toolkit.terminal.talk import print_table
 
     known = states_of(all_sessions())
     if as_json:

@@ -11,8 +11,7 @@ import click
 from toolkit.cli.options import job_options, json_option, print_command_option, request_of, runs_option
 from toolkit.cli.param_types import JOB, PARTITION, SITE
 from toolkit.runs.named_runs import site_runs
-from toolkit.terminal.printing import print_table
-from toolkit.terminal.talk import say
+from toolkit.terminal.talk import print_table, say
 
 if TYPE_CHECKING:
     from toolkit.site.partitions import Candidate

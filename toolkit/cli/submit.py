@@ -10,8 +10,7 @@ import click
 
 from toolkit.cli.options import after_option, asks_for_job, json_option, print_command_option, sweep_options
 from toolkit.errors import CHECK_FAILED
-from toolkit.terminal.printing import is_plain
-from toolkit.terminal.talk import say
+from toolkit.terminal.talk import is_plain, say
 
 if TYPE_CHECKING:
     from toolkit.config.request import JobRequest

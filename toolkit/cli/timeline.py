@@ -12,7 +12,7 @@ import click
 from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.cli.param_types import RUN
 from toolkit.runs.named_runs import find
-from toolkit.terminal.printing import has_unicode, is_plain
+from toolkit.terminal.talk import has_unicode, is_plain
 
 
 @click.command()

@@ -13,8 +13,7 @@ from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.cli.param_types import RUN
 from toolkit.errors import InterruptedWaitError
 from toolkit.runs.named_runs import find, folder_of_runs
-from toolkit.terminal.printing import has_unicode, is_plain
-from toolkit.terminal.talk import say
+from toolkit.terminal.talk import has_unicode, is_plain, say
 
 if TYPE_CHECKING:
     from toolkit.runs.follow.progress import Progress

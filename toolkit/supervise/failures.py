@@ -33,7 +33,7 @@ from toolkit.supervise.symptoms import (
     SymptomMatch,
     match_symptom,
 )
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 
 LAST_LINES = 8
 LINES_SEARCHED = 60  # to find an error that a long explanation follows

@@ -1,8 +1,12 @@
-"""Messages on stderr. A quoted value, such as a path or a job's name, can never control the user's terminal."""
+"""What toolkit prints: messages on stderr, lines that cannot control a terminal, and tables in the style of squeue."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 
@@ -25,3 +29,62 @@ def say_beside(text: str) -> None:
     """Like `say`, but never fail the work that it reports on: stderr may be a log on a full disk."""
     with suppress(OSError):
         say(text)
+
+
+# ECMA-48: each sequence begins with ESC and a letter, or with the one control character (0x80 to 0x9f) for both.
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+
+def clean(line: str) -> str:
+    """A log line without terminal escapes and control characters, so that quoting it is safe."""
+    return _ESCAPES.sub("", line)
+
+
+def is_plain() -> bool:
+    """Whether the user disabled colors (https://no-color.org); drawings are then plain ASCII as well."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def has_unicode() -> bool:
+    """Whether stdout accepts characters beyond ASCII: its encoding is UTF-8, and not only because the locale is C.
+
+    In a C locale Python enables its UTF-8 mode (PEP 540), whatever the terminal supports.
+    """
+    of_locale_c = sys.flags.utf8_mode and not os.environ.get("PYTHONUTF8")
+    return "utf" in (sys.stdout.encoding or "").lower() and not of_locale_c
+
+
+_BETWEEN = "  "
+_LEAST_LAST = 12  # minimum width of the last column, whose strings have any length
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, shed: Sequence[str] = ()) -> None:
+    """Print a line for each row, each column as wide as its widest value.
+
+    On a terminal that is too narrow, the columns of `shed` are omitted, the first ones first, and longer lines are cut.
+    A file or a pipe gets every column. The layout is our own because rich renders about 1,000 rows per second, and a
+    history may have hundreds of thousands.
+    """
+    table = [header, *([clean(str(cell).replace("\n", " ")) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    kept = list(range(len(header))) if edge is None else _kept(header, widths, edge, shed)
+    cut = "…" if has_unicode() else "~"
+    for row in table:
+        line = _BETWEEN.join(row[place].ljust(widths[place]) for place in kept).rstrip()
+        sys.stdout.write((line if edge is None or len(line) <= edge else f"{line[: edge - 1]}{cut}") + "\n")
+
+
+def _kept(header: Sequence[str], widths: Sequence[int], edge: int, shed: Sequence[str]) -> list[int]:
+    """The indexes of the columns that fit before the edge; the last one may be cut."""
+    least = [*widths[:-1], min(widths[-1], _LEAST_LAST)]
+    kept = list(range(len(header)))
+    for title in shed:
+        if sum(least[place] + len(_BETWEEN) for place in kept) - len(_BETWEEN) <= edge:
+            break
+        kept.remove(header.index(title))
+    return kept

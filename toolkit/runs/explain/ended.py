@@ -27,7 +27,7 @@ from toolkit.slurm.job_facts import JobFacts, base_state
 from toolkit.slurm.limits import UnusableNode, unusable_nodes
 from toolkit.supervise.launch import is_unmanaged
 from toolkit.supervise.symptoms import OUT_OF_MEMORY, Symptom, SymptomMatch, match_symptom, symptom_named
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 
 LINES_SHOWN = 4
 # What the supervisor logs before a record that it could not write, as earlier and present releases word it.

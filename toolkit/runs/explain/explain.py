@@ -22,7 +22,7 @@ from toolkit.runs.record.job import recorded_job
 from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.reasons import CanStart
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 
 LAST_EVENTS = 5
 

@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.rundir.layout import RunDirectory
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.reasons import CanStart
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 
 
 @dataclass(frozen=True)

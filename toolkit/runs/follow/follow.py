@@ -20,7 +20,7 @@ from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus
 from toolkit.terminal.cursor import given_back
 from toolkit.terminal.plain_bar import WIDTH, PlainBarColumn
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 
 # How often the files of the run directory are looked at.
 MARKER_PERIOD_S = 0.5

@@ -24,7 +24,7 @@ from toolkit.runs.logs.log_choice import LogChoice, choose_logs
 from toolkit.runs.logs.logs import for_terminal
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.job_facts import JobFacts
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 
 RECENT_RECORDS = 30  # over which the rate is taken
 CURVE_POINTS = 40

@@ -15,7 +15,7 @@ from toolkit.rundir.states import RunState
 from toolkit.runs.explain.running import QUIET_S
 from toolkit.runs.follow.progress import Progress
 from toolkit.terminal.plain_bar import WIDTH, plain_bar
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 from toolkit.units import round_duration
 
 _BLOCKS = "▁▂▃▄▅▆▇█"

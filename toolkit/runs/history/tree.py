@@ -14,7 +14,7 @@ from toolkit.rundir.layout import RunDirectory, start_of
 from toolkit.rundir.states import RunState
 from toolkit.runs.record.parents import parents_in
 from toolkit.runs.status.state_table import RunStatus
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 
 Found = TypeVar("Found")
 

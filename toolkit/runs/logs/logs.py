@@ -16,7 +16,7 @@ from toolkit.errors import CheckFailedError, NotFoundError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.tail import LONGEST_LINE_BYTES, SEARCHED_BYTES, last_lines
 from toolkit.runs.logs.log_choice import LogChoice, LogPart, choose_logs
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 
 FOLLOW_PERIOD_S = 0.3
 BLOCK_LETTERS = 1 << 16

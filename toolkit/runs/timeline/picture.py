@@ -11,7 +11,7 @@ import click
 
 from toolkit.runs.timeline.life import Mark, What
 from toolkit.runs.timeline.timeline import Row, Timeline
-from toolkit.terminal.printing import clean
+from toolkit.terminal.talk import clean
 from toolkit.units import format_duration
 
 NARROWEST, WIDEST = 60, 200
