@@ -11,7 +11,7 @@ import click
 import pytest
 
 from toolkit.cli.main import cli
-from toolkit.cli.param_types import Named
+from toolkit.cli.options import Named
 
 
 def of(names: str, why: str) -> dict[str, str]:

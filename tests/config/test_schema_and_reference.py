@@ -10,8 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from toolkit.config.reference import embed, reference
-from toolkit.config.schema import file_schema, schema_text
+from toolkit.config.reference import embed, file_schema, reference, schema_text
 from toolkit.config.shipped import shipped_jobs
 from toolkit.errors import ToolkitError
 from toolkit.site.load import site_files

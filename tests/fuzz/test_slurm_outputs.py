@@ -9,7 +9,7 @@ from fuzz_cases import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.cli.parse_hostlist import KEYS, parse_hostlist
+from toolkit.cli.parse import KEYS, parse_hostlist
 from toolkit.errors import ToolkitError
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.run_files import FolderFiles, RecordedJob, RecordedScheduler, RunFiles

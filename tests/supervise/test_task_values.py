@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.errors import OwnFailureError
-from toolkit.supervise.task_values import job_of_task
+from toolkit.supervise.start import job_of_task
 
 JOB = {"train": {"lr": 1, "steps": 5}, "args": {}, "sweep": {"3": {"train.lr": 2, "args.model": {"layers": 4}}}}
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.bench_step import step
-from toolkit.cli.options import echo_log, runs_option
-from toolkit.cli.param_types import RUN
+from toolkit.cli.options import RUN, echo_log, runs_option
 from toolkit.errors import CheckFailedError, ToolkitError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import echo_log, job_options, request_of, runs_option
-from toolkit.cli.param_types import JOB, RUN, SITE
+from toolkit.cli.options import JOB, RUN, SITE, echo_log, job_options, request_of, runs_option
 from toolkit.errors import ToolkitError
 from toolkit.runs.named_runs import find
 

@@ -17,8 +17,7 @@ from toolkit.cli.ckpt_places import all_folders, changing, committed_folders, ma
 from toolkit.cli.ckpt_print import reading_bar, size, speed
 from toolkit.cli.ckpt_prune import prune
 from toolkit.cli.ckpt_show import show
-from toolkit.cli.options import json_option, runs_option
-from toolkit.cli.param_types import RUN_OR_STEP
+from toolkit.cli.options import RUN_OR_STEP, json_option, runs_option
 from toolkit.errors import CHECK_FAILED, OWN_FAILURE, ToolkitError
 from toolkit.terminal.talk import plain, print_table
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from toolkit.cli.ckpt_places import manifest_for_export, naming_other_steps, one_folder, refuse_empty
-from toolkit.cli.options import runs_option
-from toolkit.cli.param_types import RUN_OR_STEP
+from toolkit.cli.options import RUN_OR_STEP, runs_option
 from toolkit.errors import ToolkitError
 from toolkit.terminal.talk import say
 

@@ -58,7 +58,7 @@ def reading_bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from toolkit.terminal.plain_bar import PlainBarColumn
+    from toolkit.terminal.progress import PlainBarColumn
     from toolkit.terminal.talk import is_plain
 
     drawn = PlainBarColumn() if is_plain() else BarColumn()

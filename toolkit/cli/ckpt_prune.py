@@ -12,8 +12,7 @@ import click
 
 from toolkit.cli.ckpt_places import changing, folder_of, with_step
 from toolkit.cli.ckpt_print import size
-from toolkit.cli.options import json_option, print_command_option, runs_option
-from toolkit.cli.param_types import RUN_OR_STEP
+from toolkit.cli.options import RUN_OR_STEP, json_option, print_command_option, runs_option
 from toolkit.errors import OWN_FAILURE, CheckFailedError, ToolkitError
 from toolkit.terminal.talk import plain, say
 

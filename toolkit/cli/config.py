@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import print_command_option, request_of
-from toolkit.cli.param_types import JOB, SITE
+from toolkit.cli.options import JOB, SITE, print_command_option, request_of
 from toolkit.terminal.talk import say
 
 if TYPE_CHECKING:
@@ -82,6 +81,6 @@ def schema(kind: str) -> None:
     \b
     toolkit config schema job > job.schema.json
     """
-    from toolkit.config.schema import schema_text
+    from toolkit.config.reference import schema_text
 
     click.echo(schema_text(kind), nl=False)

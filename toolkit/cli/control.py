@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.options import print_command_option, runs_option
-from toolkit.cli.param_types import RUN
+from toolkit.cli.options import RUN, print_command_option, runs_option
 from toolkit.runs.named_runs import find
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import json_option, print_command_option, runs_option
-from toolkit.cli.param_types import RUN
+from toolkit.cli.options import RUN, json_option, print_command_option, runs_option
 from toolkit.runs.named_runs import find
 
 if TYPE_CHECKING:

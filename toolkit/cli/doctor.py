@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.options import json_option, print_command_option, runs_option
-from toolkit.cli.param_types import SITE
+from toolkit.cli.options import SITE, json_option, print_command_option, runs_option
 from toolkit.runs.named_runs import site_runs
 
 

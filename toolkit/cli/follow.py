@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.ages import Moment
-from toolkit.cli.options import echo_log, json_option, print_command_option, runs_option
-from toolkit.cli.param_types import RUN
+from toolkit.cli.options import RUN, echo_log, json_option, print_command_option, runs_option
 from toolkit.errors import InterruptedWaitError, ToolkitError
 from toolkit.rundir.states import RunState
 from toolkit.runs.named_runs import find, folder_of_runs, for_each, refuse_at_last
+from toolkit.terminal.ages import Moment
 from toolkit.terminal.talk import is_plain, print_table, say
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.ages import Age
 from toolkit.cli.options import json_option, print_command_option, runs_option
 from toolkit.runs.named_runs import folder_of_runs
+from toolkit.terminal.ages import Age
 
 if TYPE_CHECKING:
     from toolkit.upkeep.leftovers import Leftover

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from toolkit.cli.options import json_option
-from toolkit.cli.param_types import SHIPPED_JOB
+from toolkit.cli.options import SHIPPED_JOB, json_option
 
 
 @click.group()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
-from toolkit.cli.param_types import JOB, PARTITION, RUN, SITE
 from toolkit.slurm.sbatch_table import CLI_OPTIONS
 
 if TYPE_CHECKING:
@@ -18,6 +18,31 @@ if TYPE_CHECKING:
     from toolkit.config.request import JobRequest
 
 __all__ = ["after_option", "asks_for_job", "request_of", "sweep_options"]
+
+
+class Named(click.ParamType[str]):
+    """A word that is taken as it stands. `values` is the function of `completers` that finds what it may be."""
+
+    def __init__(self, name: str, values: str) -> None:
+        self.name = name
+        self.values = values
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from toolkit.cli import completers
+
+        found: list[CompletionItem] = getattr(completers, self.values)(ctx, incomplete)
+        return found
+
+
+RUN = Named("run", "runs")
+RUN_OR_STEP = Named("run", "runs_or_steps")  # RUN, or RUN:STEP
+CHECKPOINT = Named("checkpoint", "steps_of_run")
+JOB = Named("job", "jobs")
+SHIPPED_JOB = Named("job", "shipped")
+SITE = Named("site", "sites")
+PARTITION = Named("partition", "partitions")
+SESSION = Named("session", "sessions")
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import click
 
 from toolkit.errors import CheckFailedError, ToolkitError
+from toolkit.slurm.hostlist import expand_hostlist
+from toolkit.slurm.records import NOTHING
 from toolkit.terminal.talk import say
 
 
@@ -29,7 +31,7 @@ KINDS = {
     "slurm-topology-addr": Kind(
         "toolkit.topology.readers.topology_address", "parse_topology_address", "env | grep SLURM_TOPOLOGY"
     ),
-    "hostlist": Kind("toolkit.cli.parse_hostlist", "parse_hostlist", "a list of hosts"),
+    "hostlist": Kind("toolkit.cli.parse", "parse_hostlist", "a list of hosts"),
     "lscpu": Kind("toolkit.topology.readers.lscpu", "answer_lscpu", "lscpu"),
     "numactl-H": Kind("toolkit.topology.readers.numactl", "answer_numactl", "numactl -H"),
     "sysfs": Kind("toolkit.topology.readers.sysfs", "answer_sysfs", "grep -r . /sys/devices/system/node"),
@@ -140,3 +142,30 @@ def _text_of(file: str) -> str:
             f"cannot be read: {error.strerror}", where=file, fix="give a file that you can read, or - for stdin"
         ) from error
     return data.decode("utf-8-sig", errors="replace")  # editors of Windows put a byte order mark before the text
+
+
+KEYS = {
+    "valid": "whether it is a valid host list; the other keys are null if it is not",
+    "count": "how many hosts it names",
+    "expansion": "each of them, in its order, each once",
+    "first": "the first of them",
+    "last": "the last of them",
+}
+
+
+def parse_hostlist(text: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The facts of a host list: (values of `KEYS`, why it is invalid).
+
+    Raises:
+        CheckFailedError: the text is empty.
+    """
+    if not text.strip():
+        raise CheckFailedError("expected a list of hosts, got an empty text", where="line 1")
+    invalid = dict.fromkeys(KEYS) | {"valid": False}
+    try:
+        hosts = [] if text.strip() in NOTHING else expand_hostlist(text.strip())
+    except ToolkitError as error:
+        return invalid, (f"line 1: {error.message}",)
+    if not hosts:
+        return invalid, ("line 1: names no host",)
+    return {"valid": True, "count": len(hosts), "expansion": hosts, "first": hosts[0], "last": hosts[-1]}, ()

@@ -7,8 +7,16 @@ from typing import Any
 
 import click
 
-from toolkit.cli.options import after_option, job_options, print_command_option, request_of, runs_option
-from toolkit.cli.param_types import CHECKPOINT, RUN, SITE
+from toolkit.cli.options import (
+    CHECKPOINT,
+    RUN,
+    SITE,
+    after_option,
+    job_options,
+    print_command_option,
+    request_of,
+    runs_option,
+)
 from toolkit.cli.run_foreground import live_here
 from toolkit.cli.submit import announce, follow, force_option, parsable_option, wait_option
 

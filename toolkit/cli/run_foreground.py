@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from toolkit.cli.options import asks_for_job, echo_log, print_command_option
-from toolkit.cli.param_types import SESSION
+from toolkit.cli.options import SESSION, asks_for_job, echo_log, print_command_option
 
 if TYPE_CHECKING:
     from toolkit.config.request import JobRequest

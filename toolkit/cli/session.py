@@ -15,8 +15,7 @@ from typing import Any
 
 import click
 
-from toolkit.cli.options import job_options, json_option, print_command_option, request_of
-from toolkit.cli.param_types import JOB, SESSION, SITE
+from toolkit.cli.options import JOB, SESSION, SITE, job_options, json_option, print_command_option, request_of
 from toolkit.runs.named_runs import for_each, refuse_at_last
 from toolkit.slurm.commands import prints_commands
 from toolkit.terminal.talk import say

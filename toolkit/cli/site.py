@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import job_options, json_option, print_command_option, request_of, runs_option
-from toolkit.cli.param_types import JOB, PARTITION, SITE
+from toolkit.cli.options import (
+    JOB,
+    PARTITION,
+    SITE,
+    job_options,
+    json_option,
+    print_command_option,
+    request_of,
+    runs_option,
+)
 from toolkit.runs.named_runs import site_runs
 from toolkit.terminal.talk import print_table, say
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from toolkit.cli.options import mesh_options, request_of
-from toolkit.cli.param_types import JOB
+from toolkit.cli.options import JOB, mesh_options, request_of
 from toolkit.cli.topo_check import check
 from toolkit.cli.topo_plot import plot
 from toolkit.cli.topo_show import show

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from toolkit.cli.options import json_option, print_command_option, runs_option
-from toolkit.cli.param_types import RUN
+from toolkit.cli.options import RUN, json_option, print_command_option, runs_option
 from toolkit.errors import InterruptedWaitError
 from toolkit.runs.named_runs import find, folder_of_runs
 from toolkit.terminal.talk import has_unicode, is_plain, say
@@ -67,7 +66,7 @@ def _follow(watched: Watch, *, as_json: bool) -> list[Progress]:
     from rich.live import Live
 
     from toolkit.runs.follow.rendering import screen_of
-    from toolkit.terminal.cursor import given_back
+    from toolkit.terminal.progress import given_back
 
     console = Console()
     if as_json or not console.is_terminal:

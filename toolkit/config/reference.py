@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from toolkit.config.refusal import table_model
-from toolkit.config.schema import FILES
+from toolkit.config.resolved import JobFile
+from toolkit.config.site import Site
 from toolkit.config.table import form_of
 from toolkit.errors import ToolkitError
 
@@ -97,3 +98,17 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+FILES: dict[str, type[BaseModel]] = {"job": JobFile, "site": Site}
+
+
+def file_schema(kind: str) -> dict[str, Any]:
+    """Return the JSON schema (2020-12) of the file `kind`, "job" or "site"."""
+    schema = FILES[kind].model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": f"toolkit {kind} file"}
+
+
+def schema_text(kind: str) -> str:
+    """Return the schema in the form of the file under docs/schemas."""
+    return json.dumps(file_schema(kind), indent=2, ensure_ascii=False) + "\n"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolkit.errors import DamagedFileError
-from toolkit.rundir.files import read_json_or_none, write_json
+from toolkit.rundir.files import is_unwritable, read_json_or_none, write_bytes, write_json
 from toolkit.rundir.layout import AttemptDirectory
-from toolkit.rundir.reserve import write_exit
 from toolkit.rundir.states import Cause, Next, RunState
 
 __all__ = ["AttemptRecord", "StartRecord", "reason_of"]
@@ -167,3 +167,31 @@ def reason_of(attempt: AttemptDirectory, end: AttemptRecord) -> str:
     note = read_json_or_none(attempt.rehearsed)
     is_rehearsal = note is not None and str(note["failure"]).startswith("kill-")
     return end.reason.replace(_SIGKILL_GUESS, "(by a rehearsal)") if is_rehearsal else end.reason
+
+
+RESERVE_BYTES = 1 << 15  # exit.json with its last lines, the last event, and the start's end.json
+
+
+def keep_room(attempt: AttemptDirectory) -> None:
+    """Write the attempt's reserve: incompressible bytes, since not all file systems can allocate space without a write.
+
+    Raises:
+        OSError: there is not enough free space.
+    """
+    write_bytes(attempt.reserve, os.urandom(RESERVE_BYTES))
+
+
+def write_exit(attempt: AttemptDirectory, record: Mapping[str, object]) -> None:
+    """Write `exit.json`, using the reserve's space if the disk is full.
+
+    Raises:
+        OSError: it cannot be written in spite of that.
+    """
+    try:
+        write_json(attempt.exit_file, record)
+    except OSError as error:
+        if not is_unwritable(error) or not attempt.reserve.exists():
+            raise
+        attempt.reserve.unlink()
+        write_json(attempt.exit_file, record)
+    attempt.reserve.unlink(missing_ok=True)

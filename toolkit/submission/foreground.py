@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from types import FrameType
 
 from toolkit.config.resolved import ResolvedJob
-from toolkit.rundir.attempt_records import StartRecord
+from toolkit.rundir.attempt_records import RESERVE_BYTES, StartRecord
 from toolkit.rundir.files import open_append, utc_now, why_unwritable, write_json, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log, is_shared
-from toolkit.rundir.reserve import RESERVE_BYTES
 from toolkit.runs.logs.log_choice import LogPart, logs_of_attempt
 from toolkit.runs.logs.logs import FOLLOW_PERIOD_S, LogReader
 from toolkit.runs.record.job import uses_slurm

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.errors import NotFoundError, counted
+from toolkit.errors import NotFoundError, OwnFailureError, counted
 from toolkit.rundir.claims import SupersededError, claim_start, process_start_ticks
 from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
@@ -20,7 +20,6 @@ from toolkit.supervise.requests import StopRequest
 from toolkit.supervise.shape import check_components, shape_of_job
 from toolkit.supervise.staging import unstage, unstage_here
 from toolkit.supervise.supervisor import Supervisor
-from toolkit.supervise.task_values import job_of_task
 
 
 def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) -> int:
@@ -71,3 +70,24 @@ def supervise(run: RunDirectory, job: Mapping[str, Any], *, first_start: int) ->
         if supervisor.staged is not None:
             unstage(supervisor.staged, allocation, os.environ)
         raise
+
+
+def job_of_task(job: Mapping[str, Any], task: int | None) -> Mapping[str, Any]:
+    """The job without the values of a sweep's other tasks; a job without a sweep unchanged.
+
+    Raises:
+        OwnFailureError: this is not one of the sweep's tasks.
+    """
+    if "sweep" not in job:
+        return job
+    values = job["sweep"].get(str(task))
+    if values is None:
+        raise OwnFailureError(
+            f"the script has values for {len(job['sweep'])} tasks of an array, but not for task {task}",
+            fix="submit the script unchanged, with its own --array",
+        )
+    own = {name: table for name, table in job.items() if name != "sweep"}
+    for key, value in values.items():
+        table, _, name = key.partition(".")
+        own[table] = {**own[table], name: value}
+    return own

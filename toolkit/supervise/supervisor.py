@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import OWN_FAILURE, OwnFailureError, ToolkitError
-from toolkit.rundir.attempt_records import AttemptRecord, StartRecord
+from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, keep_room
 from toolkit.rundir.claims import SupersededError, claim_attempt, end_start, refuse_superseded
 from toolkit.rundir.files import utc_now, write_text
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
-from toolkit.rundir.reserve import keep_room
 from toolkit.rundir.states import ENDINGS, NO_REQUEUE, Cause, Next, RunState, Verdict, decide
 from toolkit.supervise.allocation import STOP_GRACE_S, Allocation, is_in_grace_time, lost_nodes, why_terminated
 from toolkit.supervise.attempt import FILE_SYSTEM_PATIENCE_S, AttemptWatch

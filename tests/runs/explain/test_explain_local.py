@@ -32,7 +32,7 @@ def test_the_json_is_what_the_page_says(toolkit) -> None:
 
 
 def test_every_symptom_stands_on_the_page() -> None:
-    from toolkit.runs.explain.causes import _ENDS
+    from toolkit.runs.explain.model import _ENDS
     from toolkit.supervise.symptoms import SYMPTOMS
 
     words = documented("explain.md", "Symptoms")

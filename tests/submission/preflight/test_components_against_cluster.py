@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from toolkit.runs.record.job import request_of
-from toolkit.submission.preflight.components import check_dependency, check_sums
 from toolkit.submission.preflight.nodes import against_nodes
+from toolkit.submission.preflight.shape import check_dependency, check_sums
 
 TWO = "[[component]]\nnodes = 2\n[[component]]\nnodes = {}\n"
 

@@ -11,7 +11,7 @@ from toolkit.rundir.files import write_json
 from toolkit.rundir.layout import RunDirectory, make_task
 from toolkit.rundir.sweep import common_values, read_sweep
 from toolkit.submission.sweep.rows import split_values
-from toolkit.supervise.task_values import job_of_task
+from toolkit.supervise.start import job_of_task
 
 pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 

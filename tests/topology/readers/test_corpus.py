@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from damage import leaves, wrong_facts
 
-from toolkit.cli.parse import KINDS, reader_of
-from toolkit.cli.parse_hostlist import parse_hostlist
+from toolkit.cli.parse import KINDS, parse_hostlist, reader_of
 from toolkit.errors import CheckFailedError
 
 CORPUS = Path(__file__).parents[4] / "shared" / "corpus"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import cast
 
 import xxhash
 
 from toolkit.checkpoint.format.byte_views import in_cached_parts, in_lengths, without_first
 from toolkit.checkpoint.format.digests import BLOCK_BYTES, BlockDigests
 from toolkit.checkpoint.format.shard_layout import ShardLayout
-from toolkit.checkpoint.saving.writeback import begin_writeback
 from toolkit.rundir.files import mode_of_files_in
 
 _WRITEBACK_BYTES = 4 * BLOCK_BYTES
@@ -107,3 +109,18 @@ def open_for_writing(path: Path, *, create: bool = True) -> Iterator[int]:
         raise
     finally:
         os.close(descriptor)
+
+
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE: start, without waiting (sync_file_range(2))
+
+
+@cache
+def _sync_file_range() -> Callable[..., int]:
+    function = ctypes.CDLL(None).sync_file_range
+    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return cast(Callable[..., int], function)
+
+
+def begin_writeback(descriptor: int, first_byte: int, size_bytes: int) -> None:
+    """Start the writeback. Ignores errors: the sync that follows writes everything and reports errors."""
+    _sync_file_range()(descriptor, first_byte, size_bytes, _WRITE)

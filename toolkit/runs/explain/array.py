@@ -10,8 +10,7 @@ from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.rundir.sweep import Values, common_values, in_words
-from toolkit.runs.explain.causes import cause_in_words
-from toolkit.runs.explain.model import Evidence, Explanation, quote_file
+from toolkit.runs.explain.model import Evidence, Explanation, cause_in_words, quote_file
 from toolkit.runs.explain.waiting import explain_waiting
 from toolkit.runs.status.state_table import RunStatus, TaskStatus
 

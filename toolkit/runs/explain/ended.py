@@ -17,8 +17,7 @@ from toolkit.rundir.files import tail_text, why_full
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.rank_logs import find_log
 from toolkit.rundir.states import ENDINGS, Cause, RunState
-from toolkit.runs.explain.causes import cause_in_words
-from toolkit.runs.explain.model import Evidence, Explanation, quote_file
+from toolkit.runs.explain.model import Evidence, Explanation, cause_in_words, quote_file
 from toolkit.runs.logs.job_log import JobLog, job_log, last_life_begun, of_last_life, own_job_id
 from toolkit.runs.record.job import recorded_job, slurm_of, uses_slurm
 from toolkit.runs.status.state_table import RunStatus

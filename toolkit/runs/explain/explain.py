@@ -13,14 +13,14 @@ from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 from toolkit.rundir.sweep import in_words
 from toolkit.runs.explain.array import explain_array
-from toolkit.runs.explain.chain import explain_broken_chain
 from toolkit.runs.explain.ended import explain_ended
 from toolkit.runs.explain.model import Evidence, Explanation, Waiting, quote_file
 from toolkit.runs.explain.running import explain_unfinished
 from toolkit.runs.explain.waiting import explain_waiting
 from toolkit.runs.record.job import recorded_job
+from toolkit.runs.record.parents import Parent, parents_of
 from toolkit.runs.status.state import run_status
-from toolkit.runs.status.state_table import RunStatus
+from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus
 from toolkit.slurm.reasons import CanStart
 from toolkit.terminal.talk import clean
 
@@ -143,3 +143,32 @@ def _local(moment: str) -> str:
     then = datetime.fromisoformat(moment).astimezone()
     today = then.date() == datetime.now(UTC).astimezone().date()
     return f"{then:%H:%M:%S}" if today else f"{then:%Y-%m-%d %H:%M:%S}"
+
+
+def explain_broken_chain(run: RunDirectory, status: RunStatus) -> Explanation | None:
+    """None where the run lives, or ended in a way of its own."""
+    said_by = [part.source for part in status.tasks or (status,)]
+    if not status.state.final or RECORD_SOURCE in said_by or (broken := failed_parent(run)) is None:
+        return None
+    parent, ended = broken
+    waited_for = f"after {parent.kind} {parent.run_id} (job {parent.job_id})"
+    return Explanation(
+        "parent_failed",
+        f"run {parent.run_id}, whose success it was to follow, is {ended.state.value}: {ended.reason}",
+        evidence=[Evidence("record.json", waited_for)],
+        actions=[
+            f"`toolkit explain {parent.run_id}` says why that one did not succeed",
+            f"`toolkit resume {parent.run_id}`, then `toolkit resume {run.run_id} --after {parent.run_id}`",
+            f"`toolkit resume {run.run_id}` begins without it",
+        ],
+    )
+
+
+def failed_parent(run: RunDirectory) -> tuple[Parent, RunStatus] | None:
+    """The first run whose success a run was to follow and that ended otherwise; None where there is none."""
+    for parent in parents_of(run.whole):
+        if parent.kind == "ok" and parent.run.record.exists():
+            status = run_status(parent.run)
+            if status.state.final and status.state is not RunState.COMPLETED:
+                return parent, status
+    return None

@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolkit.rundir.layout import RunDirectory
+from toolkit.rundir.attempt_records import AttemptRecord, reason_of
+from toolkit.rundir.layout import AttemptDirectory, RunDirectory
+from toolkit.runs.requests.control import requeue_asked_at
 from toolkit.runs.status.state_table import RunStatus
 from toolkit.slurm.reasons import CanStart
+from toolkit.supervise.symptoms import symptom_named
 from toolkit.terminal.talk import clean
 
 
@@ -65,3 +68,30 @@ def quote_file(run: RunDirectory, path: Path, line: str) -> Evidence:
     """A line of one of the run's files."""
     whole = run.whole.path
     return Evidence(str(path.relative_to(whole)) if path.is_relative_to(whole) else str(path), clean(line))
+
+
+# Why an attempt ended that did not fail, in words.
+_ENDS = {
+    "completed": "every rank exited successfully",
+    "walltime": "its walltime was over",
+    "preempted": "other jobs took its nodes",
+    "stopped": "it was asked to save and end",
+    "cancelled": "it was cancelled",
+    "stalled": "no rank made a step for too long",
+    "node_lost": "a node failed",
+    "supervisor_failed": "the supervisor could not go on",
+}
+
+
+def cause_in_words(attempt: AttemptDirectory, end: AttemptRecord) -> str:
+    """What an attempt's record says happened, in one sentence."""
+    if asked_at := requeue_asked_at(attempt, end):
+        return f"you asked for it: `toolkit requeue` at {asked_at}"
+    known = symptom_named(end.symptom)
+    means = known.means if known is not None and not known.plain else _ENDS.get(end.cause, "")
+    explanation = reason_of(attempt, end).removeprefix(f"ended on request ({end.cause})").removeprefix("; ")
+    if not explanation:
+        return means
+    if f"rank {end.rank} " not in explanation:
+        explanation = end.blaming(explanation)
+    return explanation if not means or means in explanation else f"{means}: {explanation}"

@@ -8,8 +8,7 @@ import time
 from toolkit.rundir.attempt_records import AttemptRecord, StartRecord, reason_of
 from toolkit.rundir.layout import AttemptDirectory, RunDirectory
 from toolkit.rundir.states import RunState
-from toolkit.runs.explain.causes import cause_in_words
-from toolkit.runs.explain.model import Evidence, Explanation, quote_file
+from toolkit.runs.explain.model import Evidence, Explanation, cause_in_words, quote_file
 from toolkit.runs.record.job import recorded_job, uses_slurm
 from toolkit.runs.requests.control import requeue_asked_at
 from toolkit.runs.status.restarts import FOLLOWS

@@ -11,8 +11,7 @@ from toolkit.errors import NotFoundError, SchedulerRefusedError
 from toolkit.rundir.attempt_records import AttemptRecord
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
-from toolkit.runs.explain.causes import cause_in_words
-from toolkit.runs.explain.model import Evidence, Explanation, Waiting
+from toolkit.runs.explain.model import Evidence, Explanation, Waiting, cause_in_words
 from toolkit.runs.explain.running import between_attempts
 from toolkit.runs.record.job import recorded_job, slurm_of
 from toolkit.runs.record.parents import parents_of

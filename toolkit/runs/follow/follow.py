@@ -18,8 +18,7 @@ from toolkit.rundir.states import ENDINGS, RunState
 from toolkit.runs.status.restarts import RestartNews
 from toolkit.runs.status.state import run_status
 from toolkit.runs.status.state_table import RECORD_SOURCE, RunStatus
-from toolkit.terminal.cursor import given_back
-from toolkit.terminal.plain_bar import WIDTH, PlainBarColumn
+from toolkit.terminal.progress import WIDTH, PlainBarColumn, given_back
 from toolkit.terminal.talk import clean
 
 # How often the files of the run directory are looked at.

@@ -14,7 +14,7 @@ from toolkit.errors import counted
 from toolkit.rundir.states import RunState
 from toolkit.runs.explain.running import QUIET_S
 from toolkit.runs.follow.progress import Progress
-from toolkit.terminal.plain_bar import WIDTH, plain_bar
+from toolkit.terminal.progress import WIDTH, plain_bar
 from toolkit.terminal.talk import clean
 from toolkit.units import round_duration
 

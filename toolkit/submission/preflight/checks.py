@@ -16,13 +16,12 @@ from toolkit.runs.record.job import Request, request_of, slurm_of, uses_slurm
 from toolkit.slurm.commands import UnknownClusterError
 from toolkit.submission.preflight.accounts import against_accounts
 from toolkit.submission.preflight.cluster import Cluster, ask_cluster
-from toolkit.submission.preflight.components import check_dependency, check_sums
 from toolkit.submission.preflight.cost import Cost, cost_of, together
 from toolkit.submission.preflight.files import check_files
 from toolkit.submission.preflight.finding import About, Finding, Severity
 from toolkit.submission.preflight.nodes import against_nodes
 from toolkit.submission.preflight.partitions import against_partitions, against_reservation
-from toolkit.submission.preflight.shape import against_array_limits, check_shape
+from toolkit.submission.preflight.shape import against_array_limits, check_dependency, check_shape, check_sums
 from toolkit.submission.preflight.storage import check_room, check_shared
 
 __all__ = ["Preflight", "look"]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from toolkit.config.resolved import ResolvedJob
 from toolkit.errors import counted
-from toolkit.runs.record.job import Request
+from toolkit.runs.record.job import Request, sbatch_words
 from toolkit.slurm.records import whole_number
+from toolkit.slurm.sbatch_options import last_value_of
 from toolkit.slurm.times import format_slurm_time, meant_as_hours, parse_slurm_time
+from toolkit.submission.preflight.cluster import Cluster
 from toolkit.submission.preflight.finding import About, Finding
 from toolkit.submission.sweep.split import slices_of
 
-__all__ = ["against_array_limits", "check_shape"]
+__all__ = ["against_array_limits", "check_dependency", "check_shape", "check_sums"]
 
 _MINUTES = re.compile(r"[0-9]+")
 _MINUTES_AND_SECONDS = re.compile(r"([0-9]+):([0-9]+)")
@@ -82,3 +85,33 @@ def _walltime(about: About, time: str) -> Iterator[Finding]:
             f"{reads} {format_slurm_time(parse_slurm_time(time))}: behind the days stand hours",
             "write days-hours:minutes:seconds",
         )
+
+
+def check_dependency(job: ResolvedJob, extra_sbatch_options: Sequence[str]) -> Iterator[Finding]:
+    """Slurm hands the dependency on to each component, and they all have the job's name."""
+    words = [word for one in job.components for word in sbatch_words(one)]
+    if job.component and "singleton" in last_value_of([*words, *extra_sbatch_options], "dependency", "d"):
+        yield About(job, "components").refuse(
+            job.origin("component").place("component"),
+            "a singleton waits for every job of its name, and so each component would wait for the others",
+            "wait for the run before by its number: -d afterany:JOBID, or --after RUN",
+        )
+
+
+def check_sums(job: ResolvedJob, requests: Sequence[Request], cluster: Cluster) -> Iterator[Finding]:
+    """Components of one partition need its nodes together."""
+    asked: dict[str, list[int]] = defaultdict(list)
+    for number, request in enumerate(requests):
+        chosen = cluster.chosen(request)
+        if len(chosen) == 1:
+            asked[chosen[0].name].append(number)
+    for name, numbers in asked.items():
+        nodes = [requests[number].min_nodes for number in numbers]
+        has = cluster.partitions[name].total_nodes
+        if len(numbers) > 1 and max(nodes) <= has < sum(nodes):
+            yield About(job.components[numbers[-1]], "components").refuse(
+                "job.nodes",
+                f"{' + '.join(map(str, nodes))} = {counted(sum(nodes), 'node')} in partition {name}, which has {has}, and no node "
+                "is in two components",
+                "fewer nodes, or another partition for one of them",
+            )

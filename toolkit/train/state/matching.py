@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from toolkit.checkpoint.format.manifest_file import read_manifest
-from toolkit.checkpoint.loading.differing import both_shapes, difference
+from toolkit.checkpoint.loading.planner import both_shapes, difference
 from toolkit.errors import NotFoundError, ToolkitError
 
 T = TypeVar("T")

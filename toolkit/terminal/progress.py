@@ -1,4 +1,4 @@
-"""What draws on a terminal hides its cursor; TERM and a lost connection must give it back, as the end and Ctrl-C do."""
+"""A progress bar without colours, and a process that restores its terminal when a signal ends it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from rich.progress import ProgressColumn, Task
+from rich.text import Text
+
+WIDTH = 30  # letters, without the brackets
+
+
+def plain_bar(done: float, total: float | None) -> Text:
+    """`[######........................]`; empty while the total is unknown."""
+    made = min(WIDTH, int(WIDTH * done / total)) if total else 0
+    return Text(f"[{'#' * made}{'.' * (WIDTH - made)}]")
+
+
+class PlainBarColumn(ProgressColumn):
+    """`plain_bar` in place of rich's own column."""
+
+    def render(self, task: Task) -> Text:
+        """The bar of a task as it is now."""
+        return plain_bar(task.completed, task.total)
+
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
