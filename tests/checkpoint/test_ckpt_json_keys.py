@@ -91,7 +91,8 @@ def test_the_other_page_points_there_and_says_which_page_is_for_what() -> None:
     assert "(contract.md#of-ckpt)" in body and "`read_bytes`" not in body and "`relative_norm`" not in body
     for other in ("surviving", "python", "resharding", "exports", "checkpoint-format", "checkpoint-torture"):
         assert f"[{other}.md]({other}.md" in head, other
-    readme = (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[docs/([\w-]+)\.md\]", readme, re.MULTILINE)
-    listed = [row for row in rows if row in ("checkpoints", "checkpoint-format", "resharding", "exports")]
+    index = (PAGE.parent / "index.md").read_text(encoding="utf-8")
+    pages = re.findall(r"^([\w-]+)$", index, re.MULTILINE)
+    listed = [page for page in pages if page in ("checkpoints", "checkpoint-format", "resharding", "exports")]
+    assert len(listed) == 4, listed
     assert listed[0] == "checkpoints"

@@ -53,7 +53,7 @@ def test_a_new_run_on_a_full_disk_says_where_and_leaves_nothing(toolkit, disk: S
     assert re.search(f"{disk.folder}(: only 0.0 GB are free|/runs/work/.*: No space left on device)", said.err), (
         said.err
     )
-    assert "Fix: free space there, or give another folder with --runs or TOOLKIT_RUNS" in said.err
+    assert "Fix: free space there, or choose another folder with --runs or TOOLKIT_RUNS" in said.err
     assert disk.names() <= {"runs"}
 
 
@@ -105,7 +105,8 @@ def test_a_rank_that_fails_on_a_full_disk_is_told_with_the_cause(toolkit, disk: 
         ("launch_failed", "disk_full"),
     ]
     status = json.loads(toolkit("status", "last", "--json", "--runs", runs).out)
-    assert status["state"] == "failed" and status["reason"].endswith("ends: No space left on device"), status
+    assert status["state"] == "failed", status
+    assert status["reason"].endswith("record the end of an attempt: No space left on device"), status
 
 
 def kill(pid: int) -> None:

@@ -72,7 +72,11 @@ def test_an_invalid_host_list_is_refused_with_the_fix_and_each_escape_once(toolk
     for nothing in ("(null)", "None assigned"):
         hosts.write_text(nothing)
         said = toolkit("parse", "hostlist", hosts, "--json")
-        assert (json.loads(said.out)["valid"], said.code, "names no host. Fix: write" in said.err) == (False, 1, True)
+        assert (json.loads(said.out)["valid"], said.code, "names no host. Fix: use Slurm's form" in said.err) == (
+            False,
+            1,
+            True,
+        )
     hosts.write_text("n[1-\x1b2]\n")
     said = toolkit("parse", "hostlist", hosts, "--json")
     assert (said.code, json.loads(said.out)["valid"], json.loads(said.out)["expansion"]) == (1, False, None)

@@ -53,7 +53,9 @@ def test_no_partition_is_chosen_on_another_cluster(resolve, there) -> None:
         ToolkitError, match=r"job\.partition: site there does not describe cluster far.*`sinfo -M far -s`"
     ):
         needs_choice(resolve('cluster = "far"\npartition = "auto"'), there())
-    with pytest.raises(ToolkitError, match="site there says nothing of cluster far"):
+    with pytest.raises(
+        ToolkitError, match="site there does not describe cluster far, so toolkit cannot choose a partition"
+    ):
         candidates(JobRequest(str(resolve('cluster = "far"').job_file)), there())
 
 

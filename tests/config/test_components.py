@@ -48,7 +48,7 @@ def test_what_is_wrong_is_told_with_the_component_and_its_line(resolve, site) ->
         ToolkitError, match=r"job\.toml:11:component\[1\]\.nodes: 9 nodes, but partition gpu .* at most 8"
     ):
         resolve(JOB, TWO.replace("3", "9"), site=site)
-    with pytest.raises(ToolkitError, match=r"job\.toml:8:component\[0\]\.cpus_per_rank: 0 is refused"):
+    with pytest.raises(ToolkitError, match=r"job\.toml:8:component\[0\]\.cpus_per_rank: 0 is rejected"):
         resolve(JOB, TWO.replace("8", "0"), site=site)
     with pytest.raises(ToolkitError, match=r"job\.toml:11:component\[1\]\.node: unknown key 'node'.*write 'nodes'"):
         resolve(JOB, TWO.replace("nodes", "node"), site=site)

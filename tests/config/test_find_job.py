@@ -52,14 +52,16 @@ def test_a_file_name_that_is_no_job_name(tmp_path):
         resolve_job(path, site=None, environ={})
     assert str(caught.value) == (
         f"{path}: 'my job' is not a valid job name, and [job] does not set one. "
-        'Fix: write name = "my_job" in [job], or use -J my_jo'
+        'Fix: write name = "my_job" in [job], or use -J my_job'
     )
     assert resolve_job(path, site=None, environ={"SBATCH_JOB_NAME": "mine"}).job.name == "mine"
 
 
 def test_a_name_without_its_ending_is_the_file_in_this_folder(jobs, tmp_path):
     (tmp_path / "trainlm.toml").touch()
-    with pytest.raises(NotFoundError, match=r"file not found\. Fix: write \./trainlm\.toml$"):
+    with pytest.raises(
+        NotFoundError, match=r"^'trainlm' is neither a file nor a shipped job\. Fix: write \./trainlm\.toml$"
+    ):
         find_job("trainlm")
 
 

@@ -28,17 +28,17 @@ def test_the_shipped_job_measures_its_loss_alone():
     job = shipped_jobs()["train_lm"]
     with pytest.raises(ToolkitError) as refused:
         resolve_job(job, site=None, environ={}, settings=["checkpoint.best=los"])
-    said = f"--set checkpoint.best=los:checkpoint.best: {job.with_suffix('.py')} measures no 'los', only loss. Fix: write 'loss', "
+    said = f"--set checkpoint.best=los:checkpoint.best: {job.with_suffix('.py')} does not measure 'los', only loss. Fix: write 'loss', "
     assert str(refused.value).startswith(said)
     recorded = resolve_job(job, site=None, environ={}, settings=["checkpoint.best=loss", "checkpoint.keep_best=1"])
-    with pytest.raises(ToolkitError, match="measures no 'los'"):
+    with pytest.raises(ToolkitError, match="does not measure 'los'"):
         amend_job(recorded, site=load_site("local"), settings=["checkpoint.best=los"])
 
 
 def test_a_trainer_measures_its_validation_where_it_validates():
     job, best = shipped_jobs()["train_lm"], "checkpoint.best=validation_loss"
     assert resolve_job(job, site=None, environ={}, settings=[best, "train.validate_every=5"]).checkpoint.best
-    with pytest.raises(ToolkitError, match="measures no 'validation_loss', only loss") as refused:
+    with pytest.raises(ToolkitError, match="does not measure 'validation_loss', only loss") as refused:
         resolve_job(job, site=None, environ={}, settings=[best])
     assert refused.value.fix.endswith("or set train.validate_every")
 
@@ -54,7 +54,7 @@ def test_a_trainer_measures_its_validation_where_it_validates():
 @pytest.mark.parametrize("module", ["toolkit.train.state.saves", "toolkit.train.saves"])
 def test_what_a_script_measures_is_named(with_best, call, only, module):
     with pytest.raises(
-        ToolkitError, match=rf"job.toml:4:checkpoint.best: .*fit.py measures no 'accuracy', only {only}\. "
+        ToolkitError, match=rf"job.toml:4:checkpoint.best: .*fit.py does not measure 'accuracy', only {only}\. "
     ):
         with_best(f"from {module} import Saves\ndef main(world, config):\n    saves = {call}\n")
 

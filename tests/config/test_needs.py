@@ -80,7 +80,9 @@ def test_a_higher_layer_takes_along_what_needs_the_value_that_it_sets(resolve_he
     file = '[train]\nguard = "skip"\nguard_window = 32\n[parallel]\ntp = 2\nsequence = true'
     resolve_here(file, "train.guard=off", "parallel.tp=1")
     resolve_here(file, TOOLKIT_TRAIN_GUARD="off")
-    with pytest.raises(ToolkitError, match=r"--set train.guard_window=16:train.guard_window: 16 says nothing"):
+    with pytest.raises(
+        ToolkitError, match=r"--set train.guard_window=16:train.guard_window: 16 has no effect with guard"
+    ):
         resolve_here(file, "train.guard_window=16", TOOLKIT_TRAIN_GUARD="off")
 
 

@@ -37,7 +37,7 @@ def job(ranks: int, **keys: Any) -> ResolvedJob:
         (
             4,
             {"pp": 2, "batch": 8, "micro_batch": 0},
-            "1 micro-batch a step: too few for the 2 ranks of the pipeline "
+            "1 micro-batch per step: too few for the 2 ranks of the pipeline "
             "(4 samples of 2 data ranks, all at once). Fix: micro_batch = 2",
         ),
         (

@@ -212,7 +212,7 @@ def test_no_file(tmp_path):
             {"environ": {"TOOLKIT_TRAIN_STEP": "5"}},
             "TOOLKIT_TRAIN_STEP: unknown key 'train.step'. Fix: write train.steps",
         ),
-        ({"environ": {"SBATCH_TIMELIMIT": "2h"}}, "SBATCH_TIMELIMIT:job.time: '2h' is not a time that Slurm reads"),
+        ({"environ": {"SBATCH_TIMELIMIT": "2h"}}, "SBATCH_TIMELIMIT:job.time: '2h' is not a valid Slurm time"),
         (
             {"environ": {"SBATCH_GPUS_PER_NODE": "a100:4"}},
             "SBATCH_GPUS_PER_NODE:job.gpus_per_node: 'a100:4' is not a valid value for this key. Fix: use a whole number, at least 0",

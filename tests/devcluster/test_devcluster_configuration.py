@@ -82,9 +82,9 @@ def test_clusters_of_other_names_or_folders_share_no_link_and_no_port():
 @pytest.mark.parametrize(
     ("name", "folder", "says"),
     [
-        ("Bad Name", None, "small letters"),
+        ("Bad Name", None, "use a-z, 0-9 and '-', starting with one of a-z"),
         ("one", Path("/tmp/one"), "private /tmp"),
-        ("one", Path("/srv/a b"), "plain path"),
+        ("one", Path("/srv/a b"), "path of at most 80 plain characters"),
         ("one", Path("/srv/" + "x" * LONGEST_FOLDER), "at most"),
     ],
 )

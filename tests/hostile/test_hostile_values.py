@@ -115,7 +115,7 @@ LONG = "x" * 131_072
 MANY = "".join(f", '{number:0100000}'" for number in range(11))
 # name: (lines of the job file, more words, words of the error)
 REFUSED = {
-    "no UTF-8 behind --": ("", ["--", "a", LATIN], ["word 2 behind --", "UTF-8"]),
+    "no UTF-8 behind --": ("", ["--", "a", LATIN], ["argument 2 after --", "UTF-8"]),
     "no UTF-8 in --set": ("", ["--set", f"args.x={LATIN}"], ["args.x", "UTF-8"]),
     "no UTF-8 in a key": ("", ["--set", f"args.{LATIN}=1"], ["args.", "UTF-8"]),
     "no UTF-8 in a variable": ("", ["--set", f"env.vars.X={LATIN}"], ["env.vars.X", "UTF-8"]),
@@ -136,9 +136,9 @@ REFUSED = {
     "function's name": ('[env]\nvars = { "BASH_FUNC_x%%" = "() { touch CANARY; }" }', [], ["env.vars", "not a valid variable name"]),
     "pass a pattern": ('[env]\npass = ["A*) touch CANARY ;; *"]', [], ["env.pass", "not a valid variable name"]),
     "bash's own": ('[env]\npass = ["IFS"]', [], ["job.toml:4:env.pass", "`vars`"]),
-    "whose run": ('[env]\nvars = { TOOLKIT_RUN_DIR = "/x" }', [], ["env.vars.TOOLKIT_RUN_DIR", "is set for each rank"]),
-    "whose job": ('[env]\nvars = { SLURM_JOB_ID = "1" }', [], ["env.vars.SLURM_JOB_ID", "is set for each rank"]),
-    "whose rank": ('[env]\nvars = { PMI_RANK = "1" }', [], ["env.vars.PMI_RANK", "is set for each rank"]),
+    "whose run": ('[env]\nvars = { TOOLKIT_RUN_DIR = "/x" }', [], ["env.vars.TOOLKIT_RUN_DIR", "sets TOOLKIT_RUN_DIR for each rank"]),
+    "whose job": ('[env]\nvars = { SLURM_JOB_ID = "1" }', [], ["env.vars.SLURM_JOB_ID", "sets SLURM_JOB_ID for each rank"]),
+    "whose rank": ('[env]\nvars = { PMI_RANK = "1" }', [], ["env.vars.PMI_RANK", "sets PMI_RANK for each rank"]),
     "no number": ("[args]\na = [1.0, nan]", [], ["job.toml:4:args.a", "nan"]),
     "no end": ("[args.b]\na = -inf", [], ["job.toml:4:args.b.a", "-inf"]),
     "too deep": (f"[args]\na = {'[' * 101}{']' * 101}", [], ["job.toml", "100"]),

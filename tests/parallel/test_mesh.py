@@ -145,7 +145,7 @@ def alone(_: Path, world: World) -> list[Any]:
         (mesh.among, ("tp", "shard"), "'shard', 'tp'"),
         (mesh.merged, ("shard", "tp"), "'shard', 'cp', 'tp'"),
     ):
-        with pytest.raises(ToolkitError, match=f"the mesh has no .*ask for {fix}, each once"):
+        with pytest.raises(ToolkitError, match=f"the mesh has no .*request {fix}, each once"):
             ask(*names)
     return [list(mesh.device_mesh.mesh_dim_names), list(mesh.device_mesh.shape), mesh.data_rank, mesh.data_size]
 

@@ -111,14 +111,14 @@ def test_ties_that_would_need_more_than_two_ranks_or_less_are_refused():
     ("sizes", "schedule", "message", "fix"),
     [
         ([3, 3, 2], "1f1b", "equal micro-batches, and these have 3, 3, 2 samples", "micro_batch = 2"),
-        ([4], "gpipe", "1 micro-batch a step: too few for the 2 ranks", "micro_batch = 2"),
+        ([4], "gpipe", "1 micro-batch per step: too few for the 2 ranks", "micro_batch = 2"),
         (
             [1] * 7,
             "interleaved",
-            "7 micro-batches a step do not divide into 3 equal rounds",
+            "7 micro-batches per step do not divide into 3 equal rounds",
             "batch = 12 with micro_batch = 1",
         ),
-        ([2] * 5, "zero_bubble", "5 micro-batches a step do not divide into 2 equal rounds", "micro_batch = 1"),
+        ([2] * 5, "zero_bubble", "5 micro-batches per step do not divide into 2 equal rounds", "micro_batch = 1"),
     ],
 )
 def test_micro_batches_that_no_schedule_takes_are_refused(sizes, schedule, message, fix):

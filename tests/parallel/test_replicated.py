@@ -42,4 +42,4 @@ def test_measured_buckets_are_those_of_the_fastest_pass_on_the_slowest_rank(tmp_
 def test_other_sizes_are_refused(bucket_mb):
     with pytest.raises(ToolkitError) as caught:
         job_of(Layout("refused", 2, {"bucket_mb": bucket_mb}))
-    assert caught.value.fix == 'give a number above 0, or "measured"'
+    assert caught.value.fix == 'use a number above 0, or "measured"'

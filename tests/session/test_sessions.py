@@ -172,8 +172,8 @@ def test_why_it_waits_is_said_and_ctrl_c_gives_it_up(toolkit, slurm: Slurm, monk
         (("-a", "0-3"), 2, "a session is one allocation, and an array is many"),
         (("-o", "x"), 2, "is for sbatch"),
         (("--site", "local"), 2, "site local has no scheduler that could grant nodes"),
-        (("-t", "2-00:00:00"), 2, "partition main of devcluster gives at most"),
-        (("-p", "nope"), 2, "has no partition 'nope'"),
+        (("-t", "2-00:00:00"), 2, "partition main of devcluster allows at most"),
+        (("-p", "nope"), 2, "partition 'nope' not found at site devcluster"),
     ],
 )
 def test_what_cannot_be_a_session_is_refused(

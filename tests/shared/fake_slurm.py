@@ -85,7 +85,10 @@ class FakeSlurm:
         path = self.folder / command
         # Written beside and renamed: a program that is being run cannot be overwritten ("Text file busy").
         draft = self._answers / f"{command}.draft"
-        draft.write_text(f"#!{shell}\nprintf '%s\\n' \"{command} $*\" >> {shlex.quote(str(self._calls))}\n{body}\n")
+        # A test's PATH may have the commands of Slurm alone.
+        draft.write_text(
+            f"#!{shell}\nPATH=$PATH:/usr/bin:/bin\nprintf '%s\\n' \"{command} $*\" >> {shlex.quote(str(self._calls))}\n{body}\n"
+        )
         draft.chmod(0o755)
         draft.replace(path)
 

@@ -31,8 +31,7 @@ def test_a_site_stands_on_what_it_extends(sites, tmp_path):
 def test_a_circle_is_named(sites, tmp_path):
     environ = sites(a='extends = "b"\n', b='extends = "c"\n', c='extends = "a"\n')
     assert refusal(lambda: load_site("a", environ)) == (
-        f"{tmp_path}/sites/c.toml:2:extends: a circle: a extends b extends c extends a. "
-        "Fix: remove one of these `extends`"
+        f"{tmp_path}/sites/c.toml:2:extends: circular `extends`: a → b → c → a. Fix: remove one of these `extends`"
     )
 
 

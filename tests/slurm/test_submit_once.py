@@ -83,7 +83,7 @@ def test_an_sbatch_without_an_id_or_an_answer_is_looked_after(pretended: Pretend
 
 def test_an_sbatch_that_was_killed_is_named_with_its_signal(pretended: PretendedSlurm) -> None:
     pretended.command("sbatch", f"echo $'12\\x1f{TOKEN}' > {pretended.queue_file}; kill -9 $$")
-    assert submitted()[1][0].startswith("sbatch was killed by SIGKILL; asking")
+    assert submitted()[1][0].startswith("sbatch was killed by SIGKILL; searching Slurm")
 
 
 def test_a_slurm_that_stays_away_is_given_up_in_time(pretended: PretendedSlurm) -> None:

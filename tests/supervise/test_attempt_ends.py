@@ -82,7 +82,7 @@ def test_a_launcher_that_is_not_here_ends_the_run_as_our_failure(supervise, loca
     assert job.wait() == 125
     end = job.end()
     assert (end["cause"], end["state"]) == ("launch_failed", "failed")
-    assert "no no-such-mpirun on PATH" in end["reason"]
+    assert "no-such-mpirun not found on PATH" in end["reason"]
     assert end["fix"]
 
 

@@ -74,7 +74,7 @@ def test_a_file_system_that_stays_away_ends_the_attempt_in_words(run_directory, 
         run_directory, attempt, Shape.of(1, 1), StopRequest(), FakeReasons(), stall_s=900, is_unmanaged=False
     )
     attempt.heartbeat.symlink_to(attempt.heartbeat)
-    with pytest.raises(OwnFailureError, match="has not answered"):
+    with pytest.raises(OwnFailureError, match="has not responded"):
         watch.follow(FakeRanks())
 
 
@@ -89,7 +89,7 @@ def test_signals_reach_the_ranks_while_the_file_system_is_away(run_directory, mo
     ranks = FakeRanks()
     timer = threading.Timer(0.5, setattr, [request, "kill", True])
     timer.start()
-    with pytest.raises(OwnFailureError, match="has not answered"):
+    with pytest.raises(OwnFailureError, match="has not responded"):
         watch.follow(ranks)
     assert ranks.asked
     assert ranks.killed

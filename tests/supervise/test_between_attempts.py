@@ -209,7 +209,7 @@ def test_patience_leaves_time_for_the_requeue(supervisor):
     one = supervisor()
     for left_s, patience_s in ((3600, 600), (100, 70), (10, 5)):
         one.allocation.ends_at = time.time() + left_s
-        assert one.patience.seconds == pytest.approx(patience_s, abs=1)
+        assert one.retry.seconds == pytest.approx(patience_s, abs=1)
 
 
 @pytest.fixture

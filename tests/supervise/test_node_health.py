@@ -90,7 +90,7 @@ def test_a_file_system_that_does_not_answer_is_told_in_time(tmp_path: Path, monk
     os.mkfifo(tmp_path / "stale")
     arguments = {"run": str(tmp_path), "claim": str(tmp_path / "stale"), "gpus": 0, "local_scratch": ""}
     began = time.monotonic()
-    assert node_check.run_checks(arguments, "node7") == {"run directory": "no answer within 0 s"}
+    assert node_check.run_checks(arguments, "node7") == {"run directory": "no result within 0 s"}
     assert time.monotonic() - began < 5
 
 

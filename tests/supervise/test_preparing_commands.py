@@ -38,7 +38,7 @@ def test_a_command_says_why_it_failed() -> None:
 
     assert problem("true") == ""
     assert problem("sh", "-c", "echo broken >&2; exit 3") == "broken"
-    assert problem("sh", "-c", "exit 3") == "sh ended with 3"
+    assert problem("sh", "-c", "exit 3") == "sh exited with 3"
     assert problem("sleep", "60", timeout_s=0.3) == "sleep did not finish within 0 s"
     assert problem("/no/such/program") == "cannot start /no/such/program: No such file or directory"
 

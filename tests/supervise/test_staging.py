@@ -229,7 +229,7 @@ def test_a_start_that_cannot_go_on_removes_what_it_staged(
         supervisor.staged = Staged(folder)
         raise error
 
-    monkeypatch.setattr(Supervisor, "live", live)
+    monkeypatch.setattr(Supervisor, "run_start", live)
     monkeypatch.setattr(StopRequest, "hear_signals", lambda _self: None)  # pytest keeps its own
     monkeypatch.setenv("PATH", environ_of(node)["PATH"])
     with pytest.raises(type(error)):

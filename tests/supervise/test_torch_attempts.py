@@ -107,6 +107,6 @@ def test_a_function_whose_file_is_missing_on_the_node(supervise, local_job, tmp_
     (tmp_path / "loop.py").unlink()
     job = supervise(job)
     assert job.wait() == 2
-    assert "file not found" in job.end()["reason"]
+    assert "no such file" in job.end()["reason"]
     assert "file system that all nodes share" in job.end()["fix"]
     assert "Traceback" not in job.rank_log(0)

@@ -105,7 +105,7 @@ def test_groups_of_facts_are_those_of_the_machine(toolkit, tmp_path):
     wrong = toolkit(*shape[:3], "-N", "2", "--ntasks-per-node", "8", "--facts", path)
     assert "facts.json: 8 nodes told their facts, and the job has 2. Fix: give -N 8" in wrong.err
     both = toolkit(*shape, "--facts", path, "--machine", "dgx-1")
-    assert both.code == 2 and "--machine: " in both.err and "leave out --machine" in both.err
+    assert both.code == 2 and "--machine: " in both.err and "omit --machine" in both.err
 
 
 def overlapping(drawing: Drawing, kinds: set[str]) -> list[tuple[Box, Box]]:
@@ -193,7 +193,7 @@ def test_a_picture_is_written(toolkit, tmp_path):
             "x.gif: unsupported image format: .gif. Fix: use one of the suffixes .svg, .png",
         ),
         (("--machine", "dgx", "-o", "x.svg"), 2, "no machine 'dgx' is known. Fix: give one of dgx-a100"),
-        (("--machine", "dgx-1", "--facts", "f", "-o", "x.svg"), 2, "only one thing is drawn"),
+        (("--machine", "dgx-1", "--facts", "f", "-o", "x.svg"), 2, "expected one input to draw"),
         (("--leaves", "2", "-o", "x.svg"), 2, "--leaves: says nothing without a machine"),
         (
             ("--machine", "dgx-1", "-o", "/nonexist/x.png"),
@@ -213,7 +213,7 @@ def test_a_picture_is_written(toolkit, tmp_path):
         ),
         (("--input", "EMPTY", "-o", "x.svg"), 2, "expected the output of nvidia-smi topo -m"),
         (("--facts", "EMPTY", "-o", "x.svg"), 2, "expected a topology in JSON, got an empty file"),
-        (("--facts", "BINARY", "-o", "x.svg"), 2, "is no text"),
+        (("--facts", "BINARY", "-o", "x.svg"), 2, "is not a text file"),
         (
             ("--facts", "nofile", "-o", "x.svg"),
             4,

@@ -84,7 +84,7 @@ def with_a_bad_gradient(world, config, kind: str) -> None:
 )
 def test_a_bad_gradient_behind_a_good_loss_is_skipped_and_said(tmp_path, tiny_training, kind, said, settings):
     tiny_training.launch(with_a_bad_gradient, 2, config_of(guard="skip", **settings), kind)
-    assert said in said_by(tmp_path, 0) and said_by(tmp_path, 0).count("its update is left out") == 1
+    assert said in said_by(tmp_path, 0) and said_by(tmp_path, 0).count("its update is skipped") == 1
     assert [tiny_training.findings(rank)["finite"] for rank in (0, 1)] == [True, True]
     records = tiny_training.records()
     assert all(math.isfinite(record.loss) and record.loss < 100 for record in records), "no loss shows it"
@@ -170,7 +170,7 @@ def test_a_run_that_gets_no_better_ends_early_with_a_checkpoint(tmp_path, tiny_t
     tiny_training.launch(train, 2, config_of(**settings), attempt=1)
     said = said_by(tmp_path, 0, 1)
     assert "the run has stopped early, and makes no step: the last 2 validations" in said
-    assert "it goes on with train.early_stop_patience = 3 or more" in said
+    assert "it continues with train.early_stop_patience = 3 or more" in said
     assert tiny_training.records()[-1].step == 6
     tiny_training.launch(train, 2, config_of(**settings | {"early_stop_patience": 3}), attempt=2)
     assert "stopped early at step 8: the last 3 validations" in said_by(tmp_path, 0, 2)
@@ -261,7 +261,7 @@ def _in_fp16(world, config) -> None:
     trainers: list[module.Trainer] = []
     plain = module.Trainer.train
 
-    def train(self) -> None:
+    def noted(self) -> None:
         trainers.append(self)
         plain(self)
 
@@ -272,7 +272,7 @@ def _in_fp16(world, config) -> None:
         inputs, targets = samples_at(samples)
         return inputs, targets * (1e6 if 34 in samples else 0.01)
 
-    module.Trainer.train = train
+    module.Trainer.train = noted
     train(world, config, take_samples, held_out=0)
     note(world, weights=weights, scales=scales)
 

@@ -112,13 +112,13 @@ def test_a_folder_of_runs_that_cannot_be_written(toolkit, slurm, asked, monkeypa
     told = examine(toolkit, "--runs", toolkit.folder / "file" / "runs", code=1)
     assert "cannot be written: Not a directory" in told["runs", "error"] and "TOOLKIT_RUNS" in told["runs", "error"]
     monkeypatch.setattr(doctor, "FREE_BYTES", 2**70)
-    assert "make room" in examine(toolkit, code=1)["runs", "error"]
+    assert "free space" in examine(toolkit, code=1)["runs", "error"]
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(doctor.os, "fsync", full)
-    assert "cannot be written: No space left on device make room" in examine(toolkit, code=1)["runs", "error"]
+    assert "cannot be written: No space left on device free space" in examine(toolkit, code=1)["runs", "error"]
 
 
 def test_runs_on_a_disk_of_this_host_are_for_this_host(toolkit, slurm, asked, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_program_that_breaks_or_hangs_is_told(monkeypatch):
     [
         (1024, 4096, "warning", "`ulimit -n 4096`"),
         (1024, resource.RLIM_INFINITY, "warning", "`ulimit -n 4096`"),
-        (1024, 4095, "warning", "ask for more in limits.conf"),
+        (1024, 4095, "warning", "raise it in limits.conf"),
         (4096, 4096, "ok", ""),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, "ok", ""),
     ],

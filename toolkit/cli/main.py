@@ -10,13 +10,12 @@ import errno
 import importlib
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem
 
 from toolkit.errors import INTERRUPTED, OWN_FAILURE, WRONG_USE, DamagedFileError, ToolkitError
-from toolkit.slurm.commands import one_command
 from toolkit.terminal.talk import say
 from toolkit.version import VERSION
 
@@ -84,6 +83,12 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        from toolkit.slurm.commands import one_command  # not needed by --help, which never gets here
+
+        with one_command():
+            return super().invoke(ctx)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -135,8 +140,7 @@ def main() -> None:
 
 def _run() -> int:
     try:
-        with one_command():
-            result = cli.main(standalone_mode=False)
+        result = cli.main(standalone_mode=False)
         return result if isinstance(result, int) else 0
     except ToolkitError as error:
         for one in (error, *error.others):

@@ -119,7 +119,7 @@ def parse(kind: str, file: str, as_json: bool) -> None:
 def _invalid_hostlist(file: str, reasons: tuple[str, ...]) -> CheckFailedError:
     where, _, reason = ": ".join(reasons).partition(": ")
     return CheckFailedError(
-        reason, where=f"{file}:{where.removeprefix('line ')}", fix="write it as Slurm does, such as node[1-4,8]"
+        reason, where=f"{file}:{where.removeprefix('line ')}", fix="use Slurm's form, such as node[1-4,8]"
     )
 
 

@@ -132,7 +132,7 @@ def _check_reduction(resolved: ResolvedJob) -> None:
         raise refuse(
             resolved,
             "parallel.reduction",
-            f"'measured' compares all-reduces of whole models, but here {counted(mesh.model_ranks, 'rank')} share one",
+            f"'measured' compares all-reduces of whole models, but here {counted(mesh.model_ranks, 'rank')} share a model",
             'reduction = "auto"',
         )
     if mesh.reduction == "hierarchical" and (nodes == 1 or on_node[0] == 1 or len(on_node) > 1):

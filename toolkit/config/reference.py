@@ -21,6 +21,7 @@ from toolkit.config.site import Site
 from toolkit.config.table import form_of
 from toolkit.errors import ToolkitError
 
+FILES: dict[str, type[BaseModel]] = {"job": JobFile, "site": Site}
 _HEADERS: dict[Any, str] = {dict: "[{}.NAME]", list: "[[{}]]"}
 BEGIN, END = "<!-- keys: begin -->", "<!-- keys: end -->"
 
@@ -96,13 +97,6 @@ def main() -> None:
         sys.exit(f"toolkit: {error}")
 
 
-if __name__ == "__main__":
-    main()
-
-
-FILES: dict[str, type[BaseModel]] = {"job": JobFile, "site": Site}
-
-
 def file_schema(kind: str) -> dict[str, Any]:
     """Return the JSON schema (2020-12) of the file `kind`, "job" or "site"."""
     schema = FILES[kind].model_json_schema(by_alias=True)
@@ -112,3 +106,7 @@ def file_schema(kind: str) -> dict[str, Any]:
 def schema_text(kind: str) -> str:
     """Return the schema in the form of the file under docs/schemas."""
     return json.dumps(file_schema(kind), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    main()

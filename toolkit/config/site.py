@@ -153,10 +153,7 @@ class PathsTable(Table):
         "",
         "Folder of run directories, seen by all nodes; empty is ./runs. `~` and $VARIABLES are those of the submission.",
     )
-    scratch: str = key(
-        "",
-        "Fast folder that all nodes see; ` and $VARIABLES as in `runs`~`~` and $VARIABLES are as in `runs`~` and $VARIABLES as in `runs`.",
-    )
+    scratch: str = key("", "Fast folder that all nodes see; `~` and $VARIABLES as in `runs`.")
     local_scratch: str = key("", "Folder on the node itself; its $VARIABLES are the node's.")
     access: Literal["user", "group"] = key("user", "Who may read a run: only its owner, or also the group.")
 
@@ -208,7 +205,7 @@ class Site(SiteIdentity):
     """A site file, merged with those that it extends."""
 
     detect: DetectTable = key(None, "How toolkit recognises this site.", default_factory=DetectTable)
-    scheduler: SchedulerTable = key(None, "The scheduler.", default_factory=SchedulerTable)
+    scheduler: SchedulerTable = key(None, "The scheduler of the site.", default_factory=SchedulerTable)
     launcher: LauncherTable = key(None, "The program that starts the ranks.", default_factory=LauncherTable)
     gpu: GpuTable = key(None, "How GPUs are requested.", default_factory=GpuTable)
     env: SiteEnvTable = key(None, "The environment before a job's first command.", default_factory=SiteEnvTable)

@@ -257,7 +257,7 @@ def _not_found(text: str, name: NameParts | None, known: KnownRuns, runs: Path) 
         return NoRunError(f"run {text!r} not found", where=str(runs), fix=f"did you mean {', '.join(near)}")
     if name is None:
         return NoRunError(
-            f"{text!r} is not a run, and not a valid form of one",
+            f"run {text!r} not found: not a run id, a path or a job id",
             where=str(runs),
             fix=f"{FORMS}; `toolkit history` lists them",
         )

@@ -125,7 +125,7 @@ def _check_partitions(site: Site, place: Any) -> None:
         )
 
 
-# Where Slurm's commands look without SLURM_CONF; the second is the copy that a configless host keeps.
+# Slurm's default paths without SLURM_CONF; the second is the copy on a configless host.
 SLURM_CONF_PATHS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 SCONTROL_TIMEOUT_S = 10
 _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | re.MULTILINE)
@@ -133,14 +133,14 @@ _CLUSTER_NAME = re.compile(r"^\s*ClusterName\s*=\s*([^\s#]+)", re.IGNORECASE | r
 
 @dataclass(frozen=True)
 class Detection:
-    """The site, and what it was known by."""
+    """The site, and the criterion that matched it."""
 
     site: Site
     reason: str
 
 
 def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ) -> Detection:
-    """Return the site that --site names, else that TOOLKIT_SITE names, else the detected one.
+    """The site that --site names, else that TOOLKIT_SITE names, else the detected one.
 
     Raises:
         ToolkitError: no site or several match.
@@ -149,7 +149,7 @@ def choose_site(name: str | None = None, environ: Mapping[str, str] = os.environ
     found = Detection(load_site(name, environ), "--site") if name else detect_site(environ)
     own, exported = found.site.scheduler.conf, environ.get("SLURM_CONF", "")
     if own and exported and typed_path(own).resolve() != typed_path(exported).resolve():
-        say(f"SLURM_CONF={exported} is not used: site {found.site.name} has {own}")
+        say(f"SLURM_CONF={exported} is ignored: site {found.site.name} uses {own}")
     return found
 
 
@@ -157,7 +157,7 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
     """Find the site of this machine; TOOLKIT_SITE overrides the detection.
 
     Raises:
-        ToolkitError: there is a scheduler, and no site or several match, or SLURM_CONF names no file.
+        ToolkitError: there is a scheduler, and none or several sites match, or SLURM_CONF names a missing file.
     """
     if named := environ.get("TOOLKIT_SITE"):
         return Detection(load_site(named, environ), f"TOOLKIT_SITE={named}")
@@ -165,7 +165,7 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
         return Detection(load_site("local", environ), "no scheduler command (sbatch) on PATH")
     sites, wrong = list_sites(environ)
     for error in wrong:
-        say(f"ignoring this site file: {error}")
+        say(f"ignoring a site file: {error}")
     sites = [site for site in sites if site.scheduler.kind != "local"]
     ambient = _ambient_cluster(environ)
     host = platform.node()
@@ -181,17 +181,17 @@ def detect_site(environ: Mapping[str, str] = os.environ) -> Detection:
             return _with_exported_conf(found[0], environ)
         if found:
             both = "; ".join(f"{one.site.name}: {one.reason}" for one in found)
-            raise ToolkitError(f"several sites match ({both})", fix="choose with --site or TOOLKIT_SITE")
+            raise ToolkitError(f"several sites match ({both})", fix="choose one with --site or TOOLKIT_SITE")
     check_exported_conf(environ)
     cluster = f", ClusterName {ambient[0]} ({ambient[1]})" if ambient else ""
     raise ToolkitError(
-        f"this machine has a scheduler and no site file matches it (host {host}{cluster})",
-        fix="`toolkit site init` writes one from this cluster; `toolkit site list` shows those that --site takes",
+        f"this machine has a scheduler, but no site file matches it (host {host}{cluster})",
+        fix="`toolkit site init` writes one from this cluster; `toolkit site list` shows the existing ones",
     )
 
 
 def _with_exported_conf(found: Detection, environ: Mapping[str, str]) -> Detection:
-    """Clusters of one name may be several: the exported slurm.conf says which of them is meant."""
+    """The site with the exported slurm.conf, which distinguishes several clusters with one name."""
     wanted, exported = found.site.detect.cluster_name, environ.get("SLURM_CONF", "")
     if not wanted or not exported or _cluster_in(Path(exported)) != wanted:
         return found
@@ -199,15 +199,15 @@ def _with_exported_conf(found: Detection, environ: Mapping[str, str]) -> Detecti
 
 
 def check_exported_conf(environ: Mapping[str, str]) -> None:
-    """Slurm's commands would look for a minute for a file that is not there.
+    """Check that an exported SLURM_CONF exists; Slurm's commands would search for a missing one for a minute.
 
     Raises:
-        ToolkitError: SLURM_CONF names such a file.
+        ToolkitError: SLURM_CONF names a missing file.
     """
     exported = environ.get("SLURM_CONF", "")
     if exported and not Path(exported).exists():
         raise ToolkitError(
-            "there is no such file", where=f"SLURM_CONF={exported}", fix="export the path of a slurm.conf, or unset it"
+            "file not found", where=f"SLURM_CONF={exported}", fix="export the path of a slurm.conf, or unset it"
         )
 
 
@@ -219,7 +219,7 @@ def _by_environment(site: Site, environ: Mapping[str, str]) -> str:
 
 
 def _by_cluster(site: Site, ambient: tuple[str, str] | None) -> str:
-    """Compare the machine's own cluster; only a machine without one is asked for the site's own slurm.conf."""
+    """Compare the machine's own cluster; only a machine without one reads the site's slurm.conf."""
     wanted = site.detect.cluster_name
     if not wanted:
         return ""
@@ -243,7 +243,7 @@ def _by_file(site: Site) -> str:
 
 
 def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the name of the cluster that Slurm's commands reach from here, and who said so."""
+    """Return the name of the cluster that Slurm's commands use here, and its source."""
     if name := environ.get("SLURM_CLUSTER_NAME"):
         return name, "SLURM_CLUSTER_NAME"
     paths = [Path(environ["SLURM_CONF"])] if environ.get("SLURM_CONF") else SLURM_CONF_PATHS
@@ -251,7 +251,7 @@ def _ambient_cluster(environ: Mapping[str, str]) -> tuple[str, str] | None:
         if name := _cluster_in(path):
             return name, str(path)
     if environ.get("SLURM_CONF") and not paths[0].exists():
-        return None  # scontrol would only wait for it
+        return None  # scontrol would only wait for the missing file
     name = _cluster_from_scontrol(environ)
     return (name, "scontrol show config") if name else None
 
@@ -260,7 +260,7 @@ def _cluster_in(conf: Path) -> str:
     try:
         text = conf.read_text(errors="replace")
     except OSError:
-        return ""  # No configuration here, so it names no cluster.
+        return ""  # There is no configuration here, so no cluster.
     match = _CLUSTER_NAME.search(text)
     return match[1] if match else ""
 
@@ -282,6 +282,6 @@ def _cluster_from_scontrol(environ: Mapping[str, str]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ""  # A controller that does not answer names no cluster; the other means are still tried.
+        return ""  # The controller did not respond; the other criteria still apply.
     match = _CLUSTER_NAME.search(answer.stdout)
     return match[1] if match else ""

@@ -1,6 +1,6 @@
-"""Which partition serves a job: all that can are scored, and it is said why one was chosen and others were not.
+"""Choose the partition for a job: score all that can serve it, and report why one was chosen and others were not.
 
-A partition can serve a job that resolves on it; so the reasons of a refusal are those that the job would meet there.
+A partition can serve a job that resolves for it, so the reasons of a rejection are the errors that the job would get there.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SINFO_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """One partition for one job; `refused` says why it cannot serve, and then the numbers mean nothing.
+    """One partition for one job; `refused` is why it cannot serve the job, and the numbers are then meaningless.
 
-    `idle_gpus` and `idle_cpus` are what its nodes have beyond the job's request. `idle_nodes` is sinfo's, None where
-    it did not answer.
+    `idle_gpus` and `idle_cpus` are those of its nodes that the job does not request. `idle_nodes` is sinfo's number, None
+    if it did not respond.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Candidate:
     def score(self) -> tuple[float, ...]:
         """Smaller is better: least waste, then most of the nodes idle now, then the shortest limit.
 
-        A job without a time gets as much as the partition gives, so that for it the longest is best.
+        A job without a time gets the partition's maximum, so the longest limit is best for it.
         """
         limit = float("inf") if self.limit_s is None else self.limit_s
         return (
@@ -57,31 +57,29 @@ class Candidate:
         )
 
     def why_not_best(self, best: Candidate) -> str:
-        """Why a partition that can serve the job is not the one that is chosen: the first part of the score that is worse."""
+        """Why a partition that can serve the job was not chosen: the first part of its score that is worse."""
         if self.idle_gpus != best.idle_gpus:
-            return f"{counted(self.idle_gpus - best.idle_gpus, 'GPU')} more than {best.name} would have nothing to do"
+            return f"{counted(self.idle_gpus - best.idle_gpus, 'GPU')} would be idle beyond those on {best.name}"
         if self.idle_cpus != best.idle_cpus:
-            return (
-                f"{counted(self.idle_cpus - best.idle_cpus, 'CPU')} more than on {best.name} would have nothing to do"
-            )
+            return f"{counted(self.idle_cpus - best.idle_cpus, 'CPU')} would be idle beyond those on {best.name}"
         idle, idle_there = (min(one.idle_nodes or 0, self.nodes) for one in (self, best))
         if idle != idle_there:
-            return f"of {counted(self.nodes, 'node')} {idle} would be free now, and {idle_there} of {best.name}"
+            return f"{idle} of {counted(self.nodes, 'node')} would be free now, compared to {idle_there} on {best.name}"
         if self.limit_s != best.limit_s:
-            return f"its limit is {'longer' if self.time_given else 'shorter'} than that of {best.name}"
-        return f"it is as good as {best.name}, which the site file names before it"
+            return f"its limit is {'longer' if self.time_given else 'shorter'} than the limit of {best.name}"
+        return f"it has the same score as {best.name}, which is first in the site file"
 
     def in_words(self) -> str:
-        """What the score is made of."""
-        words = [f"{self.idle_gpus} GPUs and {self.idle_cpus} CPUs more than asked"]
+        """The parts of the score, in words."""
+        parts = [f"{self.idle_gpus} GPUs and {self.idle_cpus} CPUs beyond the request"]
         if self.idle_nodes is not None:
-            words.append(f"{counted(self.idle_nodes, 'node')} idle")
-        words.append(f"limit {format_slurm_time(self.limit_s)}" if self.limit_s is not None else "no known limit")
-        return ", ".join(words)
+            parts.append(f"{counted(self.idle_nodes, 'node')} idle")
+        parts.append(f"limit {format_slurm_time(self.limit_s)}" if self.limit_s is not None else "no known limit")
+        return ", ".join(parts)
 
 
 def needs_choice(raw: ResolvedJob, site: Site) -> bool:
-    """True if a job requests a choice, or names no partition on a site that has several and no default."""
+    """True if a job requests a choice, or names no partition on a site with several and no default."""
     if site.scheduler.kind == "local":
         return False
     named = raw.job.partition
@@ -94,24 +92,24 @@ def needs_choice(raw: ResolvedJob, site: Site) -> bool:
 
 def _none_known(raw: ResolvedJob, site: Site) -> ToolkitError:
     cluster = raw.job.cluster
-    said = f"site {site.name} says nothing of cluster {cluster}, so there is none to choose"
-    return refuse(raw, "job.partition", said, f"name one with -p; `sinfo -M {cluster} -s` lists them")
+    message = f"site {site.name} does not describe cluster {cluster}, so toolkit cannot choose a partition"
+    return refuse(raw, "job.partition", message, f"choose one with -p; `sinfo -M {cluster} -s` lists them")
 
 
 def candidates(request: JobRequest, site: Site) -> tuple[list[Candidate], str]:
     """Every partition of the site for a job, the best first; and why the idle nodes are not known, if so.
 
     Raises:
-        ToolkitError: the site file names no partitions, or the job goes to a cluster that has others.
+        ToolkitError: the site file lists no partitions, or the job goes to a cluster with others.
     """
     request = with_rank_flags(request)
     if is_elsewhere((raw := resolve(request, None)).job.cluster, site):
         raise _none_known(raw, site)
     if not site.partitions:
         raise ToolkitError(
-            f"site {site.name} names no partitions to choose among",
+            f"site {site.name} does not list partitions to choose from",
             where="job.partition",
-            fix="name one with -p, or write [partitions] into the site file",
+            fix="choose one with -p, or add [partitions] to the site file",
         )
     found = [_judge(request, site, name) for name in site.partitions]
     states, silence = _ask_sinfo(site)
@@ -125,7 +123,7 @@ def resolve_on(request: JobRequest, site: Site, tell: Callable[[str], object], *
     `limits` False leaves the limits of a partition that the user named to a check against the cluster itself.
 
     Raises:
-        ToolkitError: no partition can serve it; the reason of each is named.
+        ToolkitError: no partition can serve it; the message contains the reason of each.
     """
     request = with_rank_flags(request)
     if not needs_choice(resolve(request, None), site):
@@ -134,13 +132,13 @@ def resolve_on(request: JobRequest, site: Site, tell: Callable[[str], object], *
     best = ranked[0]
     if best.refused:
         if len({one.refused for one in ranked}) == 1:
-            _in_partition(request, site, best.name)  # the same is wrong everywhere: it is said once, with its place
+            _in_partition(request, site, best.name)  # the same error everywhere is reported once, with its place
         raise no_partition(site, ranked)
     others = [one for one in ranked[1:] if not one.refused]
     refused = len(ranked) - 1 - len(others)
     against = f"; next is {others[0].name}: {others[0].in_words()}" if others else ""
     tell(
-        f"partition {best.name} of {site.name} is chosen: {best.in_words()}{against}"
+        f"chose partition {best.name} of {site.name}: {best.in_words()}{against}"
         + (f"; {refused} cannot serve" if refused else "")
         + (f"; {silence}" if silence else "")
     )
@@ -155,7 +153,7 @@ def resolve_in_allocation(request: JobRequest, site: Site) -> ResolvedJob:
 
 
 def no_partition(site: Site, ranked: Iterable[Candidate]) -> ToolkitError:
-    """The refusal of a job that no partition serves: one line for each."""
+    """The error for a job that no partition can serve: one line for each."""
     errors = [ToolkitError(f"{one.name}: {one.refused}", fix=one.fix) for one in ranked]
     first = ToolkitError(
         f"no partition of {site.name} can serve the job", where="job.partition", fix="see each one's fix"
@@ -178,7 +176,7 @@ def _judge(request: JobRequest, site: Site, name: str) -> Candidate:
     if beyond := beyond_limits(resolved, site):
         return _refused(name, beyond)
     job, limits = resolved.job, site.partitions[name]
-    # Without a request for GPUs the partition's default applies: they are allocated, and wasted on a job without GPUs.
+    # GPUs of the partition that were filled in by default count as wasted on a job that did not request any.
     asked = job.gpus_per_node if resolved.origin("job.gpus_per_node").layer not in ("site", "derived") else 0
     cpus = job.ranks_per_node * job.cpus_per_rank
     return Candidate(
@@ -192,7 +190,7 @@ def _judge(request: JobRequest, site: Site, name: str) -> Candidate:
 
 
 def _refused(name: str, errors: Sequence[ToolkitError]) -> Candidate:
-    """A partition that cannot serve, with all that is in the way."""
+    """A partition that cannot serve the job, with all reasons."""
     return Candidate(
         name, refused="; ".join(one.message for one in errors), fix="; ".join(one.fix for one in errors if one.fix)
     )
@@ -201,16 +199,16 @@ def _refused(name: str, errors: Sequence[ToolkitError]) -> Candidate:
 def _ask_sinfo(site: Site) -> tuple[dict[str, tuple[str, int, int]], str]:
     """Each partition's state, its idle nodes and all of them; or why they are unknown.
 
-    A sinfo that does not know them all is another cluster's, whose partitions may have some of the names, too.
+    A sinfo that lacks one of them belongs to another cluster, whose partitions may share some names.
     """
     slurm = replace(slurm_of_site(site.scheduler), timeout_s=SINFO_TIMEOUT_S)
     try:
         rows = partition_rows(slurm, ",".join(site.partitions))
     except (NotFoundError, SchedulerRefusedError) as error:
-        return {}, f"idle nodes are not known: {error.message}"
+        return {}, f"idle nodes are unknown: {error.message}"
     found = {row.name: (row.state, *_counts(row.node_states)) for row in rows}
     if unknown := [name for name in site.partitions if name not in found]:
-        return {}, f"idle nodes are not known: sinfo here has no partition {unknown[0]}"
+        return {}, f"idle nodes are unknown: sinfo here does not list partition {unknown[0]}"
     return found, ""
 
 
@@ -229,8 +227,10 @@ def _with_nodes(one: Candidate, states: dict[str, tuple[str, int, int]]) -> Cand
         return one
     state, idle, total = states[one.name]
     if state != "up":
-        return replace(one, refused=f"it is {state}, says sinfo", fix="wait until it is up, or name another with -p")
+        return replace(
+            one, refused=f"sinfo reports it as {state}", fix="wait until it is up, or choose another with -p"
+        )
     if one.nodes > total:
-        said = f"{counted(one.nodes, 'node')}, but it has {total}, says sinfo"
-        return replace(one, refused=said, fix=f"request at most {counted(total, 'node')}")
+        problem = f"the job needs {counted(one.nodes, 'node')}, but sinfo reports {total}"
+        return replace(one, refused=problem, fix=f"request at most {counted(total, 'node')}")
     return replace(one, idle_nodes=idle)

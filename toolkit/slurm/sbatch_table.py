@@ -71,7 +71,7 @@ SBATCH_OPTIONS = (
                  on_command_line="`--set job.requeue=false`"),
     SbatchOption("signal", "", "restart.warn_s", in_job_file="write warn_s = ... in [restart]",
                  on_command_line="`--set restart.warn_s=SECONDS`"),
-    SbatchOption("open-mode", in_job_file="omit it; toolkit appends to the log"),
+    SbatchOption("open-mode", in_job_file="remove it; toolkit appends to the log"),
     SbatchOption("mem", "", "job.mem_gb_per_node", on_command_line="`--set job.mem_gb_per_node=GIB`"),
     SbatchOption("gres", on_command_line="`--gpus-per-node COUNT`, which the site writes as its Slurm wants it"),
     SbatchOption("gpus", "G", on_command_line="`--gpus-per-node COUNT`, for each node"),

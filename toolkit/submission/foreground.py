@@ -113,7 +113,7 @@ def show_output(
             tried_at = time.monotonic()
             if full := why_unwritable(run.path, LINES_BYTES):
                 is_told_full = True
-                say(f"toolkit: {run.path} cannot be written ({full}): what ranks print is lost. Fix: make room there")
+                say(f"toolkit: {run.path} cannot be written ({full}): what ranks print is lost. Fix: free space there")
         for number in run.attempt_numbers():
             if number < first_attempt:
                 continue

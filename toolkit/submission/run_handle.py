@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.errors import NotFoundError, ToolkitError
-from toolkit.rundir.files import read_json, read_json_or_none
+from toolkit.rundir.attempt_records import AttemptRecord
+from toolkit.rundir.files import read_json
 from toolkit.rundir.layout import RunDirectory
 from toolkit.rundir.states import RunState
 
@@ -101,8 +102,8 @@ class Run:
 
     def _error(self, status: RunStatus) -> RunFailedError:
         attempt = self.directory.last_attempt()
-        end = read_json_or_none(attempt.exit_file) if attempt is not None else None
-        fix = (end or {}).get("fix") or f"`toolkit explain {self.run_id}`"
+        end = AttemptRecord.read(attempt) if attempt is not None else None
+        fix = (end.fix if end is not None else "") or f"`toolkit explain {self.run_id}`"
         return RunFailedError(
             f"run {self.run_id} is {status.state.value}: {status.reason}", where=str(self.path), fix=fix
         )

@@ -77,6 +77,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, shed
     for row in table:
         line = _BETWEEN.join(row[place].ljust(widths[place]) for place in kept).rstrip()
         sys.stdout.write((line if edge is None or len(line) <= edge else f"{line[: edge - 1]}{cut}") + "\n")
+    sys.stdout.flush()  # a full disk is then an error of this command
 
 
 def _kept(header: Sequence[str], widths: Sequence[int], edge: int, shed: Sequence[str]) -> list[int]:

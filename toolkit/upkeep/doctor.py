@@ -265,7 +265,7 @@ def _folder_of_runs(runs: Path, *, asks_nodes: bool) -> Iterator[CheckResult]:
             os.fsync(probe.fileno())
             off_s = os.fstat(probe.fileno()).st_mtime - time.time()
     except OSError as error:
-        room = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        room = "free space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         fix = f"{room}name another folder by {name}"
         yield CheckResult("runs", ERROR, f"{place}: cannot be written: {error.strerror}", fix)
         return
@@ -273,7 +273,7 @@ def _folder_of_runs(runs: Path, *, asks_nodes: bool) -> Iterator[CheckResult]:
     kind = mount.kind if mount is not None else "unknown file system"
     detail = f"{runs}, {kind}, {format_bytes_in(free, 'GiB', digits=1)} free"
     if free < FREE_BYTES:
-        yield CheckResult("runs", ERROR, detail, f"make room, or name another folder by {name}")
+        yield CheckResult("runs", ERROR, detail, f"free space, or choose another folder by {name}")
     elif asks_nodes and kind in _OWN_DISKS:
         yield CheckResult(
             "runs", WARNING, f"{detail}: a disk of this host", f"nodes must see it: name a shared folder by {name}"

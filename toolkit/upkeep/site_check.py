@@ -118,7 +118,9 @@ def _names(site: Site, wanted: Wanted, cluster: ClusterFacts) -> list[str]:
     known = list(site.partitions) or open_ones
     for name in wanted.partitions:
         if name not in known:
-            raise NotFoundError(f"site {site.name} has no partition {name!r}", fix=f"--partition {' or '.join(known)}")
+            raise NotFoundError(
+                f"partition {name!r} not found at site {site.name}", fix=f"--partition {' or '.join(known)}"
+            )
     return list(wanted.partitions) or known
 
 

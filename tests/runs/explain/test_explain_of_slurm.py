@@ -22,6 +22,7 @@ OUT_OF_MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.batch"
 def slurm(fake_slurm):
     """Set the queue to rows of (id, state, reason, nodes, required nodes, restarts), or make squeue fail with `silent`."""
     fake_slurm.respond("sinfo", stderr="sinfo: error: Access denied\n", code=1)
+    fake_slurm.comments()
     defaults = {"nodes": "(null)", "required_nodes": "(null)", "restarts": "0", "time_limit": "5:00",
                 "partition": "main", "node_count": "1", "end_time": "N/A"}  # fmt: skip
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("dev_cluster_conf")
 @pytest.fixture
 def slurm(fake_slurm):
     """A Slurm with an empty queue, which accepts every scancel."""
-    fake_slurm.respond("squeue")
+    fake_slurm.queue()
     fake_slurm.respond("scancel")
     fake_slurm.respond("sacct", code=1)
     return fake_slurm

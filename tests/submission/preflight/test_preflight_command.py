@@ -74,13 +74,13 @@ def test_a_partition_that_is_not_there_hides_nothing(toolkit, slurm):
         ["refusal", "refusal", "warning"],
     )
     slurm("scontrol")
-    assert "site devcluster has no partition 'nope'. Fix: write 'main'" in call(toolkit, "submit", *words).err
+    assert "partition 'nope' not found at site devcluster. Fix: write 'main'" in call(toolkit, "submit", *words).err
 
 
 def test_ranks_that_follow_from_no_partition_are_not_counted(toolkit, slurm):
     job = toolkit.job("true", more="[parallel]\nshard = 4\n")
     said = toolkit("submit", job, "--site", "devcluster", "-p", "nope")
-    assert (said.code, said.err.count("\n"), "no partition 'nope'" in said.err) == (2, 1, True)
+    assert (said.code, said.err.count("\n"), "partition 'nope' not found at site" in said.err) == (2, 1, True)
 
 
 def test_the_cost_of_what_is_refused_later_is_not_told(toolkit, slurm):

@@ -65,7 +65,7 @@ def test_the_error_of_a_script_that_quotes_one_is_written_without_it(toolkit, mo
         ("file:/nowhere/at/all", "cannot read /nowhere/at/all", "write the secret into that file"),
         ("file:{open}", "others may read", "chmod 600"),
         ("hf_abcdefghijklmnop", "not a valid reference", '"file:/PATH"'),
-        ("command:'x", "not a valid reference", '"command:WORDS"'),
+        ("command:'x", "not a valid reference", '"command:COMMAND"'),
     ],
 )
 def test_a_reference_that_leads_nowhere_is_refused(toolkit, reference: str, said: str, fix: str) -> None:
@@ -89,7 +89,7 @@ def test_a_command_that_fails_ends_the_launch(toolkit) -> None:
     job = toolkit.job("true", more='[env.secrets]\nOF_COMMAND = "command:false"\n')
     said = toolkit("submit", job, "--wait")
     assert said.code == 125
-    assert "the secret OF_COMMAND: false ended with 1" in said.err
+    assert "the secret OF_COMMAND: false exited with 1" in said.err
 
 
 def test_what_looks_like_one_is_warned_of_and_not_shown(toolkit) -> None:

@@ -134,7 +134,7 @@ def test_a_wrong_sweep_is_refused_with_its_place(rendered, toolkit, options, sai
         ("g.jsonl", '{"train.lr": 1, "train.lr": 2}', "g.jsonl:1: not JSON: 'train.lr' occurs twice"),
         ("g.jsonl", '{"args..x": 1}', "g.jsonl:1: expected table.key, got 'args..x'"),
         ("g.toml", '"args.a" = [1]\nargs.a.b = [2]\n', "g.toml: has args.a.b beside args.a"),
-        ("g.csv", "train.lr\nx\n", "g.csv:2:train.lr: 'x' cannot be read"),
+        ("g.csv", "train.lr\nx\n", "g.csv:2:train.lr: 'x' is not a valid value for this key"),
         ("g.csv", "lr\n1\n", "g.csv:1: expected table.key, got 'lr'"),
         ("g.csv", "train.lr\n", "has no task"),
         ("g.csv", 'train.lr\n"1', "not CSV"),

@@ -288,7 +288,7 @@ def test_a_run_goes_on_over_a_failure_and_saves_when_the_next_is_due(tmp_path):
         (4, "every_steps", True), (8, "every_steps", False), (12, "every_steps", True), (16, "end", True),
     ]  # fmt: skip
     assert "finished: [4, 12, 16]" in said_by(tmp_path, 1)
-    assert said_by(tmp_path, 0).count("the run goes on without this checkpoint") == 1
+    assert said_by(tmp_path, 0).count("the run continues without this checkpoint") == 1
 
 
 def slow_on_rank_1(world, config) -> None:

@@ -192,7 +192,7 @@ def test_a_run_that_goes_on_over_a_full_disk_saves_when_there_is_room(small_disk
     assert good == [2, 8] == list(committed_steps(small_disk / "checkpoints"))
     assert all(verify_fully(folder)[1] == [] for folder in committed_steps(small_disk / "checkpoints").values())
     said = capsys.readouterr().err
-    assert said.count("the run goes on without this checkpoint") == 2
+    assert said.count("the run continues without this checkpoint") == 2
     assert said.count("No space left on device") == said.count("step 2 is the last good checkpoint") == 2
     fill(small_disk)
     with pytest.raises(ToolkitError, match="No space left"):

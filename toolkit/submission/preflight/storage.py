@@ -71,7 +71,7 @@ def check_room(job: ResolvedJob, runs: Path, run: RunDirectory | None = None) ->
         return
     if not os.access(folder, os.W_OK | os.X_OK):  # also false, even for root, where it is mounted read-only
         told = "you cannot write here" if folder.is_dir() else "is not a folder"
-        yield about.refuse(str(folder), told, f"give {_ANOTHER}")
+        yield about.refuse(str(folder), told, f"choose {_ANOTHER}")
         return
     free_bytes, free_files = found.f_bavail * found.f_frsize, found.f_favail
     newest = max((one for one in run.committed_checkpoints()), default=None) if run is not None else None
@@ -80,16 +80,14 @@ def check_room(job: ResolvedJob, runs: Path, run: RunDirectory | None = None) ->
         yield about.refuse(
             str(folder),
             f"{_in_gb(free_bytes)} are free, and a checkpoint takes {_in_gb(expected)}: a save and the one before it need twice that",
-            f"make room there, or give {_ANOTHER}",
+            f"free space there, or choose {_ANOTHER}",
         )
     elif free_bytes < _LEAST_BYTES:
         say = about.warn if free_bytes else about.refuse
-        yield say(str(folder), f"only {_in_gb(free_bytes)} are free", f"make room there, or give {_ANOTHER}")
+        yield say(str(folder), f"only {_in_gb(free_bytes)} are free", f"free space there, or choose {_ANOTHER}")
     if found.f_files and free_files < _FEWEST_FILES:
         yield about.refuse(
-            str(folder),
-            f"there is room for {free_files} more files only",
-            "remove files, or give another folder with --runs",
+            str(folder), f"there is room for {free_files} more files only", f"remove files, or choose {_ANOTHER}"
         )
     yield from _quota(about, folder)
 

@@ -26,7 +26,7 @@ from toolkit.train.data.token_file import HEADER_BYTES, TYPES, TokenHeader
 from toolkit.train.data.tokenizers import BYTES, load_tokenizer, tokens_of
 
 _AHEAD = 2  # pieces for each process that are given out or wait to be written
-_FIX_OUTPUT = "give another folder, or make room there"
+_FIX_OUTPUT = "choose another folder, or free space there"
 
 
 @dataclass(frozen=True)
