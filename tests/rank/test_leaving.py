@@ -21,13 +21,13 @@ run_rank(os.environ, 0)
 """
 
 
-@pytest.mark.parametrize(("entry", "code"), [(["/nowhere/program"], 2), ("leave.py", 7), ("terminal/talk.py", 1)])
+@pytest.mark.parametrize(("entry", "code"), [(["/nowhere/program"], 2), ("leave.py", 7), ("talk.py", 1)])
 def test_a_full_disk_does_not_keep_a_rank(run_directory, tmp_path, entry, code):
     attempt = claim_attempt(run_directory)
     attempt.errors.rmdir()
     attempt.errors.write_text("")  # nothing can be written below it
     (tmp_path / "leave.py").write_text("raise SystemExit(7)")
-    (tmp_path / "terminal/talk.py").write_text("raise SystemExit('no such data')")
+    (tmp_path / "talk.py").write_text("raise SystemExit('no such data')")
     job = tmp_path / "job.json"
     job.write_text(json.dumps({"job": {"entry": entry}, "job_directory": str(tmp_path)}))
     environment = {
